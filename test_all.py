@@ -1,0 +1,448 @@
+"""Every stage against something independent: brute force, PyTorch's own op, or a planted answer.
+
+    python test_all.py              # under 2 minutes on 2 cores; ends with "N passed, N failed"
+    python test_all.py rotary law   # only the tests whose names contain one of these words
+"""
+import contextlib
+import io
+import itertools
+import json
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+import data
+import train
+from model import Transformer, rotate
+
+HERE = Path(__file__).parent
+TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --warmup 5".split()
+
+
+def run_main(module, *arguments):
+    """(exit code, stdout, stderr) of a command line, run in this process: importing torch anew takes seconds."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), \
+            mock.patch.object(sys, "argv", [module.__name__ + ".py", *map(str, arguments)]):
+        try:
+            module.main()
+        except SystemExit as stop:
+            code = stop.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def start(script, *arguments):
+    """The command line as a process of its own, for tests that kill it."""
+    return subprocess.Popen([sys.executable, HERE / script, *map(str, arguments)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(condition, seconds=60):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end, "waited too long"
+        time.sleep(0.01)
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def assert_refused(module, *arguments, says):
+    """One clear line, exit code 2."""
+    code, out, err = run_main(module, *arguments)
+    assert code == 2, (arguments, code, err)
+    assert err.count("\n") == 1 and says in err and "Traceback" not in err, err
+
+
+def weights_equal(run_a, run_b):
+    a, b = (train.read_tensors(Path(run) / "model.pt") for run in (run_a, run_b))
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def tiny_model(layers=3, heads=2, width=16, T=12, N=2, causal=True, mlp=True, qk=False, head_size=8):
+    torch.manual_seed(0)
+    model = Transformer(T, N, 6, 5, layers, heads, width, head_size, mlp, causal,
+                        data.rotary_angles(T, head_size) if qk else None)
+    for p in model.parameters():  # biases and gains away from 0 and 1, patterns away from uniform
+        p.data += 0.3 * torch.randn_like(p)
+    return model, torch.randn(4, T, 6)
+
+
+# ---- data.py
+
+def test_random_bits_are_splitmix64():
+    def reference_mix(x):  # Steele, Lea and Flood (2014), in Python's own whole numbers
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2 ** 64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2 ** 64
+        return x ^ x >> 31
+    golden = 0x9E3779B97F4A7C15
+    for seed, index in (0, 0), (7, 123456789), (3, -5):
+        stream = reference_mix(reference_mix((seed + golden) % 2 ** 64) ^ index * golden % 2 ** 64)
+        expected = [reference_mix((stream + (i + 1) * golden) % 2 ** 64) for i in range(9)]
+        assert [b % 2 ** 64 for b in data.random_bits(seed, torch.tensor([index]), 9)[0].tolist()] == expected
+
+
+def test_targets_are_what_following_the_chain_gives():
+    for N, D, K in itertools.product((1, 2, 4, 5), (1, 2, 3, 6), (2, 4)):
+        index = torch.arange(20)
+        batch = data.make_batch(3, index, N, D, K)
+        last = data.make_batch(3, index, N, D, K, ic=False, rotary="qk")
+        assert batch.inputs.shape == (20, N * (2 * D + 1), 2 * K) and last.inputs.shape == (20, N * (2 * D + 1), K)
+        for i in index:
+            solved = data.solve(batch.inputs[i], N, D, K)
+            assert torch.equal(solved, batch.targets[i]) and torch.equal(solved[:, -K:], last.targets[i])
+
+
+def test_positions_are_where_the_roles_stand():
+    N, D, K = 4, 3, 4
+    batch = data.make_batch(0, torch.arange(50), N, D, K)
+    assert data.roles(D) == ["q", "1a", "1b", "2a", "2b", "3a", "3b"]
+    assert torch.equal(batch.positions.flatten(1).sort(1).values, torch.arange(28).expand(50, 28))
+    for b, n in itertools.product(range(50), range(N)):
+        place = batch.positions[b, n].tolist()
+        held = batch.inputs[b, place, :K]
+        assert place[0] >= 2 * N * D                                     # the queries come last
+        for k in range(1, D + 1):
+            a, b_ = place[2 * k - 1], place[2 * k]
+            assert b_ == a + 1 and a // (2 * N) == D - k                  # adjacent, deepest step first
+            assert torch.equal(held[2 * k - 1], held[2 * k - 2])          # ka repeats x_{k-1}
+            assert torch.equal(batch.targets[b, place[0] - 2 * N * D].view(D, K)[k - 1], held[2 * k])
+
+
+def test_symbols_are_distinct_standard_normal_numbers():
+    batch = data.make_batch(1, torch.arange(4000), rotary="qk")
+    held = torch.cat([batch.inputs[b][batch.positions[b, :, [0, 2, 4, 6]].flatten()] for b in range(4000)])
+    numbers = held.flatten().double().sort().values
+    assert abs(numbers.mean()) < 0.01 and abs(numbers.var() - 1) < 0.01
+    cdf = 0.5 * (1 + (numbers / math.sqrt(2)).erf())
+    distance = (cdf - (torch.arange(len(numbers)) + 0.5) / len(numbers)).abs().max()
+    assert distance * math.sqrt(len(numbers)) < 1.95                      # Kolmogorov-Smirnov, p = 0.001
+    assert len(held.unique(dim=0)) == len(held)
+    assert (torch.corrcoef(held.T) - torch.eye(4)).abs().max() < 0.02
+
+
+def test_shuffles_are_uniform_and_independent():
+    N, D, B = 3, 2, 12000
+    slot = data.make_batch(5, torch.arange(B), N, D).positions[:, :, [1, 3, 0]]  # steps 1 and 2, queries
+    order = slot.argsort(1)                                                       # (B, N, 3) who stands where
+    code = (order * torch.tensor([9, 3, 1])[:, None]).sum(1)                      # a permutation as one number
+    joint = torch.stack([c.unique(return_inverse=True)[1] for c in code.T], 1)     # (B, 3) in 0..5
+    for columns in ([0], [1], [2], [0, 1], [0, 2], [1, 2]):
+        cell = sum(joint[:, c] * 6 ** i for i, c in enumerate(columns))
+        counts, expected = cell.bincount(minlength=6 ** len(columns)).double(), B / 6 ** len(columns)
+        chi2, freedom = ((counts - expected) ** 2 / expected).sum(), len(counts) - 1
+        assert abs(chi2 - freedom) < 4.5 * math.sqrt(2 * freedom), (columns, chi2)
+
+
+def test_batches_are_a_pure_function_of_seed_and_index():
+    whole = data.make_batch(2, torch.arange(100))
+    alone = data.make_batch(2, torch.tensor([71, 3]))
+    assert all(torch.equal(a, w[[71, 3]]) for a, w in zip(alone, whole))
+    assert not torch.equal(whole.inputs, data.make_batch(3, torch.arange(100)).inputs)
+
+
+def test_every_example_comes_once_per_epoch():
+    steps = [data.batch_index(0, step, 16, 40) for step in range(5)]              # 80 examples, 2 epochs
+    first, second = torch.cat(steps).split(40)
+    assert torch.equal(first.sort().values, torch.arange(40)) and torch.equal(second.sort().values, torch.arange(40))
+    assert not torch.equal(first, second)
+    assert torch.equal(data.batch_index(0, 3, 16, 0), torch.arange(48, 64))
+    assert data.validation_index(8).max() < 0
+
+
+def test_depth_laws_against_the_simulation():
+    for D in range(1, 65):
+        assert data.simulated_depth(D, causal=False) == data.unmasked_depth(D) == math.ceil(math.log(4 * D + 1, 3) - 1e-9)
+        assert data.simulated_depth(D, causal=True) == data.causal_depth(D) == math.floor(math.log2(D)) + 2
+        assert data.paper_bound(D) == math.ceil(math.log(2 * D, 3) - 1e-9) <= data.unmasked_depth(D)
+
+
+def test_depth_laws_against_sets_on_a_real_sequence():
+    """The assumptions of Section 5 spelled out token by token, with all chains and the real order of tokens."""
+    for D, causal in itertools.product((1, 2, 3, 4, 5, 8), (True, False)):
+        N, positions = 2, data.make_batch(D, torch.arange(1), 2, D, 2).positions[0].tolist()
+        known = {}
+        for n, place in enumerate(positions):
+            for i, token in enumerate(place):
+                known[token] = {("symbol", n, i // 2), ("pair", n, (i + 1) // 2)}
+        layers = 0
+        while ("symbol", 0, D) not in known[positions[0][0]]:
+            known = {token: set.union(*(other for at, other in known.items()
+                                        if other & mine and (at <= token or not causal)))
+                     for token, mine in known.items()}
+            layers += 1
+        assert layers == data.simulated_depth(D, causal), (D, causal)
+
+
+# ---- model.py
+
+def test_model_equals_pytorchs_own_encoder():
+    for causal in (True, False):
+        model, x = tiny_model(causal=causal)
+        mask = torch.full((12, 12), -math.inf).triu(1) if causal else None
+        h = model.embed(x)
+        for block in model.blocks:
+            layer = torch.nn.TransformerEncoderLayer(16, 2, 64, 0.0, "gelu", batch_first=True, norm_first=True)
+            layer.load_state_dict({
+                "self_attn.in_proj_weight": block.qkv.weight, "self_attn.in_proj_bias": block.qkv.bias,
+                "self_attn.out_proj.weight": block.out.weight, "self_attn.out_proj.bias": block.out.bias,
+                "linear1.weight": block.up.weight, "linear1.bias": block.up.bias,
+                "linear2.weight": block.down.weight, "linear2.bias": block.down.bias,
+                "norm1.weight": block.ln1.weight, "norm1.bias": block.ln1.bias,
+                "norm2.weight": block.ln2.weight, "norm2.bias": block.ln2.bias})
+            h = layer(h, src_mask=mask)
+        torch.testing.assert_close(model(x), model.head(model.ln(h))[:, -2:], atol=1e-5, rtol=1e-5)
+
+
+def test_pattern_path_equals_fast_path():
+    for causal, mlp, qk, heads in itertools.product((True, False), (True, False), (True, False), (1, 3)):
+        model, x = tiny_model(heads=heads, causal=causal, mlp=mlp, qk=qk)
+        predictions, patterns = model(x, return_patterns=True)
+        torch.testing.assert_close(model(x), predictions, atol=1e-5, rtol=1e-5)
+        assert len(patterns) == 3 and all(pattern.shape == (4, heads, 12, 12) for pattern in patterns)
+        own = {(layer, head): patterns[layer][:, head] for layer in range(3) for head in range(heads)}
+        torch.testing.assert_close(model(x, patterns=own), predictions, atol=1e-5, rtol=1e-5)
+        for pattern in patterns:
+            torch.testing.assert_close(pattern.sum(-1), torch.ones(4, heads, 12))
+
+
+def test_replaced_patterns_are_used():
+    model, x = tiny_model(heads=2)
+    planted = torch.zeros(12, 12)
+    planted[:, 0] = 1
+    _, patterns = model(x, patterns={(1, 0): planted}, return_patterns=True)
+    assert torch.equal(patterns[1][:, 0], planted.expand(4, 12, 12)) and not torch.equal(patterns[1][:, 1], patterns[1][:, 0])
+    # by hand, for one layer and head: everybody takes the value of token 0
+    model, x = tiny_model(layers=1, heads=1, mlp=False, head_size=16)
+    block, h = model.blocks[0], model.embed(x)
+    value = block.qkv(block.ln1(h))[:, :, -16:]
+    expected = model.head(model.ln(h + block.out(value[:, :1].expand(4, 12, 16))))[:, -2:]
+    torch.testing.assert_close(model(x, patterns={(0, 0): planted}), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_future_token_has_no_effect_at_all():
+    for qk in (False, True):
+        model, x = tiny_model(qk=qk)
+        _, before = model(x, return_patterns=True)
+        assert all((pattern.triu(1) == 0).all() for pattern in before)
+        for t in (3, 11):
+            changed = x.clone()
+            changed[:, t] += 100
+            _, after = model(changed, return_patterns=True)
+            assert all(torch.equal(a[:, :, :t], b[:, :, :t]) for a, b in zip(after, before))
+            assert not torch.equal(after[0][:, :, t], before[0][:, :, t])
+        assert torch.equal(model(changed)[:, 0], model(x)[:, 0])          # token 11 is the second query, not the first
+        assert not torch.equal(model(changed)[:, 1], model(x)[:, 1])
+
+
+def test_rotary_scores_depend_on_distance_alone():
+    angles = data.rotary_angles(20, 8)
+    q, k = torch.randn(2, 1, 8)
+    scores = rotate(q.expand(20, 8), angles) @ rotate(k.expand(20, 8), angles).T  # (20, 20)
+    for distance in range(-19, 20):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(scores.diagonal(0)[0], scores.diagonal(1)[0])
+    # against complex multiplication, as in Su et al. (2023)
+    turned = torch.view_as_complex(torch.stack(q.expand(20, 8).chunk(2, -1), -1).contiguous()) * torch.polar(torch.ones(20, 4), angles)
+    torch.testing.assert_close(rotate(q.expand(20, 8), angles), torch.cat([turned.real, turned.imag], -1))
+    # appended to the input: 4 numbers per token, frequencies 1 and 0.01
+    appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
+    expected = [[math.cos(t), math.cos(0.01 * t), math.sin(t), math.sin(0.01 * t)] for t in range(28)]
+    torch.testing.assert_close(appended, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+# ---- train.py
+
+def test_partial_losses_and_crossings():
+    predictions, targets = torch.randn(2, 5, 4, 12)
+    by_hand = [sum((predictions[..., 4 * k + i] - targets[..., 4 * k + i]).square().mean() for i in range(4)) / 4
+               for k in range(3)]
+    torch.testing.assert_close(train.partial_losses(predictions, targets, 4), torch.stack(by_hand))
+    assert train.first_below([0, 10, 20, 30], [1.0, 0.6, 0.4, 0.6]) == 15
+    assert train.first_below([0, 10], [1.0, 0.6]) is None
+
+
+def test_learning_rate_rises_stays_and_falls():
+    flags = train.parse_flags(["--steps", "100", "--warmup", "10", "--decay", "0.5", "--lr", "1"])
+    rates = [train.learning_rate(step, flags) for step in range(101)]
+    assert rates[0] == 0.1 and rates[9:50] == [1] * 41 and abs(rates[75] - 0.5) < 1e-9 and rates[100] == 0
+    assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
+
+
+def test_training_learns_one_retrieval_step():
+    with tempfile.TemporaryDirectory() as folder:
+        code, out, err = run_main(train, *"--layers 2 --heads 2 --width 32 --D 1 --N 2 --rotary qk --lr 3e-3 --batch 64 "
+                                  "--steps 1000 --target 0.05 --out".split(), folder + "/run")
+        assert code == 0 and "solved: True" in out, out + err
+        assert sorted(p.name for p in Path(folder, "run").iterdir()) == \
+            ["config.json", "curves.png", "log.jsonl", "model.pt", "state.pt"]
+        # measured again on other sequences, following the chains instead of trusting the targets
+        model, config = train.load(Path(folder, "run"))
+        batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
+        solved = torch.stack([data.solve(tokens, 2, 1, 4) for tokens in batch.inputs])
+        assert (model(batch.inputs) - solved).square().mean() < 0.06
+
+
+def test_same_seed_twice_is_bitwise_equal():
+    with tempfile.TemporaryDirectory() as folder:
+        for name, seed in ("a", 0), ("b", 0), ("c", 1):
+            assert run_main(train, *TINY, "--seed", seed, "--out", f"{folder}/{name}")[0] == 0
+        assert weights_equal(f"{folder}/a", f"{folder}/b") and not weights_equal(f"{folder}/a", f"{folder}/c")
+
+
+def test_killed_and_resumed_ends_bitwise_as_uninterrupted():
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [*TINY, "--examples", 100, "--steps", 800, "--target", 0]
+        for name, blow in ("killed", signal.SIGKILL), ("terminated", signal.SIGTERM), ("whole", None):
+            run = Path(folder, name)
+            process = start("train.py", *flags, "--out", run)
+            if blow:
+                wait_for(lambda: (run / "log.jsonl").exists() and len(train.read_log(run)) > 20)
+                process.send_signal(blow)
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 0}[blow], err
+            if blow:
+                assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 800
+                assert blow == signal.SIGKILL or "--resume" in out.splitlines()[-1]
+                code, out, err = run_main(train, *flags, "--out", run, "--resume")
+                assert code == 0 and "resumed" in out, err
+                assert "holds this run already" in run_main(train, *flags, "--out", run)[2]
+        rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in train.read_log(Path(folder, name))]
+                for name in ("killed", "terminated", "whole")]
+        assert len(rows[2]) == 81
+        for killed, terminated, whole in zip(*rows, strict=True):
+            assert killed == terminated == whole
+        assert weights_equal(f"{folder}/killed", f"{folder}/whole")
+        assert weights_equal(f"{folder}/terminated", f"{folder}/whole")
+
+
+def test_checkpoints_are_the_weights_of_their_step():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        assert run_main(train, *TINY, "--save-every", 20, "--out", run)[0] == 0
+        assert sorted(p.name for p in (run / "ckpt").iterdir()) == ["000000.pt", "000020.pt", "000040.pt"]
+        first, config = train.load(run, "ckpt/000000.pt")
+        torch.manual_seed(0)
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), train.build(config).parameters()))
+        val = train.evaluate(train.load(run, "ckpt/000020.pt")[0], config)
+        assert abs(val[0] - train.read_log(run)[2]["val"]) < 1e-6
+
+
+def test_damaged_files_lose_nothing():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        assert run_main(train, *TINY, "--out", run)[0] == 0
+        whole = (run / "state.pt").read_bytes()
+        for damage in (b"", whole[:1000], whole[:-100], b"no checkpoint"):
+            (run / "state.pt").write_bytes(damage)
+            before = contents(run)
+            assert_refused(train, *TINY, "--out", run, "--resume", says="state.pt is damaged")
+            assert contents(run) == before
+        (run / "model.pt").write_bytes((run / "model.pt").read_bytes()[:2000])
+        try:
+            train.load(run)
+            assert False, "a damaged model.pt was loaded"
+        except ValueError as error:
+            assert "model.pt is damaged" in str(error)
+
+
+def test_run_directories_are_never_overwritten():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        assert run_main(train, *TINY, "--out", run)[0] == 0
+        before = contents(folder)
+        assert_refused(train, *TINY, "--out", run, says="--resume")
+        assert_refused(train, *TINY, "--lr", 0.5, "--out", run, "--resume", says="lr 0.001, not 0.5")
+        assert_refused(train, *TINY, "--out", run / "config.json" / "below", says="cannot write")
+        assert_refused(train, *TINY, "--out", run / "config.json", says="choose another --out")
+        assert_refused(train, *TINY, "--out", folder, says="something else than a run")
+        assert contents(folder) == before
+
+
+def test_bad_flags_get_one_line():
+    with tempfile.TemporaryDirectory() as folder:
+        for flags, says in (("--D 0", "--D must be at least 1"), ("--heads 3 --width 128", "not divisible"),
+                            ("--steps -1", "--steps must be at least 1"), ("--device nope", "--device nope"),
+                            ("--lr nan", "--lr must be"), ("--K 3", "even"), ("--layers two", "invalid int value"),
+                            ("--rotary none", "invalid choice"), ("--lay 3", "unrecognized"), ("--decay 2", "at most 1"),
+                            ("--rotary qk --head-size 5", "even"), ("--beta2 1", "at most")):
+            assert_refused(train, *flags.split(), "--out", folder + "/run", says=says)
+        for flags, says in (("--D 0", "at least 1"), ("--K 5", "even"), ("--depths x", "invalid int")):
+            assert_refused(data, *flags.split(), says=says)
+        assert not Path(folder, "run").exists()
+
+
+def test_a_run_that_blows_up_stops_and_keeps_the_last_good_state():
+    with tempfile.TemporaryDirectory() as folder:
+        code, out, err = run_main(train, *TINY, "--lr", 1e30, "--clip", 0, "--out", folder + "/run")
+        assert code == 1 and "no longer finite" in err and err.count("\n") == 1
+        state = train.read_tensors(Path(folder, "run/state.pt"))
+        assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_run_names_come_from_the_flags():
+    for flags, name in (("", "L12_H1_D3_s0"), ("--layers 2 --heads 8 --D 5 --seed 4", "L2_H8_D5_s4"),
+                        ("--no-ic --rotary qk", "L12_H1_D3_no-ic_rotaryqk_s0"),
+                        ("--no-mlp --head-size 16 --resume --device cpu", "L12_H1_D3_head_size16_no-mlp_s0")):
+        assert train.run_directory(train.parse_flags(flags.split())) == Path("out", name)
+
+
+def test_every_command_line_at_tiny_size():
+    with tempfile.TemporaryDirectory() as folder:
+        for i, flags in enumerate(("--no-ic", "--rotary qk", "--no-mlp --head-size 4", "--no-causal", "--dtype bfloat16",
+                                   "--examples 0", "--clip 0 --warmup 0 --decay 0", "--D 3 --heads 1 --K 2")):
+            code, out, err = run_main(train, *TINY, *flags.split(), "--out", f"{folder}/{i}")
+            assert code == 0 and "val: " in out, err
+            assert Path(f"{folder}/{i}/curves.png").read_bytes().startswith(b"\x89PNG")
+        for script in ("data.py", "train.py"):
+            process = start(script, "--help")
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0 and f"python {script}" in out and not err
+        code, out, err = run_main(data, "--D", 3)
+        assert code == 0 and "28 tokens" in out
+        code, out, err = run_main(data, "--depths", 20)
+        assert code == 0 and len(out.splitlines()) == 22
+
+
+# ---- what is committed
+
+def test_committed_runs_score_what_their_log_says():
+    runs = sorted(path.parent for path in (HERE / "results").glob("*/model.pt"))
+    assert runs
+    for run in runs:
+        model, config = train.load(run)
+        val, logged = train.evaluate(model, config | dict(device="cpu"), n=512), train.read_log(run)[-1]["val"]
+        assert abs(sum(val) / len(val) - logged) < 0.1 * logged + 1e-3, (run, val, logged)
+        if config["target"]:
+            assert logged < config["target"]
+
+
+def main():
+    words, counts = sys.argv[1:], {"passed": 0, "failed": 0}
+    tests = {name: test for name, test in globals().items() if name.startswith("test_")
+             and (not words or any(word in name for word in words))}
+    for name, test in tests.items():
+        began, error = time.time(), None
+        try:
+            test()
+        except Exception:
+            error = traceback.format_exc()
+        counts["failed" if error else "passed"] += 1
+        print(f"{'FAILED' if error else 'passed'}  {time.time() - began:5.1f} s  {name}\n{error or ''}", end="", flush=True)
+    print(f"{counts['passed']} passed, {counts['failed']} failed")
+    sys.exit(1 if counts["failed"] or not tests else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""Train one transformer on the retrieval problem and leave a run directory that every later stage reads.
+
+    python train.py --layers 12 --heads 1 --D 3                          # transformers A, B, C (Section 8.1)
+    python train.py --layers 12 --heads 1 --D 3 --steps 24000 --target 0 # as many steps as the paper's
+    python train.py --layers 12 --heads 1 --D 3 --resume                 # go on after a stop, bitwise as if without it
+"""
+import argparse
+import json
+import math
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from data import batch_index, make_batch, rotary_angles, validation_index
+from model import Transformer
+
+
+def parse_flags(arguments=None):
+    """The flags as a dict: one word for flag, config key, checkpoint key and table column."""
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def flag(group, name, default, help, **kwargs):
+        group.add_argument(f"--{name}", default=default, type=kwargs.pop("type", type(default)),
+                           help=f"{help} (default: {default})", **kwargs)
+
+    def switch_off(group, name, help):
+        group.add_argument(f"--no-{name}", dest=name, action="store_false", help=help)
+
+    problem = p.add_argument_group("problem (Section 6)")
+    flag(problem, "N", 4, "chains per sequence")
+    flag(problem, "D", 3, "retrieval steps per chain")
+    flag(problem, "K", 4, "dimensions per symbol, even")
+    switch_off(problem, "ic", "target x_D alone instead of x_1..x_D: no implicit curriculum")
+    flag(problem, "rotary", "input", "where the rotary encoding enters: appended to the tokens, or standard RoPE",
+         choices=["input", "qk"])
+    flag(problem, "examples", 2 ** 18, "size of the training set; 0 = never the same example twice")
+
+    architecture = p.add_argument_group("model (Section 8.1)")
+    flag(architecture, "layers", 12, "number of layers")
+    flag(architecture, "heads", 1, "attention heads per layer")
+    flag(architecture, "width", 128, "size of the residual stream")
+    flag(architecture, "head-size", 0, "size of one head; 0 = width / heads")
+    switch_off(architecture, "mlp", "attention layers only")
+    switch_off(architecture, "causal", "let every token attend to every other")
+
+    training = p.add_argument_group("training")
+    flag(training, "steps", 2000, "number of steps at most; the learning rate schedule spans them")
+    flag(training, "target", 0.01, "stop when the validation MSE is below; 0 = run all steps")
+    flag(training, "batch", 128, "sequences per step")
+    flag(training, "lr", 1e-3, "learning rate")
+    flag(training, "warmup", 100, "steps over which the learning rate rises from 0")
+    flag(training, "decay", 0.6, "last fraction of the steps, over which it falls linearly to 0")
+    flag(training, "beta2", 0.99, "Adam's second beta")
+    flag(training, "weight-decay", 0.1, "decoupled weight decay of the matrices")
+    flag(training, "clip", 1.0, "largest gradient norm; 0 = no clipping")
+    flag(training, "seed", 0, "of the data, its order, and the initial weights")
+
+    machine = p.add_argument_group("machine and files")
+    flag(machine, "device", "auto", "cuda, mps or cpu; auto = the first that is there")
+    flag(machine, "dtype", "float32", "of the matrix products; the rest is always float32",
+         choices=["float32", "bfloat16"])
+    machine.add_argument("--compile", action="store_true", help="torch.compile the model")
+    flag(machine, "eval-every", 50, "steps between evaluations, each of which saves the state")
+    flag(machine, "save-every", 0, "steps between checkpoints of the weights in ckpt/; 0 = none")
+    machine.add_argument("--out", type=Path, help="run directory (default: out/, then a name made from the flags)")
+    machine.add_argument("--resume", action="store_true", help="go on from the run directory's state.pt, if any")
+    p.error = lambda message: p.exit(2, f"train.py: {message}\n")
+    flags = vars(p.parse_args(arguments))
+    try:
+        check_flags(flags)
+    except ValueError as error:
+        p.error(error)
+    return flags
+
+
+def check_flags(flags):
+    """Find the device of --device auto. Raises ValueError with one line that says what to change."""
+    at_least = dict(N=1, D=1, K=2, layers=1, heads=1, width=1, batch=1, steps=1, eval_every=1)
+    at_least |= dict.fromkeys(["examples", "head_size", "target", "lr", "warmup", "decay", "beta2", "weight_decay",
+                               "clip", "seed", "save_every"], 0)
+    for name, least in at_least.items():
+        if not flags[name] >= least:  # so written, nan fails too
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {flags[name]}")
+    for name, highest in dict(decay=1, beta2=0.9999999).items():
+        if flags[name] > highest:
+            raise ValueError(f"--{name} must be at most {highest}, not {flags[name]}")
+    if flags["K"] % 2:
+        raise ValueError(f"--K must be even (the rotary encoding turns pairs of numbers), not {flags['K']}")
+    if flags["width"] % flags["heads"] and not flags["head_size"]:
+        raise ValueError(f"--width {flags['width']} is not divisible by --heads {flags['heads']}: change one of them, "
+                         "or set --head-size")
+    if flags["rotary"] == "qk" and head_size(flags) % 2:
+        raise ValueError(f"--rotary qk turns pairs of numbers: the head size must be even, not {head_size(flags)}")
+    if flags["device"] == "auto":
+        flags["device"] = ("cuda" if torch.cuda.is_available() else
+                           "mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        torch.empty(1, device=flags["device"])
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"--device {flags['device']} is not there: choose cpu, or one that torch can use") from None
+
+
+def head_size(flags):
+    return flags["head_size"] or flags["width"] // flags["heads"]
+
+
+# ---- the run directory
+
+PROBLEM_FLAGS = ["N", "D", "K", "ic", "rotary"]  # what make_batch takes
+MACHINE_FLAGS = ["device", "compile", "out", "resume"]  # how a run is computed, not what: --resume may change them
+
+
+def run_directory(flags):
+    """out/L12_H1_D3_s0, with every other flag that differs from its default named in between."""
+    defaults = parse_flags([])
+    named = ["layers", "heads", "D", "seed", "eval_every", "save_every", *MACHINE_FLAGS]
+    others = [f"_{'' if value is not False else 'no-'}{key}{'' if isinstance(value, bool) else value}"
+              for key, value in flags.items() if key not in named and value != defaults[key]]
+    return Path("out", f"L{flags['layers']}_H{flags['heads']}_D{flags['D']}{''.join(others)}_s{flags['seed']}")
+
+
+def write_file(path, write):
+    """Call write(temporary path), then rename: the file at `path` is always whole, the old or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    temporary.replace(path)
+
+
+def read_tensors(path, device="cpu"):
+    """What torch.save wrote to `path`; ValueError with one line if it cannot be read."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except Exception as error:  # a damaged file raises whatever the unpickler stumbled on
+        raise ValueError(f"{path} is damaged ({type(error).__name__}): restore it, or move it away and run again"
+                         ) from None
+
+
+def build(config):
+    """The untrained transformer of a config (flags as a dict), on the CPU."""
+    D, K = config["D"], config["K"]
+    T, qk = config["N"] * (2 * D + 1), config["rotary"] == "qk"
+    return Transformer(T, config["N"], inputs=K if qk else 2 * K, outputs=D * K if config["ic"] else K,
+                       head_size=head_size(config), angles=rotary_angles(T, head_size(config)) if qk else None,
+                       **{key: config[key] for key in ("layers", "heads", "width", "mlp", "causal")})
+
+
+def load(run, weights="model.pt", device="cpu"):
+    """(model, config) of a run directory, ready to evaluate; `weights` may name a checkpoint, "ckpt/000080.pt".
+    ValueError with one line if the directory holds no such run."""
+    run = Path(run)
+    if not (run / "config.json").is_file():
+        raise ValueError(f"{run} is no run directory: it has no config.json; train.py makes one")
+    config = json.loads((run / "config.json").read_text())
+    model = build(config)
+    model.load_state_dict(read_tensors(run / weights))
+    return model.to(device).eval(), config
+
+
+def read_log(run):
+    """The rows of log.jsonl, a list of dicts with one row per evaluation."""
+    return [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+
+
+def open_run(run, flags):
+    """Make the run directory with its config.json, or check that the one there is this very run.
+    Returns its state.pt, or None to start from scratch; ValueError with one line if neither will do."""
+    compared = {key: value for key, value in flags.items() if key not in MACHINE_FLAGS}
+    if (run / "config.json").exists():
+        config = json.loads((run / "config.json").read_text())
+        different = [key for key in compared if config.get(key) != compared[key]]
+        if different:
+            raise ValueError(f"{run} holds a run with other flags ("
+                             + ", ".join(f"{key} {config.get(key)}, not {compared[key]}" for key in different)
+                             + "): choose another --out")
+        if not flags["resume"]:
+            raise ValueError(f"{run} holds this run already: add --resume to go on, or choose another --out")
+        return read_tensors(run / "state.pt", flags["device"]) if (run / "state.pt").exists() else None
+    if run.is_file() or run.is_dir() and any(run.iterdir()):
+        raise ValueError(f"{run} holds something else than a run: choose another --out")
+    try:
+        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+        git_hash = git.stdout.strip() or None
+    except OSError:
+        git_hash = None
+    device_name = torch.cuda.get_device_name(flags["device"]) if "cuda" in flags["device"] else platform.processor()
+    config = compared | dict(device=flags["device"], device_name=device_name, torch=torch.__version__, git=git_hash)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        write_file(run / "config.json", lambda path: path.write_text(json.dumps(config, indent=1) + "\n"))
+    except OSError as error:
+        raise ValueError(f"cannot write to {run} ({error.strerror}): choose another --out") from None
+
+
+# ---- training
+
+def learning_rate(step, flags):
+    """Linear warm-up, constant, then linear to 0 over the last `decay` fraction of the steps."""
+    rise = (step + 1) / flags["warmup"] if flags["warmup"] else 1
+    fall = (flags["steps"] - step) / (flags["decay"] * flags["steps"]) if flags["decay"] else 1
+    return flags["lr"] * min(rise, 1, fall)
+
+
+def partial_losses(predictions, targets, K):
+    """(B, N, symbols*K) twice -> (symbols,) the mean squared error on each symbol alone."""
+    return (predictions - targets).square().unflatten(-1, (-1, K)).mean((0, 1, 3))
+
+
+def precision(flags):
+    """A context in which matrix products run in --dtype. Weights, sums and everything else stay float32."""
+    return torch.autocast(torch.device(flags["device"]).type, torch.bfloat16, enabled=flags["dtype"] == "bfloat16")
+
+
+@torch.no_grad()
+def evaluate(forward, flags, n=1024):
+    """Partial losses, a list, on n sequences that training never sees."""
+    index = validation_index(n, flags["device"])
+    losses = []
+    for chunk in index.split(256):
+        batch = make_batch(flags["seed"], chunk, **{key: flags[key] for key in PROBLEM_FLAGS})
+        with precision(flags):
+            predictions = forward(batch.inputs)
+        losses.append(partial_losses(predictions.float(), batch.targets, flags["K"]) * len(chunk) / n)
+    return torch.stack(losses).sum(0).tolist()
+
+
+def first_below(steps, losses, level=0.5):
+    """The step, linearly interpolated, at which a curve first passes below level; None if it never does."""
+    for i in range(1, len(steps)):
+        if losses[i] < level <= losses[i - 1]:
+            return steps[i - 1] + (steps[i] - steps[i - 1]) * (losses[i - 1] - level) / (losses[i - 1] - losses[i])
+    return None
+
+
+def train(flags, stopped=()):
+    """Run to the target or the last step, and return the last row of the log; None when `stopped` fills up first.
+
+    Raises ValueError (one line) for a run directory that cannot be used, FloatingPointError when the loss is no
+    longer finite; state.pt then holds the last evaluation at which it still was."""
+    run = flags["out"]
+    state = open_run(run, flags)
+    device, K = flags["device"], flags["K"]
+    torch.manual_seed(flags["seed"])
+    model = build(flags).to(device)
+    forward = torch.compile(model) if flags["compile"] else model
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]  # biases and LayerNorms do not decay
+    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=flags["weight_decay"]),
+                                   dict(params=vectors, weight_decay=0.0)],
+                                  betas=(0.9, flags["beta2"]), fused=True)
+    step, seconds, rows = 0, 0.0, []
+    train_loss = torch.zeros(2, device=device)  # sum and number of the losses since the last evaluation
+    if state:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, seconds, train_loss = state["step"], state["seconds"], state["train_loss"]
+        rows = [row for row in read_log(run) if row["step"] < step]
+        print(f"resumed {run} at step {step}")
+    names = [f"x_{k}" for k in (range(1, flags["D"] + 1) if flags["ic"] else [flags["D"]])]
+    started, since = time.time() - seconds, (time.time(), step)
+
+    def save_state():
+        now = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, train_loss=train_loss,
+                   seconds=time.time() - started)
+        write_file(run / "state.pt", lambda path: torch.save(now, path))
+
+    while True:  # the top of the loop is the state that is saved: after `step` steps, before the evaluation
+        if flags["save_every"] and step % flags["save_every"] == 0:
+            (run / "ckpt").mkdir(exist_ok=True)
+            write_file(run / f"ckpt/{step:06d}.pt", lambda path: torch.save(model.state_dict(), path))
+        if step % flags["eval_every"] == 0 or step == flags["steps"]:
+            losses = evaluate(forward, flags)
+            row = dict(step=step, seconds=round(time.time() - started, 2), lr=learning_rate(step, flags),
+                       train=(train_loss[0] / train_loss[1]).item() if step else None,
+                       val=sum(losses) / len(losses), **dict(zip(names, losses)))
+            if not math.isfinite(row["val"] + (row["train"] or 0)):
+                raise FloatingPointError(f"the loss is no longer finite at step {step}: lower --lr or --clip, or "
+                                         f"raise --warmup; {run} keeps the last good state")
+            rows.append(row)
+            write_file(run / "log.jsonl", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in rows)))
+            save_state()
+            rate = (step - since[1]) / (time.time() - since[0])
+            left = time.strftime("%H:%M:%S", time.gmtime((flags["steps"] - step) / rate)) if rate else "?"
+            print(f"step {step:5d}/{flags['steps']} {step / flags['steps']:4.0%}  train {row['train'] or math.nan:.4f}"
+                f"  val {row['val']:.4f}  {'  '.join(f'{name} {row[name]:.3f}' for name in names)}"
+                f"  {rate:5.2f} steps/s  {left} left at most")
+            since = time.time(), step
+            if step == flags["steps"] or row["val"] < flags["target"]:
+                break
+            train_loss.zero_()
+        if stopped:
+            if step % flags["eval_every"]:  # else it has just been saved, with the losses that the log needs
+                save_state()
+            return None
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, flags)
+        index = batch_index(flags["seed"], step, flags["batch"], flags["examples"]).to(device)
+        batch = make_batch(flags["seed"], index, **{key: flags[key] for key in PROBLEM_FLAGS})
+        with precision(flags):
+            predictions = forward(batch.inputs)
+        loss = F.mse_loss(predictions.float(), batch.targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"] or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
+        step += 1
+    write_file(run / "model.pt", lambda path: torch.save(model.state_dict(), path))
+    draw_curves(run)
+    return row
+
+
+def draw_curves(run):
+    """curves.png: training and validation loss, and the partial losses with the step where each passes 0.5."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    config, rows = json.loads((run / "config.json").read_text()), read_log(run)
+    steps, names = [row["step"] for row in rows], [name for name in rows[0] if name.startswith("x_")]
+    figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
+    whole.plot(steps, [row["val"] for row in rows], color="black", label="validation")
+    whole.set(yscale="log", title=f"{run.name}: validation MSE {rows[-1]['val']:.4f} at step {steps[-1]}")
+    if config["target"]:
+        whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=f"target {config['target']:g}")
+    colors = plt.get_cmap("viridis")
+    for i, name in enumerate(names):
+        losses, color = [row[name] for row in rows], colors(0.9 * i / max(1, len(names) - 1))
+        crossing = first_below(steps, losses)
+        partial.plot(steps, losses, color=color,
+                     label=f"${name}$" + (f", below 0.5 at step {crossing:.0f}" if crossing else ""))
+        if crossing:
+            partial.plot(crossing, 0.5, "o", color=color)
+    partial.set(ylim=(0, 1.15), title="validation loss of each symbol")
+    for axes in (whole, partial):
+        axes.axhline(1, color="tab:red", ls=":", lw=1, label="1: knows nothing")
+        axes.axhline(1 - 1 / config["N"], color="tab:orange", ls=":", lw=1,
+                     label=f"{1 - 1 / config['N']:.3g}: averages the {config['N']} candidates")
+        axes.set(xlabel="training step", ylabel="mean squared error")
+        axes.legend(fontsize="small")
+    write_file(run / "curves.png", lambda path: figure.savefig(path, dpi=130, format="png"))
+    plt.close(figure)
+
+
+def summary(run):
+    """The end of a run in lines of "name: value", easy to grep."""
+    config, rows = json.loads((run / "config.json").read_text()), read_log(run)
+    last = rows[-1]
+    lines = ["---", f"run: {run}", f"solved: {last['val'] < config['target'] if config['target'] else 'no target'}"]
+    lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
+    for name in (name for name in last if name.startswith("x_")):
+        step = first_below([row["step"] for row in rows], [row[name] for row in rows])
+        lines.append(f"{name}_below_0.5_at_step: {'never' if step is None else round(step)}")
+    return "\n".join(lines)
+
+
+def main():
+    flags, stopped = parse_flags(), []
+    flags["out"] = flags["out"] or run_directory(flags)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.append(number))
+    try:
+        row = train(flags, stopped)
+    except ValueError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except FloatingPointError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(1)
+    if row is None:
+        again = shlex.join(argument for argument in sys.argv[1:] if argument != "--resume")
+        print(f"stopped and saved; to go on: python train.py {again} --resume")
+        sys.exit(128 + stopped[0])
+    print(summary(flags["out"]))
+
+
+if __name__ == "__main__":
+    main()
