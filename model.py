@@ -39,13 +39,12 @@ class Block(nn.Module):
     def attention(self, x, mask, angles, rows, replaced):
         """What the last `rows` tokens take from all T, (B, rows, width), and the pattern, (B, heads, rows, T)."""
         B, T, _ = x.shape
-        weights = self.qkv.weight.split(self.heads * self.head_size)
-        biases = self.qkv.bias.split(self.heads * self.head_size)
+        A = self.heads * self.head_size
         if rows == T:
             q, k, v = self.qkv(x).chunk(3, -1)
         else:  # the other tokens of this layer are never asked, only read
-            q = F.linear(x[:, -rows:], weights[0], biases[0])
-            k, v = F.linear(x, torch.cat(weights[1:]), torch.cat(biases[1:])).chunk(2, -1)
+            q = F.linear(x[:, -rows:], self.qkv.weight[:A], self.qkv.bias[:A])
+            k, v = F.linear(x, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
         q, k, v = (z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v))
         if angles is not None:  # all of them (B, heads, T, head_size)
             q, k = rotate(q, angles[-rows:]), rotate(k, angles)
@@ -59,7 +58,7 @@ class Block(nn.Module):
                 pattern = torch.stack([replaced[h].to(pattern).expand(B, rows, T) if h in replaced else pattern[:, h]
                                        for h in range(self.heads)], 1)
             taken = pattern.view(B * self.heads, rows, T) @ v
-        taken = taken.view(B, self.heads, rows, self.head_size).transpose(1, 2).reshape(B, rows, -1)
+        taken = taken.view(B, self.heads, rows, self.head_size).transpose(1, 2).reshape(B, rows, A)
         return self.out(taken), pattern
 
     def forward(self, x, mask, angles, rows, replaced):

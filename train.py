@@ -57,10 +57,10 @@ def parse_flags(arguments=None):
     flag(training, "batch", 128, "sequences per step")
     flag(training, "lr", 1e-3, "learning rate")
     flag(training, "warmup", 100, "steps over which the learning rate rises from 0")
-    flag(training, "decay", 0.6, "last fraction of the steps, over which it falls linearly to 0")
+    flag(training, "decay", 0.5, "last fraction of the steps, over which it falls linearly to 0")
     flag(training, "beta2", 0.99, "Adam's second beta")
     flag(training, "weight-decay", 0.1, "decoupled weight decay of the matrices")
-    flag(training, "clip", 1.0, "largest gradient norm; 0 = no clipping")
+    flag(training, "clip", 0.1, "largest gradient norm; 0 = no clipping")
     flag(training, "seed", 0, "of the data, its order, and the initial weights")
 
     machine = p.add_argument_group("machine and files")
