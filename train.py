@@ -192,8 +192,9 @@ def open_run(run, flags):
         git_hash = git.stdout.strip() or None
     except OSError:
         git_hash = None
-    device_name = torch.cuda.get_device_name(flags["device"]) if "cuda" in flags["device"] else platform.processor()
-    config = compared | dict(device=flags["device"], device_name=device_name, torch=torch.__version__, git=git_hash)
+    hardware = torch.cuda.get_device_name(flags["device"]) if "cuda" in flags["device"] else platform.machine()
+    config = compared | dict(device=flags["device"], hardware=hardware, threads=torch.get_num_threads(),
+                             torch=torch.__version__, git=git_hash)
     try:
         run.mkdir(parents=True, exist_ok=True)
         write_file(run / "config.json", lambda path: path.write_text(json.dumps(config, indent=1) + "\n"))
@@ -290,9 +291,10 @@ def train(flags, stopped=()):
             save_state()
             rate = (step - since[1]) / (time.time() - since[0])
             left = time.strftime("%H:%M:%S", time.gmtime((flags["steps"] - step) / rate)) if rate else "?"
-            print(f"step {step:5d}/{flags['steps']} {step / flags['steps']:4.0%}  train {row['train'] or math.nan:.4f}"
-                f"  val {row['val']:.4f}  {'  '.join(f'{name} {row[name]:.3f}' for name in names)}"
-                f"  {rate:5.2f} steps/s  {left} left at most")
+            train_text = f"{row['train']:.4f}" if step else "   -  "
+            print(f"step {step:5d}/{flags['steps']} {step / flags['steps']:4.0%}  train {train_text}"
+                  f"  val {row['val']:.4f}  {'  '.join(f'{name} {row[name]:.3f}' for name in names)}"
+                  f"  {rate:5.2f} steps/s  {left} left at most", flush=True)
             since = time.time(), step
             if step == flags["steps"] or row["val"] < flags["target"]:
                 break
