@@ -45,6 +45,13 @@ def random_bits(seed, index, draws):
     return mix(stream[:, None] + torch.arange(1, draws + 1, device=index.device) * golden)
 
 
+def standard_normal(bits):
+    """int64 random bits -> N(0, 1) float32 numbers, one each, always finite: 23 bits make a uniform number in
+    (-1, 1) that float32 holds exactly, and the inverse error function does the rest."""
+    uniform = ((bits >> 41 & 0x7FFFFF).float() + 0.5) / 2 ** 22 - 1
+    return uniform.erfinv() * math.sqrt(2)
+
+
 # ---- the problem
 
 def rotary_angles(T, dimensions, device=None):
@@ -60,9 +67,7 @@ def make_batch(seed, index, N=4, D=3, K=4, ic=True, rotary="input"):
     themselves and so are the queries. rotary="input" appends the rotary encoding of the token index (K numbers)."""
     B, T, device = len(index), N * (2 * D + 1), index.device
     bits = random_bits(seed, index, N * (D + 1) * (K + 1))
-    # 24 bits make a uniform number in (0, 1), the inverse error function makes it N(0, 1)
-    uniform = ((bits[:, N * (D + 1):] >> 40 & 0xFFFFFF).float() + 0.5) / 2 ** 24
-    symbols = (2 * uniform - 1).erfinv().mul(math.sqrt(2)).view(B, N, D + 1, K)
+    symbols = standard_normal(bits[:, N * (D + 1):]).view(B, N, D + 1, K)
     # slot[b, n, k]: where chain n stands within its step k (the query is step 0)
     slot = bits[:, :N * (D + 1)].view(B, N, D + 1).argsort(1).argsort(1)
 

@@ -120,6 +120,8 @@ def test_positions_are_where_the_roles_stand():
 
 
 def test_symbols_are_distinct_standard_normal_numbers():
+    extremes = data.standard_normal(torch.tensor([-1, 0, 2 ** 63 - 1, -2 ** 63]))
+    assert extremes.isfinite().all() and 5 < extremes.max() == -extremes.min() < 6
     batch = data.make_batch(1, torch.arange(4000), rotary="qk")
     held = torch.cat([batch.inputs[b][batch.positions[b, :, [0, 2, 4, 6]].flatten()] for b in range(4000)])
     numbers = held.flatten().double().sort().values
