@@ -85,11 +85,10 @@ class Transformer(nn.Module):
         mask = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
         self.register_buffer("mask", mask, persistent=False)
         self.register_buffer("angles", angles, persistent=False)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:  # unit gain, and a residual stream that does not grow with depth
-                std = parameter.shape[1] ** -0.5
-                residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=std / math.sqrt(2 * layers) if residual else std)
+        for name, parameter in self.named_parameters():  # as GPT-2; biases 0, LayerNorms 1
+            if parameter.ndim == 2:
+                adds_to_residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if adds_to_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

@@ -52,7 +52,7 @@ def parse_flags(arguments=None):
     switch_off(architecture, "causal", "let every token attend to every other")
 
     training = p.add_argument_group("training")
-    flag(training, "steps", 2000, "number of steps at most; the learning rate schedule spans them")
+    flag(training, "steps", 3000, "number of steps at most; the learning rate schedule spans them")
     flag(training, "target", 0.01, "stop when the validation MSE is below; 0 = run all steps")
     flag(training, "batch", 128, "sequences per step")
     flag(training, "lr", 1e-3, "learning rate")
@@ -65,8 +65,8 @@ def parse_flags(arguments=None):
 
     machine = p.add_argument_group("machine and files")
     flag(machine, "device", "auto", "cuda, mps or cpu; auto = the first that is there")
-    flag(machine, "dtype", "float32", "of the matrix products; the rest is always float32",
-         choices=["float32", "bfloat16"])
+    flag(machine, "dtype", "auto", "of the large matrix products, the rest is always float32; auto = bfloat16 where "
+         "the device multiplies it natively", choices=["auto", "float32", "bfloat16"])
     machine.add_argument("--compile", action="store_true", help="torch.compile the model")
     flag(machine, "eval-every", 50, "steps between evaluations, each of which saves the state")
     flag(machine, "save-every", 0, "steps between checkpoints of the weights in ckpt/; 0 = none")
@@ -82,7 +82,7 @@ def parse_flags(arguments=None):
 
 
 def check_flags(flags):
-    """Find the device of --device auto. Raises ValueError with one line that says what to change."""
+    """Settle --device auto and --dtype auto. Raises ValueError with one line that says what to change."""
     at_least = dict(N=1, D=1, K=2, layers=1, heads=1, width=1, batch=1, steps=1, eval_every=1)
     at_least |= dict.fromkeys(["examples", "head_size", "target", "lr", "warmup", "decay", "beta2", "weight_decay",
                                "clip", "seed", "save_every"], 0)
@@ -106,6 +106,15 @@ def check_flags(flags):
         torch.empty(1, device=flags["device"])
     except (RuntimeError, AssertionError):
         raise ValueError(f"--device {flags['device']} is not there: choose cpu, or one that torch can use") from None
+    if flags["dtype"] == "auto":
+        flags["dtype"] = "bfloat16" if multiplies_bfloat16(torch.device(flags["device"]).type) else "float32"
+
+
+def multiplies_bfloat16(device_type):
+    if device_type == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)
+    capabilities = torch.cpu.get_capabilities() if device_type == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
+    return capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
 
 
 def head_size(flags):
@@ -242,14 +251,12 @@ def first_below(steps, losses, level=0.5):
     return None
 
 
-def train(flags, stopped=()):
-    """Run to the target or the last step, and return the last row of the log; None when `stopped` fills up first.
+def train(flags, state=None, stopped=()):
+    """Run from the state (of open_run; None = from the start) to the target or the last step, and return the last row
+    of the log; None when `stopped` fills up first.
 
-    Raises ValueError (one line) for a run directory that cannot be used, FloatingPointError when the loss is no
-    longer finite; state.pt then holds the last evaluation at which it still was."""
-    run = flags["out"]
-    state = open_run(run, flags)
-    device, K = flags["device"], flags["K"]
+    Raises FloatingPointError when the loss is no longer finite; state.pt then holds the last time it still was."""
+    run, device = flags["out"], flags["device"]
     torch.manual_seed(flags["seed"])
     model = build(flags).to(device)
     forward = torch.compile(model) if flags["compile"] else model
@@ -372,11 +379,13 @@ def main():
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.append(number))
     try:
-        row = train(flags, stopped)
+        state = open_run(flags["out"], flags)
     except ValueError as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(2)
-    except FloatingPointError as error:
+    try:
+        row = train(flags, state, stopped)
+    except (FloatingPointError, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(1)
     if row is None:
