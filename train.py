@@ -110,11 +110,14 @@ def check_flags(flags):
         flags["dtype"] = "bfloat16" if multiplies_bfloat16(torch.device(flags["device"]).type) else "float32"
 
 
+def cpu_capabilities():
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # since torch 2.10
+
+
 def multiplies_bfloat16(device_type):
     if device_type == "cuda":
         return torch.cuda.get_device_capability() >= (8, 0)
-    capabilities = torch.cpu.get_capabilities() if device_type == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
-    return capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
+    return device_type == "cpu" and any(cpu_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def head_size(flags):
@@ -201,7 +204,8 @@ def open_run(run, flags):
         git_hash = git.stdout.strip() or None
     except OSError:
         git_hash = None
-    hardware = torch.cuda.get_device_name(flags["device"]) if "cuda" in flags["device"] else platform.machine()
+    hardware = (torch.cuda.get_device_name(flags["device"]) if "cuda" in flags["device"]
+                else cpu_capabilities().get("cpu_name", platform.machine()))
     config = compared | dict(device=flags["device"], hardware=hardware, threads=torch.get_num_threads(),
                              torch=torch.__version__, git=git_hash)
     try:
@@ -338,25 +342,28 @@ def draw_curves(run):
     steps, names = [row["step"] for row in rows], [name for name in rows[0] if name.startswith("x_")]
     figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
-    whole.plot(steps, [row["val"] for row in rows], color="black", label="validation")
-    whole.set(yscale="log", title=f"{run.name}: validation MSE {rows[-1]['val']:.4f} at step {steps[-1]}")
+    whole.plot(steps, [row["val"] for row in rows], color="black", label="validation, 1024 sequences")
+    whole.set(yscale="log", ylabel="mean squared error",
+              title=f"{config['layers']} layers, {config['heads']} heads, D={config['D']}, seed {config['seed']}: "
+                    f"MSE {rows[-1]['val']:.4f} at step {steps[-1]}")
     if config["target"]:
         whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=f"target {config['target']:g}")
     colors = plt.get_cmap("viridis")
     for i, name in enumerate(names):
         losses, color = [row[name] for row in rows], colors(0.9 * i / max(1, len(names) - 1))
         crossing = first_below(steps, losses)
-        partial.plot(steps, losses, color=color,
-                     label=f"${name}$" + (f", below 0.5 at step {crossing:.0f}" if crossing else ""))
+        label = f"${name}$" + (f", below 0.5 at step {crossing:.0f}" if crossing else "")
+        partial.plot(steps, losses, color=color, label=label)
         if crossing:
             partial.plot(crossing, 0.5, "o", color=color)
-    partial.set(ylim=(0, 1.15), title="validation loss of each symbol")
+    partial.set(ylim=(0, 1.2), ylabel="validation MSE", title="each symbol alone")
     for axes in (whole, partial):
-        axes.axhline(1, color="tab:red", ls=":", lw=1, label="1: knows nothing")
-        axes.axhline(1 - 1 / config["N"], color="tab:orange", ls=":", lw=1,
-                     label=f"{1 - 1 / config['N']:.3g}: averages the {config['N']} candidates")
-        axes.set(xlabel="training step", ylabel="mean squared error")
-        axes.legend(fontsize="small")
+        for level, meaning in (1, "knows nothing"), (1 - 1 / config["N"], f"averages the {config['N']} candidates"):
+            axes.axhline(level, color="tab:red", ls=":", lw=1)
+            axes.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", ha="right", fontsize="small", color="tab:red")
+        axes.set(xlabel="training step")
+        axes.legend(fontsize="small", loc="lower left" if axes is whole else "center right")
     write_file(run / "curves.png", lambda path: figure.savefig(path, dpi=130, format="png"))
     plt.close(figure)
 
