@@ -89,9 +89,9 @@ def make_batch(seed, index, N=4, D=3, K=4, ic=True, rotary="input"):
     return Batch(inputs, targets, positions)
 
 
-def validation_index(n, device="cpu"):
-    """Examples -1..-n: never among those trained on, which count up from 0."""
-    return -1 - torch.arange(n, device=device)
+def validation_index(n, first=0, device="cpu"):
+    """n examples from -1-first down: never among those trained on, which count up from 0."""
+    return -1 - torch.arange(first, first + n, device=device)
 
 
 @functools.lru_cache(maxsize=2)
