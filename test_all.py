@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: on tenso
 import torch
 import torch.nn.functional as F
 
+import ablate
 import data
 import train
 from model import Transformer, rotate
@@ -418,6 +419,128 @@ def test_every_command_line_at_tiny_size():
         assert code == 0 and "28 tokens" in out
         code, out, err = run_main(data, "--depths", 20)
         assert code == 0 and len(out.splitlines()) == 22
+
+
+# ---- ablate.py
+
+class Planted:
+    """Stands in for a transformer and computes a known circuit by following what information goes where: a path is
+    taken only while its two roles share a piece (Section 5), the query says what it holds and 0 for what it does not."""
+
+    def __init__(self, D, paths, layers, N=4, K=4):
+        self.D, self.paths, self.layers, self.N, self.K = D, paths, layers, N, K
+
+    def positions(self, x):
+        found = torch.empty(len(x), self.N, 2 * self.D + 1, dtype=torch.long)
+        for b, tokens in enumerate(x[:, :, :self.K].tolist()):
+            for n in range(self.N):
+                place = [len(tokens) - self.N + n]
+                for _ in range(self.D):
+                    a = next(t for t in range(0, len(tokens) - self.N, 2) if tokens[t] == tokens[place[-1]])
+                    place += [a, a + 1]
+                found[b, n] = torch.tensor(place)
+        return found
+
+    def __call__(self, x, patterns=None, return_patterns=False):
+        D, N, K, positions, seen = self.D, self.N, self.K, self.positions(x), []
+        uniform = ablate.write_pattern("uniform", positions, True).expand(len(x), -1, -1)
+        known = data.starting_information(D)
+        for layer in range(self.layers):
+            shared = known.float() @ known.float().T > 0
+            own = [path for (at, _), path in self.paths if at == layer and shared[path]]
+            pattern = ablate.write_pattern(own, positions, True, "uniform") if own else uniform
+            pattern = (patterns or {}).get((layer, 0), pattern).expand(len(x), -1, -1)
+            seen.append(pattern[:, None])
+            moved = ablate.read_paths(pattern, positions).mean((0, 1)) > 0.5
+            known = known | (moved.float() @ known.float() > 0)
+        held = x.gather(1, positions[:, :, 2::2].reshape(len(x), -1, 1).expand(-1, -1, K)).view(len(x), N, D, K)
+        predictions = (held * known[0, 3::2, None]).flatten(2)
+        return (predictions, seen) if return_patterns else predictions
+
+
+def named(*paths):
+    """"2 q 1b" -> ((1, 0), (0, 2)): layer 2, its only head, from q to 1b."""
+    return [((int(layer) - 1, 0), (data.roles(9).index(source), data.roles(9).index(target)))
+            for layer, source, target in map(str.split, paths)]
+
+
+PAIRS = ["1 1b 1a", "1 2b 2a", "1 3b 3a"]  # layer 1 lets every b know its a
+PLANTED = [(1, named(*PAIRS[:1], "2 q 1b")),
+           (2, named(*PAIRS[:2], "2 q 1b", "3 q 2b")),
+           (2, named(*PAIRS[:2], "3 1b 2b", "4 q 1b")),
+           (3, named(*PAIRS, "2 q 1b", "2 2b 3b", "4 q 2b")),
+           (3, named(*PAIRS, "2 q 1b", "2 1b 2b", "3 q 2b", "4 q 3b")),
+           (3, named(*PAIRS, "2 q 1b", "3 q 2b", "4 q 3b"))]
+
+
+def planted_search(D, model, layers):
+    config = train.parse_flags(["--D", str(D), "--layers", str(layers), "--device", "cpu", "--dtype", "float32"])
+    batch = ablate.fresh_batch(config, 0, 16)
+    patterns = model(batch.inputs, return_patterns=True)[1]
+    attention = {(layer, 0): ablate.read_paths(pattern[:, 0], batch.positions).mean((0, 1))
+                 for layer, pattern in enumerate(patterns)}
+    return config, batch, [ablate.find_circuit(lambda circuit: ablate.measure(model, config, batch, circuit).mean().item(),
+                                               attention, 0.05, order)[0]
+                           for order in (sorted(attention), sorted(attention, reverse=True))]
+
+
+def test_planted_circuits_are_recovered_exactly():
+    for D, paths in PLANTED:
+        needed = [p for p in paths if not all(ablate.symbols_reached([o for o in paths if o != p], D, 5))]
+        for circuit in planted_search(D, Planted(D, paths, 5), 5)[2]:
+            assert set(ablate.paths_of(circuit)) == set(needed), (paths, circuit)
+
+
+def test_redundant_circuits_lose_one_of_their_copies():
+    copies = named("2 q 1b", "3 q 1b")
+    for circuit in planted_search(1, Planted(1, named("1 1b 1a") + copies, 4), 4)[2]:
+        assert ablate.paths_of(circuit) in [named("1 1b 1a") + [copy] for copy in copies]
+
+
+def test_certificate_of_a_planted_circuit():
+    """Every removal destroys just what the simulation says, and the verdict says so."""
+    D, paths = PLANTED[3]
+    model = Planted(D, paths, 5)
+    config, batch, circuits = planted_search(D, model, 5)
+    with contextlib.redirect_stdout(io.StringIO()):
+        rows = ablate.certify(model, config, circuits[0], batch, 0)
+    verdict = ablate.verdict(config, circuits[0], rows, 0.05)
+    assert verdict == dict(sufficient=True, all_necessary=True, paths=6, least_paths=6, layers_with_paths=3, least_layers=3,
+                           first_useful_layer_is_previous_token=True, predictions_right=6), verdict
+    for row in rows[5::2]:
+        for k, loss in enumerate(row["partial"], 1):
+            assert abs(loss - (f"x_{k}" in row["predicted"])) < 0.3                # 0 where it is held, else about 1
+
+
+def test_bootstrap_interval_covers_the_mean():
+    covered = 0
+    for seed in range(40):
+        errors = torch.randn(400, 3, generator=torch.Generator().manual_seed(seed)).square()
+        interval = ablate.interval(errors, torch.Generator().manual_seed(seed), resamples=300)
+        covered += interval["low"] < 1 < interval["high"]
+    assert 33 <= covered <= 40, covered
+
+
+def test_written_patterns_are_read_back():
+    batch = data.make_batch(0, torch.arange(8))
+    pattern = ablate.write_pattern([(2, 1), (0, 2)], batch.positions, True)
+    read = ablate.read_paths(pattern, batch.positions)
+    assert read.sum() == 2 * 4 * 8 and (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, 2] == 1).all()
+    for rest in ("identity", "uniform"):
+        filled = ablate.write_pattern([(2, 1)], batch.positions, True, rest)
+        torch.testing.assert_close(filled.sum(-1), torch.ones(8, 28))
+        assert (filled.triu(1) == 0).all()
+
+
+def test_a_random_model_has_no_circuit():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        assert run_main(train, *TINY, "--out", run)[0] == 0
+        code, out, err = run_main(ablate, run, "--sequences", 64)
+        assert code == 0 and "circuit: none" in out, err
+        assert "no circuit" in json.loads((run / "circuit.json").read_text())["orders"]["first layer first"]
+        assert_refused(ablate, folder, says="no run directory")
+        assert_refused(ablate, run, "--threshold", 0, says="--threshold must be above 0")
 
 
 # ---- what is committed

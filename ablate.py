@@ -1,0 +1,251 @@
+"""Find the circuit of a trained transformer by machine, and certify it (Section 8, Appendix E).
+
+    python ablate.py out/L12_H1_D3_s0     # prints the table, writes circuit.json and ablation.csv into the run
+
+A path is (layer, head, from role, to role): "in layer 7, q attends to 1b". A head's mechanism is identity, uniform, or
+a list of paths; a circuit gives every head one. Layers and heads are counted from 1 in all that is printed or written.
+"""
+import argparse
+import csv
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from data import attend, causal_depth, make_batch, roles, starting_information, validation_index
+from train import PROBLEM_FLAGS, load, precision, write_file
+
+
+# ---- measuring
+
+def fresh_batch(config, first, n):
+    """Sequences first..first+n-1 of those that training never sees; 0..1023 are the ones train.py validates on."""
+    return make_batch(config["seed"], validation_index(n, first), **{key: config[key] for key in PROBLEM_FLAGS})
+
+
+def read_paths(patterns, positions):
+    """(B, T, T) attention -> (B, N, roles, roles): how much each role attends to each other role of its own chain."""
+    B, N, R = positions.shape
+    rows = patterns[:, None].expand(-1, N, -1, -1).gather(2, positions[..., None].expand(-1, -1, -1, patterns.shape[-1]))
+    return rows.gather(3, positions[:, :, None].expand(-1, -1, R, -1))
+
+
+def write_pattern(mechanism, positions, causal, rest="zero"):
+    """The attention pattern of a mechanism, (T, T) or (B, T, T): one where a path leads. `rest` says what the tokens
+    without a path do: attend to nothing (zero, as the paper), to themselves (identity), or to all (uniform)."""
+    B, N, R = positions.shape
+    identity, uniform = torch.eye(N * R), torch.ones(N * R, N * R)
+    uniform = uniform.tril() if causal else uniform
+    whole = dict(zero=torch.zeros(N * R, N * R), identity=identity, uniform=uniform / uniform.sum(-1, keepdim=True))
+    if isinstance(mechanism, str):
+        return whole[mechanism]
+    pattern = torch.zeros(B, N * R, N * R)
+    for source, target in mechanism:
+        pattern[torch.arange(B)[:, None], positions[:, :, source], positions[:, :, target]] = 1
+    leads = pattern.sum(-1, keepdim=True)
+    return torch.where(leads > 0, pattern / leads.clamp(min=1), whole[rest])
+
+
+@torch.no_grad()
+def measure(model, config, batch, circuit, rest="zero"):
+    """(B, symbols) squared error of each sequence on each symbol, with the heads in `circuit` replaced by their
+    mechanisms and all others computing their patterns from what they then find."""
+    errors = []
+    for inputs, targets, positions in zip(*(tensor.split(256) for tensor in batch)):
+        patterns = {head: write_pattern(mechanism, positions, config["causal"], rest)
+                    for head, mechanism in circuit.items()}
+        with precision(config):
+            predictions = model(inputs, patterns=patterns)
+        errors.append((predictions.float() - targets).square().unflatten(-1, (-1, config["K"])).mean((1, 3)))
+    return torch.cat(errors)
+
+
+# ---- searching
+
+def useless_heads(loss, limit, order):
+    """{head: identity or uniform, whichever costs less} of the heads that are not needed; one is replaced after the
+    other in the given order, as long as the loss stays below the limit. All other heads stay alive."""
+    circuit = {}
+    for head in order:
+        cost = {mechanism: loss(circuit | {head: mechanism}) for mechanism in ("identity", "uniform")}
+        cheapest = min(cost, key=cost.get)
+        if cost[cheapest] < limit:
+            circuit[head] = cheapest
+    return circuit
+
+
+def without(circuit, head, path):
+    return circuit | {head: [other for other in circuit[head] if other != path]}
+
+
+def find_circuit(loss, attention, threshold, order):
+    """(circuit, its loss), or (None, why not).
+
+    loss: circuit -> mean squared error with these heads replaced. attention: {head: (roles, roles) mean attention}.
+    First the heads that can be identity or uniform. Then, from the first layer to the last, so that the layers above
+    still need what a path enables, each head becomes a one-hot map on the other role that each role attends to most,
+    and loses path after path, the weakest first, as long as the loss stays below the threshold."""
+    baseline = loss({})
+    if baseline >= threshold:
+        return None, f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
+    circuit = useless_heads(loss, (baseline + threshold) / 2, order)
+    for head in sorted(attention.keys() - circuit.keys()):
+        strength, target = attention[head].clone().fill_diagonal_(-1).max(-1)  # to stay where one is leads nowhere
+        circuit[head] = [(source, target[source].item()) for source in range(len(target))]
+        current = loss(circuit)
+        for source in strength.argsort().tolist():
+            smaller = without(circuit, head, (source, target[source].item()))
+            cost = loss(smaller)
+            if cost < max(threshold, current):
+                circuit, current = smaller, cost
+        if current >= threshold:
+            return None, (f"layer {head[0] + 1} head {head[1] + 1} cannot be replaced: its simplest one-hot map leaves a "
+                          f"loss of {current:.3f}, not below {threshold:g}")
+    return circuit, current
+
+
+def paths_of(circuit):
+    """[(head, (from, to)), ...] in the order of the layers."""
+    return [(head, path) for head in sorted(circuit) if not isinstance(circuit[head], str) for path in circuit[head]]
+
+
+# ---- certifying
+
+def symbols_reached(paths, D, layers):
+    """(D,) bool, which x_1..x_D the query holds at the end if information flows along these paths alone (Section 5)."""
+    known = starting_information(D)
+    for layer in range(layers):
+        allowed = torch.zeros(2 * D + 1, 2 * D + 1, dtype=torch.bool)
+        for (at, _), (source, target) in paths:
+            if at == layer:
+                allowed[source, target] = True
+        known = attend(known, allowed)
+    return known[0, 3::2]
+
+
+def interval(errors, generator, resamples=1000):
+    """The mean of errors (B, symbols) and its 95% bootstrap interval over sequences: dict of mse, low, high, and the
+    partial losses."""
+    each = errors.mean(1)
+    means = torch.stack([each[torch.randint(len(each), each.shape, generator=generator)].mean()
+                         for _ in range(resamples)])
+    low, high = means.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return dict(mse=each.mean().item(), low=low, high=high, partial=errors.mean(0).tolist())
+
+
+def certify(model, config, circuit, batch, seed):
+    """The rows of the ablation table, each a dict: the model as it is; all heads replaced, with each rule for the rows
+    without a path; and every path removed alone, first with all other heads replaced (the paper's test), then with the
+    useful heads of the layers above alive, so that they must find their targets without it."""
+    generator, names, paths = torch.Generator().manual_seed(seed), roles(config["D"]), paths_of(circuit)
+    lost = 0.5 * (1 - 1 / config["N"])  # half way to the plateau of a model that averages the candidates
+
+    def symbols(flags):
+        return [f"x_{k}" for k, flag in enumerate(flags, 1) if flag]
+
+    def row(what, circuit, rest="zero", **more):
+        row = dict(what=what, **more, **interval(measure(model, config, batch, circuit, rest), generator))
+        print(f"{what:48s} {row['mse']:7.4f} [{row['low']:.4f}, {row['high']:.4f}]  "
+              + " ".join(f"{loss:6.3f}" for loss in row["partial"]), flush=True)
+        return row
+
+    print(f"{'':48s}     MSE [95% interval]     " + " ".join(f"{name:>6s}" for name in symbols([True] * config["D"])))
+    rows = [row("the model as it is", {})]
+    rows += [row(f"all heads replaced, rows without a path: {rest}", circuit, rest)
+             for rest in ("zero", "identity", "uniform")]
+    for head, (source, target) in paths:
+        path = dict(layer=head[0] + 1, head=head[1] + 1, source=names[source], target=names[target])
+        smaller = without(circuit, head, (source, target))
+        alive = {at: mechanism for at, mechanism in smaller.items() if at[0] <= head[0] or isinstance(mechanism, str)}
+        what = f"without layer {path['layer']} head {path['head']}, {path['source']} -> {path['target']}"
+        rows.append(row(what, smaller, **path))
+        reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
+        rows.append(row("    and the layers above alive", alive, **path, predicted=symbols(~reached)))
+        rows[-1]["destroyed"] = symbols(loss > lost for loss in rows[-1]["partial"])
+    return rows
+
+
+def verdict(config, circuit, rows, threshold):
+    """What the certificate says, a dict: is the circuit sufficient, is every path necessary, how small is it, and does
+    each removal destroy what the information flow predicts."""
+    replaced, removals, D = rows[1], rows[4:], config["D"]
+    pairs = list(zip(removals[0::2], removals[1::2]))
+    useful = {head[0] for head, _ in paths_of(circuit)}
+    return dict(
+        sufficient=replaced["high"] < threshold,
+        all_necessary=all(max(frozen["low"], alive["low"]) > replaced["mse"] for frozen, alive in pairs),
+        paths=len(pairs), least_paths=2 * D, layers_with_paths=len(useful), least_layers=causal_depth(D),
+        first_useful_layer_is_previous_token=all(
+            target + 1 == source and source % 2 == 0 for (layer, _), (source, target) in paths_of(circuit)
+            if layer == min(useful)),
+        predictions_right=sum(alive["predicted"] == alive["destroyed"] for _, alive in pairs))
+
+
+# ---- the command line
+
+def write_table(path, rows):
+    """ablation.csv: one row per measurement, partial losses in columns of their own."""
+    with open(path, "w", newline="") as file:
+        table = csv.writer(file)
+        symbols = [f"x_{k}" for k in range(1, len(rows[0]["partial"]) + 1)]
+        table.writerow(["what", "layer", "head", "source", "target", "mse", "low", "high", *symbols, "predicted", "destroyed"])
+        for row in rows:
+            table.writerow([row["what"].strip(), *(row.get(key, "") for key in ("layer", "head", "source", "target")),
+                            row["mse"], row["low"], row["high"], *row["partial"],
+                            *(" ".join(row.get(key, [])) for key in ("predicted", "destroyed"))])
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.error = lambda message: p.exit(2, f"ablate.py: {message}\n")
+    p.add_argument("run", type=Path, help="run directory of train.py")
+    p.add_argument("--threshold", type=float, default=0.05, help="highest MSE of a sufficient circuit (default: 0.05)")
+    p.add_argument("--sequences", type=int, default=4096, help="fresh sequences for the certificate (default: 4096)")
+    p.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
+    flags = p.parse_args()
+    try:
+        model, config = load(flags.run)
+    except ValueError as error:
+        p.error(error)
+    if not flags.threshold > 0 or flags.sequences < 2 or not config["ic"]:
+        p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
+
+    began, search = time.time(), fresh_batch(config, 2 ** 20, 128)
+    with torch.no_grad():
+        patterns = model(search.inputs, return_patterns=True)[1]
+    attention = {(layer, head): read_paths(pattern[:, head], search.positions).mean((0, 1))
+                 for layer, pattern in enumerate(patterns) for head in range(config["heads"])}
+    orders = {"first layer first": sorted(attention), "last layer first": sorted(attention, reverse=True),
+              "least attention first": sorted(attention, key=lambda head: attention[head].max().item())}
+    found, report = [], dict(threshold=flags.threshold, sequences=flags.sequences, orders={})
+    for name, order in orders.items():
+        circuit, result = find_circuit(lambda circuit: measure(model, config, search, circuit).mean().item(), attention,
+                                       flags.threshold, order)
+        report["orders"][name] = (f"no circuit: {result}" if circuit is None else
+                                  f"{len(paths_of(circuit))} paths, loss {result:.4f} in the search")
+        print(f"{time.time() - began:5.1f} s  {name}: {report['orders'][name]}", flush=True)
+        found += [circuit] if circuit else []
+    if found:
+        best = min(found, key=lambda circuit: len(paths_of(circuit)))
+        names, rows = roles(config["D"]), certify(model, config, best, fresh_batch(config, 2 ** 21, flags.sequences), flags.seed)
+        report |= verdict(config, best, rows, flags.threshold)
+        report["orders_that_agree"] = sum(paths_of(circuit) == paths_of(best) for circuit in found)
+        report["heads"] = [dict(layer=layer + 1, head=head + 1, mechanism=mechanism if isinstance(mechanism, str) else
+                                [dict(source=names[source], target=names[target],
+                                      attention=attention[layer, head][source, target].item())
+                                 for source, target in mechanism])
+                           for (layer, head), mechanism in sorted(best.items())]
+        report["rows"] = rows
+        write_file(flags.run / "ablation.csv", lambda path: write_table(path, rows))
+    write_file(flags.run / "circuit.json", lambda path: path.write_text(json.dumps(report, indent=1) + "\n"))
+    print("---")
+    for key, value in report.items():
+        if not isinstance(value, (list, dict)):
+            print(f"{key}: {value}")
+    print(f"seconds: {time.time() - began:.1f}\ncircuit: {flags.run / 'circuit.json' if found else 'none'}")
+
+
+if __name__ == "__main__":
+    main()
