@@ -4,20 +4,24 @@
     python test_all.py rotary law   # only the tests whose names contain one of these words
 """
 import contextlib
+import http.server
 import io
 import itertools
 import json
 import math
+import os
+import random
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
 from unittest import mock
-
-import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: on tensors this small more threads only wait
 import torch
@@ -25,6 +29,7 @@ import torch.nn.functional as F
 
 import ablate
 import data
+import llm
 import train
 from model import Transformer, rotate
 
@@ -541,6 +546,444 @@ def test_a_random_model_has_no_circuit():
         assert "no circuit" in json.loads((run / "circuit.json").read_text())["orders"]["first layer first"]
         assert_refused(ablate, folder, says="no run directory")
         assert_refused(ablate, run, "--threshold", 0, says="--threshold must be above 0")
+
+
+# ---- llm.py
+
+# Appendix A: what each example chose, in the order in which the generators choose, and the example itself, several
+# lines of it on one line.
+APPENDIX_A = {
+    "equations": (["bcda", "2301", "eghf", "badc", "kilj", "efgh", "npom", "klij", "qsrt", "npom", "s"], """\
+b = 2 | c = 3 | d = 0 | a = 1
+e = b | g = a | h = d | f = c
+k = e | i = f | l = g | j = h
+n = k | p = l | o = i | m = j
+q = n | s = p | r = o | t = m
+What is the value of s? Say directly only the numeric value, without any other words.
+Correct: 1
+Acceptable: 0, 1, 2, 3
+"""),
+    "lives-with": (["Charlie David Alice Bob", "Cairo Delhi Berlin Amsterdam", "Henry Eve Frank Grace",
+                    "David Charlie Alice Bob", "Kate Larry Jack Isabelle", "Grace Frank Eve Henry",
+                    "Mary Olivia Nick Peter", "Jack Isabelle Kate Larry", "Rose Queen Tom Sam",
+                    "Peter Nick Olivia Mary", "Rose"], """\
+Charlie lives in Cairo | David lives in Delhi | Alice lives in Berlin | Bob lives in Amsterdam
+Henry lives with David | Eve lives with Charlie | Frank lives with Alice | Grace lives with Bob
+Kate lives with Grace | Larry lives with Frank | Jack lives with Eve | Isabelle lives with Henry
+Mary lives with Jack | Olivia lives with Isabelle | Nick lives with Kate | Peter lives with Larry
+Rose lives with Peter | Queen lives with Nick | Tom lives with Olivia | Sam lives with Mary
+Where does Rose live? Say directly only the name of the city, without any other words.
+Correct: Berlin
+Acceptable: Amsterdam, Berlin, Cairo, Delhi
+"""),
+    "kingdoms": (["Silvania Novaria Aurora Florinia", "Bob Alice Charlie David", "celestian harmonian elysian lumin",
+                  "Silvania Novaria Aurora Florinia", "beef pork lamb chicken", "lumin elysian harmonian celestian",
+                  "Astralyte Nephryon Zephyrium Virellium", "beef chicken lamb pork",
+                  "Chronogy Aetherflux Somnosis Synthemia", "Zephyrium Astralyte Virellium Nephryon", "Chronogy"], """\
+Bob lives in Silvania. | Alice lives in Novaria. | Charlie lives in Aurora. | David lives in Florinia.
+Silvanians believe in celestianism. | Novarians believe in harmonianism. | Aurorans believe in elysianism.
+Florinians believe in luminism.
+Luminists eat beef. | Elysianists eat pork. | Harmonianists eat lamb. | Celestianists eat chicken.
+Beef contains Astralyte. | Chicken contains Nephryon. | Lamb contains Zephyrium. | Pork contains Virellium.
+Zephyrium causes Chronogy. | Astralyte causes Aetherflux. | Virellium causes Somnosis. | Nephryon causes Synthemia.
+Who has Chronogy? Say directly the name without other words.
+Correct: Alice
+Acceptable: Alice, Bob, Charlie, David
+"""),
+    "functions": (["3201", "1320", "1032", "1023", "bacd", "0231", "f", "i"], """\
+a(0) = 3 | a(1) = 2 | a(2) = 0 | a(3) = 1 | b(0) = 1 | b(1) = 3 | b(2) = 2 | b(3) = 0
+c(0) = 1 | c(1) = 0 | c(2) = 3 | c(3) = 2 | d(0) = 1 | d(1) = 0 | d(2) = 2 | d(3) = 3
+e = b | f = a | g = c | h = d | i = 0 | j = 2 | k = 3 | l = 1
+What is the value of f(i)? Say directly only the numeric value, without any other words.
+Correct: 3
+Acceptable: 0, 1, 2, 3
+"""),
+    "relatives": (["Penny Lily Isabelle Cathy George Adam Kevin Ed Hank Mike Jane Fred Dana Olivia Bob Nancy",
+                   "Canada Brazil France Kenya Italy Mexico Peru Laos Germany Japan England Hungary Norway Qatar "
+                   "Denmark Argentina",
+                   "Jane Olivia Penny Dana Nancy Isabelle Lily Cathy", "Ed Mike Adam George Hank Bob Fred Kevin",
+                   "brother mother sister father", "doctor engineer teacher lawyer", "Eve"], """\
+Penny lives in Canada. | Lily lives in Brazil. | Isabelle lives in France. | Cathy lives in Kenya.
+George lives in Italy. | Adam lives in Mexico. | Kevin lives in Peru. | Ed lives in Laos.
+Hank lives in Germany. | Mike lives in Japan. | Jane lives in England. | Fred lives in Hungary.
+Dana lives in Norway. | Olivia lives in Qatar. | Bob lives in Denmark. | Nancy lives in Argentina.
+Johns mother is Jane. | Johns sister is Olivia. | Johns father is Ed. | Johns brother is Mike.
+Chriss mother is Penny. | Chriss sister is Dana. | Chriss father is Adam. | Chriss brother is George.
+Dianas mother is Nancy. | Dianas sister is Isabelle. | Dianas father is Hank. | Dianas brother is Bob.
+Eves mother is Lily. | Eves sister is Cathy. | Eves father is Fred. | Eves brother is Kevin.
+Doctors live with their brothers. | Lawyers live with their mothers. | Teachers live with their sisters.
+Engineers live with their fathers.
+John works as a doctor. | Chris works as an engineer. | Diana works as a teacher. | Eve works as a lawyer.
+Where does Eve live? Say directly only the name, without any other words.
+Correct: Brazil
+Acceptable: Argentina, Brazil, Canada, Denmark, England, France, Germany, Hungary, Italy, Japan, Kenya, Laos, \
+Mexico, Norway, Peru, Qatar
+"""),
+}
+
+
+class ChoicesOfThePaper:
+    """Stands in for random.Random: hands out the choices of an example, each only where it is one of those offered."""
+
+    def __init__(self, choices):
+        self.choices = [c.split() if " " in c else c if len(c) == 1 or c[0].isupper() else list(c) for c in choices]
+
+    def sample(self, items, k):
+        choice = self.choices.pop(0)
+        assert sorted(choice) == sorted(items) and k == len(items), (choice, items)
+        return choice
+
+    def choice(self, items):
+        choice = self.choices.pop(0)
+        assert choice in items, (choice, items)
+        return choice
+
+
+def test_llm_appendix_a_letter_by_letter():
+    for formulation, (choices, example) in APPENDIX_A.items():
+        rng = ChoicesOfThePaper(choices)
+        with mock.patch.object(llm.random, "Random", lambda seed: rng):
+            assert run_main(llm, "--show", formulation) == (0, example.replace(" | ", "\n"), "")
+        assert not rng.choices, "the example makes choices that the generator does not"
+
+
+def test_llm_questions_agree_with_the_solver():
+    for formulation in llm.FORMULATIONS:
+        for D in (1, 5, 8, 30) if formulation == "equations" else (None,):
+            questions = [llm.make_question(formulation, D, 0, index) for index in range(300)]
+            given = [correct for _, correct, _ in questions]
+            assert given == [llm.solve(prompt) for prompt, _, _ in questions]
+            assert all(acceptable == sorted(set(given)) for _, _, acceptable in questions)  # each is right at some time
+            assert max(given.count(answer) for answer in given) < 2 * 300 / len(set(given))  # so chance is 1/4, 1/16
+            prompts = {prompt for prompt, _, _ in questions}
+            assert len(prompts) == 300 or D == 1  # D = 1 has only 24 * 24 * 4 questions
+            assert len({prompt.split("\n")[-1] for prompt in prompts}) == (16 if formulation == "functions" else 4)
+    assert llm.make_question("kingdoms", None, 0, 7) == llm.make_question("kingdoms", None, 0, 7)
+    assert llm.make_question("kingdoms", None, 0, 7) != llm.make_question("kingdoms", None, 1, 7)
+    assert [llm.name(i) for i in (0, 25, 26, 27, 51, 52, 701, 702)] == "a z aa ab az ba zz aaa".split()
+
+
+def test_llm_four_chains_have_four_answers():
+    for formulation, things in ("equations", "qrst"), ("kingdoms", "Chronogy Synthemia Somnosis Aetherflux".split()):
+        prompt, _, acceptable = llm.make_question(formulation, 5, 0, 3)
+        before, after = prompt.split("?")
+        start = before.rindex(" ") + 1
+        assert sorted(llm.solve(f"{before[:start]}{thing}?{after}") for thing in things) == acceptable
+
+
+def test_llm_solver_finds_no_answer_where_there_is_none_or_two():
+    def error_of(*lines):
+        try:
+            return llm.solve("\n".join(lines))
+        except (KeyError, ValueError) as error:
+            return type(error)
+
+    for formulation in llm.FORMULATIONS:
+        *facts, question = llm.make_question(formulation, 5, 0, 0)[0].split("\n")
+        assert error_of(facts[0], *facts, question) == ValueError, "said twice"
+        assert error_of(question) == KeyError, "nothing is said"
+        assert error_of(*facts, "So what?") == error_of("Once there was a king", *facts, question) == ValueError
+    assert error_of("a = 1", "c = b", "What is the value of c?") == KeyError, "b is never said"
+
+
+def test_llm_wilson_interval():
+    assert [round(x, 4) for x in llm.wilson(5, 10)] == [0.2366, 0.7634]
+    for n in (1, 7, 500):
+        for k in range(0, n + 1, max(1, n // 7)):
+            for end in llm.wilson(k, n):  # by definition the ends p solve |k/n - p| = 1.96 sqrt(p (1 - p) / n)
+                assert abs(abs(k / n - end) - 1.959964 * (end * (1 - end) / n) ** 0.5) < 1e-9
+        assert llm.wilson(0, n)[0] == 0 and llm.wilson(n, n)[1] == 1
+
+
+# A chat-completions server with scripted models, which misbehaves when told to.
+
+KEY = "sk-test-0123456789-do-not-print"
+
+
+def perfect(prompt, rng):
+    return llm.solve(prompt)
+
+
+def acceptable_answers(prompt):
+    """Read from the prompt."""
+    if "numeric" in prompt:
+        return list("0123")
+    homes = [line.rstrip(".").split(" lives in ") for line in prompt.split("\n") if " lives in " in line]
+    return [person if "Who has" in prompt else place for person, place in homes]
+
+
+def guessing(prompt, rng):
+    """One of the acceptable answers, after idle talk in one case of four."""
+    return "I would have to think." if rng.random() < 0.25 else rng.choice(acceptable_answers(prompt))
+
+
+def right_with_probability_06(prompt, rng):
+    correct = llm.solve(prompt)
+    return correct if rng.random() < 0.6 else rng.choice([a for a in acceptable_answers(prompt) if a != correct])
+
+
+def error_body(message):
+    return json.dumps({"error": {"message": message, "type": "error", "param": None, "code": None}})
+
+
+FAULTS = {  # status, body
+    "rate limit": (429, error_body("slow down")), "overloaded": (503, error_body("overloaded")),
+    "bad gateway": (502, "<html>bad gateway</html>"), "unauthorized": (401, error_body(f"no such key: {KEY}")),
+    "not found": (404, error_body("no such model")), "broken JSON": (200, '{"choices": [{"message": {"cont'),
+    "error as 200": (200, error_body(f"upstream failed with {KEY}")), "web page": (200, "<html>sign in</html>"),
+    **{name: (400, error_body(f"Unsupported parameter: '{name}' is not supported with this model."))
+       for name in ("max_tokens", "temperature", "max_completion_tokens")}}
+
+
+class ScriptedModel(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # one packet per reply
+
+    def do_POST(self):
+        server = self.server
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = request["messages"][0]["content"]
+        with server.lock:
+            fault = server.faults(len(server.requests))
+            server.requests.append((time.time(), prompt))
+            server.open_requests += 1
+            server.most_open = max(server.most_open, server.open_requests)
+        time.sleep(1 if fault == "silent" else server.delay)
+        with server.lock:
+            server.open_requests -= 1
+            answer = None
+            if not fault:  # drawn anew for every prompt, so that the order in which they come does not matter
+                answers = server.answers.setdefault(prompt, [])
+                answer = server.model(prompt, random.Random(f"{prompt} {len(answers)}"))
+                answers.append(answer)
+        status, body = FAULTS.get(fault) or (200, json.dumps({
+            "id": "x", "object": "chat.completion", "created": 0, "model": "scripted",
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102}}))
+        self.close_connection = fault in ("silent", "reset", "cut off")
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return self.connection.close()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) + (100 if fault == "cut off" else 0)))
+        if fault == "rate limit":
+            self.send_header("Retry-After", "1")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def scripted_server(model=perfect, faults=lambda number: None, delay=0.0):
+    """Serves chat completions on 127.0.0.1, to which the environment points; faults(number of the request) names the
+    fault. Yields an object with .answers, {prompt: [answer, ...]}, .requests, [(time, prompt)], .most_open."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ScriptedModel, bind_and_activate=False)
+    server.request_queue_size, server.handle_error = 128, lambda *_: None
+    server.server_bind()
+    server.server_activate()
+    server.model, server.faults, server.delay, server.lock = model, faults, delay, threading.Lock()
+    server.answers, server.requests, server.open_requests, server.most_open = {}, [], 0, 0
+    server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    with environment(server.url):
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def environment(url, key=KEY):
+    return mock.patch.dict("os.environ", OPENAI_API_KEY=key, OPENAI_BASE_URL=url, NO_PROXY="127.0.0.1")
+
+
+def run_llm(*arguments):
+    code, out, err = run_main(llm, *arguments)
+    assert KEY not in out + err
+    return code, out, err
+
+
+def attempts_in(path):
+    """{question: its attempts} in an answers file: every line is whole, and nothing was asked again once settled."""
+    text, asked = Path(path).read_text(), {}
+    assert KEY not in text
+    for line in map(json.loads, text.splitlines()):
+        asked.setdefault((line["formulation"], line["D"], line["index"]), []).append(line)
+    for attempts in asked.values():
+        assert [attempt["attempt"] for attempt in attempts] == list(range(1, len(attempts) + 1))
+        assert not any(attempt["acceptable"] for attempt in attempts[:-1])
+    return asked
+
+
+def test_llm_scripted_models_score_what_they_are():
+    with tempfile.TemporaryDirectory() as folder:
+        models = (perfect, 10, 2, 1), (guessing, 80, 5, 1 / 4), (right_with_probability_06, 80, 7, 0.6)
+        for model, n, D, truth in models:
+            path = Path(folder, model.__name__)
+            with scripted_server(model) as server:
+                code, out, err = run_llm("--model", "m", "--n", n, "--D", D, "--out", path)
+            assert code == 0, err
+            rows = llm.scores(attempts_in(path))
+            assert list(rows) == [("equations", D), *((f, None) for f in list(llm.FORMULATIONS)[1:])]
+            for (formulation, _), row in rows.items():
+                low, high = llm.wilson(row["correct"], n)
+                p = 1 / 16 if model is guessing and formulation == "relatives" else truth
+                assert row["n"] == n and low <= p <= high, (model, formulation, low, high)
+                assert f"{row['correct'] / n:.1%}  {low:6.1%} - {high:6.1%}" in out
+            # the same numbers by another way: what the server said, against the solver
+            right = {prompt: [answer == llm.solve(prompt) for answer in answers]
+                     for prompt, answers in server.answers.items()}
+            asked = sum(len(answers) for answers in right.values())
+            assert sum(row["attempts"] for row in rows.values()) == asked == len(server.requests)
+            assert len(right) == 5 * n
+            assert sum(row["correct"] for row in rows.values()) == sum(answers[-1] for answers in right.values())
+            assert sum(row["first"] for row in rows.values()) == sum(answers[0] for answers in right.values())
+            assert (asked > 5 * n) == (model is guessing)
+            spent = f"{asked} attempts (0 of them empty), {100 * asked} tokens in, {2 * asked} tokens out\n"
+            assert f"{5 * n}/{5 * n} questions, 0.0 min left, {spent}" in out and out.count(spent) == 2
+
+
+def test_llm_asks_until_acceptable_and_says_what_was_not():
+    never = llm.make_question("kingdoms", None, 3, 1)[0]
+    talk = iter(["It must be 7", None, "<think>0, no, 1</think>\n **{}.**"])  # the third is the answer, dressed up
+
+    def model(prompt, rng):
+        answer = None if prompt == never else next(talk, "{}")
+        return answer and answer.format(llm.solve(prompt))
+
+    with tempfile.TemporaryDirectory() as folder, scripted_server(model) as server:
+        flags = ["--model", "m", "--seed", 3, "--n", 2, "--D", 2, "--attempts", 5, "--out", folder + "/a"]
+        code, out, err = run_llm(*flags)
+        rows = llm.scores(attempts_in(folder + "/a"))
+        assert code == 0 and "(6 of them empty)" in out
+        assert rows["equations", 2] == {"n": 2, "correct": 2, "first": 1, "attempts": 4, "unresolved": 0}
+        assert rows["kingdoms", None] == {"n": 2, "correct": 1, "first": 1, "attempts": 6, "unresolved": 1}
+        assert len(server.requests) == 4 + 6 + 3 * 2
+        assert run_llm(*flags)[0] == 0 and len(server.requests) == 16  # nothing is left to ask, not even the unresolved
+
+
+def test_llm_survives_every_fault_and_keeps_each_answer_once():
+    faults = ["max_tokens", "temperature", "max_completion_tokens", None, "rate limit", "overloaded", "bad gateway",
+              "silent", "broken JSON", "error as 200", "web page", "empty", "reset", "cut off"]
+    with tempfile.TemporaryDirectory() as folder, \
+            scripted_server(faults=lambda n: faults[n] if n < len(faults) else None) as server:
+        code, out, err = run_llm("--model", "m", "--n", 8, "--D", 2, 3, "--timeout", 0.5, "--concurrency", 2,
+                                 "--out", folder + "/a")
+        asked = attempts_in(folder + "/a")
+        attempts = [attempt for attempts in asked.values() for attempt in attempts]
+        assert code == 0 and len(asked) == 6 * 8 and all(attempts[-1]["correct"] for attempts in asked.values()), err
+        assert len(attempts) == 6 * 8 + 1 and "(1 of them empty)" in out  # no other fault counts as an attempt
+        assert [len(answers) for answers in server.answers.values()] == [1] * 6 * 8
+        assert len(server.requests) == 6 * 8 + len(faults) - 1
+        assert [line.split(":")[0] for line in out.splitlines() if line.startswith("going on with")] == [
+            "going on with {'temperature'", "going on with {'max_completion_tokens'", "going on with no options"]
+        assert all(attempt["options"] == {} for attempt in attempts)
+        limited, prompt = server.requests[faults.index("rate limit")]
+        assert any(1 <= again - limited < 2 for again, p in server.requests if p == prompt), "Retry-After was 1 second"
+
+
+def test_llm_ends_in_one_clear_line():
+    with tempfile.TemporaryDirectory() as folder:
+        for before, fault, says in (  # the server behaves for so many requests, and what it answered must be kept
+                (0, "unauthorized", "no such key: ***"), (2, "unauthorized", "***"), (2, "not found", "no such model"),
+                (0, "overloaded", "overloaded"), (2, "rate limit", "slow down"), (0, "reset", "no reply from http"),
+                (2, "cut off", "no reply from http"), (2, "silent", "(ReadTimeout)"), (0, "web page", "sign in"),
+                (2, "broken JSON", "2 replies in a row were no chat comp"), (2, "error as 200", "failed with ***")):
+            path = f"{folder}/{fault}{before}"
+            with scripted_server(faults=lambda n: fault if n >= before else None) as server:
+                code, out, err = run_llm("--model", "m", "--n", 2, "--concurrency", 1, "--retries", 1,
+                                         "--timeout", 0.2, "--out", path)
+            assert code == 2 and err.count("\n") == 1 and says in err, err
+            assert len(attempts_in(path)) == len(server.answers) == before
+            assert len(server.requests) == before + (1 if fault in ("unauthorized", "not found") else 2), "bounded"
+        with environment("http://127.0.0.1:9/v1"):
+            assert_refused(llm, "--model", "m", "--retries", 1, "--out", folder + "/b", says="no reply from http")
+
+
+def test_llm_stopped_run_goes_on_where_it_was():
+    with tempfile.TemporaryDirectory() as folder:
+        for blow in signal.SIGKILL, signal.SIGINT:
+            path = Path(folder, blow.name)
+            flags = "--model", "m", "--n", 30, "--D", 5, "--concurrency", 8, "--out", path
+            with scripted_server(delay=0.02) as server:
+                process = start("llm.py", *flags)
+                wait_for(lambda: len(server.answers) > 50)
+                process.send_signal(blow)
+                out, err = process.communicate(timeout=20)
+                assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[blow]
+                assert err == ("" if blow == signal.SIGKILL else "llm.py: stopped; the same command goes on\n")
+                time.sleep(0.2)  # the server finishes what it was asked before
+                kept, answered = attempts_in(path), len(server.answers)
+                assert answered - 8 <= len(kept) <= answered < 150  # not kept: at most what was under way
+                if blow == signal.SIGKILL:
+                    path.write_bytes(path.read_bytes()[:-10])  # as if the kill had come within the last line
+                    kept.popitem()
+                server.answers.clear()
+                code, out, err = run_llm(*flags)
+                assert code == 0 and f"150 questions, {len(kept)} of them answered before" in out
+                assert len(attempts_in(path)) == 150
+                assert [len(answers) for answers in server.answers.values()] == [1] * (150 - len(kept))
+                assert not {llm.make_question(f, D, 0, index)[0] for f, D, index in kept} & set(server.answers)
+                assert run_llm(*flags)[0] == 0 and len(server.answers) == 150 - len(kept)
+                assert server.most_open == 8
+
+
+def test_llm_settings_are_never_mixed():
+    with tempfile.TemporaryDirectory() as folder, scripted_server() as server:
+        path = Path(folder, "a")
+        same = ["--model", "m", "--n", 2, "--D", 5, "--out", path]
+        assert run_llm(*same)[0] == 0
+        before = contents(folder)
+        for flag, value, held in (("--seed", 1, 0), ("--temperature", 0, 1.0), ("--max-tokens", 9, 4096),
+                                  ("--attempts", 3, 10), ("--model", "x", "m")):
+            assert_refused(llm, *same, flag, value, says=f"{held}, not {value}")
+        with environment(server.url + "/other"):
+            assert_refused(llm, *same, says="endpoint http://127.0.0.1")
+        assert contents(folder) == before and len(server.requests) == 10
+        assert run_llm(*same, "--n", 3, "--D", 5, 7)[0] == 0 and len(server.requests) == 10 + 5 + 3  # more of the same
+        for text in "my notes", "my notes\n", "{}\n", '["x"]\n':
+            path.write_text(text)
+            assert_refused(llm, *same, says="is not an answers file")
+            assert_refused(llm, "--plot", path, says="is not an answers file")
+            assert path.read_text() == text
+
+
+def test_llm_bad_flags_get_one_line():
+    with environment("", key=""):
+        assert_refused(llm, "--model", "m", says="set OPENAI_API_KEY, or OPENAI_BASE_URL")
+    for flags, says in (("", "required"), ("--show F1", "invalid choice"), ("--show functions --model m", "not"),
+                        ("--mod m", "required"), ("--model m x", "unrecognized"), ("--model m --n 0", "at least 1"),
+                        ("--model m --n many", "invalid int"), ("--model m --D 3 0", "at least 1"),
+                        ("--model m --temperature nan", "at least 0"), ("--model m --timeout 0", "above 0"),
+                        ("--model m --concurrency 0", "at least 1"), ("--model m --retries -1", "at least 0"),
+                        ("--plot none.jsonl", "No such file")):
+        assert_refused(llm, *flags.split(), says=says)
+
+
+def test_llm_figure_2_says_scripted_model():
+    import matplotlib
+    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context({"svg.fonttype": "none"}):
+        files, figure = [Path(folder, "guessing"), Path(folder, "other")], Path(folder, "f", "figure2.svg")
+        with scripted_server(guessing):
+            for file, D in zip(files, (5, 10)):
+                assert run_llm("--model", file.name, "--n", 3, "--D", D, 2, "--out", file)[0] == 0
+        assert list(llm.scores(attempts_in(files[1])))[:2] == [("equations", 2), ("equations", 10)]
+        code, out, err = run_llm("--plot", *files, "--out", figure)
+        assert code == 0 and out.count("relatives") == 2, err
+        for words in ("scripted model: guessing (n = 3", "scripted model: other (n = 3", "relatives",
+                      "random guessing: 1/4, relatives 1/16", "accuracy (%), Wilson 95% interval"):
+            assert words in figure.read_text(), words
+        some = "".join(line for line in files[0].open() if '"lives-with"' in line)  # not all of the formulations
+        files[0].write_text(some.replace('"served": "scripted"', '"served": "real"'))
+        assert run_llm("--plot", files[0], "--out", figure)[0] == 0 and "scripted" not in figure.read_text()
+        files[0].write_text("")
+        assert_refused(llm, "--plot", files[0], says="no answered question")
+        code, out, err = run_llm("--plot", *files, "--out", figure)
+        assert code == 0 and "guessing holds no answered question: left out" in out
+        assert_refused(llm, "--plot", files[1], "--out", folder + "/a.jsonl", says="not supported")
 
 
 # ---- what is committed
