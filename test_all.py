@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 
 import ablate
+import analyze
 import data
 import llm
 import train
@@ -456,7 +457,7 @@ class Planted:
             pattern = ablate.write_pattern(own, positions, True, "uniform") if own else uniform
             pattern = (patterns or {}).get((layer, 0), pattern).expand(len(x), -1, -1)
             seen.append(pattern[:, None])
-            moved = ablate.read_paths(pattern, positions).mean((0, 1)) > 0.5
+            moved = ablate.read_paths(pattern, positions).mean((0, 1))[:, :-1] > 0.5
             known = known | (moved.float() @ known.float() > 0)
         held = x.gather(1, positions[:, :, 2::2].reshape(len(x), -1, 1).expand(-1, -1, K)).view(len(x), N, D, K)
         predictions = (held * known[0, 3::2, None]).flatten(2)
@@ -510,7 +511,7 @@ def test_certificate_of_a_planted_circuit():
     with contextlib.redirect_stdout(io.StringIO()):
         rows = ablate.certify(model, config, circuits[0], batch, 0)
     verdict = ablate.verdict(config, circuits[0], rows, 0.05)
-    assert verdict == dict(sufficient=True, all_necessary=True, paths=6, least_paths=6, layers_with_paths=3, least_layers=3,
+    assert verdict == dict(sufficient=True, all_necessary=True, paths=6, rows_on_the_previous_token=0, least_paths=6, layers_with_paths=3, least_layers=3,
                            first_useful_layer_is_previous_token=True, predictions_right=6), verdict
     for row in rows[5::2]:
         for k, loss in enumerate(row["partial"], 1):
@@ -528,9 +529,13 @@ def test_bootstrap_interval_covers_the_mean():
 
 def test_written_patterns_are_read_back():
     batch = data.make_batch(0, torch.arange(8))
-    pattern = ablate.write_pattern([(2, 1), (0, 2)], batch.positions, True)
+    pattern = ablate.write_pattern([(2, 1), (0, 2), (3, 7)], batch.positions, True)  # role 7 of D=3: the token before
     read = ablate.read_paths(pattern, batch.positions)
-    assert read.sum() == 2 * 4 * 8 and (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, 2] == 1).all()
+    assert (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, 2] == 1).all() and (read[:, :, 3, 7] == 1).all()
+    assert pattern.sum() == 3 * 4 * 8
+    for b, n in itertools.product(range(8), range(4)):
+        token = batch.positions[b, n, 3].item()
+        assert pattern[b, token, max(0, token - 1)] == 1
     for rest in ("identity", "uniform"):
         filled = ablate.write_pattern([(2, 1)], batch.positions, True, rest)
         torch.testing.assert_close(filled.sum(-1), torch.ones(8, 28))
@@ -546,6 +551,36 @@ def test_a_random_model_has_no_circuit():
         assert "no circuit" in json.loads((run / "circuit.json").read_text())["orders"]["first layer first"]
         assert_refused(ablate, folder, says="no run directory")
         assert_refused(ablate, run, "--threshold", 0, says="--threshold must be above 0")
+
+
+# ---- analyze.py
+
+def test_information_map_before_any_layer_is_lemma_2():
+    """Each role holds its own symbol and no other; no hook stays behind."""
+    config = train.parse_flags("--layers 1 --width 32 --D 2 --device cpu".split())
+    torch.manual_seed(0)
+    model = train.build(config).eval()
+    scores = analyze.information(model, config, n=128)
+    own = torch.tensor([[role // 2 == k for k in range(3)] for role in range(5)])
+    assert scores.shape == (2, 5, 3) and (scores[0][own] > 0.99).all() and (scores[0][~own] < 0.1).all(), scores[0]
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_analyze_draws_every_figure():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        assert run_main(train, *TINY, "--out", run)[0] == 0
+        code, out, err = run_main(analyze, run)
+        assert code == 0 and "no circuit is known here" in out, err
+        heads = [dict(layer=1, head=1, mechanism=[dict(source="1b", target="1a", attention=0.9),
+                                                  dict(source="q", target="previous token", attention=0.8)]),
+                 dict(layer=1, head=2, mechanism="uniform")]
+        (run / "circuit.json").write_text(json.dumps(dict(heads=heads)))
+        assert analyze.read_circuit(run) == {(1, 1): heads[0]["mechanism"]}
+        assert run_main(analyze, run)[0] == 0
+        for name in ("attention_maps", "circuit", "shared_information", "information_map", "curves"):
+            assert (run / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
+        assert_refused(analyze, folder, says="no run directory")
 
 
 # ---- llm.py
