@@ -172,7 +172,7 @@ def load(run, weights="model.pt", device="cpu"):
     run = Path(run)
     if not (run / "config.json").is_file():
         raise ValueError(f"{run} is no run directory: it has no config.json; train.py makes one")
-    config = json.loads((run / "config.json").read_text())
+    config = json.loads((run / "config.json").read_text()) | dict(device=device)  # here, not where it was trained
     model = build(config)
     model.load_state_dict(read_tensors(run / weights))
     return model.to(device).eval(), config
@@ -197,8 +197,6 @@ def open_run(run, flags):
         if not flags["resume"]:
             raise ValueError(f"{run} holds this run already: add --resume to go on, or choose another --out")
         return read_tensors(run / "state.pt", flags["device"]) if (run / "state.pt").exists() else None
-    if run.is_file() or run.is_dir() and any(run.iterdir()):
-        raise ValueError(f"{run} holds something else than a run: choose another --out")
     try:
         git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
         git_hash = git.stdout.strip() or None
@@ -210,6 +208,8 @@ def open_run(run, flags):
                              torch=torch.__version__, git=git_hash)
     try:
         run.mkdir(parents=True, exist_ok=True)
+        if any(run.iterdir()):
+            raise ValueError(f"{run} holds something else than a run: choose another --out")
         write_file(run / "config.json", lambda path: path.write_text(json.dumps(config, indent=1) + "\n"))
     except OSError as error:
         raise ValueError(f"cannot write to {run} ({error.strerror}): choose another --out") from None
