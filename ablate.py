@@ -3,7 +3,7 @@
     python ablate.py out/L12_H1_D3_s0     # prints the table, writes circuit.json and ablation.csv into the run
 
 A path is (layer, head, from role, to role): "in layer 7, q attends to 1b"; a role may also attend to whatever token
-stands before it, as first layers do. A head's mechanism is identity, uniform, or
+stands before it, as first layers do. A head's mechanism is identity, uniform, zero, or
 a list of paths; a circuit gives every head one. Layers and heads are counted from 1 in all that is printed or written.
 """
 import argparse
@@ -14,16 +14,11 @@ from pathlib import Path
 
 import torch
 
-from data import attend, causal_depth, make_batch, roles, starting_information, validation_index
-from train import PROBLEM_FLAGS, load, precision, write_file
+from data import attend, causal_depth, roles, starting_information, validation_index
+from train import load, precision, sequences, write_file
 
 
 # ---- measuring
-
-def fresh_batch(config, first, n):
-    """Sequences first..first+n-1 of those that training never sees; 0..1023 are the ones train.py validates on."""
-    return make_batch(config["seed"], validation_index(n, first), **{key: config[key] for key in PROBLEM_FLAGS})
-
 
 def targets_of(positions):
     """positions (B, N, roles) -> (B, N, roles, roles+1) where each role finds its possible targets: the roles of its own
@@ -108,6 +103,7 @@ def find_circuit(loss, attention, threshold, order):
             cost = loss(smaller)
             if cost < max(threshold, current):
                 circuit, current = smaller, cost
+        circuit[head] = circuit[head] or "zero"
         if current >= threshold:
             return None, (f"layer {head[0] + 1} head {head[1] + 1} cannot be replaced: its simplest one-hot map leaves a "
                           f"loss of {current:.3f}, not below {threshold:g}")
@@ -193,9 +189,12 @@ def verdict(config, circuit, rows, threshold):
     return dict(
         sufficient=replaced["high"] < threshold,
         all_necessary=all(max(frozen["low"], alive["low"]) > replaced["mse"] for frozen, alive in pairs),
-        paths=len(in_chain), rows_on_the_previous_token=len(pairs) - len(in_chain), least_paths=2 * D, layers_with_paths=len(useful), least_layers=causal_depth(D),
-        first_useful_layer_is_previous_token=all(
-            target + 1 == source and source % 2 == 0 for (layer, _), (source, target) in in_chain if layer == min(useful)),
+        necessary_in_the_papers_test=sum(frozen["low"] > replaced["mse"] for frozen, _ in pairs),
+        necessary_with_layers_above_alive=sum(alive["low"] > replaced["mse"] for _, alive in pairs),
+        paths=len(in_chain), least_paths=2 * D, rows_on_the_previous_token=len(pairs) - len(in_chain),
+        layers_with_paths=len(useful), least_layers=causal_depth(D),
+        first_useful_layer_is_previous_token=all(target + 1 == source and source % 2 == 0
+                                                 for (layer, _), (source, target) in in_chain if layer == min(useful)),
         predictions_right=sum(alive["predicted"] == alive["destroyed"] for _, alive in pairs))
 
 
@@ -206,7 +205,8 @@ def write_table(path, rows):
     with open(path, "w", newline="") as file:
         table = csv.writer(file)
         symbols = [f"x_{k}" for k in range(1, len(rows[0]["partial"]) + 1)]
-        table.writerow(["what", "layer", "head", "source", "target", "mse", "low", "high", *symbols, "predicted", "destroyed"])
+        table.writerow(["what", "layer", "head", "source", "target", "mse", "low", "high", *symbols, "predicted",
+                        "destroyed"])
         for row in rows:
             table.writerow([row["what"].strip(), *(row.get(key, "") for key in ("layer", "head", "source", "target")),
                             row["mse"], row["low"], row["high"], *row["partial"],
@@ -229,8 +229,8 @@ def main():
     if not flags.threshold > 0 or flags.sequences < 2 or not config["ic"]:
         p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
 
-    began, search = time.time(), fresh_batch(config, 2 ** 20, 128)
-    with torch.no_grad():
+    began, search = time.time(), sequences(config, validation_index(128, first=2 ** 20))
+    with torch.no_grad(), precision(config):
         patterns = model(search.inputs, return_patterns=True)[1]
     attention = {(layer, head): read_paths(pattern[:, head], search.positions).mean((0, 1))
                  for layer, pattern in enumerate(patterns) for head in range(config["heads"])}
@@ -253,7 +253,7 @@ def main():
         found += [circuit] if circuit else []
     if found:
         best, names = min(found, key=lambda circuit: len(paths_of(circuit))), target_names(config["D"])
-        rows = certify(model, config, best, fresh_batch(config, 2 ** 21, flags.sequences), flags.seed)
+        rows = certify(model, config, best, sequences(config, validation_index(flags.sequences, first=2 ** 21)), flags.seed)
         report |= verdict(config, best, rows, flags.threshold)
         report["orders_that_agree"] = sum(paths_of(circuit) == paths_of(best) for circuit in found)
         report["heads"] = [dict(layer=layer + 1, head=head + 1, mechanism=mechanism if isinstance(mechanism, str) else
@@ -263,6 +263,8 @@ def main():
                            for (layer, head), mechanism in sorted(best.items())]
         report["rows"] = rows
         write_file(flags.run / "ablation.csv", lambda path: write_table(path, rows))
+    else:
+        (flags.run / "ablation.csv").unlink(missing_ok=True)  # it belonged to another threshold
     write_file(flags.run / "circuit.json", lambda path: path.write_text(json.dumps(report, indent=1) + "\n"))
     print("---")
     for key, value in report.items():

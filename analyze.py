@@ -14,9 +14,8 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import FancyArrowPatch
 
-from ablate import fresh_batch
-from data import name_symbol, roles
-from train import draw_curves, load, write_file
+from data import name_symbol, roles, validation_index
+from train import draw_curves, load, sequences, write_file
 
 USEFUL = "tab:red"
 
@@ -40,7 +39,7 @@ def draw_attention_maps(run, model, config, useful):
     """attention_maps.png: every head on one prompt, rows the attending token. Letters are symbols, x_0 = A; the number
     is the chain."""
     N, D = config["N"], config["D"]
-    batch = fresh_batch(config, 0, 1)
+    batch = sequences(config, validation_index(1))
     with torch.no_grad():
         patterns = model(batch.inputs, return_patterns=True)[1]
     labels = [""] * (N * (2 * D + 1))
@@ -101,7 +100,7 @@ def draw_circuit(run, config, useful):
     axes.set_yticks(range(len(layers) + 1), ["input"] + [f"after layer {layer}" for layer in layers])
     axes.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.25, len(layers) + 0.3), xlabel="symbol and role, in the order of reading",
              title=f"Circuit of {config['layers']} layers, D={D}, seed {config['seed']}: arrows carry mean attention\n"
-                   "(128 sequences); heads not drawn are uniform or identity")
+                   "(128 sequences); heads not drawn are uniform, identity or zero")
     axes.spines[:].set_visible(False)
     save(figure, run / "circuit.png")
 
@@ -133,7 +132,7 @@ def information(model, config, n=512):
     """(layers+1, roles, D+1) R^2 on held-out sequences of reading x_k from the residual stream at a role, before the
     first and after each layer, by least squares: fitted on n sequences, tested on n others. An empirical Lemma 2."""
     B, streams = 2 * n, []
-    batch = fresh_batch(config, 2 ** 23, B)
+    batch = sequences(config, validation_index(B, first=2 ** 23))
     hooks = [model.embed.register_forward_hook(lambda module, inputs, output: streams.append(output))]
     hooks += [block.register_forward_hook(lambda module, inputs, output: streams.append(output[0]))
               for block in model.blocks]
@@ -150,12 +149,12 @@ def information(model, config, n=512):
     roles_count = 2 * config["D"] + 1
     symbols = torch.stack([at(batch.inputs[:, :, :config["K"]], 2 * k) for k in range(config["D"] + 1)], 2)
     scores = torch.empty(len(streams), roles_count, config["D"] + 1)
+    wanted, truth = symbols.flatten(2).split(n)
     for layer, stream in enumerate(streams):
         for role in range(roles_count):
             read = at(stream, role)
             read = torch.cat([read, torch.ones(B, config["N"], 1)], -1)
             fit, test = read.split(n)
-            wanted, truth = symbols.flatten(2).split(n)
             solution = torch.linalg.lstsq(fit.flatten(0, 1).double(), wanted.flatten(0, 1).double(), driver="gelsd").solution
             missed = (test.flatten(0, 1).double() @ solution - truth.flatten(0, 1)).square().mean(0)
             scores[layer, role] = (1 - missed / truth.flatten(0, 1).double().var(0)).view(-1, config["K"]).mean(1)

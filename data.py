@@ -234,7 +234,7 @@ def main():
     p.add_argument("--seed", type=int, default=0, help="which sequence to show (default: 0)")
     p.add_argument("--depths", type=int, metavar="D", help="print the depth laws for 1..D retrieval steps instead")
     flags = p.parse_args()
-    if min(flags.N, flags.D, flags.K - 1, flags.depths or 1) < 1 or flags.K % 2:
+    if min(flags.N, flags.D, flags.K - 1, 1 if flags.depths is None else flags.depths) < 1 or flags.K % 2:
         p.error("--N, --D and --depths must be at least 1, and --K even and at least 2")
     print(depth_table(flags.depths) if flags.depths else describe(flags.seed, flags.N, flags.D, flags.K))
 

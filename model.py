@@ -1,7 +1,7 @@
 """The transformer (Sections 7.1, 8.1, 9.1): GPT-2 style, pre-LN, over continuous tokens. Its attention patterns can
 be read and replaced, which is all that reverse-engineering its circuits needs.
 
-    model = Transformer(T=28, N=4, inputs=8, outputs=12, layers=12, heads=1)
+    model = Transformer(T=28, N=4, inputs=8, outputs=12, layers=12, heads=1, width=128, head_size=128)
     predictions = model(x)                                      # (B, 28, 8) -> (B, 4, 12)
     predictions, patterns = model(x, return_patterns=True)      # patterns[layer]: (B, heads, 28, 28)
     predictions = model(x, patterns={(6, 0): torch.eye(28)})    # layer 6, head 0 attends to itself, the rest as learned
@@ -49,8 +49,8 @@ class Block(nn.Module):
         if angles is not None:  # all of them (B, heads, T, head_size)
             q, k = rotate(q, angles[-rows:]), rotate(k, angles)
         q, k, v = (z.reshape(B * self.heads, -1, self.head_size) for z in (q, k, v))
-        # Explicit batched products: at T < 100 they beat the fused attention op. In float32, whatever the rest is:
-        # they are 1% of the arithmetic, and bfloat16 would round a score of 50 to a multiple of 0.25
+        # Explicit batched products: on a CPU, at T < 100, they beat the fused attention op. In float32, whatever the
+        # rest is: they are a few percent of the arithmetic, and bfloat16 rounds a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
             scores = torch.baddbmm(mask[-rows:], q, k.mT, alpha=self.head_size ** -0.5)
             pattern = scores.softmax(-1).view(B, self.heads, rows, T)
@@ -85,10 +85,11 @@ class Transformer(nn.Module):
         mask = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
         self.register_buffer("mask", mask, persistent=False)
         self.register_buffer("angles", angles, persistent=False)
+        additions = layers * (2 if mlp else 1)  # to the residual stream, which should not grow with their number
         for name, parameter in self.named_parameters():  # as GPT-2; biases 0, LayerNorms 1
             if parameter.ndim == 2:
                 adds_to_residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if adds_to_residual else 0.02)
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(additions) if adds_to_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -96,7 +97,11 @@ class Transformer(nn.Module):
         """x (B, T, inputs) -> predictions (B, N, outputs); with return_patterns also every layer's attention
         pattern after softmax, a list of (B, heads, T, T), rows the attending token.
 
-        patterns: {(layer, head): (T, T) or (B, T, T)} to use instead of what those heads compute."""
+        patterns: {(layer, head): (T, T) or (B, T, T)} to use instead of what those heads compute; ValueError for a head
+        that is not there."""
+        for layer, head in patterns or {}:
+            if not (0 <= layer < len(self.blocks) and 0 <= head < self.blocks[layer].heads):
+                raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
         x, seen, T = self.embed(x), [], x.shape[1]
         for layer, block in enumerate(self.blocks):
             replaced = {h: pattern for (l, h), pattern in (patterns or {}).items() if l == layer}

@@ -65,8 +65,8 @@ def parse_flags(arguments=None):
 
     machine = p.add_argument_group("machine and files")
     flag(machine, "device", "auto", "cuda, mps or cpu; auto = the first that is there")
-    flag(machine, "dtype", "auto", "of the large matrix products, the rest is always float32; auto = bfloat16 where "
-         "the device multiplies it natively", choices=["auto", "float32", "bfloat16"])
+    flag(machine, "dtype", "auto", "of activations and matrix products; weights, attention scores and optimizer are "
+         "always float32; auto = bfloat16 where the device multiplies it natively", choices=["auto", "float32", "bfloat16"])
     machine.add_argument("--compile", action="store_true", help="torch.compile the model")
     flag(machine, "eval-every", 50, "steps between evaluations, each of which saves the state")
     flag(machine, "save-every", 0, "steps between checkpoints of the weights in ckpt/; 0 = none")
@@ -126,13 +126,12 @@ def head_size(flags):
 
 # ---- the run directory
 
-PROBLEM_FLAGS = ["N", "D", "K", "ic", "rotary"]  # what make_batch takes
 MACHINE_FLAGS = ["device", "compile", "out", "resume"]  # how a run is computed, not what: --resume may change them
 
 
 def run_directory(flags):
     """out/L12_H1_D3_s0, with every other flag that differs from its default named in between."""
-    defaults = parse_flags([])
+    defaults = parse_flags(["--device", flags["device"]])  # the default of --dtype is the device's
     named = ["layers", "heads", "D", "seed", "eval_every", "save_every", *MACHINE_FLAGS]
     others = [f"_{'' if value is not False else 'no-'}{key}{'' if isinstance(value, bool) else value}"
               for key, value in flags.items() if key not in named and value != defaults[key]]
@@ -153,8 +152,7 @@ def read_tensors(path, device="cpu"):
     except FileNotFoundError:
         raise ValueError(f"{path} is missing") from None
     except Exception as error:  # a damaged file raises whatever the unpickler stumbled on
-        raise ValueError(f"{path} is damaged ({type(error).__name__}): restore it, or move it away and run again"
-                         ) from None
+        raise ValueError(f"{path} is damaged ({type(error).__name__}): restore it, or choose another --out") from None
 
 
 def build(config):
@@ -166,16 +164,29 @@ def build(config):
                        **{key: config[key] for key in ("layers", "heads", "width", "mlp", "causal")})
 
 
+def read_config(run):
+    try:
+        return json.loads((run / "config.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{run / 'config.json'} cannot be read ({type(error).__name__}): restore it, or choose another "
+                         "--out") from None
+
+
 def load(run, weights="model.pt", device="cpu"):
     """(model, config) of a run directory, ready to evaluate; `weights` may name a checkpoint, "ckpt/000080.pt".
     ValueError with one line if the directory holds no such run."""
     run = Path(run)
     if not (run / "config.json").is_file():
         raise ValueError(f"{run} is no run directory: it has no config.json; train.py makes one")
-    config = json.loads((run / "config.json").read_text()) | dict(device=device)  # here, not where it was trained
+    config = read_config(run) | dict(device=device)  # here, not where it was trained
     model = build(config)
     model.load_state_dict(read_tensors(run / weights))
     return model.to(device).eval(), config
+
+
+def sequences(config, index):
+    """The Batch of examples `index` of this run's problem and seed; of validation_index, none that it trained on."""
+    return make_batch(config["seed"], index, **{key: config[key] for key in ("N", "D", "K", "ic", "rotary")})
 
 
 def read_log(run):
@@ -188,7 +199,7 @@ def open_run(run, flags):
     Returns its state.pt, or None to start from scratch; ValueError with one line if neither will do."""
     compared = {key: value for key, value in flags.items() if key not in MACHINE_FLAGS}
     if (run / "config.json").exists():
-        config = json.loads((run / "config.json").read_text())
+        config = read_config(run)
         different = [key for key in compared if config.get(key) != compared[key]]
         if different:
             raise ValueError(f"{run} holds a run with other flags ("
@@ -196,9 +207,14 @@ def open_run(run, flags):
                              + "): choose another --out")
         if not flags["resume"]:
             raise ValueError(f"{run} holds this run already: add --resume to go on, or choose another --out")
-        return read_tensors(run / "state.pt", flags["device"]) if (run / "state.pt").exists() else None
+        if (run / "state.pt").exists():
+            return read_tensors(run / "state.pt", flags["device"])
+        if (run / "log.jsonl").exists():  # to start over would overwrite it
+            raise ValueError(f"{run} holds a run whose state.pt is missing: restore it, or choose another --out")
+        return None
     try:
-        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+        git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True,
+                             cwd=Path(__file__).parent)
         git_hash = git.stdout.strip() or None
     except OSError:
         git_hash = None
@@ -230,17 +246,17 @@ def partial_losses(predictions, targets, K):
 
 
 def precision(flags):
-    """A context in which matrix products run in --dtype. Weights, sums and everything else stay float32."""
+    """A context in which activations, the residual stream among them, and matrix products are of --dtype. Weights,
+    attention scores, LayerNorm's statistics, the loss and the optimizer stay float32."""
     return torch.autocast(torch.device(flags["device"]).type, torch.bfloat16, enabled=flags["dtype"] == "bfloat16")
 
 
 @torch.no_grad()
 def evaluate(forward, flags, n=1024, first=0):
     """Partial losses, a list, on n sequences that training never sees."""
-    index = validation_index(n, first, flags["device"])
     losses = []
-    for chunk in index.split(256):
-        batch = make_batch(flags["seed"], chunk, **{key: flags[key] for key in PROBLEM_FLAGS})
+    for chunk in validation_index(n, first, flags["device"]).split(256):
+        batch = sequences(flags, chunk)
         with precision(flags):
             predictions = forward(batch.inputs)
         losses.append(partial_losses(predictions.float(), batch.targets, flags["K"]) * len(chunk) / n)
@@ -295,34 +311,35 @@ def train(flags, state=None, stopped=()):
                        train=(train_loss[0] / train_loss[1]).item() if step else None,
                        val=sum(losses) / len(losses), **dict(zip(names, losses)))
             if not math.isfinite(row["val"] + (row["train"] or 0)):
-                raise FloatingPointError(f"the loss is no longer finite at step {step}: lower --lr or --clip, or "
-                                         f"raise --warmup; {run} keeps the last good state")
-            solved = row["val"] < flags["target"]
-            if solved:  # 1024 sequences leave 10% of doubt in so small an error, and many looks at them add a bias
+                raise FloatingPointError(f"the loss is no longer finite at step {step}: start again with a lower --lr or "
+                                         f"--clip and another --out; {run} keeps the last good state")
+            solved, last = row["val"] < flags["target"], step == flags["steps"]
+            if solved or last:  # a few sequences make most of so small an error, and the lowest of many looks is biased
                 losses = evaluate(forward, flags, n=8192, first=1024)
                 row["confirmed"] = sum(losses) / len(losses)
-                solved = row["confirmed"] < flags["target"]
+                solved = solved and row["confirmed"] < flags["target"]
             rows.append(row)
             write_file(run / "log.jsonl", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in rows)))
             save_state()
             rate = (step - since[1]) / (time.time() - since[0])
-            left = time.strftime("%H:%M:%S", time.gmtime((flags["steps"] - step) / rate)) if rate else "?"
+            left = f"{(flags['steps'] - step) / rate / 60:.1f} min" if rate else "?"
             train_text = f"{row['train']:.4f}" if step else "   -  "
             print(f"step {step:5d}/{flags['steps']} {step / flags['steps']:4.0%}  train {train_text}"
                   f"  val {row['val']:.4f}  {'  '.join(f'{name} {row[name]:.3f}' for name in names)}"
                   f"  {rate:5.2f} steps/s  {left} left at most", flush=True)
             since = time.time(), step
-            if step == flags["steps"] or solved:
+            if last or solved:
                 break
             train_loss.zero_()
         if stopped:
-            if step % flags["eval_every"]:  # else it has just been saved, with the losses that the log needs
+            # after an evaluation it has just been saved, with the losses that the log needs; what blew up never is
+            if step % flags["eval_every"] and train_loss.isfinite().all():
                 save_state()
             return None
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, flags)
         index = batch_index(flags["seed"], step, flags["batch"], flags["examples"]).to(device)
-        batch = make_batch(flags["seed"], index, **{key: flags[key] for key in PROBLEM_FLAGS})
+        batch = sequences(flags, index)
         with precision(flags):
             predictions = forward(batch.inputs)
         loss = F.mse_loss(predictions.float(), batch.targets)
@@ -343,14 +360,14 @@ def draw_curves(run):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    config, rows = json.loads((run / "config.json").read_text()), read_log(run)
+    config, rows = read_config(run), read_log(run)
     steps, names = [row["step"] for row in rows], [name for name in rows[0] if name.startswith("x_")]
     figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     whole.plot(steps, [row["val"] for row in rows], color="black", label="validation, 1024 sequences")
     whole.set(yscale="log", ylabel="mean squared error",
               title=f"{config['layers']} layers, {config['heads']} heads, D={config['D']}, seed {config['seed']}: "
-                    f"MSE {rows[-1]['val']:.4f} at step {steps[-1]}")
+                    f"MSE {rows[-1].get('confirmed', rows[-1]['val']):.4f} at step {steps[-1]}")
     if config["target"]:
         whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=f"target {config['target']:g}")
     colors = plt.get_cmap("viridis")
@@ -375,9 +392,11 @@ def draw_curves(run):
 
 def summary(run):
     """The end of a run in lines of "name: value", easy to grep."""
-    config, rows = json.loads((run / "config.json").read_text()), read_log(run)
+    config, rows = read_config(run), read_log(run)
     last = rows[-1]
-    lines = ["---", f"run: {run}", f"solved: {last.get('confirmed', math.inf) < config['target']}"]
+    lines = ["---", f"run: {run}"]
+    if config["target"]:
+        lines.append(f"solved: {max(last['val'], last['confirmed']) < config['target']}")
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
     for name in (name for name in last if name.startswith("x_")):
         step = first_below([row["step"] for row in rows], [row[name] for row in rows])
