@@ -543,8 +543,8 @@ def test_certificate_of_a_planted_circuit():
     with contextlib.redirect_stdout(io.StringIO()):
         rows = ablate.certify(model, config, circuits[0], batch, 0)
     verdict = ablate.verdict(config, circuits[0], rows, 0.05)
-    # what lets a b know its a is needed to find it, and no more once the patterns above are fixed
-    assert verdict == dict(sufficient=True, all_necessary=True, necessary_in_the_papers_test=3,
+    # once the patterns above are fixed, 2b -> 3b and q -> 2b alone cannot be spared: x_1 reaches q by way of 2a and 1b
+    assert verdict == dict(sufficient=True, all_necessary=True, necessary_in_the_papers_test=2,
                            necessary_with_layers_above_alive=6, paths=6, least_paths=6, rows_on_the_previous_token=0,
                            layers_with_paths=3, least_layers=3, first_useful_layer_is_previous_token=True,
                            predictions_right=6), verdict
