@@ -98,7 +98,8 @@ def draw_circuit(run, config, useful):
     letters = [f"{chr(ord('A') + names.index(name) // 2)}\n{name}" for name in order]
     axes.set_xticks(range(len(order)), letters)
     axes.set_yticks(range(len(layers) + 1), ["input"] + [f"after layer {layer}" for layer in layers])
-    axes.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.25, len(layers) + 0.3), xlabel="symbol and role, in the order of reading",
+    axes.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.25, len(layers) + 0.3),
+             xlabel="symbol and role, in the order of reading",
              title=f"Circuit of {config['layers']} layers, D={D}, seed {config['seed']}: arrows carry mean attention\n"
                    "(128 sequences); heads not drawn are uniform, identity or zero")
     axes.spines[:].set_visible(False)
@@ -121,7 +122,8 @@ def draw_shared_information(run, config):
     axes.plot([], [], color="tab:blue", lw=2, label="share a symbol")
     axes.plot([], [], color="tab:orange", lw=2, label="share the position of their pair")
     axes.legend(loc="upper right", ncols=2, frameon=False)
-    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-1, 1.3), title=f"What the roles of one chain share before any layer, D={D}")
+    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-1, 1.3),
+             title=f"What the roles of one chain share before any layer, D={D}")
     axes.axis("off")
     save(figure, run / "shared_information.png")
 

@@ -233,7 +233,8 @@ def test_replaced_patterns_are_used():
     planted = torch.zeros(12, 12)
     planted[:, 0] = 1
     _, patterns = model(x, patterns={(1, 0): planted}, return_patterns=True)
-    assert torch.equal(patterns[1][:, 0], planted.expand(4, 12, 12)) and not torch.equal(patterns[1][:, 1], patterns[1][:, 0])
+    assert torch.equal(patterns[1][:, 0], planted.expand(4, 12, 12))
+    assert not torch.equal(patterns[1][:, 1], patterns[1][:, 0])
     for nowhere in (3, 0), (0, 2), (-1, 0):
         try:
             model(x, patterns={nowhere: planted})

@@ -366,7 +366,7 @@ def draw_curves(run):
     whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     whole.plot(steps, [row["val"] for row in rows], color="black", label="validation, 1024 sequences")
     whole.set(yscale="log", ylabel="mean squared error",
-              title=f"{config['layers']} layers, {config['heads']} heads, D={config['D']}, seed {config['seed']}: "
+              title=f"{config['layers']} layers x {config['heads']} heads, D={config['D']}, seed {config['seed']}: "
                     f"MSE {rows[-1].get('confirmed', rows[-1]['val']):.4f} at step {steps[-1]}")
     if config["target"]:
         whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=f"target {config['target']:g}")
@@ -382,10 +382,10 @@ def draw_curves(run):
     for axes in (whole, partial):
         for level, meaning in (1, "knows nothing"), (1 - 1 / config["N"], f"averages the {config['N']} candidates"):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
-            axes.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", ha="right", fontsize="small", color="tab:red")
+            whole.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
+                           textcoords="offset points", ha="right", fontsize="small", color="tab:red")
         axes.set(xlabel="training step")
-        axes.legend(fontsize="small", loc="lower left" if axes is whole else "center right")
+        axes.legend(fontsize="small", loc="lower left")  # no run is solved in its first steps
     write_file(run / "curves.png", lambda path: figure.savefig(path, dpi=130, format="png"))
     plt.close(figure)
 
