@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from data import attend, causal_depth, roles, starting_information, validation_index
-from train import load, precision, sequences, write_file
+from train import load, partial_losses, precision, sequences, write_file
 
 
 # ---- measuring
@@ -42,9 +42,9 @@ def write_pattern(mechanism, positions, causal, rest="zero"):
     whole = dict(zero=torch.zeros(N * R, N * R), identity=identity, uniform=uniform / uniform.sum(-1, keepdim=True))
     if isinstance(mechanism, str):
         return whole[mechanism]
-    pattern = torch.zeros(B, N * R, N * R)
+    pattern, targets = torch.zeros(B, N * R, N * R), targets_of(positions)
     for source, target in mechanism:
-        pattern[torch.arange(B)[:, None], positions[:, :, source], targets_of(positions)[:, :, source, target]] = 1
+        pattern[torch.arange(B)[:, None], positions[:, :, source], targets[:, :, source, target]] = 1
     leads = pattern.sum(-1, keepdim=True)
     return torch.where(leads > 0, pattern / leads.clamp(min=1), whole[rest])
 
@@ -59,7 +59,7 @@ def measure(model, config, batch, circuit, rest="zero"):
                     for head, mechanism in circuit.items()}
         with precision(config):
             predictions = model(inputs, patterns=patterns)
-        errors.append((predictions.float() - targets).square().unflatten(-1, (-1, config["K"])).mean((1, 3)))
+        errors.append(partial_losses(predictions, targets, config["K"]))
     return torch.cat(errors)
 
 

@@ -151,15 +151,15 @@ def information(model, config, n=512):
     roles_count = 2 * config["D"] + 1
     symbols = torch.stack([at(batch.inputs[:, :, :config["K"]], 2 * k) for k in range(config["D"] + 1)], 2)
     scores = torch.empty(len(streams), roles_count, config["D"] + 1)
-    wanted, truth = symbols.flatten(2).split(n)
+    half = n * config["N"]
+    wanted, truth = symbols.flatten(2).flatten(0, 1).double().split(half)
     for layer, stream in enumerate(streams):
         for role in range(roles_count):
-            read = at(stream, role)
-            read = torch.cat([read, torch.ones(B, config["N"], 1)], -1)
-            fit, test = read.split(n)
-            solution = torch.linalg.lstsq(fit.flatten(0, 1).double(), wanted.flatten(0, 1).double(), driver="gelsd").solution
-            missed = (test.flatten(0, 1).double() @ solution - truth.flatten(0, 1)).square().mean(0)
-            scores[layer, role] = (1 - missed / truth.flatten(0, 1).double().var(0)).view(-1, config["K"]).mean(1)
+            read = torch.cat([at(stream, role), torch.ones(B, config["N"], 1)], -1)
+            fit, test = read.flatten(0, 1).double().split(half)
+            solution = torch.linalg.lstsq(fit, wanted, driver="gelsd").solution
+            missed = (test @ solution - truth).square().mean(0)
+            scores[layer, role] = (1 - missed / truth.var(0)).view(-1, config["K"]).mean(1)
     return scores
 
 

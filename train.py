@@ -241,8 +241,8 @@ def learning_rate(step, flags):
 
 
 def partial_losses(predictions, targets, K):
-    """(B, N, symbols*K) twice -> (symbols,) the mean squared error on each symbol alone."""
-    return (predictions - targets).square().unflatten(-1, (-1, K)).mean((0, 1, 3))
+    """(B, N, symbols*K) twice -> (B, symbols) the mean squared error of each sequence on each symbol alone."""
+    return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((1, 3))
 
 
 def precision(flags):
@@ -259,8 +259,8 @@ def evaluate(forward, flags, n=1024, first=0):
         batch = sequences(flags, chunk)
         with precision(flags):
             predictions = forward(batch.inputs)
-        losses.append(partial_losses(predictions.float(), batch.targets, flags["K"]) * len(chunk) / n)
-    return torch.stack(losses).sum(0).tolist()
+        losses.append(partial_losses(predictions, batch.targets, flags["K"]))
+    return torch.cat(losses).mean(0).tolist()
 
 
 def first_below(steps, losses, level=0.5):
