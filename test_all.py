@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -306,6 +307,40 @@ def test_learning_rate_rises_stays_and_falls():
     assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
 
 
+def test_muon_is_pytorchs_muon():
+    torch.manual_seed(0)
+    ours = [torch.randn(shape, requires_grad=True) for shape in ((24, 8), (8, 24), (8, 8), (24, 8))]
+    theirs = [matrix.detach().clone().requires_grad_() for matrix in ours]
+    both = [train.Muon(ours, weight_decay=0.1, dtype=torch.bfloat16),
+            torch.optim.Muon(theirs, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")]
+    for optimizer in both:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+    before = [matrix.detach().clone() for matrix in ours]
+    for _ in range(3):
+        for a, b in zip(ours, theirs):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        for optimizer in both:
+            optimizer.step()
+    for a, b, start in zip(ours, theirs, before):
+        assert (a - b).norm() < 0.01 * (a - start).norm(), (a.shape, (a - b).norm(), (a - start).norm())
+    # and what it is an approximation of
+    update = torch.randn(3, 8, 24)
+    u, _, vh = torch.linalg.svd(update, full_matrices=False)
+    assert (train.orthogonalize(update) - u @ vh).norm() < 0.25 * (u @ vh).norm()
+    assert torch.equal(train.orthogonalize(update.mT), train.orthogonalize(update).mT)
+
+
+def test_optimizers_train_every_parameter_once():
+    for flags in ["--optimizer", "adamw"], []:
+        flags = train.parse_flags([*TINY, *flags])
+        model = train.build(flags)
+        trained = [p for optimizer in train.optimizers(model, flags) for group in optimizer.param_groups
+                   for p in group["params"]]
+        assert sorted(map(id, trained)) == sorted(map(id, model.parameters()))
+
+
 def test_training_learns_one_retrieval_step():
     with tempfile.TemporaryDirectory() as folder:
         code, out, err = run_main(train, *"--layers 2 --heads 2 --width 32 --D 1 --N 2 --rotary qk --lr 3e-3 --batch 64 "
@@ -353,6 +388,47 @@ def test_killed_and_resumed_ends_bitwise_as_uninterrupted():
         assert weights_equal(f"{folder}/terminated", f"{folder}/whole")
 
 
+def test_a_stack_of_seeds_equals_its_solo_runs():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for optimizer in "muon", "adamw":
+            flags = [*TINY, "--optimizer", optimizer, "--save-every", 20, "--target", 0.7, "--dtype", "float32"]
+            assert run_main(train, *flags, "--seed", 3, "--seeds", 3)[0] == 0
+            for seed in 3, 4, 5:
+                run = train.run_directory(train.parse_flags([*map(str, flags), "--seed", str(seed)]))
+                assert run_main(train, *flags, "--seed", seed, "--out", f"solo{optimizer}{seed}")[0] == 0
+                for weights in "ckpt/000020.pt", "model.pt":
+                    stacked, solo = (train.load(path, weights)[0] for path in (run, f"solo{optimizer}{seed}"))
+                    for a, b in zip(stacked.parameters(), solo.parameters(), strict=True):
+                        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+                for a, b in zip(train.read_log(run), train.read_log(f"solo{optimizer}{seed}"), strict=True):
+                    assert abs(a["val"] - b["val"]) < 1e-5 and a["step"] == b["step"]
+
+
+def test_a_stack_stopped_in_the_middle_goes_on_where_it_was():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        flags = [*TINY, "--steps", 30, "--target", 0, "--seeds", 2]
+        assert run_main(train, *flags)[0] == 0
+        runs = sorted(Path("out").iterdir())
+        whole = [(train.load(run)[0], train.read_log(run)) for run in runs]
+        for run in runs:
+            shutil.rmtree(run)
+        real, counted = train.evaluate, []
+
+        def interrupted(*arguments, **more):
+            counted.append(1)
+            if len(counted) == 3:
+                raise OSError("the disk is full")
+            return real(*arguments, **more)
+
+        with mock.patch.object(train, "evaluate", interrupted):
+            assert run_main(train, *flags)[0] == 1
+        assert_refused(train, *flags[:-1], 1, "--resume", says="--seeds 2")
+        assert run_main(train, *flags, "--resume")[0] == 0
+        for run, (model, log) in zip(runs, whole, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(train.load(run)[0].parameters(), model.parameters()))
+            assert [row["val"] for row in train.read_log(run)] == [row["val"] for row in log]
+
+
 def test_checkpoints_are_the_weights_of_their_step():
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
@@ -361,7 +437,7 @@ def test_checkpoints_are_the_weights_of_their_step():
         first, config = train.load(run, "ckpt/000000.pt")
         torch.manual_seed(0)
         assert all(torch.equal(a, b) for a, b in zip(first.parameters(), train.build(config).parameters()))
-        val = train.evaluate(train.load(run, "ckpt/000020.pt")[0], config)
+        val = train.evaluate(train.load(run, "ckpt/000020.pt")[0], [config])[0]
         assert abs(val[0] - train.read_log(run)[2]["val"]) < 1e-6
 
 
@@ -403,8 +479,8 @@ def test_bad_flags_get_one_line():
         for flags, says in (("--D 0", "--D must be at least 1"), ("--heads 3 --width 128", "not divisible"),
                             ("--steps -1", "--steps must be at least 1"), ("--device nope", "--device nope"),
                             ("--lr nan", "--lr must be"), ("--K 3", "even"), ("--layers two", "invalid int value"),
-                            ("--rotary none", "invalid choice"), ("--lay 3", "unrecognized"), ("--decay 2", "at most 1"),
-                            ("--rotary qk --head-size 5", "even"), ("--beta2 1", "at most")):
+                            ("--rotary none", "invalid choice"), ("--lay 3", "unrecognized"),
+                            ("--decay 2", "at most 1"), ("--seeds 2", "leave out --out"), ("--rotary qk --head-size 5", "even"), ("--beta2 1", "at most")):
             assert_refused(train, *flags.split(), "--out", folder + "/run", says=says)
         for flags, says in (("--D 0", "at least 1"), ("--K 5", "even"), ("--depths x", "invalid int")):
             assert_refused(data, *flags.split(), says=says)
@@ -446,7 +522,7 @@ def test_run_names_come_from_the_flags():
 def test_every_command_line_at_tiny_size():
     with tempfile.TemporaryDirectory() as folder:
         for i, flags in enumerate(("--no-ic", "--rotary qk", "--no-mlp --head-size 4", "--no-causal", "--dtype bfloat16",
-                                   "--examples 0", "--clip 0 --warmup 0 --decay 0", "--D 3 --heads 1 --K 2")):
+                                   "--examples 0", "--optimizer adamw", "--clip 0 --warmup 0 --decay 0", "--D 3 --heads 1 --K 2")):
             code, out, err = run_main(train, *TINY, *flags.split(), "--out", f"{folder}/{i}")
             assert code == 0 and "val: " in out, err
             assert Path(f"{folder}/{i}/curves.png").read_bytes().startswith(b"\x89PNG")
@@ -1064,7 +1140,7 @@ def test_committed_runs_score_what_their_log_says():
     assert runs
     for run in runs:
         model, config = train.load(run)
-        val, logged = train.evaluate(model, config, n=512), train.read_log(run)[-1]["val"]
+        val, logged = train.evaluate(model, [config], n=512)[0], train.read_log(run)[-1]["val"]
         assert abs(sum(val) / len(val) - logged) < 0.1 * logged + 1e-3, (run, val, logged)
         assert train.read_log(run)[-1]["confirmed"] < config["target"]
 

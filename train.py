@@ -5,6 +5,7 @@
     python train.py --layers 12 --heads 1 --D 3 --resume                 # go on after a stop, bitwise as if without it
 """
 import argparse
+import ctypes
 import json
 import math
 import platform
@@ -52,10 +53,12 @@ def parse_flags(arguments=None):
     switch_off(architecture, "causal", "let every token attend to every other")
 
     training = p.add_argument_group("training")
-    flag(training, "steps", 3000, "number of steps at most; the learning rate schedule spans them")
+    flag(training, "optimizer", "muon", "muon = Muon for the matrices inside the layers and AdamW for the rest; adamw = AdamW "
+         "for all, as the paper; it wants --steps 3000", choices=["muon", "adamw"])
+    flag(training, "steps", 1200, "number of steps at most; the learning rate schedule spans them")
     flag(training, "target", 0.01, "stop when the validation MSE is below, also on 8192 sequences more; 0 = run all steps")
     flag(training, "batch", 128, "sequences per step")
-    flag(training, "lr", 1e-3, "learning rate")
+    flag(training, "lr", 1e-3, "learning rate; a step of Muon has the size of one of AdamW")
     flag(training, "warmup", 100, "steps over which the learning rate rises from 0")
     flag(training, "decay", 0.5, "last fraction of the steps, over which it falls linearly to 0")
     flag(training, "beta2", 0.99, "Adam's second beta")
@@ -68,6 +71,7 @@ def parse_flags(arguments=None):
     flag(machine, "dtype", "auto", "of activations and matrix products; weights, attention scores and optimizer are "
          "always float32; auto = bfloat16 where the device multiplies it natively", choices=["auto", "float32", "bfloat16"])
     machine.add_argument("--compile", action="store_true", help="torch.compile the model")
+    flag(machine, "seeds", 1, "train so many seeds at once, from --seed on, as one stack: pays on a GPU")
     flag(machine, "eval-every", 50, "steps between evaluations, each of which saves the state")
     flag(machine, "save-every", 0, "steps between checkpoints of the weights in ckpt/; 0 = none")
     machine.add_argument("--out", type=Path, help="run directory (default: out/, then a name made from the flags)")
@@ -83,7 +87,7 @@ def parse_flags(arguments=None):
 
 def check_flags(flags):
     """Settle --device auto and --dtype auto. Raises ValueError with one line that says what to change."""
-    at_least = dict(N=1, D=1, K=2, layers=1, heads=1, width=1, batch=1, steps=1, eval_every=1)
+    at_least = dict(N=1, D=1, K=2, layers=1, heads=1, width=1, batch=1, steps=1, eval_every=1, seeds=1)
     at_least |= dict.fromkeys(["examples", "head_size", "target", "lr", "warmup", "decay", "beta2", "weight_decay",
                                "clip", "seed", "save_every"], 0)
     for name, least in at_least.items():
@@ -99,6 +103,8 @@ def check_flags(flags):
                          "or set --head-size")
     if flags["rotary"] == "qk" and head_size(flags) % 2:
         raise ValueError(f"--rotary qk turns pairs of numbers: the head size must be even, not {head_size(flags)}")
+    if flags["seeds"] > 1 and flags["out"]:
+        raise ValueError("--seeds makes a run directory for each seed, named after the flags: leave out --out")
     if flags["device"] == "auto":
         flags["device"] = ("cuda" if torch.cuda.is_available() else
                            "mps" if torch.backends.mps.is_available() else "cpu")
@@ -126,7 +132,7 @@ def head_size(flags):
 
 # ---- the run directory
 
-MACHINE_FLAGS = ["device", "compile", "out", "resume"]  # how a run is computed, not what: --resume may change them
+MACHINE_FLAGS = ["device", "compile", "seeds", "out", "resume"]  # how a run is computed, not what: --resume may change them
 
 
 def run_directory(flags):
@@ -194,9 +200,9 @@ def read_log(run):
     return [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
 
 
-def open_run(run, flags):
-    """Make the run directory with its config.json, or check that the one there is this very run.
-    Returns its state.pt, or None to start from scratch; ValueError with one line if neither will do."""
+def open_run(run, flags, stacked_with):
+    """Make the run directory with its config.json, or check that the one there is this very run. Returns its state.pt
+    (the first of a stack keeps that of all), or None to start from scratch; ValueError with one line if neither will do."""
     compared = {key: value for key, value in flags.items() if key not in MACHINE_FLAGS}
     if (run / "config.json").exists():
         config = read_config(run)
@@ -207,8 +213,13 @@ def open_run(run, flags):
                              + "): choose another --out")
         if not flags["resume"]:
             raise ValueError(f"{run} holds this run already: add --resume to go on, or choose another --out")
+        if flags is not stacked_with[0]:
+            return None  # the first keeps the state of all
         if (run / "state.pt").exists():
-            return read_tensors(run / "state.pt", flags["device"])
+            state = read_tensors(run / "state.pt", flags["device"])
+            if len(state["ended"]) != len(stacked_with):
+                raise ValueError(f"{run} was trained with --seeds {len(state['ended'])}: go on with that")
+            return state
         if (run / "log.jsonl").exists():  # to start over would overwrite it
             raise ValueError(f"{run} holds a run whose state.pt is missing: restore it, or choose another --out")
         return None
@@ -233,6 +244,91 @@ def open_run(run, flags):
 
 # ---- training
 
+def orthogonalize(x, iterations=5):
+    """(B, rows, columns) -> nearly the closest matrix whose singular values are all 1, by Newton-Schulz iterations."""
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with every matrix of the update made orthogonal (Jordan et al., 2024), and of the size of an update of
+    AdamW (Liu et al., 2025). The same as torch.optim.Muon (tested), which goes matrix by matrix and always in bfloat16,
+    slow on most laptops; here all matrices of one shape go through the same products, in the dtype given."""
+
+    def __init__(self, matrices, weight_decay, dtype, momentum=0.95):
+        shapes = {}
+        for matrix in matrices:
+            shapes.setdefault(matrix.shape, []).append(matrix)
+        super().__init__([dict(params=group) for group in shapes.values()],
+                         dict(lr=0.0, weight_decay=weight_decay, momentum=momentum))
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            gradient = torch.stack([matrix.grad for matrix in group["params"]])
+            state = self.state[group["params"][0]]
+            if not state:
+                state["average"] = torch.zeros_like(gradient)
+            average = state["average"].lerp_(gradient, 1 - group["momentum"])
+            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
+            update = orthogonalize(update.flatten(0, -3)).view(update.shape).float()  # a stack's have one dimension more
+            size = 0.2 * math.sqrt(max(gradient.shape[-2:]))  # Adam's updates have a root mean square near 0.2
+            for matrix, change in zip(group["params"], update):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=group["lr"] * size)
+
+
+class Stack(torch.nn.Module):
+    """Models of one shape, trained as one: every parameter has a leading dimension, the models, and forward maps
+    (models, B, T, inputs) -> (models, B, N, outputs)."""
+
+    def __init__(self, models):
+        super().__init__()
+        self.shape_of = [models[0]]  # in a list, so that its parameters do not count as ours
+        for name, parameter in torch.func.stack_module_state(models)[0].items():
+            self.register_parameter(name.replace(".", "/"), torch.nn.Parameter(parameter.detach()))
+
+    def weights(self):
+        """{name: (models, ...)} under the names that the single model has."""
+        return {name.replace("/", "."): parameter for name, parameter in self.named_parameters()}
+
+    def forward(self, x):
+        return torch.vmap(lambda weights, x: torch.func.functional_call(self.shape_of[0], weights, x))(self.weights(), x)
+
+    def clip_gradients(self, largest):
+        """Like clip_grad_norm_, each model by its own norm."""
+        norm = torch.stack([p.grad.flatten(1).norm(dim=1) for p in self.parameters()]).norm(dim=0)  # (models,)
+        scale = (largest / (norm + 1e-6)).clamp(max=1)
+        for p in self.parameters():
+            p.grad.mul_(scale.view(-1, *[1] * (p.ndim - 1)))
+
+
+def weights_of(model, i):
+    """The state dict of the i-th run."""
+    if isinstance(model, Stack):
+        return {name: stacked[i].detach().clone() for name, stacked in model.weights().items()}
+    return model.state_dict()
+
+
+def optimizers(model, flags):
+    """The optimizers that together train all parameters. Biases and LayerNorms do not decay."""
+    matrix = 3 if isinstance(model, Stack) else 2  # its number of dimensions
+    inside = [p for name, p in model.named_parameters()
+              if p.ndim == matrix and name.startswith("blocks") and flags["optimizer"] == "muon"]
+    outside = [p for p in model.parameters() if p.ndim == matrix and not any(p is other for other in inside)]
+    vectors = [p for p in model.parameters() if p.ndim < matrix]
+    adamw = torch.optim.AdamW([dict(params=outside, weight_decay=flags["weight_decay"]),
+                               dict(params=vectors, weight_decay=0.0)], betas=(0.9, flags["beta2"]), fused=True)
+    if not inside:
+        return [adamw]
+    return [adamw, Muon(inside, flags["weight_decay"], getattr(torch, flags["dtype"]))]
+
+
 def learning_rate(step, flags):
     """Linear warm-up, constant, then linear to 0 over the last `decay` fraction of the steps."""
     rise = (step + 1) / flags["warmup"] if flags["warmup"] else 1
@@ -241,8 +337,8 @@ def learning_rate(step, flags):
 
 
 def partial_losses(predictions, targets, K):
-    """(B, N, symbols*K) twice -> (B, symbols) the mean squared error of each sequence on each symbol alone."""
-    return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((1, 3))
+    """(..., N, symbols*K) twice -> (..., symbols) the mean squared error of each sequence on each symbol alone."""
+    return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 
 def precision(flags):
@@ -251,16 +347,22 @@ def precision(flags):
     return torch.autocast(torch.device(flags["device"]).type, torch.bfloat16, enabled=flags["dtype"] == "bfloat16")
 
 
+def as_stack(batches):
+    """Inputs and targets of one batch as they are, of several as a stack."""
+    inputs, targets = [batch.inputs for batch in batches], [batch.targets for batch in batches]
+    return (inputs[0], targets[0]) if len(batches) == 1 else (torch.stack(inputs), torch.stack(targets))
+
+
 @torch.no_grad()
-def evaluate(forward, flags, n=1024, first=0):
-    """Partial losses, a list, on n sequences that training never sees."""
+def evaluate(forward, runs, n=1024, first=0):
+    """The partial losses of each run, a list of lists, on n sequences that training never sees."""
     losses = []
-    for chunk in validation_index(n, first, flags["device"]).split(256):
-        batch = sequences(flags, chunk)
-        with precision(flags):
-            predictions = forward(batch.inputs)
-        losses.append(partial_losses(predictions, batch.targets, flags["K"]))
-    return torch.cat(losses).mean(0).tolist()
+    for chunk in validation_index(n, first, runs[0]["device"]).split(256):
+        inputs, targets = as_stack([sequences(run, chunk) for run in runs])
+        with precision(runs[0]):
+            predictions = forward(inputs)
+        losses.append(partial_losses(predictions, targets, runs[0]["K"]))
+    return torch.cat(losses, -2).mean(-2).view(len(runs), -1).tolist()
 
 
 def first_below(steps, losses, level=0.5):
@@ -271,87 +373,102 @@ def first_below(steps, losses, level=0.5):
     return None
 
 
-def train(flags, state=None, stopped=()):
-    """Run from the state (of open_run; None = from the start) to the target or the last step, and return the last row
-    of the log; None when `stopped` fills up first.
+def train(runs, state=None, stopped=()):
+    """Train the runs (flags that differ in seed and out alone; several are trained as one stack) from the state, which
+    the first of them keeps (None = from the start), to the target or the last step. True when all have ended, False
+    when `stopped` fills up first.
 
-    Raises FloatingPointError when the loss is no longer finite; state.pt then holds the last time it still was."""
-    run, device = flags["out"], flags["device"]
-    torch.manual_seed(flags["seed"])
-    model = build(flags).to(device)
+    Raises FloatingPointError when a loss is no longer finite; state.pt then holds the last time all still were."""
+    flags, device = runs[0], runs[0]["device"]
+    models = []
+    for run in runs:
+        torch.manual_seed(run["seed"])
+        models.append(build(run).to(device))
+    model = Stack(models) if len(runs) > 1 else models[0]
     forward = torch.compile(model) if flags["compile"] else model
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]  # biases and LayerNorms do not decay
-    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=flags["weight_decay"]),
-                                   dict(params=vectors, weight_decay=0.0)],
-                                  betas=(0.9, flags["beta2"]), fused=True)
-    step, seconds, rows = 0, 0.0, []
-    train_loss = torch.zeros(2, device=device)  # sum and number of the losses since the last evaluation
+    trained_by = optimizers(model, flags)
+    step, seconds, logs, ended = 0, 0.0, [[] for _ in runs], [False for _ in runs]
+    train_loss = torch.zeros(2, len(runs), device=device)  # sum and number of the losses since the last evaluation
     if state:
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step, seconds, train_loss = state["step"], state["seconds"], state["train_loss"]
-        rows = [row for row in read_log(run) if row["step"] < step]
-        print(f"resumed {run} at step {step}")
+        for optimizer, saved in zip(trained_by, state["optimizers"]):
+            optimizer.load_state_dict(saved)
+        step, seconds, train_loss, ended = (state[key] for key in ("step", "seconds", "train_loss", "ended"))
+        logs = [[row for row in read_log(run["out"]) if row["step"] < step or done] for run, done in zip(runs, ended)]
+        print(f"resumed {flags['out']} at step {step}")
     names = [f"x_{k}" for k in (range(1, flags["D"] + 1) if flags["ic"] else [flags["D"]])]
     started, since = time.time() - seconds, (time.time(), step)
 
     def save_state():
-        now = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, train_loss=train_loss,
-                   seconds=time.time() - started)
-        write_file(run / "state.pt", lambda path: torch.save(now, path))
+        now = dict(model=model.state_dict(), optimizers=[optimizer.state_dict() for optimizer in trained_by], step=step,
+                   train_loss=train_loss, seconds=time.time() - started, ended=ended)
+        write_file(flags["out"] / "state.pt", lambda path: torch.save(now, path))
 
     while True:  # the top of the loop is the state that is saved: after `step` steps, before the evaluation
         if flags["save_every"] and step % flags["save_every"] == 0:
-            (run / "ckpt").mkdir(exist_ok=True)
-            write_file(run / f"ckpt/{step:06d}.pt", lambda path: torch.save(model.state_dict(), path))
-        if step % flags["eval_every"] == 0 or step == flags["steps"]:
-            losses = evaluate(forward, flags)
-            row = dict(step=step, seconds=round(time.time() - started, 2), lr=learning_rate(step, flags),
-                       train=(train_loss[0] / train_loss[1]).item() if step else None,
-                       val=sum(losses) / len(losses), **dict(zip(names, losses)))
-            if not math.isfinite(row["val"] + (row["train"] or 0)):
-                raise FloatingPointError(f"the loss is no longer finite at step {step}: start again with a lower --lr or "
-                                         f"--clip and another --out; {run} keeps the last good state")
-            solved, last = row["val"] < flags["target"], step == flags["steps"]
-            if solved or last:  # a few sequences make most of so small an error, and the lowest of many looks is biased
-                losses = evaluate(forward, flags, n=8192, first=1024)
-                row["confirmed"] = sum(losses) / len(losses)
-                solved = solved and row["confirmed"] < flags["target"]
-            rows.append(row)
-            write_file(run / "log.jsonl", lambda path: path.write_text("".join(json.dumps(r) + "\n" for r in rows)))
+            for i, run in enumerate(runs):
+                (run["out"] / "ckpt").mkdir(exist_ok=True)
+                write_file(run["out"] / f"ckpt/{step:06d}.pt", lambda path: torch.save(weights_of(model, i), path))
+        last = step == flags["steps"]
+        if step % flags["eval_every"] == 0 or last:
+            evaluated, means = evaluate(forward, runs), (train_loss[0] / train_loss[1]).tolist()
+            solved = [sum(losses) / len(losses) < flags["target"] for losses in evaluated]
+            if last or any(solved):  # a few sequences make most of so small an error, and the lowest of many looks is biased
+                confirmed = [sum(losses) / len(losses) for losses in evaluate(forward, runs, n=8192, first=1024)]
+            alive, ending = [i for i in range(len(runs)) if not ended[i]], []
+            for i in alive:
+                row = dict(step=step, seconds=round(time.time() - started, 2), lr=learning_rate(step, flags),
+                           train=means[i] if step else None, val=sum(evaluated[i]) / len(evaluated[i]),
+                           **dict(zip(names, evaluated[i])))
+                if not math.isfinite(row["val"] + (row["train"] or 0)):
+                    raise FloatingPointError(f"the loss is no longer finite at step {step}: start again with a lower --lr "
+                                             f"or --clip and another --out; {flags['out']} keeps the last good state")
+                if last or solved[i]:
+                    row["confirmed"] = confirmed[i]
+                    if last or confirmed[i] < flags["target"]:
+                        ending.append(i)
+                logs[i].append(row)
+                lines = "".join(json.dumps(row) + "\n" for row in logs[i])
+                write_file(runs[i]["out"] / "log.jsonl", lambda path: path.write_text(lines))
             save_state()
             rate = (step - since[1]) / (time.time() - since[0])
             left = f"{(flags['steps'] - step) / rate / 60:.1f} min" if rate else "?"
-            train_text = f"{row['train']:.4f}" if step else "   -  "
-            print(f"step {step:5d}/{flags['steps']} {step / flags['steps']:4.0%}  train {train_text}"
-                  f"  val {row['val']:.4f}  {'  '.join(f'{name} {row[name]:.3f}' for name in names)}"
-                  f"  {rate:5.2f} steps/s  {left} left at most", flush=True)
+            vals = sorted(logs[i][-1]["val"] for i in alive)
+            what = (f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  "
+                    + "  ".join(f"{name} {row[name]:.3f}" for name in names) if len(runs) == 1 else
+                    f"val {vals[0]:.4f} to {vals[-1]:.4f} in {len(alive)} of {len(runs)} runs")
+            print(f"step {step:5d}/{flags['steps']} {step / flags['steps']:4.0%}  {what}  {rate:5.2f} steps/s  {left} left "
+                  "at most", flush=True)
             since = time.time(), step
-            if last or solved:
-                break
+            for i in ending:
+                ended[i] = True
+                write_file(runs[i]["out"] / "model.pt", lambda path: torch.save(weights_of(model, i), path))
+                draw_curves(runs[i]["out"])
+            if all(ended):
+                return True
             train_loss.zero_()
         if stopped:
             # after an evaluation it has just been saved, with the losses that the log needs; what blew up never is
             if step % flags["eval_every"] and train_loss.isfinite().all():
                 save_state()
-            return None
-        for group in optimizer.param_groups:
+            return False
+        for group in (group for optimizer in trained_by for group in optimizer.param_groups):
             group["lr"] = learning_rate(step, flags)
-        index = batch_index(flags["seed"], step, flags["batch"], flags["examples"]).to(device)
-        batch = sequences(flags, index)
+        inputs, targets = as_stack([
+            sequences(run, batch_index(run["seed"], step, run["batch"], run["examples"]).to(device)) for run in runs])
         with precision(flags):
-            predictions = forward(batch.inputs)
-        loss = F.mse_loss(predictions.float(), batch.targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"] or math.inf)
-        optimizer.step()
-        optimizer.zero_grad()
-        train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
+            predictions = forward(inputs)
+        loss = partial_losses(predictions, targets, flags["K"]).mean((-2, -1))  # (), of a stack (models,)
+        loss.sum().backward()
+        if flags["clip"] and isinstance(model, Stack):
+            model.clip_gradients(flags["clip"])
+        elif flags["clip"]:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"])
+        for optimizer in trained_by:
+            optimizer.step()
+            optimizer.zero_grad()
+        train_loss += torch.stack([loss.detach(), torch.ones_like(loss)]).view(2, -1)
         step += 1
-    write_file(run / "model.pt", lambda path: torch.save(model.state_dict(), path))
-    draw_curves(run)
-    return row
 
 
 def draw_curves(run):
@@ -404,26 +521,40 @@ def summary(run):
     return "\n".join(lines)
 
 
+def keep_freed_memory():
+    """Let glibc keep what a step frees for the next one: handing it back costs thousands of page faults per step."""
+    try:
+        glibc = ctypes.CDLL("libc.so.6")
+    except OSError:  # another C library
+        return
+    glibc.mallopt(-4, 0)  # M_MMAP_MAX: no tensor in a mapping of its own
+    glibc.mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD, in bytes
+
+
 def main():
     flags, stopped = parse_flags(), []
-    flags["out"] = flags["out"] or run_directory(flags)
+    keep_freed_memory()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.append(number))
+    runs = [flags | dict(seed=flags["seed"] + i) for i in range(flags["seeds"])]
+    for run in runs:
+        run["out"] = flags["out"] or run_directory(run)
     try:
-        state = open_run(flags["out"], flags)
+        state = [open_run(run["out"], run, stacked_with=runs) for run in runs][0]
     except ValueError as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(2)
     try:
-        row = train(flags, state, stopped)
+        ended = train(runs, state, stopped)
     except (FloatingPointError, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(1)
-    if row is None:
+    if not ended:
         again = shlex.join(argument for argument in sys.argv[1:] if argument != "--resume")
         print(f"stopped and saved; to go on: python train.py {again} --resume")
         sys.exit(128 + stopped[0])
-    print(summary(flags["out"]))
+    for run in runs:
+        print(summary(run["out"]))
 
 
 if __name__ == "__main__":
