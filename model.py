@@ -112,3 +112,28 @@ class Transformer(nn.Module):
                 seen.append(pattern)
         predictions = self.head(self.ln(x[:, -self.N:]))
         return (predictions, seen) if return_patterns else predictions
+
+
+class Stack(nn.Module):
+    """Models of one shape, trained as one: every parameter has a leading dimension, the models, and forward maps
+    (models, B, T, inputs) -> (models, B, N, outputs)."""
+
+    def __init__(self, models):
+        super().__init__()
+        self.shape_of = [models[0]]  # in a list, so that its parameters do not count as ours
+        for name, parameter in torch.func.stack_module_state(models)[0].items():
+            self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach()))
+
+    def weights(self):
+        """{name: (models, ...)} under the names that the single model has."""
+        return {name.replace("/", "."): parameter for name, parameter in self.named_parameters()}
+
+    def forward(self, x):
+        return torch.vmap(lambda weights, x: torch.func.functional_call(self.shape_of[0], weights, x))(self.weights(), x)
+
+    def clip_gradients(self, largest):
+        """Like clip_grad_norm_, each model by its own norm."""
+        norm = torch.stack([p.grad.flatten(1).norm(dim=1) for p in self.parameters()]).norm(dim=0)  # (models,)
+        scale = (largest / (norm + 1e-6)).clamp(max=1)
+        for p in self.parameters():
+            p.grad.mul_(scale.view(-1, *[1] * (p.ndim - 1)))

@@ -3,6 +3,7 @@
     pip install -r bench/requirements.txt
     python bench/peers.py                                # all shapes, both tables; about half an hour on 2 cores
     python bench/peers.py --shapes b --tables matched    # one of them; about 3 minutes
+    python bench/peers.py --scaling bench/scaling.png    # steps/s by layers, D, batch and width; about 10 minutes
 
 Matched: everyone in float32 with AdamW, not compiled. Best: everyone with the fastest of the settings that it offers
 (bfloat16 or float32, compiled or not, plain or fused attention), chosen by a trial. The floor is the time of the matrix
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from data import batch_index, make_batch
-from train import build
+from train import build, keep_freed_memory
 
 SHAPES = {
     "b": dict(layers=12, heads=1, head_size=128, width=128, mlp=True, D=3, batch=128),
@@ -289,12 +290,53 @@ def show(name, shape, table, rows):
     sys.stdout.flush()
 
 
+SWEPT = {"layers": [1, 2, 4, 8, 12, 16, 24], "D": [1, 2, 3, 4, 6, 8], "batch": [32, 64, 128, 256, 512, 1024],
+         "width": [64, 128, 256, 512]}
+
+
+def scaling(path, rounds=5):
+    """One figure: how the time of our step grows along each axis around shape b, with the floor beside it."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(SWEPT), figsize=(15, 4), layout="constrained", sharey=True)
+    for axes, (swept, values) in zip(panels, SWEPT.items()):
+        for dtype, color in ("float32", "tab:blue"), ("bfloat16", "tab:orange"):
+            seconds, floors = [], []
+            for value in values:
+                shape = SHAPES["b"] | {swept: value}
+                shape["head_size"] = shape["width"]
+                step, _ = torch_step(ours(shape, fused=False), dtype, compiled=False)
+                floor = floor_step(shape, dtype)
+                batch = make_batch(0, batch_index(0, 0, shape["batch"], 0), N, shape["D"], K)
+                times = [(timed(step, batch)[0], timed(floor, batch)[0]) for _ in range(rounds + 2)][2:]
+                seconds.append(statistics.median(time for time, _ in times))
+                floors.append(statistics.median(time for _, time in times))
+                print(f"{swept} {value}, {dtype}: {1 / seconds[-1]:.2f} steps/s, step / floor "
+                      f"{seconds[-1] / floors[-1]:.2f}", flush=True)
+            axes.plot(values, [1 / time for time in seconds], "o-", color=color, label=f"ours, {dtype}")
+            axes.plot(values, [1 / time for time in floors], ":", color=color, label=f"matrix products alone, {dtype}")
+        axes.set(xscale="log", yscale="log", xlabel=swept, xticks=values, xticklabels=values)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="training steps per second")
+    panels[0].legend(fontsize="small")
+    figure.suptitle(f"One training step around layers 12, D 3, batch 128, width 128 (one head); {torch.get_num_threads()} "
+                    f"threads, median of {rounds}")
+    figure.savefig(path, dpi=120)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="(default: all)")
     p.add_argument("--tables", nargs="+", default=["matched", "best"], choices=["matched", "best"], help="(default: both)")
     p.add_argument("--rounds", type=int, default=15, help="timed steps of each contestant (default: %(default)s)")
+    p.add_argument("--scaling", type=Path, help="instead of the tables, draw how our step grows into this PNG file")
     flags = p.parse_args()
+    keep_freed_memory()  # for everyone: all share the process
+    if flags.scaling:
+        return scaling(flags.scaling)
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
           f"{time.strftime('%B %Y')}, medians of {flags.rounds} rounds")
     for name, table in itertools.product(flags.shapes, flags.tables):
