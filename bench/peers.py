@@ -113,9 +113,11 @@ LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.99), 0.1, 0.1
 def torch_step(module, dtype, compiled):
     """A function (x, y) -> loss that trains the module by one step; and its number of parameters."""
     torch.manual_seed(0)
-    for parameter in module.parameters():  # everyone from the same distribution
+    for name, parameter in module.named_parameters():  # everyone from the same distribution
         if parameter.ndim >= 2:
             nn.init.normal_(parameter, std=0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
     forward = torch.compile(module) if compiled else module
     optimizer = torch.optim.AdamW(module.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
