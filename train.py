@@ -53,8 +53,8 @@ def parse_flags(arguments=None):
     switch_off(architecture, "causal", "let every token attend to every other")
 
     training = p.add_argument_group("training")
-    flag(training, "optimizer", "muon", "muon = Muon for the matrices inside the layers and AdamW for the rest; adamw = AdamW "
-         "for all, as the paper; it wants --steps 3000", choices=["muon", "adamw"])
+    flag(training, "optimizer", "muon", "muon = Muon for the matrices inside the layers, AdamW for the rest; adamw = for "
+         "all, as the paper: give it --steps 3000", choices=["muon", "adamw"])
     flag(training, "steps", 1200, "number of steps at most; the learning rate schedule spans them")
     flag(training, "target", 0.01, "stop when the validation MSE is below, also on 8192 sequences more; 0 = run all steps")
     flag(training, "batch", 128, "sequences per step")
@@ -132,7 +132,7 @@ def head_size(flags):
 
 # ---- the run directory
 
-MACHINE_FLAGS = ["device", "compile", "seeds", "out", "resume"]  # how a run is computed, not what: --resume may change them
+MACHINE_FLAGS = ["device", "compile", "seeds", "out", "resume"]  # how a run is computed, not what: may change
 
 
 def run_directory(flags):
@@ -277,7 +277,7 @@ class Muon(torch.optim.Optimizer):
                 state["average"] = torch.zeros_like(gradient)
             average = state["average"].lerp_(gradient, 1 - group["momentum"])
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
-            update = orthogonalize(update.flatten(0, -3)).view(update.shape).float()  # a stack's have one dimension more
+            update = orthogonalize(update.flatten(0, -3)).view(update.shape).float()  # a stack has one dimension more
             size = 0.2 * math.sqrt(max(gradient.shape[-2:]))  # Adam's updates have a root mean square near 0.2
             for matrix, change in zip(group["params"], update):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=group["lr"] * size)
@@ -387,8 +387,8 @@ def train(runs, state=None, stopped=()):
         last = step == flags["steps"]
         if step % flags["eval_every"] == 0 or last:
             evaluated, means = evaluate(forward, runs), (train_loss[0] / train_loss[1]).tolist()
-            solved = [sum(losses) / len(losses) < flags["target"] for losses in evaluated]
-            if last or any(solved):  # a few sequences make most of so small an error, and the lowest of many looks is biased
+            solved = [not end and sum(losses) / len(losses) < flags["target"] for end, losses in zip(ended, evaluated)]
+            if last or any(solved):  # few sequences make most of so small an error, and the lowest of many is biased
                 confirmed = [sum(losses) / len(losses) for losses in evaluate(forward, runs, n=8192, first=1024)]
             alive, ending = [i for i in range(len(runs)) if not ended[i]], []
             for i in alive:
