@@ -66,6 +66,15 @@ def measure(model, config, batch, circuit, rest="zero"):
     return torch.cat(errors)
 
 
+@torch.no_grad()
+def mean_attention(model, config, batch):
+    """{(layer, head): (roles, roles+1)} how much each role attends to each of its targets, the mean over chains."""
+    with precision(config):
+        patterns = model(batch.inputs, return_patterns=True)[1]
+    return {(layer, head): read_paths(pattern[:, head], batch.positions).mean((0, 1))
+            for layer, pattern in enumerate(patterns) for head in range(pattern.shape[1])}
+
+
 # ---- searching
 
 def useless_heads(loss, limit, order):
@@ -233,10 +242,7 @@ def main():
         p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
 
     began, search = time.time(), sequences(config, validation_index(128, first=2 ** 20))
-    with torch.no_grad(), precision(config):
-        patterns = model(search.inputs, return_patterns=True)[1]
-    attention = {(layer, head): read_paths(pattern[:, head], search.positions).mean((0, 1))
-                 for layer, pattern in enumerate(patterns) for head in range(config["heads"])}
+    attention = mean_attention(model, config, search)
     orders = {"first layer first": sorted(attention), "last layer first": sorted(attention, reverse=True),
               "least attention first": sorted(attention, key=lambda head: attention[head].max().item())}
     measured = {}  # the orders ask for much the same circuits

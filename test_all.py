@@ -542,8 +542,8 @@ class Planted:
     """Stands in for a transformer and computes a known circuit by following what information goes where: a path is
     taken only while its two roles share a piece (Section 5), the query says what it holds and 0 for what it does not."""
 
-    def __init__(self, D, paths, layers, N=4, K=4):
-        self.D, self.paths, self.layers, self.N, self.K = D, paths, layers, N, K
+    def __init__(self, D, paths, layers, heads=1, N=4, K=4):
+        self.D, self.paths, self.layers, self.heads, self.N, self.K = D, paths, layers, heads, N, K
 
     def positions(self, x):
         found = torch.empty(len(x), self.N, 2 * self.D + 1, dtype=torch.long)
@@ -561,22 +561,26 @@ class Planted:
         uniform = ablate.write_pattern("uniform", positions, True).expand(len(x), -1, -1)
         known = data.starting_information(D)
         for layer in range(self.layers):
-            shared = known.float() @ known.float().T > 0
-            own = [path for (at, _), path in self.paths if at == layer and shared[path]]
-            pattern = ablate.write_pattern(own, positions, True, "uniform") if own else uniform
-            pattern = (patterns or {}).get((layer, 0), pattern).expand(len(x), -1, -1)
-            seen.append(pattern[:, None])
-            moved = ablate.read_paths(pattern, positions).mean((0, 1))[:, :-1] > 0.5
-            known = known | (moved.float() @ known.float() > 0)
+            shared, before, every = known.float() @ known.float().T > 0, known.float(), []
+            for head in ((layer, head) for head in range(self.heads)):
+                own = [path for at, path in self.paths if at == head and shared[path]]
+                pattern = ablate.write_pattern(own, positions, True, "uniform") if own else uniform
+                every.append((patterns or {}).get(head, pattern).expand(len(x), -1, -1))
+                moved = ablate.read_paths(every[-1], positions).mean((0, 1))[:, :-1] > 0.5
+                known = known | (moved.float() @ before > 0)
+            seen.append(torch.stack(every, 1))
         held = x.gather(1, positions[:, :, 2::2].reshape(len(x), -1, 1).expand(-1, -1, K)).view(len(x), N, D, K)
         predictions = (held * known[0, 3::2, None]).flatten(2)
         return (predictions, seen) if return_patterns else predictions
 
 
 def named(*paths):
-    """"2 q 1b" -> ((1, 0), (0, 2)): layer 2, its only head, from q to 1b."""
-    return [((int(layer) - 1, 0), (data.roles(9).index(source), data.roles(9).index(target)))
-            for layer, source, target in map(str.split, paths)]
+    """"2 q 1b" -> ((1, 0), (0, 2)): layer 2, its first head, from q to 1b; "2.3 q 1b" is its third head."""
+    found = []
+    for head, source, target in map(str.split, paths):
+        layer, head = map(int, (head + ".1").split(".")[:2])
+        found.append(((layer - 1, head - 1), (data.roles(9).index(source), data.roles(9).index(target))))
+    return found
 
 
 PAIRS = ["1 1b 1a", "1 2b 2a", "1 3b 3a"]  # layer 1 lets every b know its a
@@ -591,9 +595,7 @@ PLANTED = [(1, named(*PAIRS[:1], "2 q 1b")),
 def planted_search(D, model, layers):
     config = train.parse_flags(["--D", str(D), "--layers", str(layers), "--device", "cpu", "--dtype", "float32"])
     batch = train.sequences(config, data.validation_index(16))
-    patterns = model(batch.inputs, return_patterns=True)[1]
-    attention = {(layer, 0): ablate.read_paths(pattern[:, 0], batch.positions).mean((0, 1))
-                 for layer, pattern in enumerate(patterns)}
+    attention = ablate.mean_attention(model, config, batch)
     return config, batch, [ablate.find_circuit(lambda circuit: ablate.measure(model, config, batch, circuit).mean().item(),
                                                attention, 0.05, order)[0]
                            for order in (sorted(attention), sorted(attention, reverse=True))]
@@ -603,6 +605,14 @@ def test_planted_circuits_are_recovered_exactly():
     for D, paths in PLANTED:
         needed = [p for p in paths if not all(ablate.symbols_reached([o for o in paths if o != p], D, 5))]
         for circuit in planted_search(D, Planted(D, paths, 5), 5)[2]:
+            assert set(ablate.paths_of(circuit)) == set(needed), (paths, circuit)
+
+
+def test_planted_circuits_of_several_heads_are_recovered_exactly():
+    for paths in (named("1.1 1b 1a", "1.2 2b 2a", "2.3 q 1b", "3.1 q 2b"),
+                  named("1.2 1b 1a", "1.2 2b 2a", "3.1 1b 2b", "3.3 q 1b", "4.2 q 2b")):
+        needed = [p for p in paths if not all(ablate.symbols_reached([o for o in paths if o != p], 2, 4))]
+        for circuit in planted_search(2, Planted(2, paths, 4, heads=3), 4)[2]:
             assert set(ablate.paths_of(circuit)) == set(needed), (paths, circuit)
 
 
@@ -660,7 +670,8 @@ def test_a_random_model_has_no_circuit():
         assert run_main(train, *TINY, "--out", run)[0] == 0
         code, out, err = run_main(ablate, run, "--sequences", 64)
         assert code == 0 and "circuit: none" in out, err
-        assert "no circuit" in json.loads((run / "circuit.json").read_text())["orders"]["first layer first"]
+        assert "no circuit" in json.loads((run / "circuit.json").read_text())["orders"][
+            "first layer first, rows without a path: zero"]
         assert_refused(ablate, folder, says="no run directory")
         assert_refused(ablate, run, "--threshold", 0, says="--threshold must be above 0")
 

@@ -457,8 +457,9 @@ def draw_curves(run):
     figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     whole.plot(steps, [row["val"] for row in rows], color="black", label="validation, 1024 sequences")
+    heads = f"{config['heads']} head" + ("s" if config["heads"] > 1 else "")
     whole.set(yscale="log", ylabel="mean squared error",
-              title=f"{config['layers']} layers x {config['heads']} heads, D={config['D']}, seed {config['seed']}: "
+              title=f"{config['layers']} layers x {heads}, D={config['D']}, seed {config['seed']}: "
                     f"MSE {rows[-1].get('confirmed', rows[-1]['val']):.4f} at step {steps[-1]}")
     if config["target"]:
         whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=f"target {config['target']:g}")
@@ -477,7 +478,8 @@ def draw_curves(run):
             whole.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
                            textcoords="offset points", ha="right", fontsize="small", color="tab:red")
         axes.set(xlabel="training step")
-        axes.legend(fontsize="small", loc="lower left")  # no run is solved in its first steps
+    whole.legend(fontsize="small", loc="lower left")  # where curves rarely are: no run is solved in its first steps,
+    partial.legend(fontsize="small", loc="center right")  # none ends half way
     write_file(run / "curves.png", lambda path: figure.savefig(path, dpi=130, format="png"))
     plt.close(figure)
 

@@ -129,8 +129,7 @@ def main():
             return ablate.measure(planted, flags, batch, circuit).mean().item()
 
         def ours():
-            attention = {head: ablate.read_paths(pattern, batch.positions).mean((0, 1))
-                         for head, pattern in planted.own_patterns(batch.inputs).items()}
+            attention = ablate.mean_attention(planted, flags, batch)
             circuit, _ = ablate.find_circuit(loss, attention, THRESHOLD, sorted(attention))
             return ablate.paths_of(circuit) if circuit else None
 

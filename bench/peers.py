@@ -3,7 +3,8 @@
     pip install -r bench/requirements.txt
     python bench/peers.py                                # all shapes, both tables; about 40 minutes on 2 cores
     python bench/peers.py --shapes b --tables matched    # one of them; about 2 minutes
-    python bench/peers.py --scaling bench/scaling.png    # steps/s by layers, D, batch and width; about 10 minutes
+    python bench/peers.py --stack 4                      # our models as a stack beside one by one; about 2 minutes
+    python bench/peers.py --scaling bench/scaling.png    # steps/s by layers, D, batch and width; about 6 minutes
 
 Matched: everyone in float32 with AdamW, not compiled. Best: everyone with the fastest of the settings that it offers
 (bfloat16 or float32, compiled or not, plain or fused attention), chosen by a trial. The floor is the time of the matrix
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from data import batch_index, make_batch
+from model import Stack
 from train import build, keep_freed_memory
 
 SHAPES = {
@@ -182,7 +184,8 @@ def flax_step(shape, dtype):
 
 def floor_step(shape, dtype):
     """A function that does the matrix products of one step, nothing else: three for each weight (forward, gradient of
-    its input, gradient of itself), six for each attention pattern; in the last layer only what the queries need."""
+    its input, gradient of itself), six for each attention pattern; in the last layer only what the queries need. Those
+    of attention are always in float32: on a CPU, batches of such small matrices are slower in bfloat16."""
     B, T, width, A = shape["batch"], tokens(shape), shape["width"], shape["heads"] * shape["head_size"]
     products, outputs = [], {}
 
@@ -190,19 +193,16 @@ def floor_step(shape, dtype):
         size = (*a.shape[:-1], b.shape[-1])
         products.append((a, b, outputs.setdefault(size, torch.empty(size, dtype=a.dtype))))
 
-    def random(*size):
-        return torch.randn(size).to(getattr(torch, dtype))
-
     def weight(rows, ins, outs, reads_data=False):
-        x, w, y = random(rows, ins), random(outs, ins), random(rows, outs)
+        x, w, y = (torch.randn(size).to(getattr(torch, dtype)) for size in [(rows, ins), (outs, ins), (rows, outs)])
         product(x, w.T)
         product(y.T, x)
         if not reads_data:
             product(y, w)
 
     def attention(rows):
-        q, k, s = (random(B * shape["heads"], *size) for size in [(rows, A // shape["heads"]),
-                                                                  (T, A // shape["heads"]), (rows, T)])
+        q, k, s = (torch.randn(B * shape["heads"], *size) for size in [(rows, shape["head_size"]),
+                                                                       (T, shape["head_size"]), (rows, T)])
         for _ in "scores", "values":
             product(q, k.mT)
             product(s, k)
@@ -299,7 +299,7 @@ SWEPT = {"layers": [1, 2, 4, 8, 12, 16, 24], "D": [1, 2, 3, 4, 6, 8], "batch": [
          "width": [64, 128, 256, 512]}
 
 
-def scaling(path, rounds=5):
+def scaling(path, rounds=3):
     """One figure: how the time of our step grows along each axis around shape b, with the floor beside it."""
     import matplotlib
     matplotlib.use("Agg")
@@ -315,7 +315,7 @@ def scaling(path, rounds=5):
                 step, _ = torch_step(ours(shape, fused=False), dtype, compiled=False)
                 floor = floor_step(shape, dtype)
                 batch = make_batch(0, batch_index(0, 0, shape["batch"], 0), N, shape["D"], K)
-                times = [(timed(step, batch)[0], timed(floor, batch)[0]) for _ in range(rounds + 2)][2:]
+                times = [(timed(step, batch)[0], timed(floor, batch)[0]) for _ in range(rounds + 1)][1:]
                 seconds.append(statistics.median(time for time, _ in times))
                 floors.append(statistics.median(time for _, time in times))
                 print(f"{swept} {value}, {dtype}: {1 / seconds[-1]:.2f} steps/s, step / floor "
@@ -332,15 +332,45 @@ def scaling(path, rounds=5):
     figure.savefig(path, dpi=120)
 
 
+def stacks(models, rounds=5):
+    """Forward and backward of so many models as one stack beside one after another, in turns."""
+    small = dict(layers=4, heads=1, head_size=32, width=32, mlp=True, D=2, batch=32)
+    print(f"| shape | dtype | {models} models one after another, ms | as a stack, ms | ratio |\n|---|---|---|---|---|")
+    for (name, shape), dtype in itertools.product({"b": SHAPES["b"], "a128": SHAPES["a128"], "small": small}.items(),
+                                                  ["float32", "bfloat16"]):
+        each = [ours(shape, fused=False) for _ in range(models)]
+        stack = Stack(each)
+        batch = make_batch(0, batch_index(0, 0, shape["batch"], 0), N, shape["D"], K)
+
+        def run(forward, x):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+                predictions = forward(x)
+            F.mse_loss(predictions.float(), batch.targets.expand_as(predictions)).backward()
+
+        def seconds(function):
+            started = time.perf_counter()
+            function()
+            return time.perf_counter() - started
+
+        times = [(seconds(lambda: [run(model, batch.inputs) for model in each]),
+                  seconds(lambda: run(stack, batch.inputs.expand(models, *batch.inputs.shape).contiguous())))
+                 for _ in range(rounds + 2)][2:]
+        solo, stacked = (1000 * statistics.median(column) for column in zip(*times))
+        print(f"| {name} | {dtype} | {solo:.0f} | {stacked:.0f} | {solo / stacked:.2f} |", flush=True)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="(default: all)")
     p.add_argument("--tables", nargs="+", default=["matched", "best"], choices=["matched", "best"], help="(default: both)")
     p.add_argument("--scaling", type=Path, help="instead of the tables, draw how our step grows into this PNG file")
+    p.add_argument("--stack", type=int, help="instead, time so many of our models as one stack and one by one")
     flags = p.parse_args()
     keep_freed_memory()  # for everyone: all share the process
     if flags.scaling:
         return scaling(flags.scaling)
+    if flags.stack:
+        return stacks(flags.stack)
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
           f"{time.strftime('%B %Y')}, medians of {ROUNDS} rounds")
     for name, table in itertools.product(flags.shapes, flags.tables):
