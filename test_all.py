@@ -32,6 +32,7 @@ import ablate
 import analyze
 import data
 import llm
+import sweep
 import train
 from model import Transformer, rotate
 
@@ -534,6 +535,42 @@ def test_every_command_line_at_tiny_size():
         assert code == 0 and "28 tokens" in out
         code, out, err = run_main(data, "--depths", 20)
         assert code == 0 and len(out.splitlines()) == 22
+
+
+# ---- sweep.py
+
+def test_a_sweep_runs_each_run_once():
+    tiny = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --target 0 --device cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        def swept(*more):
+            process = start("sweep.py", "--layers", 1, 2, "--seeds", 2, "--flags", tiny, "--flags", tiny + " --no-ic",
+                            "--out", folder, *more)
+            out, err = process.communicate(timeout=100)
+            return process.returncode, out, err
+
+        code, out, err = swept("--workers", 2)
+        assert code == 0 and "8/8 runs, 0 failed" in out, out + err
+        rows = sweep.read_table(Path(folder, "results.csv"))
+        assert len({row["run"] for row in rows}) == len(rows) == 8
+        for row in rows:
+            log = train.read_log(Path(folder, row["run"]))
+            assert abs(float(row["val"]) - sum(entry["val"] for entry in log) / len(log)) < 1e-9  # all in the last 100 steps
+        before = contents(folder)
+        code, out, err = swept("--workers", 1)
+        assert code == 0 and "runs, 0 failed" not in out, out + err  # nothing was left to do
+        (Path(folder, "figure4.png")).unlink()
+        assert swept("--plot-only")[0] == 0 and contents(folder) == before
+
+
+def test_sweep_refuses_in_one_line():
+    with tempfile.TemporaryDirectory() as folder:
+        assert_refused(sweep, "--out", folder, says="--preset")
+        assert_refused(sweep, "--layers", 1, "--plot-only", "--out", folder, says="no finished run")
+        began = time.time()
+        process = start("sweep.py", "--layers", 1, "--out", folder, "--scheduler", "tcp://127.0.0.1:9")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and "no cluster" in err and len(err.splitlines()) == 1, err
+        assert time.time() - began < 15
 
 
 # ---- ablate.py

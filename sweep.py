@@ -1,0 +1,239 @@
+"""Many runs -> one table -> Figure 4: how many layers does each token need (Section 7)?
+
+    python sweep.py --preset laptop                                  # a small Figure 4, within an hour on 2 cores
+    python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4" # any grid: --flags are those of train.py
+    python sweep.py --preset laptop --plot-only                      # the figures again, from results.csv alone
+    python sweep.py --preset paper --scheduler tcp://host:8786       # on a Dask cluster whose machines share the folder
+
+Every run is a run directory as train.py leaves it, and one row of results.csv, written when the run ends. What is in the
+table is not run again; what was stopped in the middle goes on where it was, on whichever worker takes it.
+"""
+import argparse
+import contextlib
+import csv
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import train
+from data import causal_depth
+
+PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss = mean over the last 100 steps
+    "laptop": [("--heads 8 --D 5 --steps 1500 --target 0", range(1, 6), 3),
+               ("--heads 8 --D 3 --steps 1500 --target 0 --no-ic", range(1, 6), 3)],
+    "paper": [("--heads 8 --D 5 --batch 512 --examples 1048576 --steps 10000 --target 0", range(1, 9), 8),
+              ("--heads 8 --D 3 --batch 512 --examples 1048576 --steps 10000 --target 0 --no-ic", range(1, 9), 8)],
+}
+
+
+def grid(groups, folder):
+    """Flags of every run of the groups (flags of train.py, layers, seeds); ValueError with one line for a bad flag."""
+    runs = []
+    for text, layers, seeds in groups:
+        for count in layers:
+            for seed in range(seeds):
+                flags = train.parse_flags([*shlex.split(text), "--layers", str(count), "--seed", str(seed), "--resume"])
+                runs.append(flags | dict(out=folder / train.run_directory(flags).name))
+    return runs
+
+
+# ---- running
+
+def row_of(flags, error=""):
+    """The table row of a run, a dict: its flags, how it ended, its final losses and when each symbol was learned."""
+    row = {key: value for key, value in flags.items() if key not in train.MACHINE_FLAGS}
+    row |= dict(run=flags["out"].name, error=error)
+    if not error:
+        log = train.read_log(flags["out"])
+        steps, late = [entry["step"] for entry in log], [entry for entry in log if entry["step"] > log[-1]["step"] - 100]
+        row |= dict(seconds=log[-1]["seconds"], ended=steps[-1])
+        for name in (name for name in log[-1] if name == "val" or name.startswith("x_")):
+            row[name] = sum(entry[name] for entry in late) / len(late)
+            if name != "val":
+                row[f"{name}_below_half"] = train.first_below(steps, [entry[name] for entry in log])
+    return row
+
+
+def run_together(runs):
+    """Train runs that differ in the seed alone (one, or on a GPU several as a stack), or go on with them, and return
+    their rows. This is what a worker does."""
+    torch.set_num_threads(1)
+    train.keep_freed_memory()
+    for flags in runs:
+        flags["out"].parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(runs[0]["out"].with_suffix(".txt"), "a") as printed, contextlib.redirect_stdout(printed):
+            if not all((flags["out"] / "model.pt").exists() for flags in runs):
+                train.train(runs, [train.open_run(flags["out"], flags, runs) for flags in runs][0])
+        return [row_of(flags) for flags in runs]
+    except (ValueError, FloatingPointError, OSError) as error:
+        return [row_of(flags, str(error)) for flags in runs]
+
+
+def connect(scheduler, workers):
+    """A Dask client: of the cluster at this address, or of one worker process per core here."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    dask.config.set({"distributed.scheduler.allowed-failures": 10, "distributed.comm.timeouts.connect": "5s"})
+    if scheduler:
+        return Client(scheduler, timeout=5)
+    return Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=50))
+
+
+def write_table(path, rows):
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, columns)
+        table.writeheader()
+        table.writerows(rows)
+
+
+def read_table(path):
+    """The rows, dicts of strings; "" where a row has no value."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def sweep(runs, folder, client):
+    """Run what is not in the table yet, and write the table whenever a run ends. The number of failed runs."""
+    from distributed import as_completed
+
+    rows = [row for row in read_table(folder / "results.csv") if not row["error"]]  # what failed is tried again
+    done = {row["run"] for row in rows}
+    left = [flags for flags in runs if flags["out"].name not in done]
+    together = {}
+    for flags in left:  # on a GPU the seeds of one setting form a stack
+        setting = (tuple((key, value) for key, value in flags.items() if key not in ("seed", "out"))
+                   if "cuda" in flags["device"] else flags["out"].name)
+        together.setdefault(setting, []).append(flags)
+    began, failed, ended = time.time(), 0, 0
+    futures = [client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False)
+               for group in together.values()]
+    for future in as_completed(futures):
+        for row in future.result():
+            rows.append(row)
+            ended, failed = ended + 1, failed + bool(row["error"])
+            train.write_file(folder / "results.csv", lambda path: write_table(path, rows))
+            minutes = (time.time() - began) / ended * (len(left) - ended) / 60
+            print(f"{ended}/{len(left)} runs, {failed} failed, about {minutes:.0f} min left: {row['run']} "
+                  f"{row['error'] or 'val %.4f' % row['val']}", flush=True)
+    return failed
+
+
+# ---- figures, from the table alone
+
+def numbers(rows, *columns):
+    """[(value of each column), ...] of the rows that have them all, as floats."""
+    return [tuple(float(row[column]) for column in columns) for row in rows
+            if all(row.get(column) not in (None, "") for column in columns)]
+
+
+def dots_and_mean(axes, points, color, label):
+    """Every run as a dot, and a line through the means at each x."""
+    xs = sorted({x for x, _ in points})
+    means = [sum(y for at, y in points if at == x) / sum(at == x for at, _ in points) for x in xs]
+    axes.plot(*zip(*points), "o", color=color, ms=4, alpha=0.4)
+    axes.plot(xs, means, "-", color=color, label=label)
+
+
+def figure_4(rows, path):
+    """Left: final validation loss by layers, with and without the implicit curriculum. Right: each symbol's partial loss
+    by layers, and from which depth on the causal law allows it."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    for ic, color, name in ("True", "tab:blue", "with"), ("False", "tab:red", "without"):
+        group = [row for row in rows if row["ic"] == ic]
+        if points := numbers(group, "layers", "val"):
+            D = " and ".join(sorted({row["D"] for row in group}))
+            dots_and_mean(left, points, color, f"{name} implicit curriculum (D={D}, {len(points)} runs)")
+    curriculum = [row for row in rows if row["ic"] == "True"]
+    symbols = [k for k in range(1, 100) if numbers(curriculum, f"x_{k}")]
+    colors = plt.get_cmap("viridis")
+    for i, k in enumerate(symbols):
+        color = colors(0.9 * i / max(1, len(symbols) - 1))
+        dots_and_mean(right, numbers(curriculum, "layers", f"x_{k}"), color, f"$x_{k}$: {causal_depth(k)} layers or more")
+        right.plot(causal_depth(k), 1.05 + 0.03 * i, "v", color=color)
+    for axes in left, right:
+        axes.axhline(0.75, color="gray", ls=":", lw=1)
+        axes.set(xlabel="layers", ylim=(0, None))
+    left.annotate("0.75: averages the 4 candidates", (0.01, 0.75), (0, 2), xycoords=("axes fraction", "data"),
+                  textcoords="offset points", fontsize="small", color="gray")
+    left.set(ylabel="validation MSE, mean over the last 100 steps", title="Final loss: every run and the mean")
+    right.set(title="Each symbol alone; triangles: possible from here on")
+    for axes in left, right:
+        axes.legend(fontsize="small")
+    train.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+    plt.close(figure)
+
+
+def claims(rows):
+    """The paper's claims of Section 7.2, counted, as lines of text."""
+    without = [value for (value,) in numbers([row for row in rows if row["ic"] == "False"], "val")]
+    lines = [f"without the implicit curriculum above 0.7: {sum(value > 0.7 for value in without)} of {len(without)} runs"]
+    in_order = learned = 0
+    for row in (row for row in rows if row["ic"] == "True"):
+        crossings = [float(row[f"x_{k}_below_half"] or "inf") for k in range(1, int(row["D"]) + 1)]
+        if crossings[0] < float("inf"):
+            learned, in_order = learned + 1, in_order + (crossings == sorted(crossings))
+    lines.append(f"x_1, x_2, ... pass below 0.5 in this order: {in_order} of {learned} runs that learned any")
+    return lines
+
+
+# ---- the command line
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.error = lambda message: p.exit(2, f"sweep.py: {message}\n")
+    p.add_argument("--preset", choices=list(PRESETS), help="a grid made for you; or give your own:")
+    p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")
+    p.add_argument("--seeds", type=int, default=3, help="runs per point, with seeds 0, 1, ... (default: %(default)s)")
+    p.add_argument("--flags", action="append", help="flags of train.py for all runs; twice for two sets of runs")
+    p.add_argument("--out", type=Path, help="folder of the runs and the table (default: out/sweep, or out/PRESET)")
+    p.add_argument("--workers", type=int, default=torch.get_num_threads(), help="processes here (default: one per core)")
+    p.add_argument("--scheduler", help="address of a Dask cluster, tcp://host:8786, instead of processes here")
+    p.add_argument("--plot-only", action="store_true", help="draw the figures from the table, run nothing")
+    flags = p.parse_args()
+    if bool(flags.preset) == bool(flags.layers):
+        p.error("give a --preset, or your own grid with --layers")
+    folder, failed = flags.out or Path("out", flags.preset or "sweep"), 0
+    if not flags.plot_only:
+        groups = PRESETS[flags.preset] if flags.preset else [(text, flags.layers, flags.seeds)
+                                                             for text in flags.flags or [""]]
+        runs = grid(groups, folder.absolute())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            client = connect(flags.scheduler, flags.workers)
+        except OSError as error:
+            p.error(f"no cluster or folder there ({error}): check --scheduler and --out")
+        try:
+            failed = sweep(runs, folder, client)
+        except KeyboardInterrupt:
+            print(f"stopped; to go on: python sweep.py {shlex.join(sys.argv[1:])}")
+            sys.exit(130)
+        finally:
+            if not flags.scheduler:
+                client.cluster.close()
+            client.close()
+    rows = [row for row in read_table(folder / "results.csv") if not row["error"]]
+    if not rows:
+        p.error(f"{folder / 'results.csv'} has no finished run")
+    figure_4(rows, folder / "figure4.png")
+    print("\n".join(["---", *claims(rows), f"table: {folder / 'results.csv'}", f"figure: {folder / 'figure4.png'}"]))
+    if failed:
+        print(f"sweep.py: {failed} runs failed, see {folder / 'results.csv'}; the same command tries them again",
+              file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
