@@ -8,7 +8,6 @@ a list of paths; a circuit gives every head one. Layers and heads are counted fr
 """
 import argparse
 import csv
-import itertools
 import json
 import time
 from pathlib import Path
@@ -254,20 +253,21 @@ def main():
         return measured[key]
 
     found, report = [], dict(threshold=flags.threshold, sequences=flags.sequences, orders={})
-    for rest, (name, order) in itertools.product(RULES, orders.items()):
-        if found and rest != report["rows_without_a_path"]:
+    for rest in RULES:
+        for name, order in orders.items():
+            circuit, result = find_circuit(lambda circuit: loss(circuit, rest), attention, flags.threshold, order)
+            name = f"{name}, rows without a path: {rest}"
+            report["orders"][name] = (f"no circuit: {result}" if circuit is None else
+                                      f"{len(paths_of(circuit))} paths, loss {result:.4f} in the search")
+            print(f"{time.time() - began:5.1f} s  {name}: {report['orders'][name]}", flush=True)
+            found += [circuit] if circuit else []
+        if found:
             break  # the simplest rule that will do
-        circuit, result = find_circuit(lambda circuit: loss(circuit, rest), attention, flags.threshold, order)
-        name = f"{name}, rows without a path: {rest}"
-        report["rows_without_a_path"] = rest
-        report["orders"][name] = (f"no circuit: {result}" if circuit is None else
-                                  f"{len(paths_of(circuit))} paths, loss {result:.4f} in the search")
-        print(f"{time.time() - began:5.1f} s  {name}: {report['orders'][name]}", flush=True)
-        found += [circuit] if circuit else []
+    report["rows_without_a_path"] = rest
     if found:
         best, names = min(found, key=lambda circuit: len(paths_of(circuit))), target_names(config["D"])
         fresh = sequences(config, validation_index(flags.sequences, first=2 ** 21))
-        rows = certify(model, config, best, fresh, flags.seed, report["rows_without_a_path"])
+        rows = certify(model, config, best, fresh, flags.seed, rest)
         report |= verdict(config, best, rows, flags.threshold)
         report["orders_that_agree"] = sum(paths_of(circuit) == paths_of(best) for circuit in found)
         report["heads"] = [dict(layer=layer + 1, head=head + 1, mechanism=mechanism if isinstance(mechanism, str) else

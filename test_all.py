@@ -481,7 +481,8 @@ def test_bad_flags_get_one_line():
                             ("--steps -1", "--steps must be at least 1"), ("--device nope", "--device nope"),
                             ("--lr nan", "--lr must be"), ("--K 3", "even"), ("--layers two", "invalid int value"),
                             ("--rotary none", "invalid choice"), ("--lay 3", "unrecognized"),
-                            ("--decay 2", "at most 1"), ("--seeds 2", "leave out --out"), ("--rotary qk --head-size 5", "even"), ("--beta2 1", "at most")):
+                            ("--decay 2", "at most 1"), ("--seeds 2", "leave out --out"),
+                            ("--rotary qk --head-size 5", "even"), ("--beta2 1", "at most")):
             assert_refused(train, *flags.split(), "--out", folder + "/run", says=says)
         for flags, says in (("--D 0", "at least 1"), ("--K 5", "even"), ("--depths x", "invalid int")):
             assert_refused(data, *flags.split(), says=says)
@@ -523,7 +524,8 @@ def test_run_names_come_from_the_flags():
 def test_every_command_line_at_tiny_size():
     with tempfile.TemporaryDirectory() as folder:
         for i, flags in enumerate(("--no-ic", "--rotary qk", "--no-mlp --head-size 4", "--no-causal", "--dtype bfloat16",
-                                   "--examples 0", "--optimizer adamw", "--clip 0 --warmup 0 --decay 0", "--D 3 --heads 1 --K 2")):
+                                   "--examples 0", "--optimizer adamw", "--clip 0 --warmup 0 --decay 0",
+                                   "--D 3 --heads 1 --K 2")):
             code, out, err = run_main(train, *TINY, *flags.split(), "--out", f"{folder}/{i}")
             assert code == 0 and "val: " in out, err
             assert Path(f"{folder}/{i}/curves.png").read_bytes().startswith(b"\x89PNG")

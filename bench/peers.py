@@ -342,19 +342,19 @@ def stacks(models, rounds=5):
         stack = Stack(each)
         batch = make_batch(0, batch_index(0, 0, shape["batch"], 0), N, shape["D"], K)
 
-        def run(forward, x):
+        def run(forward, x, y):
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
                 predictions = forward(x)
-            F.mse_loss(predictions.float(), batch.targets.expand_as(predictions)).backward()
+            F.mse_loss(predictions.float(), y.expand_as(predictions)).backward()
 
-        def seconds(function):
-            started = time.perf_counter()
-            function()
-            return time.perf_counter() - started
+        def one_by_one(x, y):
+            for model in each:
+                run(model, x, y)
 
-        times = [(seconds(lambda: [run(model, batch.inputs) for model in each]),
-                  seconds(lambda: run(stack, batch.inputs.expand(models, *batch.inputs.shape).contiguous())))
-                 for _ in range(rounds + 2)][2:]
+        def as_stack(x, y):
+            run(stack, x.expand(models, *x.shape).contiguous(), y)
+
+        times = [(timed(one_by_one, batch)[0], timed(as_stack, batch)[0]) for _ in range(rounds + 2)][2:]
         solo, stacked = (1000 * statistics.median(column) for column in zip(*times))
         print(f"| {name} | {dtype} | {solo:.0f} | {stacked:.0f} | {solo / stacked:.2f} |", flush=True)
 
