@@ -2,15 +2,19 @@
 
     python ablate.py out/L12_H1_D3_s0     # prints the table, writes circuit.json and ablation.csv into the run
 
-A path is (layer, head, from role, to role): "in layer 7, q attends to 1b"; a role may also attend to whatever token
-stands before it, as first layers do. A head's mechanism is identity, uniform, zero, or
-a list of paths; a circuit gives every head one. Layers and heads are counted from 1 in all that is printed or written.
+A path is (layer, head, from role, to role): "in layer 7, q attends to 1b"; a role may also attend to the token before it,
+as first layers do, or to the token after a pair. A head's mechanism is identity, uniform, zero, mean (it attends as the
+position of a token says, the same in every sequence) or a list of paths; a circuit gives every head one. The search is the
+paper's, with one-hot maps; where it fails, a second one grants every path and head its mean attention. Layers and heads
+are counted from 1 in all that is printed or written.
 """
 import argparse
 import csv
+import itertools
 import json
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -18,46 +22,69 @@ from data import attend, causal_depth, roles, starting_information, validation_i
 from train import load, partial_losses, precision, sequences, write_file
 
 
-RULES = ["zero", "uniform", "identity"]  # what a useful head's tokens without a path do; zero is the paper's
+RULES = ["zero", "uniform", "identity", "mean"]  # what a useful head's tokens without a path do; zero is the paper's
+SIMPLE = dict(zero=["identity", "uniform"], mean=["mean"])  # the rules to search with, and what useless heads become
+MOST_PATHS = 14  # of which all subsets are looked through
+FAINT = 0.05  # with mean attention, what gets less is no candidate for a path
 
 # ---- measuring
 
+def target_names(D):
+    """What a role may attend to: the roles of its own chain; the tokens after its pairs, which may have copied from them;
+    and the token before itself. The last two are most often of other chains."""
+    return [*roles(D), *(f"after {k}b" for k in range(1, D + 1)), "previous token"]
+
+
 def targets_of(positions):
-    """positions (B, N, roles) -> (B, N, roles, roles+1) where each role finds its possible targets: the roles of its own
-    chain and, last, the token before it, whatever that is (the first token has only itself)."""
-    chain = positions[:, :, None].expand(-1, -1, positions.shape[-1], -1)
-    return torch.cat([chain, (positions - 1).clamp(min=0)[..., None]], -1)
+    """positions (B, N, roles) -> (B, N, roles, targets) the token where each role finds each of target_names."""
+    before = (positions - 1).clamp(min=0)[..., None]  # the first token has only itself
+    chain = torch.cat([positions, positions[:, :, 2::2] + 1], -1)[:, :, None].expand(-1, -1, positions.shape[-1], -1)
+    return torch.cat([chain, before], -1)
 
 
 def read_paths(patterns, positions):
-    """(B, T, T) attention -> (B, N, roles, roles+1): how much each role attends to each of its targets."""
+    """(B, T, T) attention -> (B, N, roles, targets): how much each role attends to each of its targets."""
     rows = positions[..., None].expand(-1, -1, -1, patterns.shape[-1])
     return patterns[:, None].expand(-1, positions.shape[1], -1, -1).gather(2, rows).gather(3, targets_of(positions))
 
 
-def write_pattern(mechanism, positions, causal, rest="zero"):
-    """The attention pattern of a mechanism, (T, T) or (B, T, T): one where a path leads. `rest` says what the tokens
-    without a path do: attend to nothing (zero, as the paper), to themselves (identity), or to all (uniform)."""
+class Mean(NamedTuple):
+    """What a head does in the mean over sequences."""
+    attention: torch.Tensor  # (roles, targets) how much each role attends to each of its targets
+    paths: torch.Tensor      # (T, T) how much each token attends to another when that is its target: of its own chain or
+    #                          after a pair of it (what stands before itself is known by position)
+    others: torch.Tensor     # (T, T) and when it is not, so scaled that rows sum to 1
+
+
+def write_pattern(mechanism, positions, causal, rest="zero", mean=None):
+    """The attention pattern of a mechanism, (T, T) or (B, T, T). A path is one, and `rest` says what tokens without a
+    path do: attend to nothing (zero, as the paper), to themselves (identity), or to all (uniform). With rest="mean" a
+    path has its mean attention between these two tokens, and what is left goes where the head attends in the mean when
+    that is no target: it depends on position alone and carries nothing along a chain."""
     B, N, R = positions.shape
     identity, uniform = torch.eye(N * R), torch.ones(N * R, N * R)
     uniform = uniform.tril() if causal else uniform
-    whole = dict(zero=torch.zeros(N * R, N * R), identity=identity, uniform=uniform / uniform.sum(-1, keepdim=True))
+    whole = dict(zero=torch.zeros(N * R, N * R), identity=identity, uniform=uniform / uniform.sum(-1, keepdim=True),
+                 mean=mean and mean.others)
     if isinstance(mechanism, str):
         return whole[mechanism]
     pattern, targets = torch.zeros(B, N * R, N * R), targets_of(positions)
     for source, target in mechanism:
-        pattern[torch.arange(B)[:, None], positions[:, :, source], targets[:, :, source, target]] = 1
+        attending, attended = positions[:, :, source], targets[:, :, source, target]
+        pattern[torch.arange(B)[:, None], attending, attended] = mean.paths[attending, attended] if rest == "mean" else 1.0
     leads = pattern.sum(-1, keepdim=True)
+    if rest == "mean":
+        return pattern + (1 - leads) * whole["mean"]
     return torch.where(leads > 0, pattern / leads.clamp(min=1), whole[rest])
 
 
 @torch.no_grad()
-def measure(model, config, batch, circuit, rest="zero"):
+def measure(model, config, batch, circuit, rest="zero", means={}):
     """(B, symbols) squared error of each sequence on each symbol, with the heads in `circuit` replaced by their
     mechanisms and all others computing their patterns from what they then find."""
     errors = []
     for inputs, targets, positions in zip(*(tensor.split(256) for tensor in batch)):
-        patterns = {head: write_pattern(mechanism, positions, config["causal"], rest)
+        patterns = {head: write_pattern(mechanism, positions, config["causal"], rest, means.get(head))
                     for head, mechanism in circuit.items()}
         with precision(config):
             predictions = model(inputs, patterns=patterns)
@@ -67,21 +94,32 @@ def measure(model, config, batch, circuit, rest="zero"):
 
 @torch.no_grad()
 def mean_attention(model, config, batch):
-    """{(layer, head): (roles, roles+1)} how much each role attends to each of its targets, the mean over chains."""
+    """{(layer, head): Mean} over the sequences of the batch and their chains."""
     with precision(config):
         patterns = model(batch.inputs, return_patterns=True)[1]
-    return {(layer, head): read_paths(pattern[:, head], batch.positions).mean((0, 1))
-            for layer, pattern in enumerate(patterns) for head in range(pattern.shape[1])}
+    B, N, R = batch.positions.shape
+    is_target, tokens = torch.zeros(B, N * R, N * R, dtype=torch.bool), torch.arange(N * R)
+    targets = targets_of(batch.positions)[..., :-1]
+    is_target[torch.arange(B)[:, None, None, None], batch.positions[..., None], targets] = True
+    is_target[:, tokens, tokens] = False  # itself
+    means = {}
+    for layer, heads in enumerate(patterns):
+        for head, pattern in enumerate(heads.float().unbind(1)):
+            others = (pattern * ~is_target).mean(0)
+            means[layer, head] = Mean(read_paths(pattern, batch.positions).mean((0, 1)),
+                                      (pattern * is_target).sum(0) / is_target.sum(0).clamp(min=1),
+                                      others / others.sum(-1, keepdim=True).clamp(min=1e-9))
+    return means
 
 
 # ---- searching
 
-def useless_heads(loss, limit, order):
-    """{head: identity or uniform, whichever costs less} of the heads that are not needed; one is replaced after the
-    other in the given order, as long as the loss stays below the limit. All other heads stay alive."""
+def useless_heads(loss, limit, order, simple):
+    """{head: the simple mechanism that costs least} of the heads that are not needed; one is replaced after the other in
+    the given order, as long as the loss stays below the limit. All other heads stay alive."""
     circuit = {}
     for head in order:
-        cost = {mechanism: loss(circuit | {head: mechanism}) for mechanism in ("identity", "uniform")}
+        cost = {mechanism: loss(circuit | {head: mechanism}) for mechanism in simple}
         cheapest = min(cost, key=cost.get)
         if cost[cheapest] < limit:
             circuit[head] = cheapest
@@ -92,37 +130,48 @@ def without(circuit, head, path):
     return circuit | {head: [other for other in circuit[head] if other != path]}
 
 
-def find_circuit(loss, attention, threshold, order):
+def candidates(attention, rest):
+    """The paths that a head may turn out to have, the weakest first, by the attention (roles, targets) that they get: the
+    strongest target of each role (a one-hot map), or with rest="mean" all that are not faint."""
+    R, attention = len(attention), attention.clone().fill_diagonal_(0)  # to stay where one is leads nowhere
+    attention[2::2, -1] = 0  # before kb stands ka, named so already
+    attention[:, slice(-1, None) if rest == "mean" else slice(R, -1)] = 0  # known by position; mostly another's symbol
+    least = torch.tensor(FAINT) if rest == "mean" else attention.amax(-1, keepdim=True)
+    return sorted(map(tuple, (attention >= least).nonzero().tolist()), key=lambda path: attention[path].item())
+
+
+def find_circuit(loss, means, threshold, order, rest="zero"):
     """(circuit, its loss), or (None, why not).
 
-    loss: circuit -> mean squared error with these heads replaced. attention: {head: (roles, roles+1) mean attention}.
-    First the heads that can be identity or uniform. Then, from the first layer to the last, so that the layers above
-    still need what a path enables, each head becomes a one-hot map on the target that each role attends to most, and
-    loses path after path, the weakest first, as long as the loss stays below the threshold."""
+    loss: circuit -> mean squared error with these heads replaced, their tokens without a path doing as `rest` says.
+    First the heads that can be simple. Then, from the first layer to the last, so that the layers above still need what a
+    path enables, each head is replaced by its candidates and loses path after path, the weakest first, as long as the
+    loss stays below a limit. The limit rises to the threshold as more heads are replaced: a quarter of the way is for the
+    useless heads, the same share for each of the others."""
     baseline = loss({})
     if baseline >= threshold:
         return None, f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
-    circuit = useless_heads(loss, (baseline + threshold) / 2, order)
-    for head in sorted(attention.keys() - circuit.keys()):
-        candidates = attention[head].clone().fill_diagonal_(-1)  # to stay where one is leads nowhere
-        candidates[2::2, -1] = -1  # before kb stands ka, named so already
-        strength, target = candidates.max(-1)
-        circuit[head] = [(source, target[source].item()) for source in range(len(target))]
+    circuit = useless_heads(loss, baseline + (threshold - baseline) / 4, order, SIMPLE[rest])
+    useful = sorted(means.keys() - circuit.keys())
+    for head, share in zip(useful, torch.linspace(0.25, 1, len(useful) + 1)[1:].tolist()):
+        paths = candidates(means[head].attention, rest)
+        circuit[head] = sorted(paths)
         current = loss(circuit)
-        for source in strength.argsort().tolist():
-            smaller = without(circuit, head, (source, target[source].item()))
+        for path in paths:
+            smaller = without(circuit, head, path)
             cost = loss(smaller)
-            if cost < max(threshold, current):
+            if cost < max(baseline + share * (threshold - baseline), current):
                 circuit, current = smaller, cost
-        circuit[head] = circuit[head] or "zero"
+        circuit[head] = circuit[head] or rest
         if current >= threshold:
-            return None, (f"layer {head[0] + 1} head {head[1] + 1} cannot be replaced: its simplest one-hot map leaves a "
-                          f"loss of {current:.3f}, not below {threshold:g}")
+            return None, (f"layer {head[0] + 1} head {head[1] + 1} cannot be replaced: its simplest map leaves a loss of "
+                          f"{current:.3f}, not below {threshold:g}")
     return circuit, current
 
 
-def target_names(D):
-    return [*roles(D), "previous token"]
+def path_name(path, names):
+    (layer, head), (source, target) = path
+    return f"layer {layer + 1} head {head + 1}, {names[source]} -> {names[target]}"
 
 
 def paths_of(circuit):
@@ -130,15 +179,62 @@ def paths_of(circuit):
     return [(head, path) for head in sorted(circuit) if not isinstance(circuit[head], str) for path in circuit[head]]
 
 
+def minimal_subsets(sufficient, everything):
+    """All minimal subsets of a list that suffice, if whatever contains a sufficient set suffices too.
+    sufficient: frozenset -> bool."""
+    minimal, insufficient = [], []
+    for size in range(len(everything), -1, -1):  # from the largest, so that what is found insufficient is maximal
+        for subset in map(frozenset, itertools.combinations(everything, size)):
+            if any(subset >= other for other in minimal) or any(subset <= other for other in insufficient):
+                continue
+            if not sufficient(subset):
+                insufficient.append(subset)
+                continue
+            for item in everything:
+                if item in subset and sufficient(subset - {item}):
+                    subset -= {item}
+            minimal.append(subset)
+    return minimal
+
+
+def backups(loss, circuit, means, threshold):
+    """Which paths stand in for each other, a dict: all minimal sets that suffice when every head attends along these
+    paths and otherwise as the position says (loss: circuit -> loss with rest="mean"). They are looked for among the paths
+    of the circuit and all others that get more than half of the attention."""
+    last = len(means[0, 0].attention[0]) - 1  # the token before, known by position
+    names = target_names(last // 3)
+    paths = sorted({path for path in paths_of(circuit) if path[1][1] != last}
+                   | {(head, path) for head, mean in means.items() for path in candidates(mean.attention, "mean")
+                      if mean.attention[path] > 0.5})
+    if len(paths) > MOST_PATHS:
+        return dict(minimal_sets=f"not looked for: {len(paths)} paths have too many subsets")
+
+    def suffices(subset):
+        return loss({head: [path for at, path in paths if at == head and (at, path) in subset] or "mean"
+                     for head in means}) < threshold
+
+    found = minimal_subsets(suffices, paths)
+    uses = {path: sum(path in subset for subset in found) for path in paths}
+    backed_up = [path_name(path, names) for path in paths if 0 < uses[path] < len(found)]
+    return dict(minimal_sets=len(found), paths_in_every_set=sum(count == len(found) > 0 for count in uses.values()),
+                paths_with_a_backup=len(backed_up), paths_that_only_help_to_find_others=sum(not n for n in uses.values()),
+                backed_up=backed_up,
+                sets=[[path_name(path, names) for path in paths if path in subset] for subset in found])
+
+
 # ---- certifying
 
 def symbols_reached(paths, D, layers):
-    """(D,) bool, which x_1..x_D the query holds at the end if information flows along these paths alone (Section 5)."""
-    known = starting_information(D)
+    """(D,) bool, which x_1..x_D the query holds at the end if information flows along these paths alone (Section 5). The
+    token after kb is taken to have copied x_k, with its place, by position alone."""
+    R, pairs = 2 * D + 1, torch.arange(1, D + 1)
+    known = torch.zeros(R + D, 2 * D + 2, dtype=torch.bool)
+    known[:R] = starting_information(D)
+    known[R - 1 + pairs, 2 * pairs] = known[R - 1 + pairs, 2 * pairs + 1] = True
     for layer in range(layers):
-        allowed = torch.zeros(2 * D + 1, 2 * D + 1, dtype=torch.bool)
+        allowed = torch.zeros(R + D, R + D, dtype=torch.bool)
         for (at, _), (source, target) in paths:
-            if at == layer and target <= 2 * D:  # the token before is a stranger's
+            if at == layer and target < R + D:
                 allowed[source, target] = True
         known = attend(known, allowed)
     return known[0, 3::2]
@@ -154,7 +250,7 @@ def interval(errors, generator, resamples=1000):
     return dict(mse=each.mean().item(), low=low, high=high, partial=errors.mean(0).tolist())
 
 
-def certify(model, config, circuit, batch, seed, rest="zero"):
+def certify(model, config, circuit, batch, seed, rest="zero", means={}):
     """The rows of the ablation table, each a dict: the model as it is; all heads replaced, with each rule for the rows
     without a path, first the one that the circuit was found with; and, with that one, every path removed alone, first
     with all other heads replaced (the paper's test), then with the useful heads of the layers above alive, so that they
@@ -169,7 +265,7 @@ def certify(model, config, circuit, batch, seed, rest="zero"):
 
     def row(what, circuit, rest=rest, batch=batch, **more):
         row = dict(what=what, sequences=len(batch.inputs), **more,
-                   **interval(measure(model, config, batch, circuit, rest), generator))
+                   **interval(measure(model, config, batch, circuit, rest, means), generator))
         print(f"{what:48s} {row['mse']:7.4f} [{row['low']:.4f}, {row['high']:.4f}]  "
               + " ".join(f"{loss:6.3f}" for loss in row["partial"]), flush=True)
         return row
@@ -177,13 +273,12 @@ def certify(model, config, circuit, batch, seed, rest="zero"):
     print(f"{'':48s}     MSE [95% interval]     " + " ".join(f"{name:>6s}" for name in symbols([True] * config["D"])))
     rows = [row("the model as it is", {})]
     rows += [row(f"all heads replaced, rows without a path: {rule}", circuit, rule, batch if rule == rest else fewer)
-             for rule in [rest, *(rule for rule in RULES if rule != rest)]]
+             for rule in [rest, *(rule for rule in RULES if rule != rest and (means or rule != "mean"))]]
     for head, (source, target) in paths:
         path = dict(layer=head[0] + 1, head=head[1] + 1, source=names[source], target=names[target])
         smaller = without(circuit, head, (source, target))
         alive = {at: mechanism for at, mechanism in smaller.items() if at[0] <= head[0] or isinstance(mechanism, str)}
-        what = f"without layer {path['layer']} head {path['head']}, {path['source']} -> {path['target']}"
-        rows.append(row(what, smaller, **path))
+        rows.append(row(f"without {path_name((head, (source, target)), names)}", smaller, **path))
         reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
         rows.append(row("    and the layers above alive", alive, batch=fewer, **path, predicted=symbols(~reached)))
         rows[-1]["destroyed"] = symbols(loss > lost for loss in rows[-1]["partial"])
@@ -193,9 +288,9 @@ def certify(model, config, circuit, batch, seed, rest="zero"):
 def verdict(config, circuit, rows, threshold):
     """What the certificate says, a dict: is the circuit sufficient, is every path necessary, how small is it, and does
     each removal destroy what the information flow predicts."""
-    replaced, removals, D = rows[1], rows[4:], config["D"]
+    replaced, removals, D = rows[1], [row for row in rows if "layer" in row], config["D"]
     pairs = list(zip(removals[0::2], removals[1::2]))
-    in_chain = [(head, path) for head, path in paths_of(circuit) if path[1] <= 2 * D]
+    in_chain = [(head, path) for head, path in paths_of(circuit) if target_names(D)[path[1]] != "previous token"]
     useful = {head[0] for head, _ in in_chain}
     return dict(
         sufficient=replaced["high"] < threshold,
@@ -241,21 +336,21 @@ def main():
         p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
 
     began, search = time.time(), sequences(config, validation_index(128, first=2 ** 20))
-    attention = mean_attention(model, config, search)
-    orders = {"first layer first": sorted(attention), "last layer first": sorted(attention, reverse=True),
-              "least attention first": sorted(attention, key=lambda head: attention[head].max().item())}
+    means = mean_attention(model, config, sequences(config, validation_index(512, first=2 ** 20 + 128)))
+    orders = {"first layer first": sorted(means), "last layer first": sorted(means, reverse=True),
+              "least attention first": sorted(means, key=lambda head: means[head].attention.max().item())}
     measured = {}  # the orders ask for much the same circuits
 
     def loss(circuit, rest):
         key = json.dumps([rest, [[head, circuit[head]] for head in sorted(circuit)]])
         if key not in measured:
-            measured[key] = measure(model, config, search, circuit, rest).mean().item()
+            measured[key] = measure(model, config, search, circuit, rest, means).mean().item()
         return measured[key]
 
     found, report = [], dict(threshold=flags.threshold, sequences=flags.sequences, orders={})
-    for rest in RULES:
+    for rest in SIMPLE:
         for name, order in orders.items():
-            circuit, result = find_circuit(lambda circuit: loss(circuit, rest), attention, flags.threshold, order)
+            circuit, result = find_circuit(lambda circuit: loss(circuit, rest), means, flags.threshold, order, rest)
             name = f"{name}, rows without a path: {rest}"
             report["orders"][name] = (f"no circuit: {result}" if circuit is None else
                                       f"{len(paths_of(circuit))} paths, loss {result:.4f} in the search")
@@ -267,12 +362,13 @@ def main():
     if found:
         best, names = min(found, key=lambda circuit: len(paths_of(circuit))), target_names(config["D"])
         fresh = sequences(config, validation_index(flags.sequences, first=2 ** 21))
-        rows = certify(model, config, best, fresh, flags.seed, rest)
+        rows = certify(model, config, best, fresh, flags.seed, rest, means)
         report |= verdict(config, best, rows, flags.threshold)
         report["orders_that_agree"] = sum(paths_of(circuit) == paths_of(best) for circuit in found)
+        report |= backups(lambda circuit: loss(circuit, "mean"), best, means, flags.threshold)
         report["heads"] = [dict(layer=layer + 1, head=head + 1, mechanism=mechanism if isinstance(mechanism, str) else
                                 [dict(source=names[source], target=names[target],
-                                      attention=attention[layer, head][source, target].item())
+                                      attention=means[layer, head].attention[source, target].item())
                                  for source, target in mechanism])
                            for (layer, head), mechanism in sorted(best.items())]
         report["rows"] = rows

@@ -605,7 +605,7 @@ class Planted:
                 own = [path for at, path in self.paths if at == head and shared[path]]
                 pattern = ablate.write_pattern(own, positions, True, "uniform") if own else uniform
                 every.append((patterns or {}).get(head, pattern).expand(len(x), -1, -1))
-                moved = ablate.read_paths(every[-1], positions).mean((0, 1))[:, :-1] > 0.5
+                moved = ablate.read_paths(every[-1], positions).mean((0, 1))[:, :2 * D + 1] > 0.5
                 known = known | (moved.float() @ before > 0)
             seen.append(torch.stack(every, 1))
         held = x.gather(1, positions[:, :, 2::2].reshape(len(x), -1, 1).expand(-1, -1, K)).view(len(x), N, D, K)
@@ -634,10 +634,11 @@ PLANTED = [(1, named(*PAIRS[:1], "2 q 1b")),
 def planted_search(D, model, layers):
     config = train.parse_flags(["--D", str(D), "--layers", str(layers), "--device", "cpu", "--dtype", "float32"])
     batch = train.sequences(config, data.validation_index(16))
-    attention = ablate.mean_attention(model, config, batch)
-    return config, batch, [ablate.find_circuit(lambda circuit: ablate.measure(model, config, batch, circuit).mean().item(),
-                                               attention, 0.05, order)[0]
-                           for order in (sorted(attention), sorted(attention, reverse=True))]
+    means = ablate.mean_attention(model, config, batch)
+    return config, batch, [
+        ablate.find_circuit(lambda circuit: ablate.measure(model, config, batch, circuit, rest, means).mean().item(),
+                            means, 0.05, order, rest)[0]
+        for rest in ablate.SIMPLE for order in (sorted(means), sorted(means, reverse=True))]
 
 
 def test_planted_circuits_are_recovered_exactly():
@@ -659,6 +660,25 @@ def test_redundant_circuits_lose_one_of_their_copies():
     copies = named("2 q 1b", "3 q 1b")
     for circuit in planted_search(1, Planted(1, named("1 1b 1a") + copies, 4), 4)[2]:
         assert ablate.paths_of(circuit) in [named("1 1b 1a") + [copy] for copy in copies]
+
+
+def test_all_minimal_subsets_are_found():
+    """Against trying every subset, for random monotone functions, and for a planted circuit with a copied path."""
+    generator = random.Random(0)
+    for _ in range(50):
+        needed = [frozenset(generator.sample(range(7), generator.randint(1, 4))) for _ in range(generator.randint(0, 5))]
+        every = [frozenset(subset) for size in range(8) for subset in itertools.combinations(range(7), size)]
+        enough = [subset for subset in every if any(subset >= need for need in needed)]
+        expected = {subset for subset in enough if not any(other < subset for other in enough)}
+        found = ablate.minimal_subsets(lambda subset: any(subset >= need for need in needed), list(range(7)))
+        assert len(found) == len(expected) and set(found) == expected
+    model, config = Planted(1, named("1 1b 1a", "2 q 1b", "3 q 1b"), 4), train.parse_flags("--D 1 --layers 4".split())
+    batch = train.sequences(config, data.validation_index(16))
+    report = ablate.backups(lambda circuit: ablate.measure(model, config, batch, circuit, "mean", means).mean().item(),
+                            {}, means := ablate.mean_attention(model, config, batch), 0.05)
+    assert report["backed_up"] == ["layer 2 head 1, q -> 1b", "layer 3 head 1, q -> 1b"]
+    assert [len(subset) for subset in report["sets"]] == [1, 1] and report["paths_in_every_set"] == 0
+    assert report["paths_that_only_help_to_find_others"] == 1  # 1b -> 1a: with patterns held, nothing must be found
 
 
 def test_certificate_of_a_planted_circuit():
@@ -690,17 +710,41 @@ def test_bootstrap_interval_covers_the_mean():
 
 def test_written_patterns_are_read_back():
     batch = data.make_batch(0, torch.arange(8))
-    pattern = ablate.write_pattern([(2, 1), (0, 2), (3, 7)], batch.positions, True)  # role 7 of D=3: the token before
+    names = ablate.target_names(3)
+    after, before = names.index("after 3b"), names.index("previous token")
+    pattern = ablate.write_pattern([(2, 1), (0, after), (3, before)], batch.positions, True)
     read = ablate.read_paths(pattern, batch.positions)
-    assert (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, 2] == 1).all() and (read[:, :, 3, 7] == 1).all()
+    assert (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, after] == 1).all() and (read[:, :, 3, before] == 1).all()
     assert pattern.sum() == 3 * 4 * 8
     for b, n in itertools.product(range(8), range(4)):
         token = batch.positions[b, n, 3].item()
         assert pattern[b, token, max(0, token - 1)] == 1
+        assert pattern[b, batch.positions[b, n, 0], batch.positions[b, n, 6] + 1] == 1
     for rest in ("identity", "uniform"):
         filled = ablate.write_pattern([(2, 1)], batch.positions, True, rest)
         torch.testing.assert_close(filled.sum(-1), torch.ones(8, 28))
         assert (filled.triu(1) == 0).all()
+
+
+def test_mean_attention_is_what_was_written():
+    """One head attends as the position says, another to 1b with 0.6 and else as the position says: their means alone
+    write both again, and only the second has a path."""
+    batch = data.make_batch(0, torch.arange(2000), D=2)
+    by_position = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril()
+    by_position /= by_position.sum(-1, keepdim=True)
+    paths = 0.6 * ablate.write_pattern([(0, 2)], batch.positions, True)
+    written = torch.stack([by_position.expand(2000, -1, -1), paths + (1 - paths.sum(-1, keepdim=True)) * by_position], 1)
+
+    def model(x, return_patterns):
+        return None, [written]
+
+    first, second = ablate.mean_attention(model, dict(device="cpu", dtype="float32"), batch).values()
+    assert second.attention[0, 2] > 0.6 and (0, 2) in ablate.candidates(second.attention, "mean")
+    again = ablate.write_pattern([(0, 2)], batch.positions, True, "mean", second)
+    torch.testing.assert_close(again.sum(-1), torch.ones(2000, 20))
+    queries = slice(16, 20)
+    assert (again - written[:, 1])[:, queries].abs().max() < 0.1 and (paths > 0).sum() == 2000 * 4
+    assert (ablate.write_pattern("mean", batch.positions, True, "mean", first) - by_position)[queries].abs().max() < 0.1
 
 
 def test_a_random_model_has_no_circuit():

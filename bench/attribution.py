@@ -140,8 +140,8 @@ def main():
             return ablate.measure(planted, flags, batch, circuit).mean().item()
 
         def ours():
-            attention = ablate.mean_attention(planted, flags, batch)
-            circuit, _ = ablate.find_circuit(loss, attention, THRESHOLD, sorted(attention))
+            means = ablate.mean_attention(planted, flags, batch)
+            circuit, _ = ablate.find_circuit(loss, means, THRESHOLD, sorted(means))
             return ablate.paths_of(circuit) if circuit else None
 
         for method, find in {
