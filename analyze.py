@@ -2,20 +2,28 @@
 
     python ablate.py out/L12_H1_D3_s0      # first: finds the circuit
     python analyze.py out/L12_H1_D3_s0     # then: attention_maps, circuit, shared_information, information_map, curves
+    python analyze.py out/L12_H1_D3_s*     # several runs: one table of their circuits and of what emerged when
+
+Of a run that was trained with --save-every it also draws how the circuit emerged: emergence, paths, removal, and the
+animation emergence.gif. What is measured for them is kept in emergence.json, so that the checkpoints may go.
 """
 import argparse
 import json
 import math
+import time
 from pathlib import Path
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.animation import PillowWriter
 from matplotlib.patches import FancyArrowPatch
 
+from ablate import read_paths, target_names, write_pattern
 from data import name_symbol, roles, validation_index
-from train import draw_curves, load, sequences, write_file
+from llm import wilson
+from train import draw_curves, first_below, load, partial_losses, read_config, read_log, sequences, write_file
 
 USEFUL = "tab:red"
 
@@ -27,10 +35,11 @@ def save(figure, path):
 
 
 def read_circuit(run):
-    """{(layer, head): [path, ...]} of the useful heads, counted from 1; None if ablate.py found no circuit here."""
+    """{(layer, head, from role, to role): mean attention} of the paths, layers and heads counted from 1; None if ablate.py
+    found no circuit here."""
     report = json.loads((run / "circuit.json").read_text()) if (run / "circuit.json").exists() else {}
-    return {(head["layer"], head["head"]): head["mechanism"] for head in report["heads"]
-            if isinstance(head["mechanism"], list)} if "heads" in report else None
+    return {(head["layer"], head["head"], path["source"], path["target"]): path["attention"] for head in report["heads"]
+            if isinstance(head["mechanism"], list) for path in head["mechanism"]} if "heads" in report else None
 
 
 # ---- Appendix C: attention maps
@@ -60,7 +69,7 @@ def draw_attention_maps(run, model, config, useful):
             axes.axvline(2 * N * block - 0.5, color="black", lw=0.3)
         axes.set_xticks(range(len(labels)), labels, fontsize=5, rotation=90)
         axes.set_yticks(range(len(labels)), labels, fontsize=5)
-        marked = (layer, head) in (useful or {})
+        marked = (layer, head) in {path[:2] for path in useful or {}}
         title = f"layer {layer}" + (f", head {head}" if config["heads"] > 1 else "") + (", useful" if marked else "")
         axes.set_title(title, fontsize=10, color=USEFUL if marked else "black")
         axes.spines[:].set(color=USEFUL if marked else "black", linewidth=2 if marked else 0.8)
@@ -72,37 +81,49 @@ def draw_attention_maps(run, model, config, useful):
 
 # ---- Figures 5 and 7, left: the circuit
 
-def draw_circuit(run, config, useful):
-    """circuit.png: the roles of a chain across in the order in which they are read, layers upward, an arrow per path
-    from where information is taken to where it goes, with the mean attention of the path."""
-    D, names = config["D"], roles(config["D"])
+def draw_paths(axes, config, useful, label, color):
+    """The roles of a chain across in the order in which they are read, layers upward, an arrow per path from where
+    information is taken to where it goes. label, color: path -> of its arrow. Returns {path: (arrow, its text)}."""
+    D, names, drawn = config["D"], roles(config["D"]), {}
     order = [name for k in range(D, 0, -1) for name in (f"{k}a", f"{k}b")] + ["q"]
-    across = {name: x for x, name in enumerate(order)}
-    layers = sorted({layer for layer, _ in useful})
-    figure, axes = plt.subplots(figsize=(1.3 * len(order) + 1, 1.3 * len(layers) + 1.6), layout="constrained")
-    for name, x in across.items():
+    across = {name: x for x, name in enumerate(order)} | {f"after {name}": x + 0.5 for x, name in enumerate(order)}
+    layers = sorted({layer for layer, _, _, _ in useful})
+    for x in range(len(order)):
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", color="white", markeredgecolor="gray", ms=7)
-    for (layer, head), paths in useful.items():
+    for path in useful:
+        layer, _, source, target = path
         y = layers.index(layer)
-        for path in paths:
-            end = (across[path["source"]], y + 1)
-            start = (across.get(path["target"], end[0] - 0.45), y)  # the token before is none of the chain
-            if path["target"] not in across:
-                axes.text(*start, "token\nbefore", ha="center", va="top", fontsize=7, color="gray")
-            axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14,
-                                           color=USEFUL if path["target"] in across else "gray",
-                                           shrinkA=5, shrinkB=5, connectionstyle="arc3,rad=0.08"))
-            axes.annotate(f"{path['attention']:.2f}", (start[0] + 0.62 * (end[0] - start[0]), y + 0.62), fontsize=9,
-                          ha="center", va="center", bbox=dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85))
+        end = (across[source], y + 1)
+        start = (across.get(target, end[0] - 0.45), y)  # the token before is none of the chain
+        if target not in order:
+            axes.text(*start, {"previous token": "token\nbefore"}.get(target, target.replace(" ", "\n")), ha="center",
+                      va="top", fontsize=7, color="gray")
+        arrow = axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color=color(path),
+                                               shrinkA=5, shrinkB=5, connectionstyle="arc3,rad=0.08"))
+        text = axes.annotate(label(path), (start[0] + 0.62 * (end[0] - start[0]), y + 0.62), fontsize=9, ha="center",
+                             va="center", bbox=dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85))
+        drawn[path] = arrow, text
     letters = [f"{chr(ord('A') + names.index(name) // 2)}\n{name}" for name in order]
     axes.set_xticks(range(len(order)), letters)
     axes.set_yticks(range(len(layers) + 1), ["input"] + [f"after layer {layer}" for layer in layers])
-    axes.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.25, len(layers) + 0.3),
-             xlabel="symbol and role, in the order of reading",
-             title=f"Circuit of {config['layers']} layers, D={D}, seed {config['seed']}: arrows carry mean attention\n"
-                   "(128 sequences); heads not drawn are uniform, identity or zero")
+    axes.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.35, len(layers) + 0.3),
+             xlabel="symbol and role, in the order of reading")
     axes.spines[:].set_visible(False)
+    return drawn
+
+
+def circuit_size(config, useful):
+    return 1.3 * (2 * config["D"] + 1) + 1, 1.3 * len({layer for layer, _, _, _ in useful}) + 1.6
+
+
+def draw_circuit(run, config, useful):
+    """circuit.png: the circuit, with the mean attention of each path."""
+    figure, axes = plt.subplots(figsize=circuit_size(config, useful), layout="constrained")
+    draw_paths(axes, config, useful, label=lambda path: f"{useful[path]:.2f}",
+               color=lambda path: "gray" if path[3] == "previous token" else USEFUL)
+    axes.set_title(f"Circuit of {config['layers']} layers, D={config['D']}, seed {config['seed']}: arrows carry mean "
+                   "attention\n(512 sequences); what is not drawn is uniform, identity, or attends by position alone")
     save(figure, run / "circuit.png")
 
 
@@ -174,7 +195,7 @@ def draw_information_map(run, config, scores, useful):
         axes.set_title(names[role])
     panels[0].set_yticks(range(len(scores)), ["input"] + [f"layer {layer}" for layer in range(1, len(scores))])
     for label, layer in zip(panels[0].get_yticklabels(), range(len(scores))):
-        if layer in {at for at, _ in (useful or {})}:
+        if layer in {path[0] for path in useful or {}}:
             label.set_color(USEFUL)
     figure.colorbar(image, ax=panels, label="held-out $R^2$", shrink=0.8)
     figure.suptitle("What can be read from the residual stream at each role, by least squares (512 sequences to fit, 512 to "
@@ -182,25 +203,281 @@ def draw_information_map(run, config, scores, useful):
     save(figure, run / "information_map.png")
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.error = lambda message: p.exit(2, f"analyze.py: {message}\n")
-    p.add_argument("run", type=Path, help="run directory of train.py")
-    run = p.parse_args().run
-    try:
-        model, config = load(run)
-    except ValueError as error:
-        p.error(error)
+# ---- Section 9: emergence
+
+@torch.no_grad()
+def measure_emergence(run, useful, n=32):
+    """What happens to each path over the checkpoints, on n sequences: a dict of paths and rows, one row per checkpoint
+    with its step, the partial losses, and of each path: its mean attention, the 10% and 90% quantiles over sequences, how
+    often it gets more attention than any other token, and the partial losses without it (its attention taken away, all
+    else alive)."""
+    steps, rows, began = sorted((run / "ckpt").glob("*.pt")), [], time.time()
+    for done, checkpoint in enumerate(steps):
+        model, config = load(run, f"ckpt/{checkpoint.name}")
+        names, batch = target_names(config["D"]), sequences(config, validation_index(n, first=2 ** 22))
+
+        def losses(patterns):
+            predictions = model(batch.inputs, patterns=patterns)
+            return rounded(partial_losses(predictions, batch.targets, config["K"]).mean(0))
+
+        seen, paths = model(batch.inputs, return_patterns=True)[1], []
+        for layer, head, source, target in useful:
+            pattern, path = seen[layer - 1][:, head - 1], (names.index(source), names.index(target))
+            attention = read_paths(pattern, batch.positions)[(..., *path)]                              # (B, N)
+            highest = pattern.amax(-1).gather(1, batch.positions[..., path[0]])                         # (B, N)
+            low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
+            elsewhere = write_pattern([path], batch.positions, config["causal"]) == 0
+            paths.append(dict(mean=attention.mean().item(), low=low, high=high,
+                              hits=(attention == highest).float().mean().item(),
+                              without=losses({(layer - 1, head - 1): pattern * elsewhere})))
+            paths[-1] = {key: round(value, 4) if key != "without" else value for key, value in paths[-1].items()}
+        rows.append(dict(step=int(checkpoint.stem), losses=losses({}), paths=paths))
+        left = (time.time() - began) / (done + 1) * (len(steps) - done - 1)
+        print(f"\rcheckpoint {done + 1}/{len(steps)}, {left:.0f} s left ", end="", flush=True)
+    print()
+    return dict(sequences=n, paths=list(useful), rows=rows)
+
+
+def rounded(values):
+    return [round(value, 4) for value in values.tolist()]
+
+
+def read_emergence(run, useful):
+    """emergence.json if it is of this circuit, else measured from the checkpoints and kept; None without checkpoints."""
+    path = run / "emergence.json"
+    emergence = json.loads(path.read_text()) if path.exists() else None
+    if not emergence or [tuple(path) for path in emergence["paths"]] != list(useful):
+        if not any((run / "ckpt").glob("*.pt")):
+            return None
+        emergence = measure_emergence(run, useful)
+        write_file(path, lambda temporary: temporary.write_text(json.dumps(emergence) + "\n"))
+    emergence["paths"] = [tuple(path) for path in emergence["paths"]]
+    return emergence
+
+
+def emergence_steps(emergence):
+    """{path: the step, interpolated, at which its mean attention first passes 0.5; None if it never does}"""
+    steps = [row["step"] for row in emergence["rows"]]
+    return {path: first_below(steps, [-row["paths"][i]["mean"] for row in emergence["rows"]], -0.5)
+            for i, path in enumerate(emergence["paths"])}
+
+
+def path_title(path, config):
+    layer, head, source, target = path
+    return f"layer {layer}" + (f" head {head}" if config["heads"] > 1 else "") + f": {source} \N{RIGHTWARDS ARROW} {target}"
+
+
+def draw_emergence(run, config, useful, emergence):
+    """emergence.png, Figure 7: the circuit with its attention, and when each path emerged."""
+    when = emergence_steps(emergence)
+    width, height = circuit_size(config, useful)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(1.7 * width, height + 0.3), layout="constrained", sharey=True)
+    draw_paths(left, config, useful, label=lambda path: f"{useful[path]:.2f}", color=lambda path: USEFUL)
+    left.set_title("mean attention at the end")
+    known = [step for step in when.values() if step is not None] or [0]
+    scale = matplotlib.cm.ScalarMappable(plt.Normalize(min(known), max(known)), "viridis_r")
+    draw_paths(right, config, useful, label=lambda path: "never" if when[path] is None else f"{when[path]:.0f}",
+               color=lambda path: "lightgray" if when[path] is None else scale.to_rgba(when[path]))
+    right.set_title(f"step at which it first passes 0.5 ({emergence['sequences']} sequences)")
+    figure.colorbar(scale, ax=right, label="training step", shrink=0.8)
+    save(figure, run / "emergence.png")
+
+
+def draw_path_histories(run, config, emergence):
+    """paths.png, Appendix D: the attention of each path over training."""
+    when, rows = emergence_steps(emergence), emergence["rows"]
+    steps, columns = [row["step"] for row in rows], 4
+    lines = math.ceil(len(when) / columns)
+    figure, grid = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.1 * lines + 0.9), squeeze=False, sharex=True,
+                                sharey=True, layout="constrained")
+    for axes in grid.flat[len(when):]:
+        axes.axis("off")
+    for i, (axes, (path, step)) in enumerate(zip(grid.flat, when.items())):
+        history = {key: [row["paths"][i][key] for row in rows] for key in ("mean", "low", "high", "hits")}
+        axes.fill_between(steps, history["low"], history["high"], color="tab:blue", alpha=0.25,
+                          label="10% to 90% of the sequences")
+        axes.plot(steps, history["mean"], color="tab:blue", label="mean attention")
+        axes.plot(steps, history["hits"], color="tab:orange", lw=1, label="share of rows where it is the largest")
+        axes.axhline(0.5, color="gray", ls=":", lw=1)
+        if step is not None:
+            axes.axvline(step, color=USEFUL, lw=1)
+            axes.annotate(f"{step:.0f}", (step, 0.05), (3, 0), textcoords="offset points", color=USEFUL, fontsize=9)
+        axes.set_title(path_title(path, config), fontsize=10)
+        axes.set(ylim=(-0.03, 1.03))
+    figure.supxlabel(f"training step; red: the mean passes 0.5 ({emergence['sequences']} sequences)", fontsize=10)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9, frameon=False)
+    save(figure, run / "paths.png")
+
+
+def draw_removals(run, config, emergence):
+    """removal.png: when a path starts to matter, and for which symbol: by how much its removal raises each partial loss."""
+    rows, D = emergence["rows"], config["D"]
+    steps, count = [row["step"] for row in rows], len(emergence["paths"])
+    figure, panels = plt.subplots(1, D, figsize=(3.3 * D + 2, 0.33 * count + 1.6), squeeze=False, sharey=True,
+                                  layout="constrained")
+    for k, axes in enumerate(panels[0]):
+        rise = [[row["paths"][i]["without"][k] - row["losses"][k] for row in rows] for i in range(count)]
+        image = axes.imshow(rise, aspect="auto", cmap="Reds", vmin=0, vmax=1, interpolation="nearest",
+                            extent=(steps[0], steps[-1], count - 0.5, -0.5))
+        crossing = first_below(steps, [row["losses"][k] for row in rows])
+        if crossing is not None:
+            axes.axvline(crossing, color="tab:blue", lw=1, ls="--")
+        axes.set(title=f"$x_{k + 1}$", xlabel="training step")
+    panels[0, 0].set_yticks(range(count), [path_title(path, config) for path in emergence["paths"]], fontsize=9)
+    figure.colorbar(image, ax=panels, label="rise of the partial loss", extend="max")
+    figure.suptitle(f"What the removal of each path destroys ({emergence['sequences']} sequences; dashed: the symbol's loss "
+                    "passes 0.5)", fontsize=11)
+    save(figure, run / "removal.png")
+
+
+def animate_emergence(run, config, useful, emergence):
+    """emergence.gif: the circuit lighting up through training, the partial losses under it."""
+    rows, D = emergence["rows"], config["D"]
+    steps, (width, height) = [row["step"] for row in rows], circuit_size(config, useful)
+    figure, (above, below) = plt.subplots(2, 1, figsize=(0.75 * width, 0.75 * (height + 3.2)), layout="constrained",
+                                          height_ratios=[height, 2.6])
+    drawn = draw_paths(above, config, useful, label=lambda path: "0.00", color=lambda path: USEFUL)
+    for k in range(D):
+        below.plot(steps, [row["losses"][k] for row in rows], color=plt.get_cmap("viridis")(0.9 * k / max(1, D - 1)),
+                   label=f"$x_{k + 1}$")
+    now = below.axvline(0, color=USEFUL)
+    below.set(xlabel="training step", ylabel="MSE of each symbol", ylim=(0, 1.2), xlim=(steps[0], steps[-1]))
+    below.legend(fontsize="small", ncols=D, loc="upper right")
+
+    def show(row):
+        above.set_title(f"Who attends to whom after {row['step']} training steps", fontsize=11)
+        now.set_xdata([row["step"]] * 2)
+        for path, measured in zip(emergence["paths"], row["paths"]):
+            arrow, text = drawn[path]
+            arrow.set_alpha(max(0.04, measured["mean"]))
+            text.set(text=f"{measured['mean']:.2f}", alpha=max(0.15, measured["mean"]))
+
+    writer = PillowWriter(fps=8)
+    path = run / "emergence.gif"
+    with writer.saving(figure, path.with_name("emergence.tmp.gif"), dpi=75):
+        for row in rows + rows[-1:] * 16:  # two seconds at the end
+            show(row)
+            writer.grab_frame()
+    path.with_name("emergence.tmp.gif").replace(path)
+    plt.close(figure)
+    print(path)
+
+
+# ---- several runs
+
+def facts(run):
+    """What is compared over runs, a dict with None for what is not known: the certificate, and what emerged when."""
+    config, log, useful = read_config(run), read_log(run), read_circuit(run)
+    report = json.loads((run / "circuit.json").read_text()) if (run / "circuit.json").exists() else {}
+    symbols = [name for name in log[0] if name.startswith("x_")]
+    crossings = [first_below([row["step"] for row in log], [row[name] for row in log]) for name in symbols]
+    facts = dict(run=run.name, rotary=config["rotary"], mse=log[-1].get("confirmed", log[-1]["val"]), crossings=crossings,
+                 in_order=None not in crossings and all(a < b for a, b in zip(crossings, crossings[1:])),
+                 certified=report and bool(report.get("sufficient") and report.get("all_necessary")), report=report)
+    emergence = read_emergence(run, useful) if useful else None
+    if emergence:
+        when = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
+        pairs = {path: step for path, step in when.items() if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, 10)]}
+        others = sorted((step, path) for path, step in when.items() if path not in pairs)
+        facts |= dict(induction_first=False, reused=False)
+    if emergence and others:
+        step, first = others[0]
+        last, i = emergence["rows"][-1], emergence["paths"].index(first)
+        rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
+        facts |= dict(first=first, induction_first=first[2:] == ("q", "1b") and any(
+            path[2:] == ("1b", "1a") and path[0] < first[0] and at < step for path, at in pairs.items()),
+            reused=max(rises[1:], default=0) > 0.1, emerged=dict(pairs=min(pairs.values(), default=None), first=step))
+    return facts
+
+
+def compare(runs):
+    """A table of several runs and what they have in common, as text (Markdown)."""
+    def share(flags):
+        flags = [flag for flag in flags if flag is not None]
+        low, high = wilson(sum(flags), len(flags)) if flags else (0, 1)
+        return f"{sum(flags)} of {len(flags)} [{low:.2f}, {high:.2f}]"
+
+    def steps(values):
+        return ", ".join("never" if value is None else f"{value:.0f}" for value in values)
+
+    lines = ["| run | MSE | circuit, found with | all heads replaced | paths | layers | first useful layer: previous token "
+             "| x_1, x_2, ... below 0.5 at step | b -> a, then the first other path emerges |", "|---" * 9 + "|"]
+    every = [facts(run) for run in runs]
+    for fact in every:
+        report, emerged = fact["report"], fact.get("emerged")
+        replaced = report["rows"][1] if "rows" in report else None
+        how = {"zero": "one-hot maps", "mean": "mean attention"}
+        cells = [fact["run"], f"{fact['mse']:.4f}",
+                 f"{'certified' if fact['certified'] else 'not certified'}, {how[report['rows_without_a_path']]}"
+                 if replaced else "none" if report else "not looked for",
+                 f"{replaced['mse']:.4f} [{replaced['low']:.4f}, {replaced['high']:.4f}]" if replaced else "",
+                 *([f"{report['paths']} (least {report['least_paths']})",
+                    f"{report['layers_with_paths']} (least {report['least_layers']})",
+                    "yes" if report["first_useful_layer_is_previous_token"] else "no"] if replaced else [""] * 3),
+                 steps(fact["crossings"]),
+                 f"{steps([emerged['pairs']])}; {steps([emerged['first']])}: layer {fact['first'][0]}, "
+                 f"{fact['first'][2]} -> {fact['first'][3]}" if emerged else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    found = [fact["report"] for fact in every if "rows" in fact["report"]]
+    shapes = {tuple((path["source"], path["target"]) for head in report["heads"] if isinstance(head["mechanism"], list)
+                    for path in head["mechanism"]) for report in found}
+    lines += ["", "| over all runs (95% Wilson intervals) | |", "|---|---|",
+              f"| a certified circuit | {share(bool(fact['certified']) for fact in every if fact['report'])} |",
+              f"| in the least number of layers | "
+              f"{share(report['layers_with_paths'] == report['least_layers'] for report in found)} |",
+              f"| with the least number of paths | {share(report['paths'] == report['least_paths'] for report in found)} |",
+              f"| first useful layer attends to the previous token | "
+              f"{share(report['first_useful_layer_is_previous_token'] for report in found)} |",
+              f"| different circuits, by the roles of their paths in order | {len(shapes)} |"]
+    for rotary in sorted({fact["rotary"] for fact in every}):
+        group = [fact for fact in every if fact["rotary"] == rotary]
+        waits = [[b - a for a, b in zip(fact["crossings"], fact["crossings"][1:])] for fact in group if fact["in_order"]]
+        lines += [f"| --rotary {rotary}: x_1, x_2, ... cross 0.5 in this order | {share(fact['in_order'] for fact in group)} |",
+                  f"| --rotary {rotary}: an induction head first (1b -> 1a below, then q -> 1b) | "
+                  f"{share(fact.get('induction_first') for fact in group)} |",
+                  f"| --rotary {rotary}: later symbols need that head at the end | "
+                  f"{share(fact.get('reused') for fact in group)} |"]
+        for k, gaps in enumerate(zip(*waits), 1):
+            lines.append(f"| --rotary {rotary}: steps from x_{k} to x_{k + 1}, median (range) | "
+                         f"{sorted(gaps)[len(gaps) // 2]:.0f} ({min(gaps):.0f} to {max(gaps):.0f}) |")
+    return "\n".join(lines)
+
+
+# ---- the command line
+
+def draw(run):
+    """All figures of one run."""
+    model, config = load(run)
     useful = read_circuit(run)
     draw_curves(run)
     draw_shared_information(run, config)
     draw_attention_maps(run, model, config, useful)
+    draw_information_map(run, config, information(model, config), useful)
     if useful is None:
         print(f"no circuit is known here, so none is drawn: run python ablate.py {run} first")
-    else:
-        draw_circuit(run, config, useful)
-    draw_information_map(run, config, information(model, config), useful)
+        return
+    draw_circuit(run, config, useful)
+    emergence = read_emergence(run, useful)
+    if emergence:
+        draw_emergence(run, config, useful, emergence)
+        draw_path_histories(run, config, emergence)
+        draw_removals(run, config, emergence)
+        animate_emergence(run, config, useful, emergence)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.error = lambda message: p.exit(2, f"analyze.py: {message}\n")
+    p.add_argument("run", type=Path, nargs="+", help="run directory of train.py; several for a table of them")
+    runs = p.parse_args().run
+    try:
+        if len(runs) == 1:
+            draw(runs[0])
+        else:
+            print(compare(runs))
+    except ValueError as error:
+        p.error(error)
 
 
 if __name__ == "__main__":

@@ -782,11 +782,58 @@ def test_analyze_draws_every_figure():
                                                   dict(source="q", target="previous token", attention=0.8)]),
                  dict(layer=1, head=2, mechanism="uniform")]
         (run / "circuit.json").write_text(json.dumps(dict(heads=heads)))
-        assert analyze.read_circuit(run) == {(1, 1): heads[0]["mechanism"]}
+        assert analyze.read_circuit(run) == {(1, 1, "1b", "1a"): 0.9, (1, 1, "q", "previous token"): 0.8}
         assert run_main(analyze, run)[0] == 0
         for name in ("attention_maps", "circuit", "shared_information", "information_map", "curves"):
             assert (run / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
         assert_refused(analyze, folder, says="no run directory")
+
+
+def test_emergence_against_loops():
+    """What is kept of a checkpoint, found again token by token; every figure of Section 9 is drawn, without ckpt/ too."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        assert run_main(train, *TINY, "--save-every", 20, "--out", run)[0] == 0
+        paths = [(1, 1, "1b", "1a"), (1, 2, "q", "1b")]
+        heads = [dict(layer=layer, head=head, mechanism=[dict(source=source, target=target, attention=0.5)])
+                 for layer, head, source, target in paths]
+        (run / "circuit.json").write_text(json.dumps(dict(heads=heads)))
+        code, out, err = run_main(analyze, run)
+        assert code == 0, err
+        kept = json.loads((run / "emergence.json").read_text())
+        steps = [int(path.stem) for path in sorted((run / "ckpt").iterdir())]
+        assert [row["step"] for row in kept["rows"]] == steps and [tuple(path) for path in kept["paths"]] == paths
+        model, config = train.load(run, f"ckpt/{steps[-1]:06d}.pt")
+        batch = train.sequences(config, data.validation_index(32, first=2 ** 22))
+        with torch.no_grad():
+            patterns = model(batch.inputs, return_patterns=True)[1]
+        for measured, (layer, head, source, target) in zip(kept["rows"][-1]["paths"], paths):
+            pattern = patterns[layer - 1][:, head - 1].clone()
+            values, hits = [], []
+            for b, n in itertools.product(range(32), range(config["N"])):
+                place = dict(zip(data.roles(config["D"]), batch.positions[b, n].tolist()))
+                values.append(pattern[b, place[source], place[target]].item())
+                hits.append(pattern[b, place[source]].argmax().item() == place[target])
+                pattern[b, place[source], place[target]] = 0
+            assert abs(measured["mean"] - sum(values) / len(values)) < 1e-4
+            assert abs(measured["hits"] - sum(hits) / len(hits)) < 1e-4
+            with torch.no_grad():
+                without = model(batch.inputs, patterns={(layer - 1, head - 1): pattern})
+            losses = train.partial_losses(without, batch.targets, config["K"]).mean(0).tolist()
+            assert max(abs(a - b) for a, b in zip(measured["without"], losses)) < 1e-4
+        shutil.rmtree(run / "ckpt")
+        names = ["emergence.png", "paths.png", "removal.png", "emergence.gif"]
+        for name in names:
+            (run / name).unlink()
+        assert run_main(analyze, run)[0] == 0 and all((run / name).stat().st_size > 1000 for name in names)
+        shutil.copytree(run, Path(folder, "other"))
+        code, out, err = run_main(analyze, run, Path(folder, "other"))
+        assert code == 0 and "over all runs" in out and "in this order | 0 of 2" in out, (out, err)
+
+
+def test_emergence_steps_are_interpolated():
+    rows = [dict(step=step, paths=[dict(mean=mean), dict(mean=0.1)]) for step, mean in ((0, 0.1), (10, 0.2), (20, 0.8))]
+    assert analyze.emergence_steps(dict(rows=rows, paths=["one", "other"])) == {"one": 15.0, "other": None}
 
 
 # ---- llm.py
