@@ -217,7 +217,7 @@ def backups(loss, circuit, means, threshold):
     uses = {path: sum(path in subset for subset in found) for path in paths}
     backed_up = [path_name(path, names) for path in paths if 0 < uses[path] < len(found)]
     return dict(minimal_sets=len(found), paths_in_every_set=sum(count == len(found) > 0 for count in uses.values()),
-                paths_with_a_backup=len(backed_up), paths_that_only_help_to_find_others=sum(not n for n in uses.values()),
+                paths_with_a_backup=len(backed_up), paths_in_no_set=sum(not count for count in uses.values()),
                 backed_up=backed_up,
                 sets=[[path_name(path, names) for path in paths if path in subset] for subset in found])
 

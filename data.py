@@ -179,6 +179,32 @@ def causal_depth(D):
     return D.bit_length() + 1
 
 
+def minimal_circuit(D, layers, causal=True):
+    """{(layer, head): [(from role, to role), ...]}: paths along which the query comes to hold as many of x_1..x_D as the
+    information flow of Section 5 allows in so many layers. One head per layer with a causal mask, two without."""
+    circuit = {}
+    for layer in range(layers):
+        if causal:  # every b first takes its a, then what it holds doubles with each layer
+            step = 2 ** layer // 2
+            paths = [(2 * k, 2 * (k + step)) for k in range(1, D - step + 1)] if layer else [
+                (2 * k, 2 * k - 1) for k in range(1, D + 1)]
+            circuit[layer, 0] = paths + ([(0, 2 * step)] if 0 < step <= D else [])
+        else:  # what a role holds triples, up and down the chain
+            step = 3 ** layer
+            circuit[layer, 0] = [(role, min(role + step, 2 * D)) for role in range(2 * D)]
+            circuit[layer, 1] = [(role, max(role - step, 0)) for role in range(1, 2 * D + 1)]
+    return circuit
+
+
+def one_hot(paths, positions):
+    """(B, T, T) attention: one from role to role along the paths, pairs of indices, and zero elsewhere."""
+    B, T = len(positions), positions[0].numel()
+    pattern = torch.zeros(B, T, T, device=positions.device)
+    for source, target in paths:
+        pattern[torch.arange(B)[:, None], positions[:, :, source], positions[:, :, target]] = 1
+    return pattern
+
+
 # ---- the command line
 
 def name_symbol(n, k):

@@ -181,6 +181,26 @@ def test_depth_laws_against_the_simulation():
         assert data.paper_bound(D) == math.ceil(math.log(2 * D, 3) - 1e-9) <= data.unmasked_depth(D)
 
 
+def test_minimal_circuits_reach_what_the_laws_allow():
+    """In every depth all symbols that it allows and no more, only along tokens that the mask lets be seen."""
+    for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):
+        circuit = data.minimal_circuit(D, layers, causal)
+        depth = data.causal_depth if causal else data.unmasked_depth
+        reached = ablate.symbols_reached(ablate.paths_of(circuit), D, layers).tolist()
+        assert reached == [depth(k) <= layers for k in range(1, D + 1)], (D, layers, causal)
+        assert all(data.may_attend(D, causal)[path] for _, path in ablate.paths_of(circuit))
+        assert len(circuit) == layers * (1 if causal else 2)
+
+
+def test_one_hot_attention_is_where_the_roles_stand():
+    batch = data.make_batch(0, torch.arange(8))
+    pattern = data.one_hot([(0, 2), (4, 3)], batch.positions)
+    for b, n in itertools.product(range(8), range(4)):
+        place = batch.positions[b, n].tolist()
+        assert pattern[b, place[0], place[2]] == 1 and pattern[b, place[4], place[3]] == 1
+    assert pattern.sum() == 2 * 4 * 8
+
+
 def test_depth_laws_against_sets_on_a_real_sequence():
     """The assumptions of Section 5 spelled out token by token, with all chains and the real order of tokens."""
     for D, causal in itertools.product((1, 2, 3, 4, 5, 8), (True, False)):
@@ -354,6 +374,19 @@ def test_training_learns_one_retrieval_step():
         batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
         solved = torch.stack([data.solve(tokens, 2, 1, 4) for tokens in batch.inputs])
         assert (model(batch.inputs) - solved).square().mean() < 0.06
+
+
+def test_held_circuits_learn_what_the_depth_allows():
+    """Two layers held at a circuit learn x_1, which one layer cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        for layers, learned in ((1, False), (2, True)):
+            run = Path(folder, str(layers))
+            code, out, err = run_main(train, *f"--layers {layers} --heads 1 --width 32 --D 2 --N 2 --batch 64 --steps 150 "
+                                      "--lr 0.003 --target 0 --circuit --device cpu --out".split(), run)
+            assert code == 0, err
+            last = train.read_log(run)[-1]
+            assert (last["x_1"] < 0.25) == learned and last["x_2"] > 0.4, last
+    assert_refused(train, "--circuit", "--heads", 8, says="--circuit takes --heads 1")
 
 
 def test_same_seed_twice_is_bitwise_equal():
@@ -678,7 +711,7 @@ def test_all_minimal_subsets_are_found():
                             {}, means := ablate.mean_attention(model, config, batch), 0.05)
     assert report["backed_up"] == ["layer 2 head 1, q -> 1b", "layer 3 head 1, q -> 1b"]
     assert [len(subset) for subset in report["sets"]] == [1, 1] and report["paths_in_every_set"] == 0
-    assert report["paths_that_only_help_to_find_others"] == 1  # 1b -> 1a: with patterns held, nothing must be found
+    assert report["paths_in_no_set"] == 1  # 1b -> 1a: with patterns held, nothing must be found
 
 
 def test_certificate_of_a_planted_circuit():

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from data import batch_index, make_batch, rotary_angles, validation_index
+from data import batch_index, make_batch, minimal_circuit, one_hot, rotary_angles, validation_index
 from model import Stack, Transformer
 
 
@@ -51,6 +51,8 @@ def parse_flags(arguments=None):
     flag(architecture, "head-size", 0, "size of one head; 0 = width / heads")
     switch_off(architecture, "mlp", "attention layers only")
     switch_off(architecture, "causal", "let every token attend to every other")
+    architecture.add_argument("--circuit", action="store_true", help="hold all attention at a circuit that takes in as many "
+                              "symbols as the layers allow: what a depth can do, whatever training finds")
 
     training = p.add_argument_group("training")
     flag(training, "optimizer", "muon", "muon = Muon for the matrices inside the layers, AdamW for the rest; adamw = for "
@@ -105,6 +107,8 @@ def check_flags(flags):
         raise ValueError(f"--rotary qk turns pairs of numbers: the head size must be even, not {head_size(flags)}")
     if flags["seeds"] > 1 and flags["out"]:
         raise ValueError("--seeds makes a run directory for each seed, named after the flags: leave out --out")
+    if flags["circuit"] and (flags["heads"] != (1 if flags["causal"] else 2) or flags["seeds"] > 1):
+        raise ValueError("--circuit takes --heads 1, with --no-causal --heads 2, and one seed at a time")
     if flags["device"] == "auto":
         flags["device"] = ("cuda" if torch.cuda.is_available() else
                            "mps" if torch.backends.mps.is_available() else "cpu")
@@ -198,6 +202,12 @@ def sequences(config, index):
 def read_log(run):
     """The rows of log.jsonl, a list of dicts with one row per evaluation."""
     return [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+
+
+def held_patterns(config, batch):
+    """{(layer, head): (B, T, T)} the attention of a run with --circuit; of others {}, they compute their own."""
+    circuit = minimal_circuit(config["D"], config["layers"], config["causal"]) if config.get("circuit") else {}
+    return {head: one_hot(paths, batch.positions) for head, paths in circuit.items()}
 
 
 def open_run(run, flags, stacked_with):
@@ -322,10 +332,13 @@ def precision(flags):
     return torch.autocast(torch.device(flags["device"]).type, torch.bfloat16, enabled=flags["dtype"] == "bfloat16")
 
 
-def as_stack(batches):
-    """Inputs and targets of one batch as they are, of several as a stack."""
-    inputs, targets = [batch.inputs for batch in batches], [batch.targets for batch in batches]
-    return (inputs[0], targets[0]) if len(batches) == 1 else (torch.stack(inputs), torch.stack(targets))
+def predict(forward, runs, index):
+    """Predictions and targets of each run's own examples index, as they are, or of several runs as a stack."""
+    batches = [sequences(run, index[i]) for i, run in enumerate(runs)]
+    with precision(runs[0]):
+        if len(runs) == 1:
+            return forward(batches[0].inputs, held_patterns(runs[0], batches[0])), batches[0].targets
+        return forward(torch.stack([batch.inputs for batch in batches])), torch.stack([batch.targets for batch in batches])
 
 
 @torch.no_grad()
@@ -333,9 +346,7 @@ def evaluate(forward, runs, n=1024, first=0):
     """The partial losses of each run, a list of lists, on n sequences that training never sees."""
     losses = []
     for chunk in validation_index(n, first, runs[0]["device"]).split(256):
-        inputs, targets = as_stack([sequences(run, chunk) for run in runs])
-        with precision(runs[0]):
-            predictions = forward(inputs)
+        predictions, targets = predict(forward, runs, [chunk] * len(runs))
         losses.append(partial_losses(predictions, targets, runs[0]["K"]))
     return torch.cat(losses, -2).mean(-2).view(len(runs), -1).tolist()
 
@@ -429,10 +440,8 @@ def train(runs, state=None, stopped=()):
             return False
         for group in (group for optimizer in trained_by for group in optimizer.param_groups):
             group["lr"] = learning_rate(step, flags)
-        inputs, targets = as_stack([
-            sequences(run, batch_index(run["seed"], step, run["batch"], run["examples"]).to(device)) for run in runs])
-        with precision(flags):
-            predictions = forward(inputs)
+        predictions, targets = predict(forward, runs, [
+            batch_index(run["seed"], step, run["batch"], run["examples"]).to(device) for run in runs])
         loss = partial_losses(predictions, targets, flags["K"]).mean((-2, -1))  # (), of a stack (models,)
         loss.sum().backward()
         if flags["clip"] and isinstance(model, Stack):
