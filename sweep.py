@@ -1,6 +1,7 @@
 """Many runs -> one table -> Figure 4: how many layers does each token need (Section 7)?
 
     python sweep.py --preset laptop                                  # a small Figure 4, within an hour on 2 cores
+    python sweep.py --preset law                                     # what each depth can do, and what training finds
     python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4" # any grid: --flags are those of train.py
     python sweep.py --preset laptop --plot-only                      # the figures again, from results.csv alone
     python sweep.py --preset paper --scheduler tcp://host:8786       # on a Dask cluster whose machines share the folder
@@ -19,11 +20,15 @@ from pathlib import Path
 import torch
 
 import train
-from data import causal_depth
+from data import causal_depth, unmasked_depth
 
 PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss = mean over the last 100 steps
     "laptop": [("--heads 8 --D 5 --steps 1500 --target 0", range(1, 6), 3),
                ("--heads 8 --D 3 --steps 1500 --target 0 --no-ic", range(1, 6), 3)],
+    "law": [("--heads 1 --D 8 --circuit --steps 400 --target 0", range(1, 6), 2),
+            ("--heads 2 --D 8 --circuit --no-causal --steps 400 --target 0", range(1, 5), 2),
+            ("--heads 8 --D 5 --steps 1500 --target 0", range(1, 6), 3),
+            ("--heads 8 --D 5 --no-causal --steps 1500 --target 0", range(1, 5), 3)],
     "paper": [("--heads 8 --D 5 --batch 512 --examples 1048576 --steps 10000 --target 0", range(1, 9), 8),
               ("--heads 8 --D 3 --batch 512 --examples 1048576 --steps 10000 --target 0 --no-ic", range(1, 9), 8)],
 }
@@ -65,7 +70,7 @@ def run_together(runs):
     for flags in runs:
         flags["out"].parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open(runs[0]["out"].with_suffix(".txt"), "a") as printed, contextlib.redirect_stdout(printed):
+        with open(f"{runs[0]['out']}.txt", "a") as printed, contextlib.redirect_stdout(printed):
             if not all((flags["out"] / "model.pt").exists() for flags in runs):
                 train.train(runs, [train.open_run(flags["out"], flags, runs) for flags in runs][0])
         return [row_of(flags) for flags in runs]
@@ -80,7 +85,10 @@ def connect(scheduler, workers):
 
     dask.config.set({"distributed.scheduler.allowed-failures": 10, "distributed.comm.timeouts.connect": "5s"})
     if scheduler:
-        return Client(scheduler, timeout=5)
+        client = Client(scheduler, timeout=5)
+        for name in "data.py", "model.py", "train.py":  # a worker elsewhere may have none of ours on its path
+            client.upload_file(str(Path(__file__).with_name(name)))
+        return client
     return Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=50))
 
 
@@ -115,8 +123,13 @@ def sweep(runs, folder, client):
     began, failed, ended = time.time(), 0, 0
     futures = [client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False)
                for group in together.values()]
+    flags_of = dict(zip(futures, together.values()))
     for future in as_completed(futures):
-        for row in future.result():
+        try:
+            ended_rows = future.result()
+        except Exception as error:  # Dask gave up on it: every worker that took it died
+            ended_rows = [row_of(flags, f"{type(error).__name__}: {error}".splitlines()[0]) for flags in flags_of[future]]
+        for row in ended_rows:
             rows.append(row)
             ended, failed = ended + 1, failed + bool(row["error"])
             train.write_file(folder / "results.csv", lambda path: write_table(path, rows))
@@ -175,6 +188,48 @@ def figure_4(rows, path):
     plt.close(figure)
 
 
+def least_depths(rows, k):
+    """The least number of layers in which each seed learned x_k (final loss below 0.5), a list."""
+    depths = {}
+    for row in rows:
+        if row.get(f"x_{k}") not in (None, "") and float(row[f"x_{k}"]) < 0.5:
+            depths[row["seed"]] = min(int(row["layers"]), depths.get(row["seed"], 1000))
+    return [depths[seed] for seed in sorted(depths)]
+
+
+def figure_law(rows, path):
+    """For each x_k the least depth in which it was learned, with attention held at a minimal circuit (what a depth can do)
+    and with attention learned (what training finds), beside the law; left with a causal mask, right without."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    for axes, causal, law, title in zip(panels, ("True", "False"), (causal_depth, unmasked_depth), (
+            "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))")):
+        group = [row for row in rows if row["ic"] == "True" and row["causal"] == causal]
+        most = max([int(row["D"]) for row in group], default=1)
+        axes.step([k + 0.5 for k in range(most + 1)], [law(k) for k in range(1, most + 2)], where="post", color="black",
+                  label="the law")
+        for held, marker, color, shift, name in (("True", "s", "tab:green", -0.12, "attention held at a minimal circuit"),
+                                                 ("False", "o", "tab:blue", 0.12, "attention learned")):
+            some = [row for row in group if row["circuit"] == held]
+            seeds = len({row["seed"] for row in some})
+            dots = [(k + shift + 0.04 * i, depth) for k in range(1, most + 1)
+                    for i, depth in enumerate(least_depths(some, k))]
+            if some:
+                depths = sorted({int(row["layers"]) for row in some})
+                axes.plot(*(zip(*dots) if dots else ([], [])), marker, color=color, ms=5, label=f"{name}: a dot per seed that "
+                          f"learned $x_k$ ({seeds} seeds, {depths[0]} to {depths[-1]} layers, D={some[0]['D']})")
+        axes.set(xlabel="k", title=title, xlim=(0.4, most + 0.6), xticks=range(1, most + 1))
+        axes.grid(axis="y", lw=0.3)
+        axes.legend(fontsize="small", loc="lower right")
+    panels[0].set(ylabel="layers needed to learn $x_k$", ylim=(0, None))
+    panels[0].yaxis.get_major_locator().set_params(integer=True)
+    train.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+    plt.close(figure)
+
+
 def claims(rows):
     """The paper's claims of Section 7.2, counted, as lines of text."""
     without = [value for (value,) in numbers([row for row in rows if row["ic"] == "False"], "val")]
@@ -227,8 +282,10 @@ def main():
     rows = [row for row in read_table(folder / "results.csv") if not row["error"]]
     if not rows:
         p.error(f"{folder / 'results.csv'} has no finished run")
-    figure_4(rows, folder / "figure4.png")
-    print("\n".join(["---", *claims(rows), f"table: {folder / 'results.csv'}", f"figure: {folder / 'figure4.png'}"]))
+    figure_4([row for row in rows if row["causal"] == "True" and row["circuit"] == "False"], folder / "figure4.png")
+    figure_law(rows, folder / "law.png")
+    print("\n".join(["---", *claims(rows), f"table: {folder / 'results.csv'}",
+                     f"figures: {folder / 'figure4.png'} {folder / 'law.png'}"]))
     if failed:
         print(f"sweep.py: {failed} runs failed, see {folder / 'results.csv'}; the same command tries them again",
               file=sys.stderr)

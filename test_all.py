@@ -25,6 +25,7 @@ from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: on tensors this small more threads only wait
+import psutil
 import torch
 import torch.nn.functional as F
 
@@ -593,8 +594,61 @@ def test_a_sweep_runs_each_run_once():
         before = contents(folder)
         code, out, err = swept("--workers", 1)
         assert code == 0 and "runs, 0 failed" not in out, out + err  # nothing was left to do
-        (Path(folder, "figure4.png")).unlink()
+        for name in ("figure4.png", "law.png"):
+            Path(folder, name).unlink()
         assert swept("--plot-only")[0] == 0 and contents(folder) == before
+
+
+def test_least_depths_are_counted_by_seed():
+    rows = [dict(seed=seed, layers=layers, x_1=loss) for seed, layers, loss in (
+        ("0", "1", "0.9"), ("0", "2", "0.1"), ("0", "3", "0.0"), ("1", "2", "0.7"), ("1", "3", "0.4"), ("2", "3", ""))]
+    assert sweep.least_depths(rows, 1) == [2, 3] and sweep.least_depths(rows, 2) == []
+
+
+def sweep_with_a_killed_worker(folder, worker_of, *more):
+    """A sweep of which a worker process is killed in the middle: each run must end once, as if nothing had been."""
+    process = start("sweep.py", "--layers", 1, 2, "--seeds", 2, "--out", folder, *more, "--flags", "--heads 2 --width 16 --D 1 "
+                    "--N 2 --batch 8 --steps 300 --eval-every 10 --target 0 --device cpu")
+    wait_for(lambda: len(list(Path(folder).glob("*/state.pt"))) >= 2)
+    os.kill(worker_of(process), signal.SIGKILL)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and "4/4 runs, 0 failed" in out, out + err
+    rows = sweep.read_table(Path(folder, "results.csv"))
+    assert len({row["run"] for row in rows}) == len(rows) == 4
+    printed = "".join(path.read_text() for path in Path(folder).glob("*.txt"))
+    assert "resumed" in printed  # the run of the killed worker went on where it was
+    for row in rows:
+        steps = [entry["step"] for entry in train.read_log(Path(folder, row["run"]))]
+        assert steps == list(range(0, 301, 10)) and row["ended"] == "300"
+
+
+def test_a_sweep_survives_a_killed_worker_process():
+    def worker_of(process):
+        return next(child.pid for child in psutil.Process(process.pid).children(recursive=True)
+                    if "spawn_main" in " ".join(child.cmdline()))
+
+    with tempfile.TemporaryDirectory() as folder:
+        sweep_with_a_killed_worker(folder, worker_of, "--workers", 2)
+
+
+def test_a_sweep_survives_a_killed_worker_of_a_cluster():
+    """Two workers of a Dask cluster on loopback, in a folder of their own: the one that is killed never comes back."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_the_end:
+        def dask(*arguments):
+            process = subprocess.Popen([sys.executable, "-m", "dask", *map(str, arguments)], cwd=folder,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            at_the_end.callback(process.wait)
+            at_the_end.callback(process.kill)
+            return process
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        address = f"tcp://127.0.0.1:{port}"
+        dask("scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        workers = [dask("worker", address, "--nthreads", 1, "--no-nanny", "--no-dashboard") for _ in range(2)]
+        wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        sweep_with_a_killed_worker(Path(folder, "sweep"), lambda process: workers[0].pid, "--scheduler", address)
 
 
 def test_sweep_refuses_in_one_line():
@@ -605,7 +659,7 @@ def test_sweep_refuses_in_one_line():
         process = start("sweep.py", "--layers", 1, "--out", folder, "--scheduler", "tcp://127.0.0.1:9")
         out, err = process.communicate(timeout=60)
         assert process.returncode == 2 and "no cluster" in err and len(err.splitlines()) == 1, err
-        assert time.time() - began < 15
+        assert time.time() - began < 15, time.time() - began
 
 
 # ---- ablate.py
