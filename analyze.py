@@ -101,7 +101,8 @@ def draw_paths(axes, config, useful, label, color):
                       va="top", fontsize=7, color="gray")
         arrow = axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color=color(path),
                                                shrinkA=5, shrinkB=5, connectionstyle="arc3,rad=0.08"))
-        text = axes.annotate(label(path), (start[0] + 0.62 * (end[0] - start[0]), y + 0.62), fontsize=9, ha="center",
+        along = 0.62 - 0.2 * sum(other[:3] == path[:3] for other in drawn)  # arrows with one end: one text beside another
+        text = axes.annotate(label(path), (start[0] + along * (end[0] - start[0]), y + along), fontsize=9, ha="center",
                              va="center", bbox=dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85))
         drawn[path] = arrow, text
     letters = [f"{chr(ord('A') + names.index(name) // 2)}\n{name}" for name in order]
