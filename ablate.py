@@ -130,6 +130,11 @@ def without(circuit, head, path):
     return circuit | {head: [other for other in circuit[head] if other != path]}
 
 
+def alive_above(circuit, head):
+    """The circuit with the useful heads of the layers above alive: they must find their targets by themselves."""
+    return {at: mechanism for at, mechanism in circuit.items() if at[0] <= head[0] or isinstance(mechanism, str)}
+
+
 def candidates(attention, rest):
     """The paths that a head may turn out to have, the weakest first, by the attention (roles, targets) that they get: the
     strongest target of each role (a one-hot map), or with rest="mean" all that are not faint."""
@@ -147,7 +152,8 @@ def find_circuit(loss, means, threshold, order, rest="zero"):
     First the heads that can be simple. Then, from the first layer to the last, so that the layers above still need what a
     path enables, each head is replaced by its candidates and loses path after path, the weakest first, as long as the
     loss stays below a limit. The limit rises to the threshold as more heads are replaced: a quarter of the way is for the
-    useless heads, the same share for each of the others."""
+    useless heads, the same share for each of the others. Last, what room is left goes to paths that can be spared
+    both with all heads held and with the useful ones of the layers above alive."""
     baseline = loss({})
     if baseline >= threshold:
         return None, f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
@@ -166,7 +172,12 @@ def find_circuit(loss, means, threshold, order, rest="zero"):
         if current >= threshold:
             return None, (f"layer {head[0] + 1} head {head[1] + 1} cannot be replaced: its simplest map leaves a loss of "
                           f"{current:.3f}, not below {threshold:g}")
-    return circuit, current
+    for head, path in sorted(paths_of(circuit), key=lambda path: means[path[0]].attention[path[1]].item()):
+        smaller = without(circuit, head, path)
+        smaller[head] = smaller[head] or rest
+        if max(loss(smaller), loss(alive_above(smaller, head))) < threshold:
+            circuit = smaller
+    return circuit, loss(circuit)
 
 
 def path_name(path, names):
@@ -277,10 +288,9 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
     for head, (source, target) in paths:
         path = dict(layer=head[0] + 1, head=head[1] + 1, source=names[source], target=names[target])
         smaller = without(circuit, head, (source, target))
-        alive = {at: mechanism for at, mechanism in smaller.items() if at[0] <= head[0] or isinstance(mechanism, str)}
         rows.append(row(f"without {path_name((head, (source, target)), names)}", smaller, **path))
         reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
-        rows.append(row("    and the layers above alive", alive, batch=fewer, **path, predicted=symbols(~reached)))
+        rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer, **path, predicted=symbols(~reached)))
         rows[-1]["destroyed"] = symbols(loss > lost for loss in rows[-1]["partial"])
     return rows
 
