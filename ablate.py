@@ -3,10 +3,10 @@
     python ablate.py out/L12_H1_D3_s0     # prints the table, writes circuit.json and ablation.csv into the run
 
 A path is (layer, head, from role, to role): "in layer 7, q attends to 1b"; a role may also attend to the token before it,
-as first layers do, or to the token after a pair. A head's mechanism is identity, uniform, zero, mean (it attends as the
-position of a token says, the same in every sequence) or a list of paths; a circuit gives every head one. The search is the
-paper's, with one-hot maps; where it fails, a second one grants every path and head its mean attention. Layers and heads
-are counted from 1 in all that is printed or written.
+as first layers do. A head's mechanism is identity, uniform, zero, mean or a list of paths; a circuit gives every head one.
+The search is the paper's, with one-hot maps. Where it fails, a second one lets a token attend as heads do in the mean: over
+all sequences (the mechanism mean: its position alone decides) or, along a path, over those in which the pair that it looks
+for stands at the same place. Layers and heads are counted from 1 in all that is printed or written.
 """
 import argparse
 import csv
@@ -25,21 +25,26 @@ from train import load, partial_losses, precision, sequences, write_file
 RULES = ["zero", "uniform", "identity", "mean"]  # what a useful head's tokens without a path do; zero is the paper's
 SIMPLE = dict(zero=["identity", "uniform"], mean=["mean"])  # the rules to search with, and what useless heads become
 MOST_PATHS = 14  # of which all subsets are looked through
-FAINT = 0.05  # with mean attention, what gets less is no candidate for a path
+FAINT = 0.05  # what moves less of the mean attention is no candidate for a path
 
 # ---- measuring
 
 def target_names(D):
-    """What a role may attend to: the roles of its own chain; the tokens after its pairs, which may have copied from them;
-    and the token before itself. The last two are most often of other chains."""
-    return [*roles(D), *(f"after {k}b" for k in range(1, D + 1)), "previous token"]
+    """What a role may attend to: the roles of its own chain and the token before it, whatever that is."""
+    return [*roles(D), "previous token"]
 
 
 def targets_of(positions):
     """positions (B, N, roles) -> (B, N, roles, targets) the token where each role finds each of target_names."""
-    before = (positions - 1).clamp(min=0)[..., None]  # the first token has only itself
-    chain = torch.cat([positions, positions[:, :, 2::2] + 1], -1)[:, :, None].expand(-1, -1, positions.shape[-1], -1)
-    return torch.cat([chain, before], -1)
+    chain = positions[:, :, None].expand(-1, -1, positions.shape[-1], -1)
+    return torch.cat([chain, (positions - 1).clamp(min=0)[..., None]], -1)  # the first token has only itself
+
+
+def places(positions):
+    """positions (B, N, roles) -> (B, N, D+1) the place of each step of a chain within its block of N: of q, of pair 1, ..."""
+    B, N, R = positions.shape
+    blocks = 2 * N * torch.arange(R // 2, -1, -1)  # where they begin; q's is the last
+    return torch.cat([positions[:, :, :1], positions[:, :, 1::2]], -1).sub(blocks) // torch.tensor([1] + [2] * (R // 2))
 
 
 def read_paths(patterns, positions):
@@ -51,30 +56,34 @@ def read_paths(patterns, positions):
 class Mean(NamedTuple):
     """What a head does in the mean over sequences."""
     attention: torch.Tensor  # (roles, targets) how much each role attends to each of its targets
-    paths: torch.Tensor      # (T, T) how much each token attends to another when that is its target: of its own chain or
-    #                          after a pair of it (what stands before itself is known by position)
-    others: torch.Tensor     # (T, T) and when it is not, so scaled that rows sum to 1
+    alone: torch.Tensor      # (T, T) where a token attends by its position alone, but for a b's attention to its own a
+    given: torch.Tensor      # (D+1, N, T, T) what must be added if this step of its chain stands at this place; for a b's
+    #                          own step, that it does attend to its own a
 
 
 def write_pattern(mechanism, positions, causal, rest="zero", mean=None):
     """The attention pattern of a mechanism, (T, T) or (B, T, T). A path is one, and `rest` says what tokens without a
     path do: attend to nothing (zero, as the paper), to themselves (identity), or to all (uniform). With rest="mean" a
-    path has its mean attention between these two tokens, and what is left goes where the head attends in the mean when
-    that is no target: it depends on position alone and carries nothing along a chain."""
+    token with a path attends as in the mean over sequences where its target stands where it does; without, over all."""
     B, N, R = positions.shape
     identity, uniform = torch.eye(N * R), torch.ones(N * R, N * R)
     uniform = uniform.tril() if causal else uniform
     whole = dict(zero=torch.zeros(N * R, N * R), identity=identity, uniform=uniform / uniform.sum(-1, keepdim=True),
-                 mean=mean and mean.others)
+                 mean=mean and mean.alone / mean.alone.sum(-1, keepdim=True).clamp(min=1e-9))
     if isinstance(mechanism, str):
         return whole[mechanism]
+    batch = torch.arange(B)[:, None]
+    if rest == "mean":
+        pattern, place = mean.alone.repeat(B, 1, 1), places(positions)
+        for source, target in mechanism:
+            step = (target + 1) // 2
+            pattern[batch, positions[:, :, source]] += mean.given[step, place[:, :, step], positions[:, :, source]]
+        pattern = pattern.clamp(min=0)
+        return pattern / pattern.sum(-1, keepdim=True).clamp(min=1e-9)
     pattern, targets = torch.zeros(B, N * R, N * R), targets_of(positions)
     for source, target in mechanism:
-        attending, attended = positions[:, :, source], targets[:, :, source, target]
-        pattern[torch.arange(B)[:, None], attending, attended] = mean.paths[attending, attended] if rest == "mean" else 1.0
+        pattern[batch, positions[:, :, source], targets[:, :, source, target]] = 1
     leads = pattern.sum(-1, keepdim=True)
-    if rest == "mean":
-        return pattern + (1 - leads) * whole["mean"]
     return torch.where(leads > 0, pattern / leads.clamp(min=1), whole[rest])
 
 
@@ -98,17 +107,23 @@ def mean_attention(model, config, batch):
     with precision(config):
         patterns = model(batch.inputs, return_patterns=True)[1]
     B, N, R = batch.positions.shape
-    is_target, tokens = torch.zeros(B, N * R, N * R, dtype=torch.bool), torch.arange(N * R)
-    targets = targets_of(batch.positions)[..., :-1]
-    is_target[torch.arange(B)[:, None, None, None], batch.positions[..., None], targets] = True
-    is_target[:, tokens, tokens] = False  # itself
+    D, T = R // 2, N * R
+    place = torch.empty(B, T, D + 1, dtype=torch.long)  # of each step of a token's chain
+    place[torch.arange(B)[:, None, None], batch.positions] = places(batch.positions)[:, :, None]
+    stands = torch.nn.functional.one_hot(place, N).float()                                      # (B, T, D+1, N)
+    times = torch.einsum("btks->kst", stands)[..., None]
+    step = torch.cat([torch.arange(D, 0, -1).repeat_interleave(2 * N), torch.zeros(N, dtype=torch.long)])  # (T,)
+    own = torch.arange(D + 1)[:, None, None, None] == step[:, None]
+    b = torch.arange(1, 2 * N * D, 2)
     means = {}
     for layer, heads in enumerate(patterns):
-        for head, pattern in enumerate(heads.float().unbind(1)):
-            others = (pattern * ~is_target).mean(0)
-            means[layer, head] = Mean(read_paths(pattern, batch.positions).mean((0, 1)),
-                                      (pattern * is_target).sum(0) / is_target.sum(0).clamp(min=1),
-                                      others / others.sum(-1, keepdim=True).clamp(min=1e-9))
+        for head, pattern in enumerate(heads.float().clone().unbind(1)):
+            attention, to_own_a = read_paths(pattern, batch.positions).mean((0, 1)), torch.zeros(T, T)
+            to_own_a[b, b - 1] = pattern[:, b, b - 1].mean(0)
+            pattern[:, b, b - 1] = 0
+            alone = pattern.mean(0)
+            given = torch.einsum("btu,btks->kstu", pattern, stands) / times.clamp(min=1) - alone
+            means[layer, head] = Mean(attention, alone, torch.where(own, to_own_a, given * (times > 0)))
     return means
 
 
@@ -135,14 +150,24 @@ def alive_above(circuit, head):
     return {at: mechanism for at, mechanism in circuit.items() if at[0] <= head[0] or isinstance(mechanism, str)}
 
 
-def candidates(attention, rest):
-    """The paths that a head may turn out to have, the weakest first, by the attention (roles, targets) that they get: the
-    strongest target of each role (a one-hot map), or with rest="mean" all that are not faint."""
-    R, attention = len(attention), attention.clone().fill_diagonal_(0)  # to stay where one is leads nowhere
-    attention[2::2, -1] = 0  # before kb stands ka, named so already
-    attention[:, slice(-1, None) if rest == "mean" else slice(R, -1)] = 0  # known by position; mostly another's symbol
-    least = torch.tensor(FAINT) if rest == "mean" else attention.amax(-1, keepdim=True)
-    return sorted(map(tuple, (attention >= least).nonzero().tolist()), key=lambda path: attention[path].item())
+def candidates(mean, rest):
+    """The paths that a head may turn out to have, the weakest first: from each role to the target that it attends to most
+    (a one-hot map), or with rest="mean" to every step whose place moves its attention, there to the role that gets most."""
+    attention, R = mean.attention.clone().fill_diagonal_(0), len(mean.attention)  # to stay where one is leads nowhere
+    if rest != "mean":
+        attention[2::2, -1] = 0  # before kb stands ka, named so already
+        strength, target = attention.max(-1)
+        return [(source, target[source].item()) for source in strength.argsort().tolist()]
+    moved, N = mean.given.clamp(min=0).sum(-1).mean(1), mean.given.shape[1]                 # (D+1, T)
+    found = {}
+    for step, source in itertools.product(range(len(moved)), range(R)):
+        block = 2 * N * (R // 2 - (source + 1) // 2)  # where the tokens of this role begin
+        tokens = slice(block + 1 - source % 2, block + 2 * N, 2) if source else slice(block, block + N)
+        strength = moved[step, tokens].mean().item()
+        roles_there = [2 * step - 1, 2 * step] if step else [0]
+        if strength > FAINT:
+            found[source, max(roles_there, key=lambda role: attention[source, role])] = strength
+    return sorted(found, key=found.get)
 
 
 def find_circuit(loss, means, threshold, order, rest="zero"):
@@ -160,7 +185,7 @@ def find_circuit(loss, means, threshold, order, rest="zero"):
     circuit = useless_heads(loss, baseline + (threshold - baseline) / 4, order, SIMPLE[rest])
     useful = sorted(means.keys() - circuit.keys())
     for head, share in zip(useful, torch.linspace(0.25, 1, len(useful) + 1)[1:].tolist()):
-        paths = candidates(means[head].attention, rest)
+        paths = candidates(means[head], rest)
         circuit[head] = sorted(paths)
         current = loss(circuit)
         for path in paths:
@@ -213,9 +238,9 @@ def backups(loss, circuit, means, threshold):
     paths and otherwise as the position says (loss: circuit -> loss with rest="mean"). They are looked for among the paths
     of the circuit and all others that get more than half of the attention."""
     last = len(means[0, 0].attention[0]) - 1  # the token before, known by position
-    names = target_names(last // 3)
+    names = target_names(last // 2)
     paths = sorted({path for path in paths_of(circuit) if path[1][1] != last}
-                   | {(head, path) for head, mean in means.items() for path in candidates(mean.attention, "mean")
+                   | {(head, path) for head, mean in means.items() for path in candidates(mean, "mean")
                       if mean.attention[path] > 0.5})
     if len(paths) > MOST_PATHS:
         return dict(minimal_sets=f"not looked for: {len(paths)} paths have too many subsets")
@@ -236,16 +261,12 @@ def backups(loss, circuit, means, threshold):
 # ---- certifying
 
 def symbols_reached(paths, D, layers):
-    """(D,) bool, which x_1..x_D the query holds at the end if information flows along these paths alone (Section 5). The
-    token after kb is taken to have copied x_k, with its place, by position alone."""
-    R, pairs = 2 * D + 1, torch.arange(1, D + 1)
-    known = torch.zeros(R + D, 2 * D + 2, dtype=torch.bool)
-    known[:R] = starting_information(D)
-    known[R - 1 + pairs, 2 * pairs] = known[R - 1 + pairs, 2 * pairs + 1] = True
+    """(D,) bool, which x_1..x_D the query holds at the end if information flows along these paths alone (Section 5)."""
+    known = starting_information(D)
     for layer in range(layers):
-        allowed = torch.zeros(R + D, R + D, dtype=torch.bool)
+        allowed = torch.zeros(2 * D + 1, 2 * D + 1, dtype=torch.bool)
         for (at, _), (source, target) in paths:
-            if at == layer and target < R + D:
+            if at == layer and target <= 2 * D:  # the token before is a stranger's
                 allowed[source, target] = True
         known = attend(known, allowed)
     return known[0, 3::2]
@@ -346,7 +367,7 @@ def main():
         p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
 
     began, search = time.time(), sequences(config, validation_index(128, first=2 ** 20))
-    means = mean_attention(model, config, sequences(config, validation_index(512, first=2 ** 20 + 128)))
+    means = mean_attention(model, config, sequences(config, validation_index(1024, first=2 ** 20 + 128)))
     orders = {"first layer first": sorted(means), "last layer first": sorted(means, reverse=True),
               "least attention first": sorted(means, key=lambda head: means[head].attention.max().item())}
     measured = {}  # the orders ask for much the same circuits

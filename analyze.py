@@ -86,7 +86,7 @@ def draw_paths(axes, config, useful, label, color):
     information is taken to where it goes. label, color: path -> of its arrow. Returns {path: (arrow, its text)}."""
     D, names, drawn = config["D"], roles(config["D"]), {}
     order = [name for k in range(D, 0, -1) for name in (f"{k}a", f"{k}b")] + ["q"]
-    across = {name: x for x, name in enumerate(order)} | {f"after {name}": x + 0.5 for x, name in enumerate(order)}
+    across = {name: x for x, name in enumerate(order)}
     layers = sorted({layer for layer, _, _, _ in useful})
     for x in range(len(order)):
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
@@ -97,8 +97,7 @@ def draw_paths(axes, config, useful, label, color):
         end = (across[source], y + 1)
         start = (across.get(target, end[0] - 0.45), y)  # the token before is none of the chain
         if target not in order:
-            axes.text(*start, {"previous token": "token\nbefore"}.get(target, target.replace(" ", "\n")), ha="center",
-                      va="top", fontsize=7, color="gray")
+            axes.text(*start, "token\nbefore", ha="center", va="top", fontsize=7, color="gray")
         arrow = axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color=color(path),
                                                shrinkA=5, shrinkB=5, connectionstyle="arc3,rad=0.08"))
         along = 0.62 - 0.2 * sum(other[:3] == path[:3] for other in drawn)  # arrows with one end: one text beside another
@@ -124,7 +123,7 @@ def draw_circuit(run, config, useful):
     draw_paths(axes, config, useful, label=lambda path: f"{useful[path]:.2f}",
                color=lambda path: "gray" if path[3] == "previous token" else USEFUL)
     axes.set_title(f"Circuit of {config['layers']} layers, D={config['D']}, seed {config['seed']}: arrows carry mean "
-                   "attention\n(512 sequences); what is not drawn is uniform, identity, or attends by position alone")
+                   "attention\n(1024 sequences); what is not drawn is uniform, identity, or attends by position alone")
     save(figure, run / "circuit.png")
 
 

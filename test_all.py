@@ -797,41 +797,58 @@ def test_bootstrap_interval_covers_the_mean():
 
 def test_written_patterns_are_read_back():
     batch = data.make_batch(0, torch.arange(8))
-    names = ablate.target_names(3)
-    after, before = names.index("after 3b"), names.index("previous token")
-    pattern = ablate.write_pattern([(2, 1), (0, after), (3, before)], batch.positions, True)
+    before = ablate.target_names(3).index("previous token")
+    pattern = ablate.write_pattern([(2, 1), (0, 2), (3, before)], batch.positions, True)
     read = ablate.read_paths(pattern, batch.positions)
-    assert (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, after] == 1).all() and (read[:, :, 3, before] == 1).all()
+    assert (read[:, :, 2, 1] == 1).all() and (read[:, :, 0, 2] == 1).all() and (read[:, :, 3, before] == 1).all()
     assert pattern.sum() == 3 * 4 * 8
     for b, n in itertools.product(range(8), range(4)):
         token = batch.positions[b, n, 3].item()
         assert pattern[b, token, max(0, token - 1)] == 1
-        assert pattern[b, batch.positions[b, n, 0], batch.positions[b, n, 6] + 1] == 1
     for rest in ("identity", "uniform"):
         filled = ablate.write_pattern([(2, 1)], batch.positions, True, rest)
         torch.testing.assert_close(filled.sum(-1), torch.ones(8, 28))
         assert (filled.triu(1) == 0).all()
 
 
+def test_places_are_where_the_pairs_stand():
+    batch = data.make_batch(0, torch.arange(50), D=2)
+    for b, n in itertools.product(range(50), range(4)):
+        q, a1, b1, a2, b2 = batch.positions[b, n].tolist()
+        assert ablate.places(batch.positions)[b, n].tolist() == [q - 16, (a1 - 8) / 2, a2 / 2]
+
+
 def test_mean_attention_is_what_was_written():
-    """One head attends as the position says, another to 1b with 0.6 and else as the position says: their means alone
-    write both again, and only the second has a path."""
-    batch = data.make_batch(0, torch.arange(2000), D=2)
-    by_position = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril()
-    by_position /= by_position.sum(-1, keepdim=True)
-    paths = 0.6 * ablate.write_pattern([(0, 2)], batch.positions, True)
-    written = torch.stack([by_position.expand(2000, -1, -1), paths + (1 - paths.sum(-1, keepdim=True)) * by_position], 1)
+    """One head attends as the position says. In another q looks for pair 1 and takes x_1 from 1b in two places and from the
+    token after it in the others, and every 1b attends to its 1a. The means alone write both again, and find just these
+    paths."""
+    batch = data.make_batch(0, torch.arange(3000), D=2)
+    alone = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril()
+    alone /= alone.sum(-1, keepdim=True)
+    second = alone.repeat(3000, 1, 1)
+    for b, n in itertools.product(range(3000), range(4)):
+        q, a1, b1, a2, b2 = batch.positions[b, n].tolist()
+        second[b, q], second[b, b1] = 0, 0
+        second[b, q, b1 if b1 in (9, 13) else b1 + 1] = 1
+        second[b, b1, a1], second[b, b1, 0] = 0.7, 0.3
+    written = torch.stack([alone.expand(3000, -1, -1), second], 1)
 
     def model(x, return_patterns):
         return None, [written]
 
-    first, second = ablate.mean_attention(model, dict(device="cpu", dtype="float32"), batch).values()
-    assert second.attention[0, 2] > 0.6 and (0, 2) in ablate.candidates(second.attention, "mean")
-    again = ablate.write_pattern([(0, 2)], batch.positions, True, "mean", second)
-    torch.testing.assert_close(again.sum(-1), torch.ones(2000, 20))
-    queries = slice(16, 20)
-    assert (again - written[:, 1])[:, queries].abs().max() < 0.1 and (paths > 0).sum() == 2000 * 4
-    assert (ablate.write_pattern("mean", batch.positions, True, "mean", first) - by_position)[queries].abs().max() < 0.1
+    means = ablate.mean_attention(model, dict(device="cpu", dtype="float32"), batch)
+    assert set(ablate.candidates(means[0, 1], "mean")) >= {(0, 2), (2, 1)}
+    strong = [path for path in ablate.candidates(means[0, 1], "mean") if means[0, 1].attention[path] > 0.45]
+    assert sorted(strong) == [(0, 2), (2, 1)]
+    again = ablate.write_pattern(strong, batch.positions, True, "mean", means[0, 1])
+    torch.testing.assert_close(again.sum(-1), torch.ones(3000, 20))
+    looking = torch.cat([batch.positions[:, :, 0], batch.positions[:, :, 2]], 1)[..., None].expand(-1, -1, 20)
+    assert (again - second).gather(1, looking).abs().max() < 1e-4
+    assert not any(path[0] == 0 for path in ablate.candidates(means[0, 0], "mean"))
+    b = torch.arange(1, 16, 2)
+    alone[b, b - 1] = 0  # else a b would carry its a's symbol
+    written_alone = ablate.write_pattern("mean", batch.positions, True, "mean", means[0, 0])
+    torch.testing.assert_close(written_alone, alone / alone.sum(-1, keepdim=True))
 
 
 def test_a_random_model_has_no_circuit():

@@ -152,7 +152,8 @@ def main():
             found = find()
             seconds = time.perf_counter() - began
             right = len(truth & set(found or []))
-            cells = [f"{name} ({len(truth)} path{'' if len(truth) == 1 else 's'})", f"{loss({}):.4f}", method, str(len(found)) if found else "none suffices",
+            count = f"{len(truth)} path{'' if len(truth) == 1 else 's'}"
+            cells = [f"{name} ({count})", f"{loss({}):.4f}", method, str(len(found)) if found else "none suffices",
                      f"{right / len(found):.2f}" if found else "", f"{right / len(truth):.2f}" if found else "",
                      f"{seconds:.1f}"]
             print("| " + " | ".join(cells) + " |", flush=True)
