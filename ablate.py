@@ -24,7 +24,7 @@ from train import load, partial_losses, precision, sequences, write_file
 
 RULES = ["zero", "uniform", "identity", "mean"]  # what a useful head's tokens without a path do; zero is the paper's
 SIMPLE = dict(zero=["identity", "uniform"], mean=["mean"])  # the rules to search with, and what useless heads become
-MOST_PATHS = 14  # of which all subsets are looked through
+MOST_PATHS = 20  # of which all subsets are looked through
 FAINT = 0.05  # what moves less of the mean attention is no candidate for a path
 
 # ---- measuring

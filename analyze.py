@@ -394,7 +394,9 @@ def compare(runs):
     """A table of several runs and what they have in common, as text (Markdown)."""
     def share(flags):
         flags = [flag for flag in flags if flag is not None]
-        low, high = wilson(sum(flags), len(flags)) if flags else (0, 1)
+        if not flags:
+            return "not measured"
+        low, high = wilson(sum(flags), len(flags))
         return f"{sum(flags)} of {len(flags)} [{low:.2f}, {high:.2f}]"
 
     def steps(values):
