@@ -99,6 +99,7 @@ def draw_paths(axes, config, useful, label, color):
         if target not in order:
             axes.text(*start, "token\nbefore", ha="center", va="top", fontsize=7, color="gray")
         arrow = axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, color=color(path),
+                                               linestyle="-" if useful[path] > 0.1 else (0, (4, 4)),
                                                shrinkA=5, shrinkB=5, connectionstyle="arc3,rad=0.08"))
         along = 0.62 - 0.2 * sum(other[:3] == path[:3] for other in drawn)  # arrows with one end: one text beside another
         text = axes.annotate(label(path), (start[0] + along * (end[0] - start[0]), y + along), fontsize=9, ha="center",
@@ -113,8 +114,12 @@ def draw_paths(axes, config, useful, label, color):
     return drawn
 
 
+RELAY = "dashed: attention goes where the place of that pair says, but to another token, a relay"
+
+
 def circuit_size(config, useful):
-    return 1.3 * (2 * config["D"] + 1) + 1, 1.3 * len({layer for layer, _, _, _ in useful}) + 1.6
+    layers = len({layer for layer, _, _, _ in useful})
+    return 1.3 * (2 * config["D"] + 1) + 1, (1.3 if layers < 7 else 0.9) * layers + 1.6
 
 
 def draw_circuit(run, config, useful):
@@ -123,7 +128,8 @@ def draw_circuit(run, config, useful):
     draw_paths(axes, config, useful, label=lambda path: f"{useful[path]:.2f}",
                color=lambda path: "gray" if path[3] == "previous token" else USEFUL)
     axes.set_title(f"Circuit of {config['layers']} layers, D={config['D']}, seed {config['seed']}: arrows carry mean "
-                   "attention\n(1024 sequences); what is not drawn is uniform, identity, or attends by position alone")
+                   "attention\n(1024 sequences); what is not drawn is uniform, identity, or attends by position alone"
+                   + ("\n" + RELAY if min(useful.values()) < 0.1 else ""))
     save(figure, run / "circuit.png")
 
 
@@ -273,12 +279,12 @@ def draw_emergence(run, config, useful, emergence):
     width, height = circuit_size(config, useful)
     figure, (left, right) = plt.subplots(1, 2, figsize=(1.7 * width, height + 0.3), layout="constrained", sharey=True)
     draw_paths(left, config, useful, label=lambda path: f"{useful[path]:.2f}", color=lambda path: USEFUL)
-    left.set_title("mean attention at the end")
+    left.set_title("mean attention at the end" + ("\n" + RELAY if min(useful.values()) < 0.1 else ""), fontsize=11)
     known = [step for step in when.values() if step is not None] or [0]
     scale = matplotlib.cm.ScalarMappable(plt.Normalize(min(known), max(known)), "viridis_r")
     draw_paths(right, config, useful, label=lambda path: "never" if when[path] is None else f"{when[path]:.0f}",
                color=lambda path: "lightgray" if when[path] is None else scale.to_rgba(when[path]))
-    right.set_title(f"step at which it first passes 0.5 ({emergence['sequences']} sequences)")
+    right.set_title(f"step at which it first passes 0.5 ({emergence['sequences']} sequences)", fontsize=11)
     figure.colorbar(scale, ax=right, label="training step", shrink=0.8)
     save(figure, run / "emergence.png")
 
@@ -354,6 +360,9 @@ def animate_emergence(run, config, useful, emergence):
 
     writer = PillowWriter(fps=8)
     path = run / "emergence.gif"
+    show(rows[0])
+    figure.canvas.draw()
+    figure.set_layout_engine("none")  # to lay out every frame anew takes most of the time
     with writer.saving(figure, path.with_name("emergence.tmp.gif"), dpi=75):
         for row in rows + rows[-1:] * 16:  # two seconds at the end
             show(row)
