@@ -184,7 +184,7 @@ def information(model, config, n=512):
         for role in range(roles_count):
             read = torch.cat([at(stream, role), torch.ones(B, config["N"], 1)], -1)
             fit, test = read.flatten(0, 1).double().split(half)
-            solution = torch.linalg.lstsq(fit, wanted, driver="gelsd").solution
+            solution = torch.linalg.lstsq(fit, wanted, driver="gelsy").solution
             missed = (test @ solution - truth).square().mean(0)
             scores[layer, role] = (1 - missed / truth.var(0)).view(-1, config["K"]).mean(1)
     return scores
@@ -364,7 +364,7 @@ def animate_emergence(run, config, useful, emergence):
     figure.canvas.draw()
     figure.set_layout_engine("none")  # to lay out every frame anew takes most of the time
     with writer.saving(figure, path.with_name("emergence.tmp.gif"), dpi=75):
-        for row in rows + rows[-1:] * 16:  # two seconds at the end
+        for row in rows + rows[-1:] * 8:  # a second at the end
             show(row)
             writer.grab_frame()
     path.with_name("emergence.tmp.gif").replace(path)
