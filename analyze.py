@@ -393,9 +393,11 @@ def facts(run):
         step, first = others[0]
         last, i = emergence["rows"][-1], emergence["paths"].index(first)
         rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
-        facts |= dict(first=first, induction_first=first[2:] == ("q", "1b") and any(
-            path[2:] == ("1b", "1a") and path[0] < first[0] and at < step for path, at in pairs.items()),
-            reused=max(rises[1:], default=0) > 0.1, emerged=dict(pairs=min(pairs.values(), default=None), first=step))
+        below = min((at for path, at in pairs.items() if path[2:] == ("1b", "1a") and path[0] < first[0]), default=math.inf)
+        next_step = min((at for at, path in others if path[2:] != ("q", "1b")), default=math.inf)
+        facts |= dict(first=first, induction_first=first[2:] == ("q", "1b") and below < next_step, below_first=below < step,
+                      reused=max(rises[1:], default=0) > 0.1,
+                      emerged=dict(pairs=min(pairs.values(), default=None), first=step))
     return facts
 
 
@@ -444,8 +446,10 @@ def compare(runs):
         group = [fact for fact in every if fact["rotary"] == rotary]
         waits = [[b - a for a, b in zip(fact["crossings"], fact["crossings"][1:])] for fact in group if fact["in_order"]]
         lines += [f"| --rotary {rotary}: x_1, x_2, ... cross 0.5 in this order | {share(fact['in_order'] for fact in group)} |",
-                  f"| --rotary {rotary}: an induction head first (1b -> 1a below, then q -> 1b) | "
+                  f"| --rotary {rotary}: an induction head first (q -> 1b, with 1b -> 1a below, before any other) | "
                   f"{share(fact.get('induction_first') for fact in group)} |",
+                  f"| --rotary {rotary}: its 1b -> 1a passes 0.5 before its q -> 1b | "
+                  f"{share(fact.get('below_first') for fact in group)} |",
                   f"| --rotary {rotary}: later symbols need that head at the end | "
                   f"{share(fact.get('reused') for fact in group)} |"]
         for k, gaps in enumerate(zip(*waits), 1):
