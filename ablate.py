@@ -75,7 +75,7 @@ def write_pattern(mechanism, positions, causal, rest="zero", mean=None):
     batch = torch.arange(B)[:, None]
     if rest == "mean":
         pattern, place = mean.alone.repeat(B, 1, 1), places(positions)
-        for source, target in mechanism:
+        for source, target in (path for path in mechanism if path[1] < R):  # the token before is a matter of position
             step = (target + 1) // 2
             pattern[batch, positions[:, :, source]] += mean.given[step, place[:, :, step], positions[:, :, source]]
         pattern = pattern.clamp(min=0)
@@ -92,7 +92,7 @@ def measure(model, config, batch, circuit, rest="zero", means={}):
     """(B, symbols) squared error of each sequence on each symbol, with the heads in `circuit` replaced by their
     mechanisms and all others computing their patterns from what they then find."""
     errors = []
-    for inputs, targets, positions in zip(*(tensor.split(256) for tensor in batch)):
+    for inputs, targets, positions in zip(*(tensor.split(128) for tensor in batch)):
         patterns = {head: write_pattern(mechanism, positions, config["causal"], rest, means.get(head))
                     for head, mechanism in circuit.items()}
         with precision(config):

@@ -846,6 +846,7 @@ def test_mean_attention_is_what_was_written():
     assert (again - second).gather(1, looking).abs().max() < 1e-4
     assert not any(path[0] == 0 for path in ablate.candidates(means[0, 0], "mean"))
     b = torch.arange(1, 16, 2)
+    assert ablate.write_pattern([(0, 5)], batch.positions, True, "mean", means[0, 0]).sum() > 0  # 5: the token before
     alone[b, b - 1] = 0  # else a b would carry its a's symbol
     written_alone = ablate.write_pattern("mean", batch.positions, True, "mean", means[0, 0])
     torch.testing.assert_close(written_alone, alone / alone.sum(-1, keepdim=True))
