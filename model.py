@@ -55,8 +55,9 @@ class Block(nn.Module):
             scores = torch.baddbmm(mask[-rows:], q, k.mT, alpha=self.head_size ** -0.5)
             pattern = scores.softmax(-1).view(B, self.heads, rows, T)
             if replaced:
-                pattern = torch.stack([replaced[h].to(pattern).expand(B, rows, T) if h in replaced else pattern[:, h]
-                                       for h in range(self.heads)], 1)
+                pattern = torch.stack([
+                    replaced[h][..., -rows:, :].to(pattern).expand(B, rows, T) if h in replaced else pattern[:, h]
+                    for h in range(self.heads)], 1)
             taken = pattern.view(B * self.heads, rows, T) @ v
         taken = taken.view(B, self.heads, rows, self.head_size).transpose(1, 2).reshape(B, rows, A)
         return self.out(taken), pattern
@@ -106,7 +107,7 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks):
             replaced = {h: pattern for (l, h), pattern in (patterns or {}).items() if l == layer}
             # only the queries of the last layer reach the loss
-            all_rows = layer < len(self.blocks) - 1 or return_patterns or replaced
+            all_rows = layer < len(self.blocks) - 1 or return_patterns
             x, pattern = block(x, self.mask, self.angles, T if all_rows else self.N, replaced)
             if return_patterns:
                 seen.append(pattern)

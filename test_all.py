@@ -1388,7 +1388,7 @@ def test_committed_runs_score_what_their_log_says():
         model, config = train.load(run)
         val, logged = train.evaluate(model, [config], n=512)[0], train.read_log(run)[-1]["val"]
         assert abs(sum(val) / len(val) - logged) < 0.1 * logged + 1e-3, (run, val, logged)
-        assert train.read_log(run)[-1]["confirmed"] < config["target"]
+        assert not config["target"] or train.read_log(run)[-1]["confirmed"] < config["target"]
 
 
 def main():
