@@ -56,9 +56,9 @@ def read_paths(patterns, positions):
 class Mean(NamedTuple):
     """What a head does in the mean over sequences."""
     attention: torch.Tensor  # (roles, targets) how much each role attends to each of its targets
-    alone: torch.Tensor      # (T, T) where a token attends by its position alone, but for a b's attention to its own a
-    given: torch.Tensor      # (D+1, N, T, T) what must be added if this step of its chain stands at this place; for a b's
-    #                          own step, that it does attend to its own a
+    alone: torch.Tensor      # (T, T) where a token attends by its position alone, but for the other token of its pair
+    given: torch.Tensor      # (D+1, N, T, T) what must be added if this step of its chain stands at this place; for its
+    #                          own step, the attention to the other token of its pair
 
 
 def write_pattern(mechanism, positions, causal, rest="zero", mean=None):
@@ -114,16 +114,17 @@ def mean_attention(model, config, batch):
     times = torch.einsum("btks->kst", stands)[..., None]
     step = torch.cat([torch.arange(D, 0, -1).repeat_interleave(2 * N), torch.zeros(N, dtype=torch.long)])  # (T,)
     own = torch.arange(D + 1)[:, None, None, None] == step[:, None]
-    b = torch.arange(1, 2 * N * D, 2)
+    token = torch.arange(2 * N * D)
+    other = token ^ 1  # of its pair
     means = {}
     for layer, heads in enumerate(patterns):
         for head, pattern in enumerate(heads.float().clone().unbind(1)):
-            attention, to_own_a = read_paths(pattern, batch.positions).mean((0, 1)), torch.zeros(T, T)
-            to_own_a[b, b - 1] = pattern[:, b, b - 1].mean(0)
-            pattern[:, b, b - 1] = 0
+            attention, in_pair = read_paths(pattern, batch.positions).mean((0, 1)), torch.zeros(T, T)
+            in_pair[token, other] = pattern[:, token, other].mean(0)
+            pattern[:, token, other] = 0
             alone = pattern.mean(0)
             given = torch.einsum("btu,btks->kstu", pattern, stands) / times.clamp(min=1) - alone
-            means[layer, head] = Mean(attention, alone, torch.where(own, to_own_a, given * (times > 0)))
+            means[layer, head] = Mean(attention, alone, torch.where(own, in_pair, given * (times > 0)))
     return means
 
 
