@@ -312,7 +312,8 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
         smaller = without(circuit, head, (source, target))
         rows.append(row(f"without {path_name((head, (source, target)), names)}", smaller, **path))
         reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
-        rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer, **path, predicted=symbols(~reached)))
+        rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer, **path,
+                        predicted=symbols(~reached)))
         rows[-1]["destroyed"] = symbols(loss > lost for loss in rows[-1]["partial"])
     return rows
 

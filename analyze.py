@@ -34,10 +34,18 @@ def save(figure, path):
     print(path)
 
 
+def read_report(run):
+    """What ablate.py wrote into circuit.json; {} if it was not here yet."""
+    return json.loads((run / "circuit.json").read_text()) if (run / "circuit.json").exists() else {}
+
+
 def read_circuit(run):
     """{(layer, head, from role, to role): mean attention} of the paths, layers and heads counted from 1; None if ablate.py
     found no circuit here."""
-    report = json.loads((run / "circuit.json").read_text()) if (run / "circuit.json").exists() else {}
+    return paths_in(read_report(run))
+
+
+def paths_in(report):
     return {(head["layer"], head["head"], path["source"], path["target"]): path["attention"] for head in report["heads"]
             if isinstance(head["mechanism"], list) for path in head["mechanism"]} if "heads" in report else None
 
@@ -217,27 +225,25 @@ def measure_emergence(run, useful, n=32):
     with its step, the partial losses, and of each path: its mean attention, the 10% and 90% quantiles over sequences, how
     often it gets more attention than any other token, and the partial losses without it (its attention taken away, all
     else alive)."""
-    steps, rows, began = sorted((run / "ckpt").glob("*.pt")), [], time.time()
+    steps, rows, began, config = sorted((run / "ckpt").glob("*.pt")), [], time.time(), read_config(run)
+    names, batch = target_names(config["D"]), sequences(config, validation_index(n, first=2 ** 22))
+
+    def losses(predictions):
+        return rounded(partial_losses(predictions, batch.targets, config["K"]).mean(0))
+
     for done, checkpoint in enumerate(steps):
-        model, config = load(run, f"ckpt/{checkpoint.name}")
-        names, batch = target_names(config["D"]), sequences(config, validation_index(n, first=2 ** 22))
-
-        def losses(patterns):
-            predictions = model(batch.inputs, patterns=patterns)
-            return rounded(partial_losses(predictions, batch.targets, config["K"]).mean(0))
-
-        seen, paths = model(batch.inputs, return_patterns=True)[1], []
+        model, paths = load(run, f"ckpt/{checkpoint.name}")[0], []
+        predictions, seen = model(batch.inputs, return_patterns=True)
         for layer, head, source, target in useful:
             pattern, path = seen[layer - 1][:, head - 1], (names.index(source), names.index(target))
             attention = read_paths(pattern, batch.positions)[(..., *path)]                              # (B, N)
             highest = pattern.amax(-1).gather(1, batch.positions[..., path[0]])                         # (B, N)
             low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
             elsewhere = write_pattern([path], batch.positions, config["causal"]) == 0
-            paths.append(dict(mean=attention.mean().item(), low=low, high=high,
-                              hits=(attention == highest).float().mean().item(),
-                              without=losses({(layer - 1, head - 1): pattern * elsewhere})))
-            paths[-1] = {key: round(value, 4) if key != "without" else value for key, value in paths[-1].items()}
-        rows.append(dict(step=int(checkpoint.stem), losses=losses({}), paths=paths))
+            without = losses(model(batch.inputs, patterns={(layer - 1, head - 1): pattern * elsewhere}))
+            paths.append(dict(mean=round(attention.mean().item(), 4), low=round(low, 4), high=round(high, 4),
+                              hits=round((attention == highest).float().mean().item(), 4), without=without))
+        rows.append(dict(step=int(checkpoint.stem), losses=losses(predictions), paths=paths))
         left = (time.time() - began) / (done + 1) * (len(steps) - done - 1)
         print(f"\rcheckpoint {done + 1}/{len(steps)}, {left:.0f} s left ", end="", flush=True)
     print()
@@ -376,8 +382,8 @@ def animate_emergence(run, config, useful, emergence):
 
 def facts(run):
     """What is compared over runs, a dict with None for what is not known: the certificate, and what emerged when."""
-    config, log, useful = read_config(run), read_log(run), read_circuit(run)
-    report = json.loads((run / "circuit.json").read_text()) if (run / "circuit.json").exists() else {}
+    config, log, report = read_config(run), read_log(run), read_report(run)
+    useful = paths_in(report)
     symbols = [name for name in log[0] if name.startswith("x_")]
     crossings = [first_below([row["step"] for row in log], [row[name] for row in log]) for name in symbols]
     facts = dict(run=run.name, rotary=config["rotary"], mse=log[-1].get("confirmed", log[-1]["val"]), crossings=crossings,

@@ -121,14 +121,13 @@ def sweep(runs, folder, client):
                    if "cuda" in flags["device"] else flags["out"].name)
         together.setdefault(setting, []).append(flags)
     began, failed, ended = time.time(), 0, 0
-    futures = [client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False)
-               for group in together.values()]
-    flags_of = dict(zip(futures, together.values()))
+    futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False): group
+               for group in together.values()}
     for future in as_completed(futures):
         try:
             ended_rows = future.result()
         except Exception as error:  # Dask gave up on it: every worker that took it died
-            ended_rows = [row_of(flags, f"{type(error).__name__}: {error}".splitlines()[0]) for flags in flags_of[future]]
+            ended_rows = [row_of(flags, f"{type(error).__name__}: {error}".splitlines()[0]) for flags in futures[future]]
         for row in ended_rows:
             rows.append(row)
             ended, failed = ended + 1, failed + bool(row["error"])
