@@ -23,12 +23,12 @@ import train
 from data import causal_depth, unmasked_depth
 
 PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss = mean over the last 100 steps
-    "laptop": [("--heads 8 --D 5 --steps 1500 --target 0", range(1, 6), 3),
-               ("--heads 8 --D 3 --steps 1500 --target 0 --no-ic", range(1, 6), 3)],
-    "law": [("--heads 1 --D 8 --circuit --steps 400 --target 0", range(1, 6), 2),
-            ("--heads 2 --D 8 --circuit --no-causal --steps 400 --target 0", range(1, 5), 2),
-            ("--heads 8 --D 5 --steps 1500 --target 0", range(1, 6), 3),
-            ("--heads 8 --D 5 --no-causal --steps 1500 --target 0", range(1, 5), 3)],
+    "laptop": [("--heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0", range(1, 6), 3),
+               ("--heads 8 --D 3 --steps 1500 --lr 2e-3 --decay 0.3 --target 0 --no-ic", (1, 3, 5), 3)],
+    "law": [("--heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0", range(1, 6), 3),
+            ("--heads 8 --D 5 --steps 3000 --lr 2e-3 --decay 0.3 --target 0 --no-causal", range(2, 5), 2),
+            ("--heads 1 --D 8 --circuit --steps 400 --target 0", range(1, 6), 2),
+            ("--heads 2 --D 8 --circuit --no-causal --steps 400 --target 0", range(1, 5), 2)],
     "paper": [("--heads 8 --D 5 --batch 512 --examples 1048576 --steps 10000 --target 0", range(1, 9), 8),
               ("--heads 8 --D 3 --batch 512 --examples 1048576 --steps 10000 --target 0 --no-ic", range(1, 9), 8)],
 }
@@ -46,6 +46,11 @@ def grid(groups, folder):
 
 
 # ---- running
+
+def cost(flags):
+    """What a run costs beside others: tokens that go through a layer."""
+    return flags["steps"] * flags["batch"] * flags["layers"] * flags["N"] * (2 * flags["D"] + 1)
+
 
 def row_of(flags, error=""):
     """The table row of a run, a dict: its flags, how it ended, its final losses and when each symbol was learned."""
@@ -120,19 +125,20 @@ def sweep(runs, folder, client):
         setting = (tuple((key, value) for key, value in flags.items() if key not in ("seed", "out"))
                    if "cuda" in flags["device"] else flags["out"].name)
         together.setdefault(setting, []).append(flags)
-    began, failed, ended = time.time(), 0, 0
+    began, failed, ended, spent, total = time.time(), 0, 0, 0, sum(map(cost, left))
     futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False): group
-               for group in together.values()}
+               for group in sorted(together.values(), key=lambda group: -cost(group[0]))}  # none long is left for the end
     for future in as_completed(futures):
         try:
             ended_rows = future.result()
         except Exception as error:  # Dask gave up on it: every worker that took it died
             ended_rows = [row_of(flags, f"{type(error).__name__}: {error}".splitlines()[0]) for flags in futures[future]]
+        spent += sum(map(cost, futures[future]))
+        minutes = (time.time() - began) / spent * (total - spent) / 60
         for row in ended_rows:
             rows.append(row)
             ended, failed = ended + 1, failed + bool(row["error"])
             train.write_file(folder / "results.csv", lambda path: write_table(path, rows))
-            minutes = (time.time() - began) / ended * (len(left) - ended) / 60
             print(f"{ended}/{len(left)} runs, {failed} failed, about {minutes:.0f} min left: {row['run']} "
                   f"{row['error'] or 'val %.4f' % row['val']}", flush=True)
     return failed
