@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import csv
 import shlex
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -235,17 +236,50 @@ def figure_law(rows, path):
     plt.close(figure)
 
 
+def crossings(row):
+    """The steps at which x_1, x_2, ... passed below 0.5 in a run, infinite where one never did."""
+    return [float(row[f"x_{k}_below_half"] or "inf") for k in range(1, int(row["D"]) + 1)]
+
+
 def claims(rows):
-    """The paper's claims of Section 7.2, counted, as lines of text."""
+    """The claims of Section 7.2, counted, as lines of text: a table of the crossings by depth, and what it comes to."""
     without = [value for (value,) in numbers([row for row in rows if row["ic"] == "False"], "val")]
-    lines = [f"without the implicit curriculum above 0.7: {sum(value > 0.7 for value in without)} of {len(without)} runs"]
-    in_order = learned = 0
-    for row in (row for row in rows if row["ic"] == "True"):
-        crossings = [float(row[f"x_{k}_below_half"] or "inf") for k in range(1, int(row["D"]) + 1)]
-        if crossings[0] < float("inf"):
-            learned, in_order = learned + 1, in_order + (crossings == sorted(crossings))
-    lines.append(f"x_1, x_2, ... pass below 0.5 in this order: {in_order} of {learned} runs that learned any")
-    return lines
+    curriculum = [row for row in rows if row["ic"] == "True"]
+    symbols = range(1, 1 + max([int(row["D"]) for row in curriculum], default=0))
+    lines = ["| layers | runs |" + "".join(f" x_{k} below 0.5: runs, median step |" for k in symbols) + " in this order |",
+             "|---" * (len(symbols) + 3) + "|"]
+    for layers in sorted({int(row["layers"]) for row in curriculum}):
+        steps = [crossings(row) for row in curriculum if int(row["layers"]) == layers]
+        cells = []
+        for k in symbols:
+            crossed = sorted(run[k - 1] for run in steps if k <= len(run) and run[k - 1] < float("inf"))
+            cells.append(f"{len(crossed)}" + (f", {statistics.median(crossed):.0f}" if crossed else ""))
+        learned = [run for run in steps if run[0] < float("inf")]
+        lines.append(f"| {layers} | {len(steps)} | " + " | ".join(cells)
+                     + f" | {sum(run == sorted(run) for run in learned)} of {len(learned)} |")
+    learned = [run for run in map(crossings, curriculum) if min(run) < float("inf")]
+    return lines + [
+        "",
+        f"without the implicit curriculum above 0.7: {sum(value > 0.7 for value in without)} of {len(without)} runs",
+        f"x_1, x_2, ... pass below 0.5 in this order: {sum(run == sorted(run) for run in learned)} of {len(learned)} runs "
+        "that learned any"]
+
+
+def law_table(rows):
+    """The fewest layers in which each seed learned x_k beside the law, as a table; then the runs that beat the law."""
+    symbols = range(1, 1 + max([int(row["D"]) for row in rows], default=0))
+    lines = ["| fewest layers, a number per seed |" + "".join(f" x_{k} |" for k in symbols), "|---" * (len(symbols) + 1) + "|"]
+    for causal, law, mask in ("True", causal_depth, "causal mask"), ("False", unmasked_depth, "no mask"):
+        lines.append(f"| {mask}: the law |" + "".join(f" {law(k)} |" for k in symbols))
+        for held, name in ("True", "attention held at a minimal circuit"), ("False", "attention learned"):
+            some = [row for row in rows if (row["causal"], row["circuit"], row["ic"]) == (causal, held, "True")]
+            if some:
+                depths = [" ".join(map(str, least_depths(some, k))) for k in symbols]
+                lines.append(f"| {mask}: {name} |" + "".join(f" {cell or '-'} |" for cell in depths))
+    beaten = [f"{row['run']} (x_{k})" for row in rows for k in symbols
+              if row.get(f"x_{k}") not in (None, "") and float(row[f"x_{k}"]) < 0.5
+              and int(row["layers"]) < (causal_depth if row["causal"] == "True" else unmasked_depth)(k)]
+    return lines + ["", f"learned in fewer layers than the law allows: {', '.join(beaten) or 'nothing'}"]
 
 
 # ---- the command line
@@ -287,9 +321,10 @@ def main():
     rows = [row for row in read_table(folder / "results.csv") if not row["error"]]
     if not rows:
         p.error(f"{folder / 'results.csv'} has no finished run")
-    figure_4([row for row in rows if row["causal"] == "True" and row["circuit"] == "False"], folder / "figure4.png")
+    section_7 = [row for row in rows if row["causal"] == "True" and row["circuit"] == "False"]
+    figure_4(section_7, folder / "figure4.png")
     figure_law(rows, folder / "law.png")
-    print("\n".join(["---", *claims(rows), f"table: {folder / 'results.csv'}",
+    print("\n".join(["---", *claims(section_7), "", *law_table(rows), "", f"table: {folder / 'results.csv'}",
                      f"figures: {folder / 'figure4.png'} {folder / 'law.png'}"]))
     if failed:
         print(f"sweep.py: {failed} runs failed, see {folder / 'results.csv'}; the same command tries them again",

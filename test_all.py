@@ -605,6 +605,25 @@ def test_least_depths_are_counted_by_seed():
     assert sweep.least_depths(rows, 1) == [2, 3] and sweep.least_depths(rows, 2) == []
 
 
+def test_the_claims_are_counted():
+    def row(run, layers, ic="True", causal="True", **losses):
+        return dict(run=run, seed="0", layers=layers, D="2", ic=ic, causal=causal, circuit="False", **losses)
+
+    rows = [row("one", "2", x_1="0.1", x_2="0.2", x_1_below_half="10", x_2_below_half="20"),
+            row("two", "2", x_1="0.1", x_2="0.8", x_1_below_half="30", x_2_below_half=""),
+            row("three", "3", x_1="0.1", x_2="0.1", x_1_below_half="40", x_2_below_half="35"),
+            row("four", "3", x_1="0.8", x_2="0.8", x_1_below_half="", x_2_below_half=""),
+            row("five", "3", causal="False", x_1="0.9", x_2="0.9", x_1_below_half="", x_2_below_half=""),
+            row("six", "1", ic="False", val="0.74"), row("seven", "1", ic="False", val="0.65")]
+    table, counted = "\n".join(sweep.claims([row for row in rows if row["causal"] == "True"])).split("\n\n")
+    assert "| 2 | 2 | 2, 20 | 1, 20 | 2 of 2 |" in table and "| 3 | 2 | 1, 40 | 1, 35 | 0 of 1 |" in table, table
+    assert "above 0.7: 1 of 2 runs" in counted and "in this order: 2 of 3 runs" in counted, counted
+    law, beaten = "\n".join(sweep.law_table(rows)).split("\n\n")
+    assert "causal mask: the law | 2 | 3 |" in law and "causal mask: attention learned | 2 | 2 |" in law, law
+    assert "no mask: the law | 2 | 2 |" in law and "no mask: attention learned | - | - |" in law, law
+    assert beaten.endswith(": one (x_2)"), beaten
+
+
 def sweep_with_a_killed_worker(folder, worker_of, *more):
     """A sweep of which a worker process is killed in the middle: each run must end once, as if nothing had been."""
     process = start("sweep.py", "--layers", 1, 2, "--seeds", 2, "--out", folder, *more, "--flags", "--heads 2 --width 16 --D 1 "
