@@ -36,7 +36,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss 
 
 
 def grid(groups, folder):
-    """Flags of every run of the groups (flags of train.py, layers, seeds); ValueError with one line for a bad flag."""
+    """Flags of every run of the groups (flags of train.py, layers, seeds); a bad flag ends the program as it ends train.py."""
     runs = []
     for text, layers, seeds in groups:
         for count in layers:
@@ -254,7 +254,7 @@ def claims(rows):
         for k in symbols:
             crossed = sorted(run[k - 1] for run in steps if k <= len(run) and run[k - 1] < float("inf"))
             cells.append(f"{len(crossed)}" + (f", {statistics.median(crossed):.0f}" if crossed else ""))
-        learned = [run for run in steps if run[0] < float("inf")]
+        learned = [run for run in steps if min(run) < float("inf")]
         lines.append(f"| {layers} | {len(steps)} | " + " | ".join(cells)
                      + f" | {sum(run == sorted(run) for run in learned)} of {len(learned)} |")
     learned = [run for run in map(crossings, curriculum) if min(run) < float("inf")]
