@@ -36,7 +36,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss 
 
 
 def grid(groups, folder):
-    """Flags of every run of the groups (flags of train.py, layers, seeds); a bad flag ends the program as it ends train.py."""
+    """Flags of every run of the groups (flags of train.py, layers, seeds); a bad flag ends the program as in train.py."""
     runs = []
     for text, layers, seeds in groups:
         for count in layers:
@@ -95,7 +95,7 @@ def connect(scheduler, workers):
         for name in "data.py", "model.py", "train.py":  # a worker elsewhere may have none of ours on its path
             client.upload_file(str(Path(__file__).with_name(name)))
         return client
-    return Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=50))
+    return Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0", silence_logs=50))
 
 
 def write_table(path, rows):
@@ -127,15 +127,18 @@ def sweep(runs, folder, client):
                    if "cuda" in flags["device"] else flags["out"].name)
         together.setdefault(setting, []).append(flags)
     began, failed, ended, spent, total = time.time(), 0, 0, 0, sum(map(cost, left))
-    futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False): group
-               for group in sorted(together.values(), key=lambda group: -cost(group[0]))}  # none long is left for the end
+    futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False,
+                             priority=cost(group[0])): group  # the longest first, so that none is left for the end
+               for group in sorted(together.values(), key=lambda group: -cost(group[0]))}
     for future in as_completed(futures):
         try:
             ended_rows = future.result()
         except Exception as error:  # Dask gave up on it: every worker that took it died
             ended_rows = [row_of(flags, f"{type(error).__name__}: {error}".splitlines()[0]) for flags in futures[future]]
         spent += sum(map(cost, futures[future]))
-        minutes = (time.time() - began) / spent * (total - spent) / 60
+        at_work = [group for future, group in futures.items() if not future.done()][:sum(client.nthreads().values())]
+        so_far = spent + sum(cost(flags) for group in at_work for flags in group) / 2  # as if half done
+        minutes = (time.time() - began) / so_far * (total - so_far) / 60
         for row in ended_rows:
             rows.append(row)
             ended, failed = ended + 1, failed + bool(row["error"])
