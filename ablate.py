@@ -273,6 +273,11 @@ def symbols_reached(paths, D, layers):
     return known[0, 3::2]
 
 
+def lost(N):
+    """The loss from which on a symbol counts as lost: half way to the plateau of a model that averages N candidates."""
+    return 0.5 * (1 - 1 / N)
+
+
 def interval(errors, generator, resamples=1000):
     """The mean of errors (B, symbols) and its 95% bootstrap interval over sequences: dict of mse, low, high, and the
     partial losses."""
@@ -289,7 +294,6 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
     with all other heads replaced (the paper's test), then with the useful heads of the layers above alive, so that they
     must find their targets without it (on a quarter of the sequences, as the other rules: these effects are large)."""
     generator, names, paths = torch.Generator().manual_seed(seed), target_names(config["D"]), paths_of(circuit)
-    lost = 0.5 * (1 - 1 / config["N"])  # half way to the plateau of a model that averages the candidates
 
     def symbols(flags):
         return [f"x_{k}" for k, flag in enumerate(flags, 1) if flag]
@@ -314,7 +318,7 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
         reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
         rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer, **path,
                         predicted=symbols(~reached)))
-        rows[-1]["destroyed"] = symbols(loss > lost for loss in rows[-1]["partial"])
+        rows[-1]["destroyed"] = symbols(loss > lost(config["N"]) for loss in rows[-1]["partial"])
     return rows
 
 
@@ -344,11 +348,11 @@ def write_table(path, rows):
     with open(path, "w", newline="") as file:
         table = csv.writer(file)
         symbols = [f"x_{k}" for k in range(1, len(rows[0]["partial"]) + 1)]
-        table.writerow(["what", "layer", "head", "source", "target", "mse", "low", "high", *symbols, "predicted",
+        table.writerow(["what", "layer", "head", "source", "target", "sequences", "mse", "low", "high", *symbols, "predicted",
                         "destroyed"])
         for row in rows:
             table.writerow([row["what"].strip(), *(row.get(key, "") for key in ("layer", "head", "source", "target")),
-                            row["mse"], row["low"], row["high"], *row["partial"],
+                            row["sequences"], row["mse"], row["low"], row["high"], *row["partial"],
                             *(" ".join(row.get(key, [])) for key in ("predicted", "destroyed"))])
 
 
@@ -365,6 +369,8 @@ def main():
         model, config = load(flags.run)
     except ValueError as error:
         p.error(error)
+    if config.get("circuit"):
+        p.error(f"{flags.run} was trained with --circuit: its attention is known, there is nothing to find")
     if not flags.threshold > 0 or flags.sequences < 2 or not config["ic"]:
         p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
 

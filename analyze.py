@@ -10,6 +10,7 @@ animation emergence.gif. What is measured for them is kept in emergence.json, so
 import argparse
 import json
 import math
+import statistics
 import time
 from pathlib import Path
 
@@ -20,23 +21,23 @@ import torch
 from matplotlib.animation import PillowWriter
 from matplotlib.patches import FancyArrowPatch
 
-from ablate import read_paths, target_names, write_pattern
-from data import name_symbol, roles, validation_index
+from ablate import lost, read_paths, target_names, write_pattern
+from data import roles, token_names, validation_index
 from llm import wilson
-from train import draw_curves, first_below, load, partial_losses, read_config, read_log, sequences, write_file
+from train import (draw_curves, first_below, load, partial_losses, read_config, read_file, read_log, save_figure, sequences,
+                   write_file)
 
 USEFUL = "tab:red"
 
 
 def save(figure, path):
-    write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
-    plt.close(figure)
+    save_figure(figure, path)
     print(path)
 
 
 def read_report(run):
     """What ablate.py wrote into circuit.json; {} if it was not here yet."""
-    return json.loads((run / "circuit.json").read_text()) if (run / "circuit.json").exists() else {}
+    return read_file(run / "circuit.json") if (run / "circuit.json").exists() else {}
 
 
 def read_circuit(run):
@@ -59,10 +60,7 @@ def draw_attention_maps(run, model, config, useful):
     batch = sequences(config, validation_index(1))
     with torch.no_grad():
         patterns = model(batch.inputs, return_patterns=True)[1]
-    labels = [""] * (N * (2 * D + 1))
-    for n, place in enumerate(batch.positions[0].tolist()):
-        for role, token in enumerate(place):
-            labels[token] = name_symbol(n, role // 2)
+    labels = token_names(batch.positions[0])
     maps = [(layer + 1, head + 1, patterns[layer][0, head]) for layer in range(len(patterns))
             for head in range(config["heads"])]
     columns = config["heads"] if config["heads"] > 1 else min(4, len(maps))
@@ -257,7 +255,7 @@ def rounded(values):
 def read_emergence(run, useful):
     """emergence.json if it is of this circuit, else measured from the checkpoints and kept; None without checkpoints."""
     path = run / "emergence.json"
-    emergence = json.loads(path.read_text()) if path.exists() else None
+    emergence = read_file(path) if path.exists() else None
     if not emergence or [tuple(path) for path in emergence["paths"]] != list(useful):
         if not any((run / "ckpt").glob("*.pt")):
             return None
@@ -390,20 +388,21 @@ def facts(run):
                  in_order=None not in crossings and all(a < b for a, b in zip(crossings, crossings[1:])),
                  certified=report and bool(report.get("sufficient") and report.get("all_necessary")), report=report)
     emergence = read_emergence(run, useful) if useful else None
-    if emergence:
-        when = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
-        pairs = {path: step for path, step in when.items() if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, 10)]}
-        others = sorted((step, path) for path, step in when.items() if path not in pairs)
-        facts |= dict(induction_first=False, reused=False)
-    if emergence and others:
+    when = {path: step for path, step in emergence_steps(emergence).items() if step is not None} if emergence else {}
+    pairs = {path: step for path, step in when.items()
+             if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, config["D"] + 1)]}
+    others = sorted((step, path) for path, step in when.items() if path not in pairs)
+    if others:
         step, first = others[0]
-        last, i = emergence["rows"][-1], emergence["paths"].index(first)
-        rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
         below = min((at for path, at in pairs.items() if path[2:] == ("1b", "1a") and path[0] < first[0]), default=math.inf)
         next_step = min((at for at, path in others if path[2:] != ("q", "1b")), default=math.inf)
-        facts |= dict(first=first, induction_first=first[2:] == ("q", "1b") and below < next_step, below_first=below < step,
-                      reused=max(rises[1:], default=0) > 0.1,
-                      emerged=dict(pairs=min(pairs.values(), default=None), first=step))
+        facts |= dict(first=f"layer {first[0]}: {first[2]} -> {first[3]} at {step:.0f}",
+                      induction_first=first[2:] == ("q", "1b") and below < next_step)
+        if facts["induction_first"]:
+            last, i = emergence["rows"][-1], emergence["paths"].index(first)
+            rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
+            facts |= dict(first=f"1b -> 1a at {below:.0f}, {facts['first']}", below_first=below < step,
+                          reused=max(rises[1:], default=0) > lost(config["N"]))
     return facts
 
 
@@ -420,10 +419,10 @@ def compare(runs):
         return ", ".join("never" if value is None else f"{value:.0f}" for value in values)
 
     lines = ["| run | MSE | circuit, found with | all heads replaced | paths | layers | first useful layer: previous token "
-             "| x_1, x_2, ... below 0.5 at step | b -> a, then the first other path emerges |", "|---" * 9 + "|"]
+             "| x_1, x_2, ... below 0.5 at step | the first path across pairs passes 0.5 |", "|---" * 9 + "|"]
     every = [facts(run) for run in runs]
     for fact in every:
-        report, emerged = fact["report"], fact.get("emerged")
+        report = fact["report"]
         replaced = report["rows"][1] if "rows" in report else None
         how = {"zero": "one-hot maps", "mean": "mean attention"}
         cells = [fact["run"], f"{fact['mse']:.4f}",
@@ -434,33 +433,31 @@ def compare(runs):
                     f"{report['layers_with_paths']} (least {report['least_layers']})",
                     "yes" if report["first_useful_layer_is_previous_token"] else "no"] if replaced else [""] * 3),
                  steps(fact["crossings"]),
-                 f"{steps([emerged['pairs']])}; {steps([emerged['first']])}: layer {fact['first'][0]}, "
-                 f"{fact['first'][2]} -> {fact['first'][3]}" if emerged else ""]
+                 fact.get("first", "")]
         lines.append("| " + " | ".join(cells) + " |")
-    found = [fact["report"] for fact in every if "rows" in fact["report"]]
-    shapes = {tuple((path["source"], path["target"]) for head in report["heads"] if isinstance(head["mechanism"], list)
-                    for path in head["mechanism"]) for report in found}
-    lines += ["", "| over all runs (95% Wilson intervals) | |", "|---|---|",
-              f"| a certified circuit | {share(bool(fact['certified']) for fact in every if fact['report'])} |",
-              f"| in the least number of layers | "
-              f"{share(report['layers_with_paths'] == report['least_layers'] for report in found)} |",
-              f"| with the least number of paths | {share(report['paths'] == report['least_paths'] for report in found)} |",
-              f"| first useful layer attends to the previous token | "
-              f"{share(report['first_useful_layer_is_previous_token'] for report in found)} |",
-              f"| different circuits, by the roles of their paths in order | {len(shapes)} |"]
+    lines += ["", "| over the runs of a kind (95% Wilson intervals) | |", "|---|---|"]
     for rotary in sorted({fact["rotary"] for fact in every}):
         group = [fact for fact in every if fact["rotary"] == rotary]
+        found = [fact["report"] for fact in group if "rows" in fact["report"]]
+        shapes = {tuple((path["source"], path["target"]) for head in report["heads"] if isinstance(head["mechanism"], list)
+                        for path in head["mechanism"]) for report in found}
         waits = [[b - a for a, b in zip(fact["crossings"], fact["crossings"][1:])] for fact in group if fact["in_order"]]
-        lines += [f"| --rotary {rotary}: x_1, x_2, ... cross 0.5 in this order | {share(fact['in_order'] for fact in group)} |",
-                  f"| --rotary {rotary}: an induction head first (q -> 1b, with 1b -> 1a below, before any other) | "
-                  f"{share(fact.get('induction_first') for fact in group)} |",
-                  f"| --rotary {rotary}: its 1b -> 1a passes 0.5 before its q -> 1b | "
-                  f"{share(fact.get('below_first') for fact in group)} |",
-                  f"| --rotary {rotary}: later symbols need that head at the end | "
-                  f"{share(fact.get('reused') for fact in group)} |"]
+        shares = {
+            "a certified circuit": (bool(fact["certified"]) for fact in group if fact["report"]),
+            "in the least number of layers": (report["layers_with_paths"] == report["least_layers"] for report in found),
+            "with the least number of paths": (report["paths"] == report["least_paths"] for report in found),
+            "first useful layer attends to the previous token": (
+                report["first_useful_layer_is_previous_token"] for report in found),
+            "x_1, x_2, ... cross 0.5 in this order": (fact["in_order"] for fact in group),
+            "an induction head first (q -> 1b, with 1b -> 1a below, before any other)": (
+                fact.get("induction_first") for fact in group),
+            "its 1b -> 1a passes 0.5 before its q -> 1b": (fact.get("below_first") for fact in group),
+            "without that head at the end a later symbol is lost": (fact.get("reused") for fact in group)}
+        lines += [f"| --rotary {rotary}: {what} | {share(flags)} |" for what, flags in shares.items()]
+        lines.append(f"| --rotary {rotary}: different circuits, by the roles of their paths in order | {len(shapes)} |")
         for k, gaps in enumerate(zip(*waits), 1):
             lines.append(f"| --rotary {rotary}: steps from x_{k} to x_{k + 1}, median (range) | "
-                         f"{sorted(gaps)[len(gaps) // 2]:.0f} ({min(gaps):.0f} to {max(gaps):.0f}) |")
+                         f"{statistics.median(gaps):.0f} ({min(gaps):.0f} to {max(gaps):.0f}) |")
     return "\n".join(lines)
 
 
@@ -469,12 +466,14 @@ def compare(runs):
 def draw(run):
     """All figures of one run."""
     model, config = load(run)
+    if config.get("circuit"):
+        raise ValueError(f"{run} was trained with --circuit: its attention is known, there is nothing to find")
     useful = read_circuit(run)
     draw_curves(run)
     draw_shared_information(run, config)
     draw_attention_maps(run, model, config, useful)
     draw_information_map(run, config, information(model, config), useful)
-    if useful is None:
+    if not useful:
         print(f"no circuit is known here, so none is drawn: run python ablate.py {run} first")
         return
     draw_circuit(run, config, useful)

@@ -212,14 +212,20 @@ def name_symbol(n, k):
     return f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}"
 
 
+def token_names(positions):
+    """The names of all T tokens of one sequence, in order; positions (N, 2D+1) of its roles."""
+    names = [""] * positions.numel()
+    for n, place in enumerate(positions.tolist()):
+        for role, token in enumerate(place):
+            names[token] = name_symbol(n, role // 2)
+    return names
+
+
 def describe(seed, N, D, K):
     """One worked sequence, as text."""
     index = torch.arange(1)
     batch = make_batch(seed, index, N, D, K)
-    names = [""] * (N * (2 * D + 1))
-    for n in range(N):
-        for i, position in enumerate(batch.positions[0, n].tolist()):
-            names[position] = name_symbol(n, i // 2)
+    names = token_names(batch.positions[0])
     lines = [f"{N} chains of {D} steps, {K} numbers per symbol: {len(names)} tokens.",
              f"Chain 1 is {' -> '.join(name_symbol(0, k) for k in range(D + 1))}; the letter is the place in the "
              "chain, the number the chain.", ""]

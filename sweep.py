@@ -18,6 +18,9 @@ import sys
 import time
 from pathlib import Path
 
+import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import torch
 
 import train
@@ -37,13 +40,14 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss 
 
 def grid(groups, folder):
     """Flags of every run of the groups (flags of train.py, layers, seeds); a bad flag ends the program as in train.py."""
-    runs = []
+    runs = {}  # by run directory: the same run twice is one
     for text, layers, seeds in groups:
         for count in layers:
             for seed in range(seeds):
                 flags = train.parse_flags([*shlex.split(text), "--layers", str(count), "--seed", str(seed), "--resume"])
-                runs.append(flags | dict(out=folder / train.run_directory(flags).name))
-    return runs
+                name = train.run_directory(flags).name
+                runs[name] = flags | dict(out=folder / name)
+    return list(runs.values())
 
 
 # ---- running
@@ -124,7 +128,7 @@ def sweep(runs, folder, client):
     together = {}
     for flags in left:  # on a GPU the seeds of one setting form a stack
         setting = (tuple((key, value) for key, value in flags.items() if key not in ("seed", "out"))
-                   if "cuda" in flags["device"] else flags["out"].name)
+                   if "cuda" in flags["device"] and not flags["circuit"] else flags["out"].name)
         together.setdefault(setting, []).append(flags)
     began, failed, ended, spent, total = time.time(), 0, 0, 0, sum(map(cost, left))
     futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False,
@@ -167,10 +171,6 @@ def dots_and_mean(axes, points, color, label):
 def figure_4(rows, path):
     """Left: final validation loss by layers, with and without the implicit curriculum. Right: each symbol's partial loss
     by layers, and from which depth on the causal law allows it."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
     for ic, color, name in ("True", "tab:blue", "with"), ("False", "tab:red", "without"):
         group = [row for row in rows if row["ic"] == ic]
@@ -193,15 +193,18 @@ def figure_4(rows, path):
     right.set(title="Each symbol alone; triangles: possible from here on")
     for axes in left, right:
         axes.legend(fontsize="small")
-    train.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
-    plt.close(figure)
+    train.save_figure(figure, path)
+
+
+def learned(row, k):
+    return float(row.get(f"x_{k}") or "inf") < 0.5
 
 
 def least_depths(rows, k):
     """The least number of layers in which each seed learned x_k (final loss below 0.5), a list."""
     depths = {}
     for row in rows:
-        if row.get(f"x_{k}") not in (None, "") and float(row[f"x_{k}"]) < 0.5:
+        if learned(row, k):
             depths[row["seed"]] = min(int(row["layers"]), depths.get(row["seed"], 1000))
     return [depths[seed] for seed in sorted(depths)]
 
@@ -209,10 +212,6 @@ def least_depths(rows, k):
 def figure_law(rows, path):
     """For each x_k the least depth in which it was learned, with attention held at a minimal circuit (what a depth can do)
     and with attention learned (what training finds), beside the law; left with a causal mask, right without."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
     for axes, causal, law, title in zip(panels, ("True", "False"), (causal_depth, unmasked_depth), (
             "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))")):
@@ -235,8 +234,7 @@ def figure_law(rows, path):
         axes.legend(fontsize="small", loc="lower right")
     panels[0].set(ylabel="layers needed to learn $x_k$", ylim=(0, None))
     panels[0].yaxis.get_major_locator().set_params(integer=True)
-    train.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
-    plt.close(figure)
+    train.save_figure(figure, path)
 
 
 def crossings(row):
@@ -257,14 +255,14 @@ def claims(rows):
         for k in symbols:
             crossed = sorted(run[k - 1] for run in steps if k <= len(run) and run[k - 1] < float("inf"))
             cells.append(f"{len(crossed)}" + (f", {statistics.median(crossed):.0f}" if crossed else ""))
-        learned = [run for run in steps if min(run) < float("inf")]
+        some = [run for run in steps if min(run) < float("inf")]
         lines.append(f"| {layers} | {len(steps)} | " + " | ".join(cells)
-                     + f" | {sum(run == sorted(run) for run in learned)} of {len(learned)} |")
-    learned = [run for run in map(crossings, curriculum) if min(run) < float("inf")]
+                     + f" | {sum(run == sorted(run) for run in some)} of {len(some)} |")
+    some = [run for run in map(crossings, curriculum) if min(run) < float("inf")]
     return lines + [
         "",
         f"without the implicit curriculum above 0.7: {sum(value > 0.7 for value in without)} of {len(without)} runs",
-        f"x_1, x_2, ... pass below 0.5 in this order: {sum(run == sorted(run) for run in learned)} of {len(learned)} runs "
+        f"x_1, x_2, ... pass below 0.5 in this order: {sum(run == sorted(run) for run in some)} of {len(some)} runs "
         "that learned any"]
 
 
@@ -279,9 +277,8 @@ def law_table(rows):
             if some:
                 depths = [" ".join(map(str, least_depths(some, k))) for k in symbols]
                 lines.append(f"| {mask}: {name} |" + "".join(f" {cell or '-'} |" for cell in depths))
-    beaten = [f"{row['run']} (x_{k})" for row in rows for k in symbols
-              if row.get(f"x_{k}") not in (None, "") and float(row[f"x_{k}"]) < 0.5
-              and int(row["layers"]) < (causal_depth if row["causal"] == "True" else unmasked_depth)(k)]
+    beaten = [f"{row['run']} (x_{k})" for row in rows for k in symbols if learned(row, k) and int(row["layers"]) <
+              (causal_depth if row["causal"] == "True" else unmasked_depth)(k)]
     return lines + ["", f"learned in fewer layers than the law allows: {', '.join(beaten) or 'nothing'}"]
 
 
@@ -293,7 +290,7 @@ def main():
     p.error = lambda message: p.exit(2, f"sweep.py: {message}\n")
     p.add_argument("--preset", choices=list(PRESETS), help="a grid made for you; or give your own:")
     p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=int, default=3, help="runs per point, with seeds 0, 1, ... (default: %(default)s)")
+    p.add_argument("--seeds", type=int, help="runs per point, with seeds 0, 1, ... (default: 3)")
     p.add_argument("--flags", action="append", help="flags of train.py for all runs; twice for two sets of runs")
     p.add_argument("--out", type=Path, help="folder of the runs and the table (default: out/sweep, or out/PRESET)")
     p.add_argument("--workers", type=int, default=torch.get_num_threads(), help="processes here (default: one per core)")
@@ -302,15 +299,19 @@ def main():
     flags = p.parse_args()
     if bool(flags.preset) == bool(flags.layers):
         p.error("give a --preset, or your own grid with --layers")
+    if flags.preset and (flags.seeds or flags.flags):
+        p.error("--seeds and --flags are for a grid of your own: give --layers instead of --preset")
+    if min(flags.workers, 1 if flags.seeds is None else flags.seeds) < 1:
+        p.error("--workers and --seeds must be at least 1")
     folder, failed = flags.out or Path("out", flags.preset or "sweep"), 0
     if not flags.plot_only:
-        groups = PRESETS[flags.preset] if flags.preset else [(text, flags.layers, flags.seeds)
+        groups = PRESETS[flags.preset] if flags.preset else [(text, flags.layers, flags.seeds or 3)
                                                              for text in flags.flags or [""]]
         runs = grid(groups, folder.absolute())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             client = connect(flags.scheduler, flags.workers)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             p.error(f"no cluster or folder there ({error}): check --scheduler and --out")
         try:
             failed = sweep(runs, folder, client)

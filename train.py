@@ -95,7 +95,7 @@ def check_flags(flags):
     for name, least in at_least.items():
         if not flags[name] >= least:  # so written, nan fails too
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {flags[name]}")
-    for name, highest in dict(decay=1, beta2=0.9999999).items():
+    for name, highest in dict(decay=1, beta2=0.9999999, seed=2 ** 63 - 1).items():
         if flags[name] > highest:
             raise ValueError(f"--{name} must be at most {highest}, not {flags[name]}")
     if flags["K"] % 2:
@@ -174,12 +174,17 @@ def build(config):
                        **{key: config[key] for key in ("layers", "heads", "width", "mlp", "causal")})
 
 
-def read_config(run):
+def read_file(path, parse=json.loads):
+    """What parse makes of the text of a file in a run directory; ValueError with one line if it cannot be read."""
     try:
-        return json.loads((run / "config.json").read_text())
+        return parse(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{run / 'config.json'} cannot be read ({type(error).__name__}): restore it, or choose another "
-                         "--out") from None
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}): restore it, or use another run directory") from None
+
+
+def read_config(run):
+    """The flags of a run, a dict."""
+    return read_file(Path(run, "config.json"))
 
 
 def load(run, weights="model.pt", device="cpu"):
@@ -201,7 +206,7 @@ def sequences(config, index):
 
 def read_log(run):
     """The rows of log.jsonl, a list of dicts with one row per evaluation."""
-    return [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+    return read_file(Path(run, "log.jsonl"), lambda text: [json.loads(line) for line in text.splitlines()])
 
 
 def held_patterns(config, batch):
@@ -364,8 +369,11 @@ def train(runs, state=None, stopped=()):
     the first of them keeps (None = from the start), to the target or the last step. True when all have ended, False
     when `stopped` fills up first.
 
-    Raises FloatingPointError when a loss is no longer finite; state.pt then holds the last time all still were."""
+    Raises FloatingPointError when a loss is no longer finite; state.pt then holds the last time all still were.
+    ValueError for a stack with --circuit: its runs would need different patterns."""
     flags, device = runs[0], runs[0]["device"]
+    if flags["circuit"] and len(runs) > 1:
+        raise ValueError("--circuit trains one seed at a time")
     models = []
     for run in runs:
         torch.manual_seed(run["seed"])
@@ -455,6 +463,14 @@ def train(runs, state=None, stopped=()):
         step += 1
 
 
+def save_figure(figure, path):
+    """Write a figure of matplotlib as a PNG and forget it."""
+    import matplotlib.pyplot as plt
+
+    write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+    plt.close(figure)
+
+
 def draw_curves(run):
     """curves.png: training and validation loss, and the partial losses with the step where each passes 0.5."""
     import matplotlib
@@ -489,8 +505,7 @@ def draw_curves(run):
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")  # where curves rarely are: no run is solved in its first steps,
     partial.legend(fontsize="small", loc="center right")  # none ends half way
-    write_file(run / "curves.png", lambda path: figure.savefig(path, dpi=130, format="png"))
-    plt.close(figure)
+    save_figure(figure, run / "curves.png")
 
 
 def summary(run):
