@@ -111,26 +111,23 @@ def write_table(path, rows):
 
 
 def read_table(path):
-    """The rows, dicts of strings; "" where a row has no value."""
+    """The rows of the runs that ended well, dicts of strings; "" where a row has no value."""
     if not path.exists():
         return []
     with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if not row["error"]]
 
 
 def sweep(runs, folder, client):
-    """Run what is not in the table yet, and write the table whenever a run ends. The number of failed runs."""
+    """Train the runs, and write the table whenever one ends. The number of failed runs."""
     from distributed import as_completed
 
-    rows = [row for row in read_table(folder / "results.csv") if not row["error"]]  # what failed is tried again
-    done = {row["run"] for row in rows}
-    left = [flags for flags in runs if flags["out"].name not in done]
-    together = {}
-    for flags in left:  # on a GPU the seeds of one setting form a stack
+    rows, together = read_table(folder / "results.csv"), {}
+    for flags in runs:  # on a GPU the seeds of one setting form a stack
         setting = (tuple((key, value) for key, value in flags.items() if key not in ("seed", "out"))
                    if "cuda" in flags["device"] and not flags["circuit"] else flags["out"].name)
         together.setdefault(setting, []).append(flags)
-    began, failed, ended, spent, total = time.time(), 0, 0, 0, sum(map(cost, left))
+    began, failed, ended, spent, total = time.time(), 0, 0, 0, sum(map(cost, runs))
     futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False,
                              priority=cost(group[0])): group  # the longest first, so that none is left for the end
                for group in sorted(together.values(), key=lambda group: -cost(group[0]))}
@@ -147,7 +144,7 @@ def sweep(runs, folder, client):
             rows.append(row)
             ended, failed = ended + 1, failed + bool(row["error"])
             train.write_file(folder / "results.csv", lambda path: write_table(path, rows))
-            print(f"{ended}/{len(left)} runs, {failed} failed, about {minutes:.0f} min left: {row['run']} "
+            print(f"{ended}/{len(runs)} runs, {failed} failed, about {minutes:.0f} min left: {row['run']} "
                   f"{row['error'] or 'val %.4f' % row['val']}", flush=True)
     return failed
 
@@ -304,10 +301,10 @@ def main():
     if min(flags.workers, 1 if flags.seeds is None else flags.seeds) < 1:
         p.error("--workers and --seeds must be at least 1")
     folder, failed = flags.out or Path("out", flags.preset or "sweep"), 0
-    if not flags.plot_only:
-        groups = PRESETS[flags.preset] if flags.preset else [(text, flags.layers, flags.seeds or 3)
-                                                             for text in flags.flags or [""]]
-        runs = grid(groups, folder.absolute())
+    groups = PRESETS[flags.preset] if flags.preset else [(text, flags.layers, flags.seeds or 3) for text in flags.flags or [""]]
+    runs = [] if flags.plot_only else grid(groups, folder.absolute())
+    done = {row["run"] for row in read_table(folder / "results.csv")}
+    if runs := [run for run in runs if run["out"].name not in done]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             client = connect(flags.scheduler, flags.workers)
@@ -322,7 +319,7 @@ def main():
             if not flags.scheduler:
                 client.cluster.close()
             client.close()
-    rows = [row for row in read_table(folder / "results.csv") if not row["error"]]
+    rows = read_table(folder / "results.csv")
     if not rows:
         p.error(f"{folder / 'results.csv'} has no finished run")
     section_7 = [row for row in rows if row["causal"] == "True" and row["circuit"] == "False"]
