@@ -12,6 +12,7 @@ table is not run again; what was stopped in the middle goes on where it was, on 
 import argparse
 import contextlib
 import csv
+import math
 import shlex
 import statistics
 import sys
@@ -167,8 +168,8 @@ def dots_and_mean(axes, points, color, label):
 
 def figure_4(rows, path):
     """Left: final validation loss by layers, with and without the implicit curriculum. Right: each symbol's partial loss
-    by layers, and from which depth on the causal law allows it."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    by layers, with an arrow where the causal law first allows it."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained", sharey=True)
     for ic, color, name in ("True", "tab:blue", "with"), ("False", "tab:red", "without"):
         group = [row for row in rows if row["ic"] == ic]
         if points := numbers(group, "layers", "val"):
@@ -176,67 +177,71 @@ def figure_4(rows, path):
             dots_and_mean(left, points, color, f"{name} implicit curriculum (D={D}, {len(points)} runs)")
     curriculum = [row for row in rows if row["ic"] == "True"]
     symbols = [k for k in range(1, 100) if numbers(curriculum, f"x_{k}")]
-    colors = plt.get_cmap("viridis")
+    colors, allowed = plt.get_cmap("viridis"), {}
     for i, k in enumerate(symbols):
-        color = colors(0.9 * i / max(1, len(symbols) - 1))
-        dots_and_mean(right, numbers(curriculum, "layers", f"x_{k}"), color, f"$x_{k}$: {causal_depth(k)} layers or more")
-        right.plot(causal_depth(k), 1.05 + 0.03 * i, "v", color=color)
+        dots_and_mean(right, numbers(curriculum, "layers", f"x_{k}"), colors(0.9 * i / max(1, len(symbols) - 1)), f"$x_{k}$")
+        allowed.setdefault(causal_depth(k), []).append(f"$x_{k}$")
+    for depth, names in allowed.items():
+        right.annotate(", ".join(names) + "\npossible", (depth, 0.93), (0, 22), textcoords="offset points", ha="center",
+                       fontsize="small", arrowprops=dict(arrowstyle="->"))
     for axes in left, right:
-        axes.axhline(0.75, color="gray", ls=":", lw=1)
-        axes.set(xlabel="layers", ylim=(0, None))
-    left.annotate("0.75: averages the 4 candidates", (0.01, 0.75), (0, 2), xycoords=("axes fraction", "data"),
-                  textcoords="offset points", fontsize="small", color="gray")
+        if rows:
+            axes.axhline(1 - 1 / int(rows[0]["N"]), color="gray", ls=":", lw=1, label="average of the candidates")
+        axes.set(xlabel="layers", ylim=(0, 1.15))
+        axes.xaxis.get_major_locator().set_params(integer=True)
     left.set(ylabel="validation MSE, mean over the last 100 steps", title="Final loss: every run and the mean")
-    right.set(title="Each symbol alone; triangles: possible from here on")
-    for axes in left, right:
-        axes.legend(fontsize="small")
+    right.set(title="Each symbol alone, with implicit curriculum")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", fontsize="small")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", fontsize="small", ncols=4)
     train.save_figure(figure, path)
 
 
 def learned(row, k):
-    return float(row.get(f"x_{k}") or "inf") < 0.5
+    return float(row.get(f"x_{k}") or math.inf) < 0.5
 
 
 def least_depths(rows, k):
-    """The least number of layers in which each seed learned x_k (final loss below 0.5), a list."""
-    depths = {}
+    """The least number of layers in which each seed learned x_k (final loss below 0.5), a list; infinite where in none of
+    those tried."""
+    depths = {row["seed"]: math.inf for row in rows if row.get(f"x_{k}")}
     for row in rows:
         if learned(row, k):
-            depths[row["seed"]] = min(int(row["layers"]), depths.get(row["seed"], 1000))
-    return [depths[seed] for seed in sorted(depths)]
+            depths[row["seed"]] = min(int(row["layers"]), depths[row["seed"]])
+    return [depths[seed] for seed in sorted(depths, key=int)]
 
 
 def figure_law(rows, path):
     """For each x_k the least depth in which it was learned, with attention held at a minimal circuit (what a depth can do)
     and with attention learned (what training finds), beside the law; left with a causal mask, right without."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained", sharey=True)
+    deepest = max(int(row["layers"]) for row in rows)
     for axes, causal, law, title in zip(panels, ("True", "False"), (causal_depth, unmasked_depth), (
             "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))")):
         group = [row for row in rows if row["ic"] == "True" and row["causal"] == causal]
         most = max([int(row["D"]) for row in group], default=1)
         axes.step([k + 0.5 for k in range(most + 1)], [law(k) for k in range(1, most + 2)], where="post", color="black",
                   label="the law")
-        for held, marker, color, shift, name in (("True", "s", "tab:green", -0.12, "attention held at a minimal circuit"),
-                                                 ("False", "o", "tab:blue", 0.12, "attention learned")):
-            some = [row for row in group if row["circuit"] == held]
-            seeds = len({row["seed"] for row in some})
-            dots = [(k + shift + 0.04 * i, depth) for k in range(1, most + 1)
-                    for i, depth in enumerate(least_depths(some, k))]
-            if some:
-                depths = sorted({int(row["layers"]) for row in some})
-                axes.plot(*(zip(*dots) if dots else ([], [])), marker, color=color, ms=5, label=f"{name}: a dot per seed that "
-                          f"learned $x_k$ ({seeds} seeds, {depths[0]} to {depths[-1]} layers, D={some[0]['D']})")
+        for held, marker, color, shift, name in (("True", "s", "tab:green", -0.2, "attention held at a minimal circuit"),
+                                                 ("False", "o", "tab:blue", 0.1, "attention learned")):
+            if some := [row for row in group if row["circuit"] == held]:
+                seeds, tried = len({row["seed"] for row in some}), sorted({int(row["layers"]) for row in some})
+                dots = [(k + shift + 0.1 * i, min(depth, deepest + 1)) for k in range(1, most + 1)
+                        for i, depth in enumerate(least_depths(some, k))]
+                axes.plot(*zip(*dots), marker, color=color, ms=5, label=f"{name}: D={some[0]['D']}, "
+                          f"{tried[0]} to {tried[-1]} layers, {some[0]['steps']} steps, a dot for each of {seeds} seeds")
         axes.set(xlabel="k", title=title, xlim=(0.4, most + 0.6), xticks=range(1, most + 1))
+        axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92")
+        axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
         axes.grid(axis="y", lw=0.3)
-        axes.legend(fontsize="small", loc="lower right")
-    panels[0].set(ylabel="layers needed to learn $x_k$", ylim=(0, None))
-    panels[0].yaxis.get_major_locator().set_params(integer=True)
+        figure.legend(*axes.get_legend_handles_labels(), loc=f"outside lower {'left' if causal == 'True' else 'right'}",
+                      fontsize="small")
+    panels[0].set(ylabel="fewest layers that learn $x_k$", ylim=(0.5, deepest + 1.5))
     train.save_figure(figure, path)
 
 
 def crossings(row):
     """The steps at which x_1, x_2, ... passed below 0.5 in a run, infinite where one never did."""
-    return [float(row[f"x_{k}_below_half"] or "inf") for k in range(1, int(row["D"]) + 1)]
+    return [float(row[f"x_{k}_below_half"] or math.inf) for k in range(1, int(row["D"]) + 1)]
 
 
 def claims(rows):
@@ -250,12 +255,12 @@ def claims(rows):
         steps = [crossings(row) for row in curriculum if int(row["layers"]) == layers]
         cells = []
         for k in symbols:
-            crossed = sorted(run[k - 1] for run in steps if k <= len(run) and run[k - 1] < float("inf"))
+            crossed = sorted(run[k - 1] for run in steps if k <= len(run) and run[k - 1] < math.inf)
             cells.append(f"{len(crossed)}" + (f", {statistics.median(crossed):.0f}" if crossed else ""))
-        some = [run for run in steps if min(run) < float("inf")]
+        some = [run for run in steps if min(run) < math.inf]
         lines.append(f"| {layers} | {len(steps)} | " + " | ".join(cells)
                      + f" | {sum(run == sorted(run) for run in some)} of {len(some)} |")
-    some = [run for run in map(crossings, curriculum) if min(run) < float("inf")]
+    some = [run for run in map(crossings, curriculum) if min(run) < math.inf]
     return lines + [
         "",
         f"without the implicit curriculum above 0.7: {sum(value > 0.7 for value in without)} of {len(without)} runs",
@@ -272,8 +277,9 @@ def law_table(rows):
         for held, name in ("True", "attention held at a minimal circuit"), ("False", "attention learned"):
             some = [row for row in rows if (row["causal"], row["circuit"], row["ic"]) == (causal, held, "True")]
             if some:
-                depths = [" ".join(map(str, least_depths(some, k))) for k in symbols]
-                lines.append(f"| {mask}: {name} |" + "".join(f" {cell or '-'} |" for cell in depths))
+                lines.append(f"| {mask}: {name} |" + "".join(
+                    f" {' '.join('-' if depth == math.inf else str(depth) for depth in least_depths(some, k))} |"
+                    for k in symbols))
     beaten = [f"{row['run']} (x_{k})" for row in rows for k in symbols if learned(row, k) and int(row["layers"]) <
               (causal_depth if row["causal"] == "True" else unmasked_depth)(k)]
     return lines + ["", f"learned in fewer layers than the law allows: {', '.join(beaten) or 'nothing'}"]

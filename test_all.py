@@ -594,7 +594,8 @@ def test_a_sweep_runs_each_run_once():
 def test_least_depths_are_counted_by_seed():
     rows = [dict(seed=seed, layers=layers, x_1=loss) for seed, layers, loss in (
         ("0", "1", "0.9"), ("0", "2", "0.1"), ("0", "3", "0.0"), ("1", "2", "0.7"), ("1", "3", "0.4"), ("2", "3", ""))]
-    assert sweep.least_depths(rows, 1) == [2, 3] and sweep.least_depths(rows, 2) == []
+    assert sweep.least_depths(rows, 1) == [2, 3] and sweep.least_depths(rows[:1], 1) == [math.inf]
+    assert sweep.least_depths(rows, 2) == []
 
 
 def test_the_claims_are_counted():
