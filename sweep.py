@@ -31,7 +31,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds)]; final loss 
     "laptop": [("--heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0", range(1, 6), 3),
                ("--heads 8 --D 3 --steps 1500 --lr 2e-3 --decay 0.3 --target 0 --no-ic", (1, 3, 5), 3)],
     "law": [("--heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0", range(1, 6), 3),
-            ("--heads 8 --D 5 --steps 3000 --lr 2e-3 --decay 0.3 --target 0 --no-causal", range(2, 5), 2),
+            ("--heads 8 --D 5 --steps 2000 --lr 2e-3 --decay 0.3 --target 0 --no-causal --rotary qk", range(2, 5), 2),
             ("--heads 1 --D 8 --circuit --steps 400 --target 0", range(1, 6), 2),
             ("--heads 2 --D 8 --circuit --no-causal --steps 400 --target 0", range(1, 5), 2)],
     "paper": [("--heads 8 --D 5 --batch 512 --examples 1048576 --steps 10000 --target 0", range(1, 9), 8),
