@@ -221,14 +221,14 @@ def figure_law(rows, path):
         most = max([int(row["D"]) for row in group], default=1)
         axes.step([k + 0.5 for k in range(most + 1)], [law(k) for k in range(1, most + 2)], where="post", color="black",
                   label="the law")
-        for held, marker, color, shift, name in (("True", "s", "tab:green", -0.2, "attention held at a minimal circuit"),
+        for held, marker, color, shift, name in (("True", "s", "tab:green", -0.2, "minimal circuit held"),
                                                  ("False", "o", "tab:blue", 0.1, "attention learned")):
             if some := [row for row in group if row["circuit"] == held]:
                 seeds, tried = len({row["seed"] for row in some}), sorted({int(row["layers"]) for row in some})
                 dots = [(k + shift + 0.1 * i, min(depth, deepest + 1)) for k in range(1, most + 1)
                         for i, depth in enumerate(least_depths(some, k))]
                 axes.plot(*zip(*dots), marker, color=color, ms=5, label=f"{name}: D={some[0]['D']}, "
-                          f"{tried[0]} to {tried[-1]} layers, {some[0]['steps']} steps, a dot for each of {seeds} seeds")
+                          f"{tried[0]} to {tried[-1]} layers, {some[0]['steps']} steps, {seeds} seeds")
         axes.set(xlabel="k", title=title, xlim=(0.4, most + 0.6), xticks=range(1, most + 1))
         axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92")
         axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
