@@ -120,7 +120,10 @@ def draw_paths(axes, config, useful, label, color):
     return drawn
 
 
-RELAY = "dashed: attention goes where the place of that pair says, but to another token, a relay"
+def relay_note(useful):
+    """A line of the title that explains dashed arrows, if there are any."""
+    return ("\ndashed: attention goes where the place of that pair says, but to another token, a relay"
+            if min(useful.values()) < 0.1 else "")
 
 
 def circuit_size(config, useful):
@@ -135,7 +138,7 @@ def draw_circuit(run, config, useful):
                color=lambda path: "gray" if path[3] == "previous token" else USEFUL)
     axes.set_title(f"Circuit of {config['layers']} layers, D={config['D']}, seed {config['seed']}: arrows carry mean "
                    "attention\n(1024 sequences); what is not drawn is uniform, identity, or attends by position alone"
-                   + ("\n" + RELAY if min(useful.values()) < 0.1 else ""))
+                   + relay_note(useful))
     save(figure, run / "circuit.png")
 
 
@@ -283,7 +286,7 @@ def draw_emergence(run, config, useful, emergence):
     width, height = circuit_size(config, useful)
     figure, (left, right) = plt.subplots(1, 2, figsize=(1.7 * width, height + 0.3), layout="constrained", sharey=True)
     draw_paths(left, config, useful, label=lambda path: f"{useful[path]:.2f}", color=lambda path: USEFUL)
-    left.set_title("mean attention at the end" + ("\n" + RELAY if min(useful.values()) < 0.1 else ""), fontsize=11)
+    left.set_title("mean attention at the end" + relay_note(useful), fontsize=11)
     known = [step for step in when.values() if step is not None] or [0]
     scale = matplotlib.cm.ScalarMappable(plt.Normalize(min(known), max(known)), "viridis_r")
     draw_paths(right, config, useful, label=lambda path: "never" if when[path] is None else f"{when[path]:.0f}",
@@ -439,8 +442,7 @@ def compare(runs):
     for rotary in sorted({fact["rotary"] for fact in every}):
         group = [fact for fact in every if fact["rotary"] == rotary]
         found = [fact["report"] for fact in group if "rows" in fact["report"]]
-        shapes = {tuple((path["source"], path["target"]) for head in report["heads"] if isinstance(head["mechanism"], list)
-                        for path in head["mechanism"]) for report in found}
+        shapes = {tuple(path[2:] for path in paths_in(report)) for report in found}
         waits = [[b - a for a, b in zip(fact["crossings"], fact["crossings"][1:])] for fact in group if fact["in_order"]]
         shares = {
             "a certified circuit": (bool(fact["certified"]) for fact in group if fact["report"]),

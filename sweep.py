@@ -200,6 +200,9 @@ def learned(row, k):
     return float(row.get(f"x_{k}") or math.inf) < 0.5
 
 
+LAWS = {"True": causal_depth, "False": unmasked_depth}  # by the table's column "causal"
+
+
 def least_depths(rows, k):
     """The least number of layers in which each seed learned x_k (final loss below 0.5), a list; infinite where in none of
     those tried."""
@@ -215,7 +218,7 @@ def figure_law(rows, path):
     and with attention learned (what training finds), beside the law; left with a causal mask, right without."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained", sharey=True)
     deepest = max(int(row["layers"]) for row in rows)
-    for axes, causal, law, title in zip(panels, ("True", "False"), (causal_depth, unmasked_depth), (
+    for axes, (causal, law), title in zip(panels, LAWS.items(), (
             "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))")):
         group = [row for row in rows if row["ic"] == "True" and row["causal"] == causal]
         most = max([int(row["D"]) for row in group], default=1)
@@ -244,6 +247,12 @@ def crossings(row):
     return [float(row[f"x_{k}_below_half"] or math.inf) for k in range(1, int(row["D"]) + 1)]
 
 
+def in_order(runs):
+    """"n of m": how many of the runs that learned any symbol learned x_1 first, then x_2, ...; runs: lists of crossings."""
+    some = [steps for steps in runs if min(steps) < math.inf]
+    return f"{sum(steps == sorted(steps) for steps in some)} of {len(some)}"
+
+
 def claims(rows):
     """The claims of Section 7.2, counted, as lines of text: a table of the crossings by depth, and what it comes to."""
     without = [value for (value,) in numbers([row for row in rows if row["ic"] == "False"], "val")]
@@ -257,22 +266,18 @@ def claims(rows):
         for k in symbols:
             crossed = sorted(run[k - 1] for run in steps if k <= len(run) and run[k - 1] < math.inf)
             cells.append(f"{len(crossed)}" + (f", {statistics.median(crossed):.0f}" if crossed else ""))
-        some = [run for run in steps if min(run) < math.inf]
-        lines.append(f"| {layers} | {len(steps)} | " + " | ".join(cells)
-                     + f" | {sum(run == sorted(run) for run in some)} of {len(some)} |")
-    some = [run for run in map(crossings, curriculum) if min(run) < math.inf]
+        lines.append(f"| {layers} | {len(steps)} | " + " | ".join(cells) + f" | {in_order(steps)} |")
     return lines + [
         "",
         f"without the implicit curriculum above 0.7: {sum(value > 0.7 for value in without)} of {len(without)} runs",
-        f"x_1, x_2, ... pass below 0.5 in this order: {sum(run == sorted(run) for run in some)} of {len(some)} runs "
-        "that learned any"]
+        f"x_1, x_2, ... pass below 0.5 in this order: {in_order(map(crossings, curriculum))} runs that learned any"]
 
 
 def law_table(rows):
     """The fewest layers in which each seed learned x_k beside the law, as a table; then the runs that beat the law."""
     symbols = range(1, 1 + max([int(row["D"]) for row in rows], default=0))
     lines = ["| fewest layers, a number per seed |" + "".join(f" x_{k} |" for k in symbols), "|---" * (len(symbols) + 1) + "|"]
-    for causal, law, mask in ("True", causal_depth, "causal mask"), ("False", unmasked_depth, "no mask"):
+    for (causal, law), mask in zip(LAWS.items(), ("causal mask", "no mask")):
         lines.append(f"| {mask}: the law |" + "".join(f" {law(k)} |" for k in symbols))
         for held, name in ("True", "attention held at a minimal circuit"), ("False", "attention learned"):
             some = [row for row in rows if (row["causal"], row["circuit"], row["ic"]) == (causal, held, "True")]
@@ -280,8 +285,8 @@ def law_table(rows):
                 lines.append(f"| {mask}: {name} |" + "".join(
                     f" {' '.join('-' if depth == math.inf else str(depth) for depth in least_depths(some, k))} |"
                     for k in symbols))
-    beaten = [f"{row['run']} (x_{k})" for row in rows for k in symbols if learned(row, k) and int(row["layers"]) <
-              (causal_depth if row["causal"] == "True" else unmasked_depth)(k)]
+    beaten = [f"{row['run']} (x_{k})" for row in rows for k in symbols
+              if learned(row, k) and int(row["layers"]) < LAWS[row["causal"]](k)]
     return lines + ["", f"learned in fewer layers than the law allows: {', '.join(beaten) or 'nothing'}"]
 
 
