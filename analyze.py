@@ -398,13 +398,17 @@ def facts(run):
     if others:
         step, first = others[0]
         below = min((at for path, at in pairs.items() if path[2:] == ("1b", "1a") and path[0] < first[0]), default=math.inf)
-        next_step = min((at for at, path in others if path[2:] != ("q", "1b")), default=math.inf)
-        facts |= dict(first=f"layer {first[0]}: {first[2]} -> {first[3]} at {step:.0f}",
-                      induction_first=first[2:] == ("q", "1b") and below < next_step)
+        then, other = min(((at, path) for at, path in others if path[2:] != ("q", "1b")), default=(math.inf, None))
+        events = [f"layer {first[0]}: {first[2]} -> {first[3]} at {step:.0f}"]
+        if first[2:] == ("q", "1b"):
+            events = [f"1b -> 1a at {below:.0f}"] * (below < math.inf) + events
+            events += [f"{other[2]} -> {other[3]} at {then:.0f}"] if other else []
+        facts |= dict(first=", ".join(events), induction_first=first[2:] == ("q", "1b") and below < then)
         if facts["induction_first"]:
             last, i = emergence["rows"][-1], emergence["paths"].index(first)
             rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
-            facts |= dict(first=f"1b -> 1a at {below:.0f}, {facts['first']}", below_first=below < step,
+            facts |= dict(below_first=below < step,
+                          apart=any(max(below, step) <= row["step"] <= then for row in emergence["rows"]),
                           reused=max(rises[1:], default=0) > lost(config["N"]))
     return facts
 
@@ -422,7 +426,8 @@ def compare(runs):
         return ", ".join("never" if value is None else f"{value:.0f}" for value in values)
 
     lines = ["| run | MSE | circuit, found with | all heads replaced | paths | layers | first useful layer: previous token "
-             "| x_1, x_2, ... below 0.5 at step | the first path across pairs passes 0.5 |", "|---" * 9 + "|"]
+             "| x_1, x_2, ... below 0.5 at step | first path across pairs above 0.5 at step, with what it needs and what follows |",
+             "|---" * 9 + "|"]
     every = [facts(run) for run in runs]
     for fact in every:
         report = fact["report"]
@@ -453,6 +458,7 @@ def compare(runs):
             "x_1, x_2, ... cross 0.5 in this order": (fact["in_order"] for fact in group),
             "an induction head first (q -> 1b, with 1b -> 1a below, before any other)": (
                 fact.get("induction_first") for fact in group),
+            "a checkpoint stands between it and the next path": (fact.get("apart") for fact in group),
             "its 1b -> 1a passes 0.5 before its q -> 1b": (fact.get("below_first") for fact in group),
             "without that head at the end a later symbol is lost": (fact.get("reused") for fact in group)}
         lines += [f"| --rotary {rotary}: {what} | {share(flags)} |" for what, flags in shares.items()]

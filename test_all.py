@@ -980,9 +980,9 @@ def test_emergence_steps_are_interpolated():
 
 
 def test_what_emerged_first_is_counted():
-    """Three runs written by hand: an induction head first and needed later, one that nothing needs, and another head."""
+    """Four runs by hand: an induction head first and needed later, one that nothing needs, another head, a close finish."""
     def run_of(folder, name, crossing, needed):
-        """crossing: {path: the step at which its attention passes 0.5}, every other step measured."""
+        """crossing: {path: the step at which its attention passes 0.5}; every tenth step is measured."""
         run = Path(folder, name)
         run.mkdir()
         steps, paths = range(0, 101, 10), list(crossing)
@@ -992,21 +992,24 @@ def test_what_emerged_first_is_counted():
         heads = [dict(layer=layer, head=head, mechanism=[dict(source=source, target=target, attention=0.9)])
                  for layer, head, source, target in paths]
         (run / "circuit.json").write_text(json.dumps(dict(heads=heads)))
-        rows = [dict(step=step, losses=[0.0, 0.0], paths=[dict(mean=0.3 + 0.4 * (step >= crossing[path]),
-                                                               without=[0.9, needed]) for path in paths]) for step in steps]
+        rows = [dict(step=step, losses=[0.0, 0.0], paths=[
+            dict(mean=0.5 + 0.02 * min(20, max(-20, step - crossing[path])), without=[0.9, needed]) for path in paths])
+            for step in steps]
         (run / "emergence.json").write_text(json.dumps(dict(sequences=1, paths=paths, rows=rows)))
         return run
 
     below, induction, other = (1, 1, "1b", "1a"), (2, 1, "q", "1b"), (3, 1, "q", "2b")
     with tempfile.TemporaryDirectory() as folder:
-        runs = [run_of(folder, "first", {below: 10, induction: 20, other: 60}, needed=0.8),
-                run_of(folder, "spare", {below: 40, induction: 20, other: 60}, needed=0.2),
-                run_of(folder, "late", {below: 10, induction: 60, other: 20}, needed=0.8)]
+        runs = [run_of(folder, "first", {below: 5, induction: 15, other: 55}, needed=0.8),
+                run_of(folder, "spare", {below: 35, induction: 15, other: 55}, needed=0.2),
+                run_of(folder, "late", {below: 5, induction: 55, other: 15}, needed=0.8),
+                run_of(folder, "close", {below: 5, induction: 12, other: 17}, needed=0.8)]
         out = analyze.compare(runs)
-    assert "| first | 0.1000 | none" in out and "| 1b -> 1a at 5, layer 2: q -> 1b at 15 |" in out, out
+    assert "| first | 0.1000 | none" in out and "| 1b -> 1a at 5, layer 2: q -> 1b at 15, q -> 2b at 55 |" in out, out
     assert "| layer 3: q -> 2b at 15 |" in out, out
-    for claim in ("cross 0.5 in this order | 3 of 3", "an induction head first (q -> 1b, with 1b -> 1a below, before any "
-                  "other) | 2 of 3", "passes 0.5 before its q -> 1b | 1 of 2", "a later symbol is lost | 1 of 2",
+    for claim in ("cross 0.5 in this order | 4 of 4", "an induction head first (q -> 1b, with 1b -> 1a below, before any "
+                  "other) | 3 of 4", "a checkpoint stands between it and the next path | 2 of 3",
+                  "passes 0.5 before its q -> 1b | 2 of 3", "a later symbol is lost | 2 of 3",
                   "from x_1 to x_2, median (range) | 20 (20 to 20)"):
         assert claim in out, (claim, out)
 
