@@ -394,6 +394,10 @@ def facts(run):
     when = {path: step for path, step in emergence_steps(emergence).items() if step is not None} if emergence else {}
     pairs = {path: step for path, step in when.items()
              if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, config["D"] + 1)]}
+    learned_with = [path for path, step in when.items() if None not in crossings and step <= crossings[-1]]
+    if learned_with:
+        lowest = min(layer for layer, *_ in learned_with)
+        facts |= dict(began_with_previous=all(path in pairs for path in learned_with if path[0] == lowest))
     others = sorted((step, path) for path, step in when.items() if path not in pairs)
     if others:
         step, first = others[0]
@@ -455,6 +459,8 @@ def compare(runs):
             "with the least number of paths": (report["paths"] == report["least_paths"] for report in found),
             "first useful layer attends to the previous token": (
                 report["first_useful_layer_is_previous_token"] for report in found),
+            "the same, counting only paths above 0.5 when the last symbol is learned": (
+                fact.get("began_with_previous") for fact in group),
             "x_1, x_2, ... cross 0.5 in this order": (fact["in_order"] for fact in group),
             "an induction head first (q -> 1b, with 1b -> 1a below, before any other)": (
                 fact.get("induction_first") for fact in group),

@@ -132,6 +132,7 @@ def sweep(runs, folder, client):
     futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False,
                              priority=cost(group[0])): group  # the longest first, so that none is left for the end
                for group in sorted(together.values(), key=lambda group: -cost(group[0]))}
+    print(f"{len(runs)} runs to do, a line here when one ends; how far each is: {folder / '*.txt'}", flush=True)
     for future in as_completed(futures):
         try:
             ended_rows = future.result()
