@@ -129,8 +129,10 @@ def sweep(runs, folder, client):
                    if "cuda" in flags["device"] and not flags["circuit"] else flags["out"].name)
         together.setdefault(setting, []).append(flags)
     began, failed, ended, spent, total = time.time(), 0, 0, 0, sum(map(cost, runs))
-    futures = {client.submit(run_together, group, key=f"{group[0]['out'].name}-{began}", pure=False,
-                             priority=cost(group[0])): group  # the longest first, so that none is left for the end
+    # keys that begin alike: Dask times the runs as one kind, without which an idle worker is not given what waits at a busy
+    # one; the longest first, so that none is left for the end
+    futures = {client.submit(run_together, group, key=("run", group[0]["out"].name, began), pure=False,
+                             priority=cost(group[0])): group
                for group in sorted(together.values(), key=lambda group: -cost(group[0]))}
     print(f"{len(runs)} runs to do, a line here when one ends; how far each is: {folder / '*.txt'}", flush=True)
     for future in as_completed(futures):
