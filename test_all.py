@@ -28,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: on tenso
 import psutil
 import torch
 import torch.nn.functional as F
+from dask.utils import key_split
+from distributed import Client
 
 import ablate
 import analyze
@@ -589,6 +591,19 @@ def test_a_sweep_runs_each_run_once():
         for more in [], ["--plot-only"]:  # nothing is left to run
             code, out, err = run_main(sweep, *flags, *more)
             assert code == 0 and "runs, 0 failed" not in out and contents(folder) == before, out + err
+
+
+def test_dask_gets_the_runs_as_one_kind_and_the_longest_first():
+    """Dask gives an idle worker what waits at a busy one only if it has seen how long such a task takes."""
+    with (tempfile.TemporaryDirectory() as folder, Client(processes=False, n_workers=1, dashboard_address=":0") as client,
+          mock.patch.object(sweep, "run_together", lambda runs: [sweep.row_of(runs[0], "not trained")]),
+          mock.patch.object(client, "submit", wraps=client.submit) as submit):
+        runs = sweep.grid([("--D 1 --device cpu", [1, 3, 2], 2)], Path(folder))
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert sweep.sweep(runs, Path(folder), client) == 6
+    assert [call.args[1][0]["layers"] for call in submit.call_args_list] == [3, 3, 2, 2, 1, 1]
+    assert [call.kwargs["priority"] // sweep.cost(call.args[1][0]) for call in submit.call_args_list] == [1] * 6
+    assert len({key_split(call.kwargs["key"]) for call in submit.call_args_list}) == 1
 
 
 def test_least_depths_are_counted_by_seed():
