@@ -430,7 +430,8 @@ def compare(runs):
         return ", ".join("never" if value is None else f"{value:.0f}" for value in values)
 
     lines = ["| run | MSE | circuit, found with | all heads replaced | paths | layers | first useful layer: previous token "
-             "| x_1, x_2, ... below 0.5 at step | first path across pairs above 0.5 at step, with what it needs and what follows |",
+             "| x_1, x_2, ... below 0.5 at step "
+             "| first path across pairs above 0.5 at step, with what it needs and what follows |",
              "|---" * 9 + "|"]
     every = [facts(run) for run in runs]
     for fact in every:
