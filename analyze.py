@@ -391,30 +391,35 @@ def facts(run):
                  in_order=None not in crossings and all(a < b for a, b in zip(crossings, crossings[1:])),
                  certified=report and bool(report.get("sufficient") and report.get("all_necessary")), report=report)
     emergence = read_emergence(run, useful) if useful else None
-    when = {path: step for path, step in emergence_steps(emergence).items() if step is not None} if emergence else {}
-    pairs = {path: step for path, step in when.items()
-             if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, config["D"] + 1)]}
-    learned_with = [path for path, step in when.items() if None not in crossings and step <= crossings[-1]]
-    if learned_with:
-        lowest = min(layer for layer, *_ in learned_with)
-        facts |= dict(began_with_previous=all(path in pairs for path in learned_with if path[0] == lowest))
-    others = sorted((step, path) for path, step in when.items() if path not in pairs)
-    if others:
-        step, first = others[0]
-        below = min((at for path, at in pairs.items() if path[2:] == ("1b", "1a") and path[0] < first[0]), default=math.inf)
-        then, other = min(((at, path) for at, path in others if path[2:] != ("q", "1b")), default=(math.inf, None))
-        events = [f"layer {first[0]}: {first[2]} -> {first[3]} at {step:.0f}"]
-        if first[2:] == ("q", "1b"):
-            events = [f"1b -> 1a at {below:.0f}"] * (below < math.inf) + events
-            events += [f"{other[2]} -> {other[3]} at {then:.0f}"] if other else []
-        facts |= dict(first=", ".join(events), induction_first=first[2:] == ("q", "1b") and below < then)
-        if facts["induction_first"]:
-            last, i = emergence["rows"][-1], emergence["paths"].index(first)
-            rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
-            facts |= dict(below_first=below < step,
-                          apart=any(max(below, step) <= row["step"] <= then for row in emergence["rows"]),
-                          reused=max(rises[1:], default=0) > lost(config["N"]))
-    return facts
+    return facts | (what_came_first(emergence, crossings, config) if emergence else {})
+
+
+def what_came_first(emergence, crossings, config):
+    """A dict of what the order of the paths says: only of those whose attention passes 0.5, and without what does not apply."""
+    when = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
+    inside = [path for path in when if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, config["D"] + 1)]]
+    across = sorted((path for path in when if path not in inside), key=when.get)
+    came = {}
+    in_time = [path for path in when if None not in crossings and when[path] <= crossings[-1]]
+    if in_time:
+        lowest = min(layer for layer, *_ in in_time)
+        came |= dict(began_with_previous=all(path in inside for path in in_time if path[0] == lowest))
+    if not across:
+        return came
+    head = across[0]
+    below = min((path for path in inside if path[2:] == ("1b", "1a") and path[0] < head[0]), key=when.get, default=None)
+    then = next((path for path in across if path[2:] != ("q", "1b")), None)
+    until, is_induction = when.get(then, math.inf), head[2:] == ("q", "1b")
+    came |= dict(first=", ".join(f"layer {path[0]}: {path[2]} -> {path[3]} at {when[path]:.0f}"
+                                 for path in ([below, head, then] if is_induction else [head]) if path),
+                 induction_first=is_induction and when.get(below, math.inf) < until)
+    if came["induction_first"]:
+        last, i = emergence["rows"][-1], emergence["paths"].index(head)
+        rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
+        came |= dict(below_first=when[below] < when[head],
+                     apart=any(max(when[below], when[head]) <= row["step"] <= until for row in emergence["rows"]),
+                     reused=max(rises[1:], default=0) > lost(config["N"]))
+    return came
 
 
 def compare(runs):

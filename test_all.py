@@ -1020,8 +1020,8 @@ def test_what_emerged_first_is_counted():
                 run_of(folder, "late", {below: 65, induction: 55, other: 15}, needed=0.8),
                 run_of(folder, "close", {below: 5, induction: 12, other: 17}, needed=0.8)]
         out = analyze.compare(runs)
-    assert "| first | 0.1000 | none" in out and "| 1b -> 1a at 5, layer 2: q -> 1b at 15, q -> 2b at 55 |" in out, out
-    assert "| layer 3: q -> 2b at 15 |" in out, out
+    assert "| first | 0.1000 | none" in out and "| layer 3: q -> 2b at 15 |" in out, out
+    assert "| layer 1: 1b -> 1a at 5, layer 2: q -> 1b at 15, layer 3: q -> 2b at 55 |" in out, out
     for claim in ("when the last symbol is learned | 3 of 4", "cross 0.5 in this order | 4 of 4",
                   "an induction head first (q -> 1b, with 1b -> 1a below, before any other) | 3 of 4",
                   "a checkpoint stands between it and the next path | 2 of 3", "passes 0.5 before its q -> 1b | 2 of 3",
