@@ -2,7 +2,7 @@
 
     python ablate.py out/L12_H1_D3_s0      # first: finds the circuit
     python analyze.py out/L12_H1_D3_s0     # then: attention_maps, circuit, shared_information, information_map, curves
-    python analyze.py out/L12_H1_D3_s*     # several runs: one table of their circuits and of what emerged when
+    python analyze.py out/L12_H1_D3_s*     # several runs: a table of their circuits, and order.png
 
 Of a run that was trained with --save-every it also draws how the circuit emerged: emergence, paths, removal, and the
 animation emergence.gif. What is measured for them is kept in emergence.json, so that the checkpoints may go.
@@ -10,6 +10,7 @@ animation emergence.gif. What is measured for them is kept in emergence.json, so
 import argparse
 import json
 import math
+import os
 import statistics
 import time
 from pathlib import Path
@@ -416,14 +417,37 @@ def what_came_first(emergence, crossings, config):
     if came["induction_first"]:
         last, i = emergence["rows"][-1], emergence["paths"].index(head)
         rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
-        came |= dict(below_first=when[below] < when[head],
+        came |= dict(induction_head=(when[below], when[head]), below_first=when[below] < when[head],
                      apart=any(max(when[below], when[head]) <= row["step"] <= until for row in emergence["rows"]),
                      reused=max(rises[1:], default=0) > lost(config["N"]))
     return came
 
 
+def draw_order(every, path):
+    """order.png, Sections 7.2 and 9 over many runs: when each run learned each symbol and formed its induction head."""
+    figure, axes = plt.subplots(figsize=(10, 1.8 + 0.22 * len(every)), layout="constrained")
+    D = max(len(fact["crossings"]) for fact in every)
+    kinds = [(f"$x_{k + 1}$ below 0.5", "o", plt.get_cmap("viridis")(0.9 * k / max(1, D - 1)),
+              [(fact["crossings"] + [None] * D)[k] for fact in every]) for k in range(D)]
+    kinds += [(f"{role} attention above 0.5", marker, USEFUL,
+               [fact["induction_head"][i] if "induction_head" in fact else None for fact in every])
+              for i, (role, marker) in enumerate((("1b \N{RIGHTWARDS ARROW} 1a", 2), ("q \N{RIGHTWARDS ARROW} 1b", 3)))]
+    for label, marker, color, steps in kinds:
+        known = [(step, row) for row, step in enumerate(steps) if step is not None]
+        if known:
+            axes.scatter(*zip(*known), marker=marker, color=color, s=25, label=f"{label} (n = {len(known)})")
+    names = [fact["run"] for fact in every]
+    shared = len(os.path.commonprefix(names)) if len(names) > 1 else 0
+    axes.set_yticks(range(len(every)), [name[shared:] or name for name in names], fontsize=8)
+    axes.set(xlabel="training step", ylim=(len(every) - 0.5, -0.5), title="When each run learned what")
+    axes.grid(axis="y", lw=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    save(figure, path)
+
+
 def compare(runs):
-    """A table of several runs and what they have in common, as text (Markdown)."""
+    """A table of several runs and what they have in common, as text (Markdown); also draws order.png where they lie."""
     def share(flags):
         flags = [flag for flag in flags if flag is not None]
         if not flags:
@@ -478,6 +502,8 @@ def compare(runs):
         for k, gaps in enumerate(zip(*waits), 1):
             lines.append(f"| --rotary {rotary}: steps from x_{k} to x_{k + 1}, median (range) | "
                          f"{statistics.median(gaps):.0f} ({min(gaps):.0f} to {max(gaps):.0f}) |")
+    if any(step is not None for fact in every for step in fact["crossings"]):
+        draw_order(every, Path(os.path.commonpath(runs)) / "order.png")
     return "\n".join(lines)
 
 
@@ -516,7 +542,7 @@ def main():
             draw(runs[0])
         else:
             print(compare(runs))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         p.error(error)
 
 

@@ -1020,6 +1020,7 @@ def test_what_emerged_first_is_counted():
                 run_of(folder, "late", {below: 65, induction: 55, other: 15}, needed=0.8),
                 run_of(folder, "close", {below: 5, induction: 12, other: 17}, needed=0.8)]
         out = analyze.compare(runs)
+        assert Path(folder, "order.png").stat().st_size > 1000
     assert "| first | 0.1000 | none" in out and "| layer 3: q -> 2b at 15 |" in out, out
     assert "| layer 1: 1b -> 1a at 5, layer 2: q -> 1b at 15, layer 3: q -> 2b at 55 |" in out, out
     for claim in ("when the last symbol is learned | 3 of 4", "cross 0.5 in this order | 4 of 4",
