@@ -447,7 +447,7 @@ def draw_order(every, path):
 
 
 def compare(runs):
-    """A table of several runs and what they have in common, as text (Markdown); also draws order.png where they lie."""
+    """A table of several runs and what they have in common, as text (Markdown); also draws order.png beside the first."""
     def share(flags):
         flags = [flag for flag in flags if flag is not None]
         if not flags:
@@ -503,7 +503,7 @@ def compare(runs):
             lines.append(f"| --rotary {rotary}: steps from x_{k} to x_{k + 1}, median (range) | "
                          f"{statistics.median(gaps):.0f} ({min(gaps):.0f} to {max(gaps):.0f}) |")
     if any(step is not None for fact in every for step in fact["crossings"]):
-        draw_order(every, Path(os.path.commonpath(runs)) / "order.png")
+        draw_order(every, runs[0].parent / "order.png")
     return "\n".join(lines)
 
 
