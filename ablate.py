@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from data import attend, causal_depth, roles, starting_information, validation_index
+from data import attend, causal_depth, roles, starting_information, unmasked_depth, validation_index
 from train import load, partial_losses, precision, sequences, write_file
 
 
@@ -292,7 +292,8 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
     """The rows of the ablation table, each a dict: the model as it is; all heads replaced, with each rule for the rows
     without a path, first the one that the circuit was found with; and, with that one, every path removed alone, first
     with all other heads replaced (the paper's test), then with the useful heads of the layers above alive, so that they
-    must find their targets without it (on a quarter of the sequences, as the other rules: these effects are large)."""
+    must find their targets without it (on a quarter of the sequences, as the other rules: these effects are large), which
+    is held against the same with no path removed, sequence by sequence."""
     generator, names, paths = torch.Generator().manual_seed(seed), target_names(config["D"]), paths_of(circuit)
 
     def symbols(flags):
@@ -300,9 +301,12 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
 
     fewer = type(batch)(*(tensor[:max(2, len(tensor) // 4)] for tensor in batch))
 
-    def row(what, circuit, rest=rest, batch=batch, **more):
-        row = dict(what=what, sequences=len(batch.inputs), **more,
-                   **interval(measure(model, config, batch, circuit, rest, means), generator))
+    def row(what, circuit, rest=rest, batch=batch, control=None, **more):
+        errors = measure(model, config, batch, circuit, rest, means)
+        row = dict(what=what, sequences=len(batch.inputs), **more, **interval(errors, generator))
+        if control is not None:
+            rise = interval(errors - control, torch.Generator().manual_seed(seed))
+            row |= dict(control=control.mean().item(), rise=rise["mse"], rise_low=rise["low"])
         print(f"{what:48s} {row['mse']:7.4f} [{row['low']:.4f}, {row['high']:.4f}]  "
               + " ".join(f"{loss:6.3f}" for loss in row["partial"]), flush=True)
         return row
@@ -311,13 +315,14 @@ def certify(model, config, circuit, batch, seed, rest="zero", means={}):
     rows = [row("the model as it is", {})]
     rows += [row(f"all heads replaced, rows without a path: {rule}", circuit, rule, batch if rule == rest else fewer)
              for rule in [rest, *(rule for rule in RULES if rule != rest and (means or rule != "mean"))]]
+    controls = {head[0]: measure(model, config, fewer, alive_above(circuit, head), rest, means) for head, _ in paths}
     for head, (source, target) in paths:
         path = dict(layer=head[0] + 1, head=head[1] + 1, source=names[source], target=names[target])
         smaller = without(circuit, head, (source, target))
         rows.append(row(f"without {path_name((head, (source, target)), names)}", smaller, **path))
         reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
-        rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer, **path,
-                        predicted=symbols(~reached)))
+        rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer,
+                        control=controls[head[0]], **path, predicted=symbols(~reached)))
         rows[-1]["destroyed"] = symbols(loss > lost(config["N"]) for loss in rows[-1]["partial"])
     return rows
 
@@ -331,13 +336,13 @@ def verdict(config, circuit, rows, threshold):
     useful = {head[0] for head, _ in in_chain}
     return dict(
         sufficient=replaced["high"] < threshold,
-        all_necessary=all(max(frozen["low"], alive["low"]) > replaced["mse"] for frozen, alive in pairs),
+        all_necessary=all(frozen["low"] > replaced["mse"] or alive["rise_low"] > 0 for frozen, alive in pairs) and bool(pairs),
         necessary_in_the_papers_test=sum(frozen["low"] > replaced["mse"] for frozen, _ in pairs),
-        necessary_with_layers_above_alive=sum(alive["low"] > replaced["mse"] for _, alive in pairs),
+        necessary_with_layers_above_alive=sum(alive["rise_low"] > 0 for _, alive in pairs),
         paths=len(in_chain), least_paths=2 * D, rows_on_the_previous_token=len(pairs) - len(in_chain),
-        layers_with_paths=len(useful), least_layers=causal_depth(D),
-        first_useful_layer_is_previous_token=all(target + 1 == source and source % 2 == 0
-                                                 for (layer, _), (source, target) in in_chain if layer == min(useful)),
+        layers_with_paths=len(useful), least_layers=(causal_depth if config["causal"] else unmasked_depth)(D),
+        first_useful_layer_is_previous_token=bool(useful) and all(
+            target + 1 == source and source % 2 == 0 for (layer, _), (source, target) in in_chain if layer == min(useful)),
         predictions_right=sum(alive["predicted"] == alive["destroyed"] for _, alive in pairs))
 
 
@@ -349,11 +354,12 @@ def write_table(path, rows):
         table = csv.writer(file)
         symbols = [f"x_{k}" for k in range(1, len(rows[0]["partial"]) + 1)]
         table.writerow(["what", "layer", "head", "source", "target", "sequences", "mse", "low", "high", *symbols, "predicted",
-                        "destroyed"])
+                        "destroyed", "control", "rise", "rise_low"])
         for row in rows:
             table.writerow([row["what"].strip(), *(row.get(key, "") for key in ("layer", "head", "source", "target")),
                             row["sequences"], row["mse"], row["low"], row["high"], *row["partial"],
-                            *(" ".join(row.get(key, [])) for key in ("predicted", "destroyed"))])
+                            *(" ".join(row.get(key, [])) for key in ("predicted", "destroyed")),
+                            *(row.get(key, "") for key in ("control", "rise", "rise_low"))])
 
 
 def main():

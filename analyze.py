@@ -138,7 +138,7 @@ def draw_circuit(run, config, useful):
     draw_paths(axes, config, useful, label=lambda path: f"{useful[path]:.2f}",
                color=lambda path: "gray" if path[3] == "previous token" else USEFUL)
     axes.set_title(f"Circuit of {config['layers']} layers, D={config['D']}, seed {config['seed']}: arrows carry mean "
-                   "attention\n(1024 sequences); what is not drawn is uniform, identity, or attends by position alone"
+                   "attention\n(1024 sequences); what is not drawn is zero, uniform, identity, or by position alone"
                    + relay_note(useful))
     save(figure, run / "circuit.png")
 
@@ -227,7 +227,8 @@ def measure_emergence(run, useful, n=32):
     with its step, the partial losses, and of each path: its mean attention, the 10% and 90% quantiles over sequences, how
     often it gets more attention than any other token, and the partial losses without it (its attention taken away, all
     else alive)."""
-    steps, rows, began, config = sorted((run / "ckpt").glob("*.pt")), [], time.time(), read_config(run)
+    steps = sorted((run / "ckpt").glob("*.pt"), key=lambda path: int(path.stem))
+    rows, began, config = [], time.time(), read_config(run)
     names, batch = target_names(config["D"]), sequences(config, validation_index(n, first=2 ** 22))
 
     def losses(predictions):
@@ -331,12 +332,12 @@ def draw_removals(run, config, emergence):
                                   layout="constrained")
     for k, axes in enumerate(panels[0]):
         rise = [[row["paths"][i]["without"][k] - row["losses"][k] for row in rows] for i in range(count)]
-        image = axes.imshow(rise, aspect="auto", cmap="Reds", vmin=0, vmax=1, interpolation="nearest",
-                            extent=(steps[0], steps[-1], count - 0.5, -0.5))
+        edges = [steps[0], *((a + b) / 2 for a, b in zip(steps, steps[1:])), steps[-1]]  # checkpoints may be unequally apart
+        image = axes.pcolormesh(edges, [i - 0.5 for i in range(count + 1)], rise, cmap="Reds", vmin=0, vmax=1)
         crossing = first_below(steps, [row["losses"][k] for row in rows])
         if crossing is not None:
             axes.axvline(crossing, color="tab:blue", lw=1, ls="--")
-        axes.set(title=f"$x_{k + 1}$", xlabel="training step")
+        axes.set(title=f"$x_{k + 1}$", xlabel="training step", ylim=(count - 0.5, -0.5))
     panels[0, 0].set_yticks(range(count), [path_title(path, config) for path in emergence["paths"]], fontsize=9)
     figure.colorbar(image, ax=panels, label="rise of the partial loss", extend="max")
     figure.suptitle(f"What the removal of each path destroys ({emergence['sequences']} sequences; dashed: the symbol's loss "
@@ -388,8 +389,9 @@ def facts(run):
     useful = paths_in(report)
     symbols = [name for name in log[0] if name.startswith("x_")]
     crossings = [first_below([row["step"] for row in log], [row[name] for row in log]) for name in symbols]
+    reached = [step for step in crossings if step is not None]
     facts = dict(run=run.name, rotary=config["rotary"], mse=log[-1].get("confirmed", log[-1]["val"]), crossings=crossings,
-                 in_order=None not in crossings and all(a < b for a, b in zip(crossings, crossings[1:])),
+                 in_order=None if len(reached) < 2 else reached == sorted(reached) and reached == crossings[:len(reached)],
                  certified=report and bool(report.get("sufficient") and report.get("all_necessary")), report=report)
     emergence = read_emergence(run, useful) if useful else None
     return facts | (what_came_first(emergence, crossings, config) if emergence else {})
@@ -397,7 +399,8 @@ def facts(run):
 
 def what_came_first(emergence, crossings, config):
     """A dict of what the order of the paths says: only of those whose attention passes 0.5, and without what does not apply."""
-    when = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
+    when = {path: step for path, step in emergence_steps(emergence).items()
+            if step is not None and path[3] != "previous token"}  # which is another chain's
     inside = [path for path in when if path[2:] in [(f"{k}b", f"{k}a") for k in range(1, config["D"] + 1)]]
     across = sorted((path for path in when if path not in inside), key=when.get)
     came = {}
@@ -407,19 +410,23 @@ def what_came_first(emergence, crossings, config):
         came |= dict(began_with_previous=all(path in inside for path in in_time if path[0] == lowest))
     if not across:
         return came
-    head = across[0]
-    below = min((path for path in inside if path[2:] == ("1b", "1a") and path[0] < head[0]), key=when.get, default=None)
+    first, head = across[0], next((path for path in across if path[2:] == ("q", "1b")), None)
+    below = min((path for path in inside if head and path[2:] == ("1b", "1a") and path[0] < head[0]), key=when.get,
+                default=None)
     then = next((path for path in across if path[2:] != ("q", "1b")), None)
-    until, is_induction = when.get(then, math.inf), head[2:] == ("q", "1b")
+    until = when.get(then, math.inf)
     came |= dict(first=", ".join(f"layer {path[0]}: {path[2]} -> {path[3]} at {when[path]:.0f}"
-                                 for path in ([below, head, then] if is_induction else [head]) if path),
-                 induction_first=is_induction and when.get(below, math.inf) < until)
+                                 for path in ([below, head, then] if first is head else [first]) if path),
+                 induction_first=first is head and when.get(below, math.inf) < until)
+    if below:
+        came |= dict(induction_head=(when[below], when[head]))
     if came["induction_first"]:
         last, i = emergence["rows"][-1], emergence["paths"].index(head)
         rises = [after - before for after, before in zip(last["paths"][i]["without"], last["losses"])]
-        came |= dict(induction_head=(when[below], when[head]), below_first=when[below] < when[head],
-                     apart=any(max(when[below], when[head]) <= row["step"] <= until for row in emergence["rows"]),
-                     reused=max(rises[1:], default=0) > lost(config["N"]))
+        complete = max(when[below], when[head])
+        came |= dict(below_first=when[below] < when[head],
+                     apart=any(complete <= row["step"] <= until for row in emergence["rows"]) if then else None,
+                     reused=max(rises[1:]) > lost(config["N"]) if rises[1:] else None)
     return came
 
 
@@ -437,8 +444,8 @@ def draw_order(every, path):
         if known:
             axes.scatter(*zip(*known), marker=marker, color=color, s=25, label=f"{label} (n = {len(known)})")
     names = [fact["run"] for fact in every]
-    shared = len(os.path.commonprefix(names)) if len(names) > 1 else 0
-    axes.set_yticks(range(len(every)), [name[shared:] or name for name in names], fontsize=8)
+    shared = os.path.commonprefix(names).rfind("_") + 1
+    axes.set_yticks(range(len(every)), [name[shared:] for name in names], fontsize=8)
     axes.set(xlabel="training step", ylim=(len(every) - 0.5, -0.5), title="When each run learned what")
     axes.grid(axis="y", lw=0.3)
     axes.set_axisbelow(True)
@@ -482,7 +489,8 @@ def compare(runs):
         group = [fact for fact in every if fact["rotary"] == rotary]
         found = [fact["report"] for fact in group if "rows" in fact["report"]]
         shapes = {tuple(path[2:] for path in paths_in(report)) for report in found}
-        waits = [[b - a for a, b in zip(fact["crossings"], fact["crossings"][1:])] for fact in group if fact["in_order"]]
+        waits = [[b - a for a, b in zip(fact["crossings"], fact["crossings"][1:])] for fact in group
+                 if fact["in_order"] and None not in fact["crossings"]]
         shares = {
             "a certified circuit": (bool(fact["certified"]) for fact in group if fact["report"]),
             "in the least number of layers": (report["layers_with_paths"] == report["least_layers"] for report in found),
@@ -520,7 +528,8 @@ def draw(run):
     draw_attention_maps(run, model, config, useful)
     draw_information_map(run, config, information(model, config), useful)
     if not useful:
-        print(f"no circuit is known here, so none is drawn: run python ablate.py {run} first")
+        print("ablate.py found no circuit here, so none is drawn" if (run / "circuit.json").exists() else
+              f"no circuit is known here, so none is drawn: run python ablate.py {run} first")
         return
     draw_circuit(run, config, useful)
     emergence = read_emergence(run, useful)

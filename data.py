@@ -94,7 +94,7 @@ def validation_index(n, first=0, device="cpu"):
     return -1 - torch.arange(first, first + n, device=device)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
     return random_bits(~seed, torch.tensor([epoch]), examples)[0].argsort()  # ~seed: no dataset's own stream
 

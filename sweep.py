@@ -1,6 +1,6 @@
 """Many runs -> one table -> Figure 4: how many layers does each token need (Section 7)?
 
-    python sweep.py --preset laptop                                  # a small Figure 4, within an hour on 2 cores
+    python sweep.py --preset laptop                                  # a small Figure 4, an hour on 2 cores
     python sweep.py --preset law                                     # what each depth can do, and what training finds
     python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4" # any grid: --flags are those of train.py
     python sweep.py --preset laptop --plot-only                      # the figures again, from results.csv alone
@@ -97,6 +97,8 @@ def connect(scheduler, workers):
     dask.config.set({"distributed.scheduler.allowed-failures": 10, "distributed.comm.timeouts.connect": "5s"})
     if scheduler:
         client = Client(scheduler, timeout=5)
+        if max(client.nthreads().values(), default=1) > 1:
+            raise ValueError("a worker with several threads would mix up the runs: start workers with --nthreads 1")
         for name in "data.py", "model.py", "train.py":  # a worker elsewhere may have none of ours on its path
             client.upload_file(str(Path(__file__).with_name(name)))
         return client
@@ -116,7 +118,7 @@ def read_table(path):
     if not path.exists():
         return []
     with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if not row["error"]]
+        return [row for row in csv.DictReader(file) if row["error"] == "" and row["val"]]  # a cut-off row has no error
 
 
 def sweep(runs, folder, client):
@@ -231,7 +233,7 @@ def figure_law(rows, path):
                                                  ("False", "o", "tab:blue", 0.1, "attention learned")):
             if some := [row for row in group if row["circuit"] == held]:
                 seeds, tried = len({row["seed"] for row in some}), sorted({int(row["layers"]) for row in some})
-                dots = [(k + shift + 0.1 * i, min(depth, deepest + 1)) for k in range(1, most + 1)
+                dots = [(k + shift + 0.3 * i / seeds, min(depth, deepest + 1)) for k in range(1, most + 1)
                         for i, depth in enumerate(least_depths(some, k))]
                 axes.plot(*zip(*dots), marker, color=color, ms=5, label=f"{name}: D={some[0]['D']}, "
                           f"{tried[0]} to {tried[-1]} layers, {some[0]['steps']} steps, {seeds} seeds")
@@ -323,7 +325,7 @@ def main():
             folder.mkdir(parents=True, exist_ok=True)
             client = connect(flags.scheduler, flags.workers)
         except (OSError, ValueError) as error:
-            p.error(f"no cluster or folder there ({error}): check --scheduler and --out")
+            p.error(f"no cluster or folder to use ({error}): check --scheduler and --out")
         try:
             failed = sweep(runs, folder, client)
         except KeyboardInterrupt:

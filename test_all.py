@@ -819,6 +819,18 @@ def test_certificate_of_a_planted_circuit():
         for k, loss in enumerate(row["partial"], 1):
             assert abs(loss - (f"x_{k}" in row["predicted"])) < 0.3                # 0 where it is held, else about 1
 
+    real, head = ablate.measure, min(head for head, _ in ablate.paths_of(circuits[0]))
+    spare = circuits[0] | {head: [*circuits[0][head], (1, 5)]}  # 1a attends to 3a, for nobody
+
+    def worse_when_alive(model, config, batch, circuit, *more):
+        return real(model, config, batch, circuit, *more) + 0.5 * (len(circuit) < len(spare))
+
+    with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(ablate, "measure", worse_when_alive):
+        rows = ablate.certify(model, config, spare, batch, 0)
+    verdict = ablate.verdict(config, spare, rows, 0.05)
+    assert verdict["necessary_with_layers_above_alive"] == 6 and not verdict["all_necessary"], verdict
+    assert all(abs(row["rise"] - row["mse"] + row["control"]) < 1e-5 for row in rows if "rise" in row)
+
 
 def test_bootstrap_interval_covers_the_mean():
     covered = 0
@@ -986,7 +998,7 @@ def test_emergence_against_loops():
         assert run_main(analyze, run)[0] == 0 and all((run / name).stat().st_size > 1000 for name in names)
         shutil.copytree(run, Path(folder, "other"))
         code, out, err = run_main(analyze, run, Path(folder, "other"))
-        assert code == 0 and "over the runs of a kind" in out and "in this order | 0 of 2" in out, (out, err)
+        assert code == 0 and "over the runs of a kind" in out and "in this order | not measured" in out, (out, err)
 
 
 def test_emergence_steps_are_interpolated():

@@ -228,8 +228,11 @@ def open_run(run, flags, stacked_with):
                              + "): choose another --out")
         if not flags["resume"]:
             raise ValueError(f"{run} holds this run already: add --resume to go on, or choose another --out")
-        if flags is not stacked_with[0]:
-            return None  # the first keeps the state of all
+        if flags is not stacked_with[0]:  # the first keeps the state of all
+            stacked = (stacked_with[0]["out"] / "state.pt").exists()
+            if (run / "state.pt").exists() or (run / "log.jsonl").exists() and not stacked:
+                raise ValueError(f"{run} holds a run that was not trained in this stack: choose other seeds")
+            return None
         if (run / "state.pt").exists():
             state = read_tensors(run / "state.pt", flags["device"])
             if len(state["ended"]) != len(stacked_with):
@@ -250,7 +253,7 @@ def open_run(run, flags, stacked_with):
                              torch=torch.__version__, git=git_hash)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        if any(run.iterdir()):
+        if any(path.suffix != ".tmp" for path in run.iterdir()):
             raise ValueError(f"{run} holds something else than a run: choose another --out")
         write_file(run / "config.json", lambda path: path.write_text(json.dumps(config, indent=1) + "\n"))
     except OSError as error:
@@ -500,7 +503,7 @@ def draw_curves(run):
     for axes in (whole, partial):
         for level, meaning in (1, "knows nothing"), (1 - 1 / config["N"], f"averages the {config['N']} candidates"):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
-            whole.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
+            axes.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
                            textcoords="offset points", ha="right", fontsize="small", color="tab:red")
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")  # where curves rarely are: no run is solved in its first steps,
@@ -547,9 +550,9 @@ def main():
         sys.exit(2)
     try:
         ended = train(runs, state, stopped)
-    except (FloatingPointError, OSError) as error:
+    except (FloatingPointError, OSError, ValueError) as error:
         print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
     if not ended:
         again = shlex.join(argument for argument in sys.argv[1:] if argument != "--resume")
         print(f"stopped and saved; to go on: python train.py {again} --resume")
