@@ -439,6 +439,15 @@ def test_a_stack_of_seeds_equals_its_solo_runs():
                     assert abs(a["val"] - b["val"]) < 1e-5 and a["step"] == b["step"]
 
 
+def test_a_stack_never_overwrites_a_solo_run():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        flags = [*TINY, "--steps", 10, "--target", 0]
+        assert run_main(train, *flags, "--seed", 1)[0] == 0
+        before = contents(Path("out"))
+        assert_refused(train, *flags, "--seeds", 2, "--resume", says="not trained in this stack")
+        assert before.items() <= contents(Path("out")).items()
+
+
 def test_a_stack_stopped_in_the_middle_goes_on_where_it_was():
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         flags = [*TINY, "--steps", 30, "--target", 0, "--seeds", 2]
