@@ -328,11 +328,11 @@ def draw_removals(run, config, emergence):
     """removal.png: when a path starts to matter, and for which symbol: by how much its removal raises each partial loss."""
     rows, D = emergence["rows"], config["D"]
     steps, count = [row["step"] for row in rows], len(emergence["paths"])
+    edges = [steps[0], *((a + b) / 2 for a, b in zip(steps, steps[1:])), steps[-1]]  # checkpoints may be unequally apart
     figure, panels = plt.subplots(1, D, figsize=(3.3 * D + 2, 0.33 * count + 1.6), squeeze=False, sharey=True,
                                   layout="constrained")
     for k, axes in enumerate(panels[0]):
         rise = [[row["paths"][i]["without"][k] - row["losses"][k] for row in rows] for i in range(count)]
-        edges = [steps[0], *((a + b) / 2 for a, b in zip(steps, steps[1:])), steps[-1]]  # checkpoints may be unequally apart
         image = axes.pcolormesh(edges, [i - 0.5 for i in range(count + 1)], rise, cmap="Reds", vmin=0, vmax=1)
         crossing = first_below(steps, [row["losses"][k] for row in rows])
         if crossing is not None:
@@ -437,7 +437,7 @@ def draw_order(every, path):
     kinds = [(f"$x_{k + 1}$ below 0.5", "o", plt.get_cmap("viridis")(0.9 * k / max(1, D - 1)),
               [(fact["crossings"] + [None] * D)[k] for fact in every]) for k in range(D)]
     kinds += [(f"{role} attention above 0.5", marker, USEFUL,
-               [fact["induction_head"][i] if "induction_head" in fact else None for fact in every])
+               [fact.get("induction_head", (None, None))[i] for fact in every])
               for i, (role, marker) in enumerate((("1b \N{RIGHTWARDS ARROW} 1a", 2), ("q \N{RIGHTWARDS ARROW} 1b", 3)))]
     for label, marker, color, steps in kinds:
         known = [(step, row) for row, step in enumerate(steps) if step is not None]

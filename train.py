@@ -504,7 +504,7 @@ def draw_curves(run):
         for level, meaning in (1, "knows nothing"), (1 - 1 / config["N"], f"averages the {config['N']} candidates"):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
             axes.annotate(f"{level:.3g}: {meaning}", (1, level), (-4, 2), xycoords=("axes fraction", "data"),
-                           textcoords="offset points", ha="right", fontsize="small", color="tab:red")
+                          textcoords="offset points", ha="right", fontsize="small", color="tab:red")
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")  # where curves rarely are: no run is solved in its first steps,
     partial.legend(fontsize="small", loc="center right")  # none ends half way
@@ -545,10 +545,6 @@ def main():
         run["out"] = flags["out"] or run_directory(run)
     try:
         state = [open_run(run["out"], run, stacked_with=runs) for run in runs][0]
-    except ValueError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    try:
         ended = train(runs, state, stopped)
     except (FloatingPointError, OSError, ValueError) as error:
         print(f"train.py: {error}", file=sys.stderr)
