@@ -1,0 +1,123 @@
+"""The retrieval problem in words, four chains each, worded as in Appendix A: a question is (prompt,
+correct answer, acceptable answers)."""
+
+import random
+
+
+NUMBER_ONLY = "Say directly only the numeric value, without any other words."
+
+# A chain: the words where it ends; for each step its words and what ties a new one to an old one;
+# the question.
+LIVES_WITH = """\
+Amsterdam Berlin Cairo Delhi
+Alice Bob Charlie David: {new} lives in {old}
+Eve Frank Grace Henry: {new} lives with {old}
+Isabelle Jack Kate Larry: {new} lives with {old}
+Mary Nick Olivia Peter: {new} lives with {old}
+Queen Rose Sam Tom: {new} lives with {old}
+Where does {asked} live? Say directly only the name of the city, without any other words."""
+
+KINGDOMS = """\
+Alice Bob Charlie David
+Novaria Silvania Aurora Florinia: {old} lives in {new}.
+harmonian celestian elysian lumin: {old}ns believe in {new}ism.
+lamb chicken pork beef: {Old}ists eat {new}.
+Zephyrium Nephryon Virellium Astralyte: {Old} contains {new}.
+Chronogy Synthemia Somnosis Aetherflux: {old} causes {new}.
+Who has {asked}? Say directly the name without other words."""
+
+PEOPLE, JOBS = "John Chris Diana Eve".split(), "doctor lawyer teacher engineer".split()
+WOMEN = "Cathy Dana Isabelle Jane Lily Nancy Olivia Penny".split()
+MEN = "Adam Bob Ed Fred George Hank Kevin Mike".split()
+COUNTRIES = (
+    "Argentina Brazil Canada Denmark England France Germany Hungary Italy Japan Kenya Laos Mexico "
+    "Norway Peru Qatar"
+).split()
+
+
+def shuffled(rng, items):
+    return rng.sample(list(items), len(items))
+
+
+def paired(rng, left, right):
+    """{left: right}, both in a new order."""
+    return dict(zip(shuffled(rng, left), shuffled(rng, right), strict=True))
+
+
+def chain_question(rng, chain):
+    """Four interleaved chains. A word of the last step is asked for; where its chain ends, there
+    is the answer."""
+    ends, *steps, question = chain.splitlines()
+    words, lines, old_word = ends.split(), [], {}
+    for step in steps:
+        old_words, (words, statement) = words, step.split(": ")
+        words = words.split()
+        for new, old in paired(rng, words, old_words).items():
+            lines.append(statement.format(new=new, old=old, Old=old.capitalize()))
+            old_word[new] = old
+    answer = asked = rng.choice(words)
+    while answer in old_word:
+        answer = old_word[answer]
+    return "\n".join([*lines, question.format(asked=asked)]), answer, sorted(ends.split())
+
+
+def variable(i):
+    """Name of variable i: a, ..., z, aa, ab, ... like the columns of a spreadsheet."""
+    return (variable(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
+
+
+def equations(rng, D):
+    """F1 (A.1): D equations per chain."""
+    steps = [" ".join(variable(4 * k + i) for i in range(4)) + ": {new} = {old}" for k in range(D)]
+    question = f"What is the value of {{asked}}? {NUMBER_ONLY}"
+    return chain_question(rng, "\n".join(["0 1 2 3", *steps, question]))
+
+
+def functions(rng, D):
+    """F4 (A.4), conditional: the answer needs both the function and its argument."""
+    table = {f: shuffled(rng, "0123") for f in "abcd"}
+    function = dict(zip("efgh", shuffled(rng, "abcd"), strict=True))
+    value = dict(zip("ijkl", shuffled(rng, "0123"), strict=True))
+    f, x = rng.choice("efgh"), rng.choice("ijkl")
+    lines = [f"{name}({i}) = {y}" for name, row in table.items() for i, y in enumerate(row)]
+    lines += [f"{left} = {right}" for left, right in (function | value).items()]
+    lines.append(f"What is the value of {f}({x})? {NUMBER_ONLY}")
+    return "\n".join(lines), table[function[f]][int(value[x])], list("0123")
+
+
+def relatives(rng, D):
+    """F5 (A.5), conditional: the job decides with which relative a person lives. 16 homes, 4 of
+    them of the person's relatives."""
+    home = paired(rng, WOMEN + MEN, COUNTRIES)
+    women, men = iter(shuffled(rng, WOMEN)), iter(shuffled(rng, MEN))
+    family = {}
+    for person in PEOPLE:
+        family[person] = {"mother": next(women), "sister": next(women)}
+        family[person] |= {"father": next(men), "brother": next(men)}
+    lives_with = dict(zip(JOBS, shuffled(rng, family["Eve"]), strict=True))
+    job = dict(zip(PEOPLE, shuffled(rng, JOBS), strict=True))
+    asked = rng.choice(PEOPLE)
+
+    # in words
+    lines = [f"{person} lives in {country}." for person, country in home.items()]
+    for person in PEOPLE:
+        lines += [f"{person}s {relation} is {name}." for relation, name in family[person].items()]
+    lines += [f"{j.capitalize()}s live with their {lives_with[j]}s." for j in JOBS]
+    lines += [f"{p} works as {'an' if j == 'engineer' else 'a'} {j}." for p, j in job.items()]
+    lines.append(f"Where does {asked} live? Say directly only the name, without any other words.")
+    return "\n".join(lines), home[family[asked][lives_with[job[asked]]]], COUNTRIES
+
+
+FORMULATIONS = {
+    "equations": equations,
+    "lives-with": lambda rng, D: chain_question(rng, LIVES_WITH),  # F2 (A.2), D = 5
+    "kingdoms": lambda rng, D: chain_question(rng, KINGDOMS),  # F3 (A.3), D = 5, asked backwards
+    "functions": functions,
+    "relatives": relatives,
+}
+
+
+def make_question(formulation, D, seed, index):
+    """Question `index` of a benchmark, a pure function of its arguments: every model is asked the
+    same."""
+    return FORMULATIONS[formulation](random.Random(f"{seed} {formulation} {D} {index}"), D)
