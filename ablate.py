@@ -1,431 +1,510 @@
 """Find the circuit of a trained transformer by machine, and certify it (Section 8, Appendix E).
 
-    python ablate.py out/L12_H1_D3_s0     # prints the table, writes circuit.json and ablation.csv into the run
+    python ablate.py out/L12_H1_D3_s0  # prints the certificate, writes circuit.json, ablation.csv
 
-A path is (layer, head, from role, to role): "in layer 7, q attends to 1b"; a role may also attend to the token before it,
-as first layers do. A head's mechanism is identity, uniform, zero, mean or a list of paths; a circuit gives every head one.
-The search is the paper's, with one-hot maps. Where it fails, a second one lets a token attend as heads do in the mean: over
-all sequences (the mechanism mean: its position alone decides) or, along a path, over those in which the pair that it looks
-for stands at the same place. Layers and heads are counted from 1 in all that is printed or written.
+A path is (layer, head, source, target): "in layer 7, q attends to 1b". A circuit holds every
+head: the useless ones to a simple pattern, the others to their paths, and a fill says what all
+their other tokens do. The grade of a circuit says how much of this was fitted to the model:
+
+    literal       nothing: paths are one-hot, all else attends to nothing (as in the paper), to
+                  itself, or to everything alike
+    positional    tokens without a path attend as in the mean over sequences (but not to their own
+                  slot, which would carry the symbol of a pair without any path)
+    by slot       tokens with a path attend as in the mean over those sequences in which what they
+                  look for stands in this slot
+
+Layers and heads are counted from 1 in all that is printed or written.
 """
+
 import argparse
 import csv
 import itertools
 import json
+import math
+import pathlib
+import sys
 import time
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from data import attend, causal_depth, roles, starting_information, unmasked_depth, validation_index
-from train import load, partial_losses, precision, sequences, write_file
+import runs
+from circuit import (
+    Held,
+    Path,
+    check_roles,
+    destroyed_from,
+    mean_attention,
+    paths_of,
+    relays,
+    to_the_token_before,
+    with_paths,
+    without,
+)
+from data import held_out
+from depth import may_attend, simulated_depth, symbols_reached
+from intervals import bootstrap
+from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search
 
 
-RULES = ["zero", "uniform", "identity", "mean"]  # what a useful head's tokens without a path do; zero is the paper's
-SIMPLE = dict(zero=["identity", "uniform"], mean=["mean"])  # the rules to search with, and what useless heads become
-MOST_PATHS = 20  # of which all subsets are looked through
-FAINT = 0.05  # what moves less of the mean attention is no candidate for a path
-
-# ---- measuring
-
-def target_names(D):
-    """What a role may attend to: the roles of its own chain and the token before it, whatever that is."""
-    return [*roles(D), "previous token"]
-
-
-def targets_of(positions):
-    """positions (B, N, roles) -> (B, N, roles, targets) the token where each role finds each of target_names."""
-    chain = positions[:, :, None].expand(-1, -1, positions.shape[-1], -1)
-    return torch.cat([chain, (positions - 1).clamp(min=0)[..., None]], -1)  # the first token has only itself
-
-
-def places(positions):
-    """positions (B, N, roles) -> (B, N, D+1) the place of each step of a chain within its block of N: of q, of pair 1, ..."""
-    B, N, R = positions.shape
-    blocks = 2 * N * torch.arange(R // 2, -1, -1)  # where they begin; q's is the last
-    return torch.cat([positions[:, :, :1], positions[:, :, 1::2]], -1).sub(blocks) // torch.tensor([1] + [2] * (R // 2))
-
-
-def read_paths(patterns, positions):
-    """(B, T, T) attention -> (B, N, roles, targets): how much each role attends to each of its targets."""
-    rows = positions[..., None].expand(-1, -1, -1, patterns.shape[-1])
-    return patterns[:, None].expand(-1, positions.shape[1], -1, -1).gather(2, rows).gather(3, targets_of(positions))
-
-
-class Mean(NamedTuple):
-    """What a head does in the mean over sequences."""
-    attention: torch.Tensor  # (roles, targets) how much each role attends to each of its targets
-    alone: torch.Tensor      # (T, T) where a token attends by its position alone, but for the other token of its pair
-    given: torch.Tensor      # (D+1, N, T, T) what must be added if this step of its chain stands at this place; for its
-    #                          own step, the attention to the other token of its pair
-
-
-def write_pattern(mechanism, positions, causal, rest="zero", mean=None):
-    """The attention pattern of a mechanism, (T, T) or (B, T, T). A path is one, and `rest` says what tokens without a
-    path do: attend to nothing (zero, as the paper), to themselves (identity), or to all (uniform). With rest="mean" a
-    token with a path attends as in the mean over sequences where its target stands where it does; without, over all."""
-    B, N, R = positions.shape
-    identity, uniform = torch.eye(N * R), torch.ones(N * R, N * R)
-    uniform = uniform.tril() if causal else uniform
-    whole = dict(zero=torch.zeros(N * R, N * R), identity=identity, uniform=uniform / uniform.sum(-1, keepdim=True),
-                 mean=mean and mean.alone / mean.alone.sum(-1, keepdim=True).clamp(min=1e-9))
-    if isinstance(mechanism, str):
-        return whole[mechanism]
-    batch = torch.arange(B)[:, None]
-    if rest == "mean":
-        pattern, place = mean.alone.repeat(B, 1, 1), places(positions)
-        for source, target in (path for path in mechanism if path[1] < R):  # the token before is a matter of position
-            step = (target + 1) // 2
-            pattern[batch, positions[:, :, source]] += mean.given[step, place[:, :, step], positions[:, :, source]]
-        pattern = pattern.clamp(min=0)
-        return pattern / pattern.sum(-1, keepdim=True).clamp(min=1e-9)
-    pattern, targets = torch.zeros(B, N * R, N * R), targets_of(positions)
-    for source, target in mechanism:
-        pattern[batch, positions[:, :, source], targets[:, :, source, target]] = 1
-    leads = pattern.sum(-1, keepdim=True)
-    return torch.where(leads > 0, pattern / leads.clamp(min=1), whole[rest])
-
-
-@torch.no_grad()
-def measure(model, config, batch, circuit, rest="zero", means={}):
-    """(B, symbols) squared error of each sequence on each symbol, with the heads in `circuit` replaced by their
-    mechanisms and all others computing their patterns from what they then find."""
-    errors = []
-    for inputs, targets, positions in zip(*(tensor.split(128) for tensor in batch)):
-        patterns = {head: write_pattern(mechanism, positions, config["causal"], rest, means.get(head))
-                    for head, mechanism in circuit.items()}
-        with precision(config):
-            predictions = model(inputs, patterns=patterns)
-        errors.append(partial_losses(predictions, targets, config["K"]))
-    return torch.cat(errors)
-
-
-@torch.no_grad()
-def mean_attention(model, config, batch):
-    """{(layer, head): Mean} over the sequences of the batch and their chains."""
-    with precision(config):
-        patterns = model(batch.inputs, return_patterns=True)[1]
-    B, N, R = batch.positions.shape
-    D, T = R // 2, N * R
-    place = torch.empty(B, T, D + 1, dtype=torch.long)  # of each step of a token's chain
-    place[torch.arange(B)[:, None, None], batch.positions] = places(batch.positions)[:, :, None]
-    stands = torch.nn.functional.one_hot(place, N).float()                                      # (B, T, D+1, N)
-    times = torch.einsum("btks->kst", stands)[..., None]
-    step = torch.cat([torch.arange(D, 0, -1).repeat_interleave(2 * N), torch.zeros(N, dtype=torch.long)])  # (T,)
-    own = torch.arange(D + 1)[:, None, None, None] == step[:, None]
-    token = torch.arange(2 * N * D)
-    other = token ^ 1  # of its pair
-    means = {}
-    for layer, heads in enumerate(patterns):
-        for head, pattern in enumerate(heads.float().clone().unbind(1)):
-            attention, in_pair = read_paths(pattern, batch.positions).mean((0, 1)), torch.zeros(T, T)
-            in_pair[token, other] = pattern[:, token, other].mean(0)
-            pattern[:, token, other] = 0
-            alone = pattern.mean(0)
-            given = torch.einsum("btu,btks->kstu", pattern, stands) / times.clamp(min=1) - alone
-            means[layer, head] = Mean(attention, alone, torch.where(own, in_pair, given * (times > 0)))
-    return means
-
-
-# ---- searching
-
-def useless_heads(loss, limit, order, simple):
-    """{head: the simple mechanism that costs least} of the heads that are not needed; one is replaced after the other in
-    the given order, as long as the loss stays below the limit. All other heads stay alive."""
-    circuit = {}
-    for head in order:
-        cost = {mechanism: loss(circuit | {head: mechanism}) for mechanism in simple}
-        cheapest = min(cost, key=cost.get)
-        if cost[cheapest] < limit:
-            circuit[head] = cheapest
-    return circuit
-
-
-def without(circuit, head, path):
-    return circuit | {head: [other for other in circuit[head] if other != path]}
-
-
-def alive_above(circuit, head):
-    """The circuit with the useful heads of the layers above alive: they must find their targets by themselves."""
-    return {at: mechanism for at, mechanism in circuit.items() if at[0] <= head[0] or isinstance(mechanism, str)}
-
-
-def candidates(mean, rest):
-    """The paths that a head may turn out to have, the weakest first: from each role to the target that it attends to most
-    (a one-hot map), or with rest="mean" to every step whose place moves its attention, there to the role that gets most."""
-    attention, R = mean.attention.clone().fill_diagonal_(0), len(mean.attention)  # to stay where one is leads nowhere
-    if rest != "mean":
-        attention[2::2, -1] = 0  # before kb stands ka, named so already
-        strength, target = attention.max(-1)
-        return [(source, target[source].item()) for source in strength.argsort().tolist()]
-    moved, N = mean.given.clamp(min=0).sum(-1).mean(1), mean.given.shape[1]                 # (D+1, T)
-    found = {}
-    for step, source in itertools.product(range(len(moved)), range(R)):
-        block = 2 * N * (R // 2 - (source + 1) // 2)  # where the tokens of this role begin
-        tokens = slice(block + 1 - source % 2, block + 2 * N, 2) if source else slice(block, block + N)
-        strength = moved[step, tokens].mean().item()
-        roles_there = [2 * step - 1, 2 * step] if step else [0]
-        if strength > FAINT:
-            found[source, max(roles_there, key=lambda role: attention[source, role])] = strength
-    return sorted(found, key=found.get)
-
-
-def find_circuit(loss, means, threshold, order, rest="zero"):
-    """(circuit, its loss), or (None, why not).
-
-    loss: circuit -> mean squared error with these heads replaced, their tokens without a path doing as `rest` says.
-    First the heads that can be simple. Then, from the first layer to the last, so that the layers above still need what a
-    path enables, each head is replaced by its candidates and loses path after path, the weakest first, as long as the
-    loss stays below a limit. The limit rises to the threshold as more heads are replaced: a quarter of the way is for the
-    useless heads, the same share for each of the others. Last, what room is left goes to paths that can be spared
-    both with all heads held and with the useful ones of the layers above alive."""
-    baseline = loss({})
-    if baseline >= threshold:
-        return None, f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
-    circuit = useless_heads(loss, baseline + (threshold - baseline) / 4, order, SIMPLE[rest])
-    useful = sorted(means.keys() - circuit.keys())
-    for head, share in zip(useful, torch.linspace(0.25, 1, len(useful) + 1)[1:].tolist()):
-        paths = candidates(means[head], rest)
-        circuit[head] = sorted(paths)
-        current = loss(circuit)
-        for path in paths:
-            smaller = without(circuit, head, path)
-            cost = loss(smaller)
-            if cost < max(baseline + share * (threshold - baseline), current):
-                circuit, current = smaller, cost
-        circuit[head] = circuit[head] or rest
-        if current >= threshold:
-            return None, (f"layer {head[0] + 1} head {head[1] + 1} cannot be replaced: its simplest map leaves a loss of "
-                          f"{current:.3f}, not below {threshold:g}")
-    for head, path in sorted(paths_of(circuit), key=lambda path: means[path[0]].attention[path[1]].item()):
-        smaller = without(circuit, head, path)
-        smaller[head] = smaller[head] or rest
-        if max(loss(smaller), loss(alive_above(smaller, head))) < threshold:
-            circuit = smaller
-    return circuit, loss(circuit)
-
-
-def path_name(path, names):
-    (layer, head), (source, target) = path
-    return f"layer {layer + 1} head {head + 1}, {names[source]} -> {names[target]}"
-
-
-def paths_of(circuit):
-    """[(head, (from, to)), ...] in the order of the layers."""
-    return [(head, path) for head in sorted(circuit) if not isinstance(circuit[head], str) for path in circuit[head]]
-
-
-def minimal_subsets(sufficient, everything):
-    """All minimal subsets of a list that suffice, if whatever contains a sufficient set suffices too.
-    sufficient: frozenset -> bool."""
-    minimal, insufficient = [], []
-    for size in range(len(everything), -1, -1):  # from the largest, so that what is found insufficient is maximal
-        for subset in map(frozenset, itertools.combinations(everything, size)):
-            if any(subset >= other for other in minimal) or any(subset <= other for other in insufficient):
-                continue
-            if not sufficient(subset):
-                insufficient.append(subset)
-                continue
-            for item in everything:
-                if item in subset and sufficient(subset - {item}):
-                    subset -= {item}
-            minimal.append(subset)
-    return minimal
-
-
-def backups(loss, circuit, means, threshold):
-    """Which paths stand in for each other, a dict: all minimal sets that suffice when every head attends along these
-    paths and otherwise as the position says (loss: circuit -> loss with rest="mean"). They are looked for among the paths
-    of the circuit and all others that get more than half of the attention."""
-    last = len(means[0, 0].attention[0]) - 1  # the token before, known by position
-    names = target_names(last // 2)
-    paths = sorted({path for path in paths_of(circuit) if path[1][1] != last}
-                   | {(head, path) for head, mean in means.items() for path in candidates(mean, "mean")
-                      if mean.attention[path] > 0.5})
-    if len(paths) > MOST_PATHS:
-        return dict(minimal_sets=f"not looked for: {len(paths)} paths have too many subsets")
-
-    def suffices(subset):
-        return loss({head: [path for at, path in paths if at == head and (at, path) in subset] or "mean"
-                     for head in means}) < threshold
-
-    found = minimal_subsets(suffices, paths)
-    uses = {path: sum(path in subset for subset in found) for path in paths}
-    backed_up = [path_name(path, names) for path in paths if 0 < uses[path] < len(found)]
-    return dict(minimal_sets=len(found), paths_in_every_set=sum(count == len(found) > 0 for count in uses.values()),
-                paths_with_a_backup=len(backed_up), paths_in_no_set=sum(not count for count in uses.values()),
-                backed_up=backed_up,
-                sets=[[path_name(path, names) for path in paths if path in subset] for subset in found])
+GRADES = {  # the strictest first, and the fills that each allows
+    "literal": ["zero", "identity", "uniform"],
+    "positional": ["position"],
+    "by slot": ["slot"],
+}
+FAINT = 0.05  # a head with less mean attention is not said to attend
+PAPERS_RISE = 0.17  # the lowest MSE after the removal of a path in Appendix E
 
 
 # ---- certifying
 
-def symbols_reached(paths, D, layers):
-    """(D,) bool, which x_1..x_D the query holds at the end if information flows along these paths alone (Section 5)."""
-    known = starting_information(D)
-    for layer in range(layers):
-        allowed = torch.zeros(2 * D + 1, 2 * D + 1, dtype=torch.bool)
-        for (at, _), (source, target) in paths:
-            if at == layer and target <= 2 * D:  # the token before is a stranger's
-                allowed[source, target] = True
-        known = attend(known, allowed)
-    return known[0, 3::2]
+
+def measure(model, config, means, batch, circuits, fill):
+    """[(B, symbols), ...] the errors of several circuits that have most in common with the first,
+    on 256 sequences at a time: more would fill the memory."""
+    measured = []
+    for tensors in zip(*(tensor.split(256) for tensor in batch), strict=True):
+        held = Held(model, config, means, type(batch)(*tensors))
+        measured.append(
+            [held.errors(circuit, fill, circuit is circuits[0]) for circuit in circuits]
+        )
+    return [torch.cat(parts) for parts in zip(*measured, strict=True)]
 
 
-def lost(N):
-    """The loss from which on a symbol counts as lost: half way to the plateau of a model that averages N candidates."""
-    return 0.5 * (1 - 1 / N)
+def interval(errors, generator):
+    """errors (B, symbols) -> dict: their mean, its 95% bootstrap interval over sequences, and the
+    mean of each symbol."""
+    low, high = bootstrap(errors.mean(1), generator)
+    mse = errors.mean(1).mean().item()
+    return dict(mse=mse, low=low, high=high, partial=errors.mean(0).tolist())
 
 
-def interval(errors, generator, resamples=1000):
-    """The mean of errors (B, symbols) and its 95% bootstrap interval over sequences: dict of mse, low, high, and the
-    partial losses."""
-    each = errors.mean(1)
-    means = torch.stack([each[torch.randint(len(each), each.shape, generator=generator)].mean()
-                         for _ in range(resamples)])
-    low, high = means.quantile(torch.tensor([0.025, 0.975])).tolist()
-    return dict(mse=each.mean().item(), low=low, high=high, partial=errors.mean(0).tolist())
+def simplified(circuit, fill):
+    """The circuit with useless heads that are allowed with this fill."""
+    changed = {}
+    for head, own in circuit.items():
+        allowed = not isinstance(own, str) or own in SIMPLE[fill]
+        changed[head] = own if allowed else SIMPLE[fill][0]
+    return changed
 
 
-def certify(model, config, circuit, batch, seed, rest="zero", means={}):
-    """The rows of the ablation table, each a dict: the model as it is; all heads replaced, with each rule for the rows
-    without a path, first the one that the circuit was found with; and, with that one, every path removed alone, first
-    with all other heads replaced (the paper's test), then with the useful heads of the layers above alive, so that they
-    must find their targets without it (on a quarter of the sequences, as the other rules: these effects are large), which
-    is held against the same with no path removed, sequence by sequence."""
-    generator, names, paths = torch.Generator().manual_seed(seed), target_names(config["D"]), paths_of(circuit)
-
-    def symbols(flags):
-        return [f"x_{k}" for k, flag in enumerate(flags, 1) if flag]
-
-    fewer = type(batch)(*(tensor[:max(2, len(tensor) // 4)] for tensor in batch))
-
-    def row(what, circuit, rest=rest, batch=batch, control=None, **more):
-        errors = measure(model, config, batch, circuit, rest, means)
-        row = dict(what=what, sequences=len(batch.inputs), **more, **interval(errors, generator))
-        if control is not None:
-            rise = interval(errors - control, torch.Generator().manual_seed(seed))
-            row |= dict(control=control.mean().item(), rise=rise["mse"], rise_low=rise["low"])
-        print(f"{what:48s} {row['mse']:7.4f} [{row['low']:.4f}, {row['high']:.4f}]  "
-              + " ".join(f"{loss:6.3f}" for loss in row["partial"]), flush=True)
-        return row
-
-    print(f"{'':48s}     MSE [95% interval]     " + " ".join(f"{name:>6s}" for name in symbols([True] * config["D"])))
-    rows = [row("the model as it is", {})]
-    rows += [row(f"all heads replaced, rows without a path: {rule}", circuit, rule, batch if rule == rest else fewer)
-             for rule in [rest, *(rule for rule in RULES if rule != rest and (means or rule != "mean"))]]
-    controls = {head[0]: measure(model, config, fewer, alive_above(circuit, head), rest, means) for head, _ in paths}
-    for head, (source, target) in paths:
-        path = dict(layer=head[0] + 1, head=head[1] + 1, source=names[source], target=names[target])
-        smaller = without(circuit, head, (source, target))
-        rows.append(row(f"without {path_name((head, (source, target)), names)}", smaller, **path))
-        reached = symbols_reached([p for p in paths if p != (head, (source, target))], config["D"], config["layers"])
-        rows.append(row("    and the layers above alive", alive_above(smaller, head), batch=fewer,
-                        control=controls[head[0]], **path, predicted=symbols(~reached)))
-        rows[-1]["destroyed"] = symbols(loss > lost(config["N"]) for loss in rows[-1]["partial"])
-    return rows
+def vouch(model, config, batch, patterns, means, circuit, generator):
+    """{Path: dict}, what the model as it is says of each path: the mean attention in this head, and
+    in all heads together that have the path in the circuit; where that is less than half, by which
+    relays the rest goes; and by how much the errors rise if the target and its relays get no
+    attention in this head (alive), and in any head of the model (alive_everywhere)."""
+    task, said = runs.task_of(config), {}
+    intact = knocked_out(model, config, batch, patterns, [])
+    for path in paths_of(circuit):
+        shares = [means[other[:2]].to_targets[path[2:]].item() for other in same(path, circuit)]
+        by_way = (
+            relays([own[: len(batch.inputs)] for own in patterns], task, batch.positions, path)
+            if sum(shares) < 0.5
+            else []
+        )
+        everywhere = []
+        for head, mean in means.items():
+            if mean.to_targets[path[2:]] >= FAINT:
+                everywhere.append(Path(*head, *path[2:]))
+        offsets = [0, *(offset for offset, _ in by_way)]
+        alive = knocked_out(model, config, batch, patterns, [path], offsets)
+        every = alive
+        if everywhere != [path]:
+            every = knocked_out(model, config, batch, patterns, everywhere, offsets)
+        said[path] = dict(
+            attention=means[path[:2]].to_targets[path[2:]].item(),
+            in_all_heads=sum(shares),
+            relays=[dict(behind_target=offset, attention=share) for offset, share in by_way],
+            alive=interval(alive - intact, generator),
+            alive_everywhere=interval(every - intact, generator),
+        )
+    return said
 
 
-def verdict(config, circuit, rows, threshold):
-    """What the certificate says, a dict: is the circuit sufficient, is every path necessary, how small is it, and does
-    each removal destroy what the information flow predicts."""
-    replaced, removals, D = rows[1], [row for row in rows if "layer" in row], config["D"]
-    pairs = list(zip(removals[0::2], removals[1::2]))
-    in_chain = [(head, path) for head, path in paths_of(circuit) if target_names(D)[path[1]] != "previous token"]
-    useful = {head[0] for head, _ in in_chain}
+def can_travel(task, paths):
+    """Whether x_1, x_2, ... all come to the query if every path takes all that its target holds."""
+    holds = task.column("symbol")[:, None] == torch.arange(task.symbols)
+    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
+        before = holds.clone()
+        for path in layer:
+            holds[path.source] |= before[path.target]
+    return bool(holds[0].all())
+
+
+def control_sets(task, causal, circuit, seed, draws=100):
+    """{control: [paths, ...]}, sets of paths with which a model should know little: random ones, as
+    many as the circuit has, by which the symbols cannot all come to the query; its own, but to the
+    wrong step; from its sources to all but its targets; none."""
+    paths, generator = paths_of(circuit), torch.Generator().manual_seed(seed)
+    legal = may_attend(task, causal).fill_diagonal_(False).nonzero().tolist()
+    every = [Path(*head, *pair) for head in sorted(circuit) for pair in legal]
+    sets = dict(random=[], wrong_step=[], complement=[], no_path=[()])
+    for _ in range(draws):
+        drawn = torch.randperm(len(every), generator=generator)[: len(paths)].tolist()
+        if not can_travel(task, [every[i] for i in drawn]):
+            sets["random"].append([every[i] for i in drawn])
+
+    # to the same place of another block, where the source may look there
+    for shift in range(1, len(task.blocks)):
+        moved = set()
+        for path in paths:
+            block = (task.roles[path.target].block + shift) % len(task.blocks)
+            for target, role in enumerate(task.roles):
+                if (role.block, role.place) == (block, task.roles[path.target].place):
+                    moved |= {path._replace(target=target)} & set(every)
+        sets["wrong_step"].append(moved)
+
+    # whatever stands beside a target is no other target: the slot is the same
+    looked_for = {(path[:3], task.roles[path.target].block) for path in paths}
+    sources = {path[:3] for path in paths}
+    rest = [path for path in every if path[:3] in sources]
+    rest = [path for path in rest if (path[:3], task.roles[path.target].block) not in looked_for]
+    sets["complement"].append(rest)
+    return sets
+
+
+def controls(held, circuit, fill, seed):
+    """{control: its lowest MSE} of circuits that must not pass; None where there is none."""
+    bare, lowest = without(circuit, paths_of(circuit), bare_head(fill)), {}
+    sets = control_sets(runs.task_of(held.config), held.config["causal"], circuit, seed)
+    for name, several in sets.items():
+        circuits = [with_paths(bare, chosen) for chosen in several]
+        errors = [held.errors(other, fill).mean().item() for other in circuits]
+        lowest[name] = min(errors, default=None)
+    return lowest
+
+
+def bare_head(fill):
+    """What a head that has lost all its paths does."""
+    return "position" if fill == "slot" else fill
+
+
+def certify(model, config, means, patterns, own, circuit, fill, batch, seed):
+    """What is measured of a circuit, a dict:
+
+    intact: no head held; replaced: all of them; fills: with each other fill; first_head_uniform and
+    removals, `frozen`: the paper's step 6, the first useful head made uniform or one path removed
+    while all else is held; of each path also what vouch says, and which of the learned symbols the
+    flow says are lost without it in any head (predicted), which the model loses (destroyed);
+    controls. Intact and replaced are of all sequences of the batch, the rest of an eighth; what the
+    model as it is says is of the batch `own`, whose patterns are given."""
+    task, generator = runs.task_of(config), torch.Generator().manual_seed(seed)
+    paths, eighth = paths_of(circuit), part(batch, fewer(len(batch.inputs)))
+
+    # the model as it is, and held to the circuit
+    found = {}
+    for name, held in (("intact", {}), ("replaced", circuit)):
+        (errors,) = measure(model, config, means, batch, [held], fill)
+        found[name] = interval(errors, generator)
+    found["fills"] = {}
+    for other in SIMPLE:
+        held = [simplified(circuit, other)]
+        (errors,) = measure(model, config, means, eighth, held, other)
+        found["fills"][other] = interval(errors, generator)
+
+    # the paper's step 6
+    changed = [circuit, circuit | {paths[0][:2]: "uniform"}]
+    changed += [without(circuit, [path], bare_head(fill)) for path in paths]
+    _, uniform, *frozen = measure(model, config, means, eighth, changed, fill)
+    found["first_head_uniform"] = interval(uniform, generator)
+
+    # every path in the model as it is
+    said, found["removals"] = vouch(model, config, own, patterns, means, circuit, generator), []
+    intact = torch.tensor(found["intact"]["partial"])
+    learned = intact < destroyed_from(task.N)
+    for path, errors in zip(paths, frozen, strict=True):
+        others = [other for other in paths if other[2:] != path[2:]]
+        predicted = learned & ~symbols_reached(task, others, config["layers"])
+        partial = torch.tensor(said[path]["alive_everywhere"]["partial"]) + intact
+        found["removals"].append(
+            dict(
+                fields_of(path, task),
+                frozen=interval(errors, generator),
+                **said[path],
+                predicted=names_of(predicted),
+                destroyed=names_of(learned & (partial > destroyed_from(task.N))),
+            )
+        )
+    held = Held(model, config, means, part(batch, 32))
+    found["controls"] = controls(held, circuit, fill, seed)
+    return found
+
+
+def part(batch, count):
+    return type(batch)(*(tensor[:count] for tensor in batch))
+
+
+def fewer(sequences):
+    """An eighth of the sequences, enough for large effects."""
+    return max(2, sequences // 8)
+
+
+def names_of(symbols):
+    """(symbols,) bool -> [x_1, ...], the names of those that are True."""
+    return [f"x_{k}" for k, there in enumerate(symbols, 1) if there]
+
+
+def fields_of(path, task):
+    """A path as it is written: counted from 1, its roles by name."""
+    source, target = task.names[path.source], task.names[path.target]
+    return dict(layer=path.layer + 1, head=path.head + 1, source=source, target=target)
+
+
+def objections(certificate, threshold):
+    """[text, ...] why a circuit cannot be certified; [] if nothing speaks against it."""
+    against = []
+    if certificate["replaced"]["high"] >= threshold:
+        against.append(f"the loss is {certificate['replaced']['mse']:.4f} on fresh sequences")
+    for name, mse in certificate["controls"].items():
+        if mse is not None and mse < threshold:
+            against.append(f"a control passes: {name}, with a loss of {mse:.4f}")
+    for removal in certificate["removals"]:
+        name = "layer {layer} head {head}, {source} -> {target}".format(**removal)
+        direct, relays_get = removal["in_all_heads"], 0
+        for relay in removal["relays"]:
+            relays_get += relay["attention"]
+        if not enough(direct, relays_get):
+            against.append(f"{name} gets {direct:.3f} of the attention, relays {relays_get:.3f}")
+        if removal["alive_everywhere"]["low"] <= 0:
+            against.append(f"{name} can be taken from the model at no cost")
+    return against
+
+
+def summary(task, causal, circuit, certificate, threshold):
+    """What the certificate says in numbers, a dict."""
+    paths, removals = paths_of(circuit), certificate["removals"]
+    rises = [removal["frozen"]["mse"] for removal in removals]
+    first = [path for path in paths if path.layer == paths[0].layer]
     return dict(
-        sufficient=replaced["high"] < threshold,
-        all_necessary=all(frozen["low"] > replaced["mse"] or alive["rise_low"] > 0 for frozen, alive in pairs) and bool(pairs),
-        necessary_in_the_papers_test=sum(frozen["low"] > replaced["mse"] for frozen, _ in pairs),
-        necessary_with_layers_above_alive=sum(alive["rise_low"] > 0 for _, alive in pairs),
-        paths=len(in_chain), least_paths=2 * D, rows_on_the_previous_token=len(pairs) - len(in_chain),
-        layers_with_paths=len(useful), least_layers=(causal_depth if config["causal"] else unmasked_depth)(D),
-        first_useful_layer_is_previous_token=bool(useful) and all(
-            target + 1 == source and source % 2 == 0 for (layer, _), (source, target) in in_chain if layer == min(useful)),
-        predictions_right=sum(alive["predicted"] == alive["destroyed"] for _, alive in pairs))
+        sufficient=certificate["replaced"]["high"] < threshold,
+        paths=len(paths),
+        least_paths=len(task.roles) - 1,
+        layers_with_paths=len({path.layer for path in paths}),
+        least_layers=simulated_depth(task, causal),
+        first_useful_layer_is_previous_token=all(to_the_token_before(path, task) for path in first),
+        removals_above_threshold=sum(rise >= threshold for rise in rises),
+        removals_in_the_papers_range=sum(rise >= PAPERS_RISE for rise in rises),
+        removals_that_cost_the_model=sum(row["alive"]["low"] > 0 for row in removals),
+        predictions_right=sum(row["predicted"] == row["destroyed"] for row in removals),
+    )
+
+
+# ---- all of it
+
+
+def heads_of(circuit, means, task):
+    """[{layer, head, mechanism}, ...] as they are written, paths with their mean attention."""
+    heads = []
+    for (layer, head), own in sorted(circuit.items()):
+        if not isinstance(own, str):
+            strength = [means[layer, head].to_targets[path[2:]].item() for path in own]
+            own = [
+                fields_of(path, task) | dict(attention=share)
+                for path, share in zip(own, strength, strict=True)
+            ]
+        heads.append(dict(layer=layer + 1, head=head + 1, mechanism=own))
+    return heads
+
+
+def check(config, threshold, sequences, seed):
+    """ValueError with one line for what cannot be."""
+    if not 0 < threshold < math.inf:
+        raise ValueError(f"--threshold must be above 0 and finite, not {threshold}")
+    if sequences < 2:
+        raise ValueError(f"--sequences must be at least 2, not {sequences}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed must be from 0 to {2**63 - 1}, not {seed}")
+    if config["circuit"]:
+        known = "its attention is known, there is nothing to find"
+        raise ValueError(f"the run was trained with --circuit: {known}")
+    if not config["ic"]:
+        raise ValueError("the run was trained with --no-ic: choose one that predicts all symbols")
+
+
+@torch.no_grad()
+def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
+    """The circuit of a model and its certificate: the dict that main writes into circuit.json.
+
+    model: anything on the CPU, ready to evaluate, that can be called like model.Transformer:
+    model(x, patterns={(layer, head): (T, T) or (B, T, T)}, return_patterns=False), with x (B, T,
+    inputs), returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens; the heads
+    named in `patterns`, numbers from 0, attend so instead of as they would. With return_patterns it
+    returns (predictions, [attention after softmax (B, heads, T, T) of each layer]). With arguments
+    `start` and `stop` as model.Transformer has them it is searched several times as fast.
+    config: the flags of a run, as runs.load gives them, or train.parse_flags(["--D", "2"]).
+    threshold: the highest MSE of a sufficient circuit; sequences: fresh ones for the certificate;
+    seed: of the bootstrap and of random circuits. ValueError for what cannot be; FloatingPointError
+    for a model whose loss is not finite."""
+    check(config, threshold, sequences, seed)
+    config = config | dict(device="cpu")
+    task, fresh = runs.task_of(config), runs.sequences(config, held_out("certificate", sequences))
+    report = dict(grade=None, fill=None, threshold=threshold, sequences=sequences, searches={})
+    report["objections"], began = {}, time.time()
+
+    # what its heads do, and the paths that it would miss
+    own = runs.sequences(config, held_out("means", 512))
+    check_roles(task, own, config["K"])
+    patterns = own_patterns(model, config, own.inputs)
+    means = mean_attention(patterns, task, own.positions)
+    held = Held(model, config, means, runs.sequences(config, held_out("search", 128)))
+    baseline = held.errors({}).mean().item()
+    if not math.isfinite(baseline):
+        raise FloatingPointError("the loss of the model is not finite")
+    if baseline >= threshold:
+        what = f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
+        return report | dict(no_circuit=what)
+    costs = candidates(model, config, part(own, 64), patterns, means)
+    print(f"{time.time() - began:5.1f} s  {len(costs)} paths may belong to the circuit", flush=True)
+
+    # the strictest grade with a circuit to which nothing can be objected, the fewest paths first;
+    # fresh sequences may say a little more than those of the search
+    limit = baseline + 0.9 * (threshold - baseline)
+    for grade, fills in GRADES.items():
+        found, tried = search_fills(held, fills, costs, means, limit, report, began), []
+        for number, circuit in found:
+            fill = fills[number]
+            if (fill, paths_of(circuit)) in tried:
+                continue
+            tried.append((fill, paths_of(circuit)))
+            how = circuit, fill, fresh, seed
+            certificate = certify(model, config, means, patterns, part(own, 256), *how)
+            against = objections(certificate, threshold)
+            if against:
+                report["objections"][f"{grade}, fill {fill}, circuit {len(tried)}"] = against
+                continue
+            agree = [paths_of(other) for n, other in found if n == number].count(paths_of(circuit))
+            report |= dict(grade=grade, fill=fill, orders_that_agree=agree)
+            report |= summary(task, config["causal"], circuit, certificate, threshold)
+            return report | dict(heads=heads_of(circuit, means, task), **certificate)
+    return report | dict(no_circuit=why_none(task, report["searches"], costs, config["layers"]))
+
+
+def why_none(task, searches, costs, layers):
+    """Why no circuit was certified, as text."""
+    if searches:
+        return "nothing found was below the threshold and vouched for"
+    reached = " ".join(names_of(symbols_reached(task, sorted(costs), layers))) or "nothing"
+    carried = f"the flow along all of these paths reaches only {reached}"
+    return f"{carried}, or a target gets less than half of the attention"
+
+
+def search_fills(held, fills, costs, means, limit, report, began):
+    """[(number of the fill, circuit), ...] found with any of these fills and in any order, those
+    with the fewest paths first, of these the strictest. What came out is noted in the report."""
+    found = []
+    for number, fill in enumerate(fills):
+        for order, (circuit, loss) in search(held, fill, costs, means, limit).items():
+            said = f"{len(paths_of(circuit))} paths, loss {loss:.4f}"
+            report["searches"][f"{fill}, {order}"] = said
+            print(f"{time.time() - began:5.1f} s  {fill}, {order}: {said}", flush=True)
+            if loss < limit:
+                found.append((len(paths_of(circuit)), number, loss, circuit))
+    found.sort(key=lambda entry: entry[:3])
+    return [(number, circuit) for _, number, _, circuit in found]
 
 
 # ---- the command line
 
-def write_table(path, rows):
+
+def write_table(path, report):
     """ablation.csv: one row per measurement, partial losses in columns of their own."""
+    rows = [dict(what=name, **report[name]) for name in ("intact", "replaced")]
+    rows += [dict(what=f"fill {fill}", **found) for fill, found in report["fills"].items()]
+    rows.append(dict(what="first head uniform", **report["first_head_uniform"]))
+    for removal in report["removals"]:
+        named = {key: removal[key] for key in ("layer", "head", "source", "target", "attention")}
+        for what in ("frozen", "alive", "alive_everywhere"):
+            rows.append(dict(what=what, **named, **removal[what]))
+        for key in ("predicted", "destroyed"):
+            rows[-1][key] = " ".join(removal[key])
+    for name, mse in report["controls"].items():
+        rows.append(dict(what=f"control {name}", mse=mse))
+
+    symbols = names_of([True] * len(report["intact"]["partial"]))
+    columns = ["what", "layer", "head", "source", "target", "attention", "mse", "low", "high"]
     with open(path, "w", newline="") as file:
-        table = csv.writer(file)
-        symbols = [f"x_{k}" for k in range(1, len(rows[0]["partial"]) + 1)]
-        table.writerow(["what", "layer", "head", "source", "target", "sequences", "mse", "low", "high", *symbols, "predicted",
-                        "destroyed", "control", "rise", "rise_low"])
+        table = csv.DictWriter(file, [*columns, *symbols, "predicted", "destroyed"])
+        table.writeheader()
         for row in rows:
-            table.writerow([row["what"].strip(), *(row.get(key, "") for key in ("layer", "head", "source", "target")),
-                            row["sequences"], row["mse"], row["low"], row["high"], *row["partial"],
-                            *(" ".join(row.get(key, [])) for key in ("predicted", "destroyed")),
-                            *(row.get(key, "") for key in ("control", "rise", "rise_low"))])
+            row |= dict(zip(symbols, row.pop("partial", []), strict=False))
+            table.writerow(row)
+
+
+def print_certificate(report, task):
+    """The table of a certificate, a line per measurement."""
+    symbols = " ".join(f"{name:>6s}" for name in names_of([True] * (task.symbols - 1)))
+    print(f"{'':48s}     MSE [95% interval]     {symbols}")
+
+    def line(what, found):
+        partial = " ".join(f"{loss:6.3f}" for loss in found["partial"])
+        print(
+            f"{what:48s} {found['mse']:7.4f} [{found['low']:.4f}, {found['high']:.4f}]  {partial}"
+        )
+
+    line("the model as it is", report["intact"])
+    line(f"all heads held, fill {report['fill']}", report["replaced"])
+    for fill, found in report["fills"].items():
+        line(f"    fill {fill}", found)
+    line("first useful head uniform", report["first_head_uniform"])
+    for removal in report["removals"]:
+        name = "layer {layer} head {head}, {source} -> {target}".format(**removal)
+        line(f"without {name}", removal["frozen"])
+        line(f"    rise in the model (attention {removal['attention']:.3f})", removal["alive"])
+        line("    rise, in no head of the model", removal["alive_everywhere"])
+    for name, mse in report["controls"].items():
+        print(f"{f'control: {name}, lowest':48s} " + ("" if mse is None else f"{mse:7.4f}"))
+
+
+def write_report(run, report):
+    """circuit.json and ablation.csv of a run directory."""
+    if report["grade"]:
+        runs.write_file(run / "ablation.csv", lambda path: write_table(path, report))
+    else:
+        (run / "ablation.csv").unlink(missing_ok=True)  # it belonged to another threshold
+    runs.write_text(run / "circuit.json", json.dumps(report, indent=1) + "\n")
+
+
+def parse_flags():
+    p = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.error = lambda message: p.exit(2, f"ablate.py: {message}\n")
+    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+    text = "highest MSE of a sufficient circuit (default: 0.05)"
+    p.add_argument("--threshold", type=float, default=0.05, help=text)
+    text = "fresh sequences for the certificate (default: 4096)"
+    p.add_argument("--sequences", type=int, default=4096, help=text)
+    text = "of the bootstrap and of random circuits (default: 0)"
+    p.add_argument("--seed", type=int, default=0, help=text)
+    return p, p.parse_args()
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.error = lambda message: p.exit(2, f"ablate.py: {message}\n")
-    p.add_argument("run", type=Path, help="run directory of train.py")
-    p.add_argument("--threshold", type=float, default=0.05, help="highest MSE of a sufficient circuit (default: 0.05)")
-    p.add_argument("--sequences", type=int, default=4096, help="fresh sequences for the certificate (default: 4096)")
-    p.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
-    flags = p.parse_args()
+    p, flags = parse_flags()
     try:
-        model, config = load(flags.run)
+        model, config = runs.load(flags.run)
+        report = find_circuit(model, config, flags.threshold, flags.sequences, flags.seed)
     except ValueError as error:
         p.error(error)
-    if config.get("circuit"):
-        p.error(f"{flags.run} was trained with --circuit: its attention is known, there is nothing to find")
-    if not flags.threshold > 0 or flags.sequences < 2 or not config["ic"]:
-        p.error("--threshold must be above 0, --sequences at least 2, and the run one that was trained with IC")
+    except FloatingPointError:
+        p.error(f"the loss of {flags.run} is not finite: train it again")
 
-    began, search = time.time(), sequences(config, validation_index(128, first=2 ** 20))
-    means = mean_attention(model, config, sequences(config, validation_index(1024, first=2 ** 20 + 128)))
-    orders = {"first layer first": sorted(means), "last layer first": sorted(means, reverse=True),
-              "least attention first": sorted(means, key=lambda head: means[head].attention.max().item())}
-    measured = {}  # the orders ask for much the same circuits
-
-    def loss(circuit, rest):
-        key = json.dumps([rest, [[head, circuit[head]] for head in sorted(circuit)]])
-        if key not in measured:
-            measured[key] = measure(model, config, search, circuit, rest, means).mean().item()
-        return measured[key]
-
-    found, report = [], dict(threshold=flags.threshold, sequences=flags.sequences, orders={})
-    for rest in SIMPLE:
-        for name, order in orders.items():
-            circuit, result = find_circuit(lambda circuit: loss(circuit, rest), means, flags.threshold, order, rest)
-            name = f"{name}, rows without a path: {rest}"
-            report["orders"][name] = (f"no circuit: {result}" if circuit is None else
-                                      f"{len(paths_of(circuit))} paths, loss {result:.4f} in the search")
-            print(f"{time.time() - began:5.1f} s  {name}: {report['orders'][name]}", flush=True)
-            found += [circuit] if circuit else []
-        if found:
-            break  # the simplest rule that will do
-    report["rows_without_a_path"] = rest
-    if found:
-        best, names = min(found, key=lambda circuit: len(paths_of(circuit))), target_names(config["D"])
-        fresh = sequences(config, validation_index(flags.sequences, first=2 ** 21))
-        rows = certify(model, config, best, fresh, flags.seed, rest, means)
-        report |= verdict(config, best, rows, flags.threshold)
-        report["orders_that_agree"] = sum(paths_of(circuit) == paths_of(best) for circuit in found)
-        report |= backups(lambda circuit: loss(circuit, "mean"), best, means, flags.threshold)
-        report["heads"] = [dict(layer=layer + 1, head=head + 1, mechanism=mechanism if isinstance(mechanism, str) else
-                                [dict(source=names[source], target=names[target],
-                                      attention=means[layer, head].attention[source, target].item())
-                                 for source, target in mechanism])
-                           for (layer, head), mechanism in sorted(best.items())]
-        report["rows"] = rows
-        write_file(flags.run / "ablation.csv", lambda path: write_table(path, rows))
-    else:
-        (flags.run / "ablation.csv").unlink(missing_ok=True)  # it belonged to another threshold
-    write_file(flags.run / "circuit.json", lambda path: path.write_text(json.dumps(report, indent=1) + "\n"))
+    # what was found is printed, whether it can be written or not
+    if report["grade"]:
+        print_certificate(report, runs.task_of(config))
     print("---")
     for key, value in report.items():
         if not isinstance(value, (list, dict)):
             print(f"{key}: {value}")
-    print(f"seconds: {time.time() - began:.1f}\ncircuit: {flags.run / 'circuit.json' if found else 'none'}")
+    for circuit, against in report["objections"].items():
+        print(f"not certified, {circuit}: {'; '.join(against)}")
+    try:
+        write_report(flags.run, report)
+    except OSError as error:
+        print(f"ablate.py: {error}", file=sys.stderr)
+        sys.exit(1)
+    print(f"circuit: {flags.run / 'circuit.json' if report['grade'] else 'none'}")
 
 
 if __name__ == "__main__":

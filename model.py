@@ -1,11 +1,14 @@
-"""The transformer (Sections 7.1, 8.1, 9.1): GPT-2 style, pre-LN, over continuous tokens. Its attention patterns can
-be read and replaced, which is all that reverse-engineering its circuits needs.
+"""The transformer (Sections 7.1, 8.1, 9.1): GPT-2 style, pre-LN, over continuous tokens. Its
+attention patterns can be read and replaced: all that reverse-engineering its circuits needs.
 
-    model = Transformer(T=28, N=4, inputs=8, outputs=12, layers=12, heads=1, width=128, head_size=128)
-    predictions = model(x)                                      # (B, 28, 8) -> (B, 4, 12)
-    predictions, patterns = model(x, return_patterns=True)      # patterns[layer]: (B, heads, 28, 28)
-    predictions = model(x, patterns={(6, 0): torch.eye(28)})    # layer 6, head 0 attends to itself, the rest as learned
+    model = Transformer(28, 4, inputs=8, outputs=12, layers=12, heads=1, width=128, head_size=128)
+    predictions = model(x)                                    # (B, 28, 8) -> (B, 4, 12)
+    predictions, patterns = model(x, return_patterns=True)    # patterns[layer]: (B, heads, 28, 28)
+    predictions = model(x, patterns={(6, 0): torch.eye(28)})  # layer 6, head 0 attends to itself
+    stream = model(x, stop=6)                                 # (B, 28, 128), what layer 6 reads
+    predictions = model(stream, start=6)                      # the same as model(x)
 """
+
 import math
 
 import torch
@@ -14,15 +17,16 @@ import torch.nn.functional as F
 
 
 def rotate(x, angles):
-    """Turn each pair of numbers (i, i + size/2) of x (..., T, size) by angles (T, size/2): RoPE (Su et al., 2023)."""
+    """Turn each pair of numbers (i, i + size/2) of x (..., T, size) by angles (T, size/2): RoPE
+    (Su et al., 2023)."""
     cos, sin = angles.cos(), angles.sin()
     x1, x2 = x.chunk(2, -1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
 
 
 class Block(nn.Module):
-    """One layer: attention, then (unless mlp is off) an MLP of 4x the width; each reads the normalised residual
-    stream and adds to it."""
+    """One layer: attention, then (unless mlp is off) an MLP of 4x the width; each reads the
+    normalised residual stream and adds to it."""
 
     def __init__(self, width, heads, head_size, mlp):
         super().__init__()
@@ -37,33 +41,42 @@ class Block(nn.Module):
         self.mlp = mlp
 
     def attention(self, x, mask, angles, rows, replaced):
-        """What the last `rows` tokens take from all T, (B, rows, width), and the pattern, (B, heads, rows, T)."""
+        """What the last `rows` tokens take from all T, (B, rows, width), and the pattern,
+        (B, heads, rows, T). replaced: {head: (T, T) or (B, T, T)} used instead of its own."""
         B, T, _ = x.shape
         A = self.heads * self.head_size
+
+        # queries, keys and values; where few rows are asked for, the others are read, never asked
         if rows == T:
             q, k, v = self.qkv(x).chunk(3, -1)
-        else:  # the other tokens of this layer are never asked, only read
+        else:
             q = F.linear(x[:, -rows:], self.qkv.weight[:A], self.qkv.bias[:A])
             k, v = F.linear(x, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
-        q, k, v = (z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v))
+        q, k, v = (
+            z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v)
+        )
         if angles is not None:  # all of them (B, heads, T, head_size)
             q, k = rotate(q, angles[-rows:]), rotate(k, angles)
         q, k, v = (z.reshape(B * self.heads, -1, self.head_size) for z in (q, k, v))
-        # Explicit batched products: on a CPU, at T < 100, they beat the fused attention op. In float32, whatever the
-        # rest is: they are a few percent of the arithmetic, and bfloat16 rounds a score of 50 to a multiple of 0.25
+
+        # Explicit batched products: on a CPU, at T < 100, they beat the fused attention op. In
+        # float32, whatever the rest is: they are a few percent of the arithmetic, and bfloat16
+        # rounds a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
-            scores = torch.baddbmm(mask[-rows:], q, k.mT, alpha=self.head_size ** -0.5)
+            scores = torch.baddbmm(mask[-rows:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).view(B, self.heads, rows, T)
             if replaced:
-                pattern = torch.stack([
-                    replaced[h][..., -rows:, :].to(pattern).expand(B, rows, T) if h in replaced else pattern[:, h]
-                    for h in range(self.heads)], 1)
+                heads = list(pattern.unbind(1))
+                for head, own in replaced.items():
+                    heads[head] = own[..., -rows:, :].to(pattern).expand(B, rows, T)
+                pattern = torch.stack(heads, 1)
             taken = pattern.view(B * self.heads, rows, T) @ v
         taken = taken.view(B, self.heads, rows, self.head_size).transpose(1, 2).reshape(B, rows, A)
         return self.out(taken), pattern
 
     def forward(self, x, mask, angles, rows, replaced):
-        """x (B, T, width) -> the residual stream of the last `rows` tokens (B, rows, width), and the pattern."""
+        """x (B, T, width) -> the residual stream of the last `rows` tokens (B, rows, width), and
+        the pattern."""
         taken, pattern = self.attention(self.ln1(x), mask, angles, rows, replaced)
         x = x[:, -rows:] + taken
         if self.mlp:
@@ -72,11 +85,25 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Reads T tokens of `inputs` numbers and predicts `outputs` numbers at each of the last N, the queries.
+    """Reads T tokens of `inputs` numbers and predicts `outputs` numbers at each of the last N, the
+    queries.
 
-    angles (T, head_size/2): by how much RoPE turns the queries and keys at each token; None for no rotation."""
+    angles (T, head_size/2): how far RoPE turns the queries and keys of each token; None: not."""
 
-    def __init__(self, T, N, inputs, outputs, layers, heads, width, head_size, mlp=True, causal=True, angles=None):
+    def __init__(
+        self,
+        T,
+        N,
+        inputs,
+        outputs,
+        layers,
+        heads,
+        width,
+        head_size,
+        mlp=True,
+        causal=True,
+        angles=None,
+    ):
         super().__init__()
         self.N = N
         self.embed = nn.Linear(inputs, width)
@@ -86,55 +113,39 @@ class Transformer(nn.Module):
         mask = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
         self.register_buffer("mask", mask, persistent=False)
         self.register_buffer("angles", angles, persistent=False)
-        additions = layers * (2 if mlp else 1)  # to the residual stream, which should not grow with their number
-        for name, parameter in self.named_parameters():  # as GPT-2; biases 0, LayerNorms 1
+
+        # as GPT-2: what adds to the residual stream starts smaller, the more additions there are
+        additions = layers * (2 if mlp else 1)
+        for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                adds_to_residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(additions) if adds_to_residual else 0.02)
+                adds = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(additions) if adds else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, x, patterns=None, return_patterns=False):
-        """x (B, T, inputs) -> predictions (B, N, outputs); with return_patterns also every layer's attention
-        pattern after softmax, a list of (B, heads, T, T), rows the attending token.
+    def forward(self, x, patterns=None, return_patterns=False, start=0, stop=None):
+        """x (B, T, inputs) -> predictions (B, N, outputs); with return_patterns also every layer's
+        attention pattern after softmax, a list of (B, heads, T, T), rows the attending token.
 
-        patterns: {(layer, head): (T, T) or (B, T, T)} to use instead of what those heads compute; ValueError for a head
-        that is not there."""
-        for layer, head in patterns or {}:
+        patterns: {(layer, head): (T, T) or (B, T, T)} to use instead of what those heads compute;
+        ValueError for a head that is not there.
+
+        With stop it returns, alone, the residual stream (B, T, width) that layer `stop` would read;
+        with start, x is this stream at layer `start`, and the list of patterns begins there."""
+        replaced = [{} for _ in self.blocks]
+        for (layer, head), pattern in (patterns or {}).items():
             if not (0 <= layer < len(self.blocks) and 0 <= head < self.blocks[layer].heads):
                 raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
-        x, seen, T = self.embed(x), [], x.shape[1]
-        for layer, block in enumerate(self.blocks):
-            replaced = {h: pattern for (l, h), pattern in (patterns or {}).items() if l == layer}
+            replaced[layer][head] = pattern
+
+        x, seen, T = x if start else self.embed(x), [], x.shape[1]
+        for layer, block in enumerate(self.blocks[start:stop], start):
             # only the queries of the last layer reach the loss
-            all_rows = layer < len(self.blocks) - 1 or return_patterns
-            x, pattern = block(x, self.mask, self.angles, T if all_rows else self.N, replaced)
+            last = layer == len(self.blocks) - 1 and not return_patterns and stop is None
+            x, pattern = block(x, self.mask, self.angles, self.N if last else T, replaced[layer])
             if return_patterns:
                 seen.append(pattern)
-        predictions = self.head(self.ln(x[:, -self.N:]))
+        if stop is not None:
+            return x
+        predictions = self.head(self.ln(x[:, -self.N :]))
         return (predictions, seen) if return_patterns else predictions
-
-
-class Stack(nn.Module):
-    """Models of one shape, trained as one: every parameter has a leading dimension, the models, and forward maps
-    (models, B, T, inputs) -> (models, B, N, outputs)."""
-
-    def __init__(self, models):
-        super().__init__()
-        self.shape_of = [models[0]]  # in a list, so that its parameters do not count as ours
-        for name, parameter in torch.func.stack_module_state(models)[0].items():
-            self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach()))
-
-    def weights(self):
-        """{name: (models, ...)} under the names that the single model has."""
-        return {name.replace("/", "."): parameter for name, parameter in self.named_parameters()}
-
-    def forward(self, x):
-        return torch.vmap(lambda weights, x: torch.func.functional_call(self.shape_of[0], weights, x))(self.weights(), x)
-
-    def clip_gradients(self, largest):
-        """Like clip_grad_norm_, each model by its own norm."""
-        norm = torch.stack([p.grad.flatten(1).norm(dim=1) for p in self.parameters()]).norm(dim=0)  # (models,)
-        scale = (largest / (norm + 1e-6)).clamp(max=1)
-        for p in self.parameters():
-            p.grad.mul_(scale.view(-1, *[1] * (p.ndim - 1)))

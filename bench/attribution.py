@@ -1,162 +1,195 @@
-"""ablate.py beside edge attribution (EAP: Syed et al., 2023; with integrated gradients, EAP-IG: Hanna et al., 2024).
+"""ablate.py beside edge attribution (EAP: Syed et al., 2023; EAP-IG, with integrated gradients:
+Hanna et al., 2024), on circuits whose truth is known.
 
-    python bench/attribution.py    # about three minutes on one core
+    python bench/attribution.py --steps 250    # prints the table; a few minutes on one core
 
-The truth is known because it was planted: a transformer is trained while its attention patterns are held at a chosen
-circuit (every other head uniform), so that its weights use these paths and no others. Then each method looks for the
-circuit with the patterns as the model's own. Attribution scores a path by gradient times attention, once at the model
-itself (EAP) or averaged on the way from uniform attention to it (EAP-IG), and takes the best paths until the loss with
-all heads replaced by them is below the threshold: the same rule of sufficiency as ours. Precision and recall count
-the paths without which the query would lose a symbol. Since the patterns are held, a path matters for what it carries,
-not for what it would let later heads find.
+The circuits were planted: a transformer is trained while its attention follows a known circuit,
+each path only while its two roles share a piece of information, all else uniform. Then each method
+looks for the paths without which the query would lose a symbol.
+
+Attribution scores a path by the gradient of the loss times its attention, less what uniform
+attention gives it: at the model itself (EAP), or averaged on the way there from uniform attention
+(EAP-IG). It then takes the fewest best paths that suffice when all heads are replaced by them,
+uniform elsewhere. As all patterns are held, both the gradient and the loss see what a path carries,
+and not what it lets later heads find: b -> a in layer 1, by which each b can be found at all, can
+then be spared. ablate.py, which takes paths from the model as it is, can see that it is needed.
 """
+
 import argparse
+import contextlib
 import sys
 import time
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+from planted import CIRCUITS, Planted, needed, paths_from
+
 import ablate
-from data import batch_index, roles, validation_index
-from train import build, optimizers, parse_flags, partial_losses, sequences
-
-CIRCUITS = {  # layer, from role, to role; no path b -> a, which would open second ways for the same symbol
-    "D=1": (1, ["2 q 1b"]),
-    "D=2, one step after another": (2, ["2 q 1b", "3 q 2b"]),
-    "D=2, doubling": (2, ["3 1b 2b", "4 q 1b"]),
-    "D=3, doubling": (3, ["2 q 1b", "2 2b 3b", "4 q 2b"]),
-    "D=3, one step after another": (3, ["2 q 1b", "3 q 2b", "4 q 3b"]),
-    "D=3, with a path to spare": (3, ["2 q 1b", "2 1b 2b", "3 q 2b", "4 q 3b"]),
-}
-LAYERS, THRESHOLD = 4, 0.05
+import circuit
+import runs
+from data import batch_index, held_out, partial_losses
+from depth import may_attend
+from train import learning_rate, optimizers, parse_flags
 
 
-def named(text):
-    layer, source, target = text.split()
-    return (int(layer) - 1, 0), (roles(9).index(source), roles(9).index(target))
+LAYERS, THRESHOLD, POINTS = 4, 0.05, 10
 
 
-def carries_all(paths, D):
-    """Whether x_1..x_D reach the query along these paths."""
-    holds = [{0}] + [{k - (role == "a")} for k in range(1, D + 1) for role in "ab"]
-    for layer in range(LAYERS):
-        before = [set(symbols) for symbols in holds]
-        for (at, _), (source, target) in paths:
-            if at == layer:
-                holds[source] |= before[target]
-    return holds[0] >= set(range(1, D + 1))
+# ---- planting
 
 
-def find_positions(x, flags):
-    """(B, T, inputs) -> (B, N, 2D+1), by the equality of symbols alone."""
-    symbols = x[..., :flags["K"]]
-    same = (symbols[:, :, None] == symbols[:, None]).all(-1) & ~torch.eye(x.shape[1], dtype=torch.bool)
-    place = torch.arange(x.shape[1] - flags["N"], x.shape[1]).expand(len(x), -1)
-    found = [place]
-    for _ in range(flags["D"]):
-        a = same.int().argmax(-1).gather(1, place)  # the one other token with this symbol
-        place = a + 1
-        found += [a, place]
-    return torch.stack(found, -1)
+class PlantedTransformer(Planted):
+    """A transformer that attends as the planted circuit does, and computes all else itself."""
+
+    def __init__(self, model, task, paths):
+        super().__init__(task, paths, LAYERS)
+        self.model = model
+
+    def __call__(self, x, patterns=None, return_patterns=False):
+        _, attended = super().__call__(x, patterns, return_patterns=True)
+        used = {(layer, 0): heads[:, 0] for layer, heads in enumerate(attended)}
+        return self.model(x, used, return_patterns)
 
 
-class Planted(torch.nn.Module):
-    """A transformer whose heads attend as the circuit says, whatever they would compute."""
+def plant(D, texts, steps):
+    """(PlantedTransformer, its flags), trained to solve what its circuit lets it solve."""
+    machine = "--device cpu --dtype float32"
+    schedule = f"--steps {steps} --batch 64 --lr 3e-3 --warmup 0 --decay 1"
+    flags = parse_flags(f"--D {D} --layers {LAYERS} --width 64 {schedule} {machine}".split())
+    torch.manual_seed(flags["seed"])
+    model, task = runs.build(flags), runs.task_of(flags)
+    planted = PlantedTransformer(model, task, paths_from(task, *texts))
+    trained_by = optimizers(model, flags)
 
-    def __init__(self, model, flags, paths):
-        super().__init__()
-        self.model, self.flags = model, flags
-        self.circuit = {(layer, 0): [path for head, path in paths if head == (layer, 0)] or "uniform"
-                        for layer in range(flags["layers"])}
-
-    def own_patterns(self, x):
-        positions = find_positions(x, self.flags)
-        return {head: ablate.write_pattern(mechanism, positions, True, "uniform").expand(len(x), x.shape[1], x.shape[1])
-                for head, mechanism in self.circuit.items()}
-
-    def forward(self, x, patterns=None, return_patterns=False):
-        return self.model(x, self.own_patterns(x) | (patterns or {}), return_patterns)
-
-
-def plant(D, paths, steps):
-    """A Planted transformer, trained to solve what its circuit lets it solve."""
-    flags = parse_flags(["--D", str(D), "--layers", str(LAYERS), "--width", "64", "--lr", "3e-3", "--steps", str(steps),
-                         "--dtype", "float32", "--device", "cpu"])
-    torch.manual_seed(0)
-    planted = Planted(build(flags), flags, paths)
-    trained_by = optimizers(planted.model, flags)
     for step in range(steps):
-        batch = sequences(flags, batch_index(0, step, 64, 0))
+        for group in (group for optimizer in trained_by for group in optimizer.param_groups):
+            group["lr"] = learning_rate(step, flags)
+        index = batch_index(flags["seed"], step, flags["batch"], flags["examples"])
+        batch = runs.sequences(flags, index)
         partial_losses(planted(batch.inputs), batch.targets, flags["K"]).mean().backward()
         for optimizer in trained_by:
-            for group in optimizer.param_groups:
-                group["lr"] = flags["lr"] * (1 - step / steps)
             optimizer.step()
             optimizer.zero_grad()
-    return planted.eval(), flags
+    return planted, flags
 
 
-def attribution(planted, flags, batch, points):
-    """The paths of every layer, the most important first, by gradient times attention."""
-    own, x = planted.own_patterns(batch.inputs), batch.inputs
-    uniform = ablate.write_pattern("uniform", batch.positions, True)
-    scores = {}
-    for point in range(points):
-        share = (point + 1) / points  # how far on the way from uniform attention to the model itself
-        patterns = {head: (uniform + share * (pattern - uniform)).requires_grad_() for head, pattern in own.items()}
-        partial_losses(planted(x, patterns), batch.targets, flags["K"]).mean().backward()
-        for head, pattern in patterns.items():
-            effect = (pattern.grad * (own[head] - uniform)).detach()
-            scores[head] = scores.get(head, 0) + ablate.read_paths(effect, batch.positions).sum((0, 1))
-    return sorted(((head, (source, target)) for head in scores for source in range(2 * flags["D"] + 1)
-                   for target in range(2 * flags["D"] + 1) if source != target),
-                  key=lambda path: -scores[path[0]][path[1]].abs().item())
+# ---- the methods, each (planted, flags, batch) -> (grade or None, paths or None)
 
 
-def first_sufficient(loss, ranked):
-    """The fewest of the ranked paths that suffice when every head is replaced by them, or None."""
-    for n in range(1, len(ranked) + 1):
-        circuit = {head: [p for at, p in ranked[:n] if at == head] or "uniform" for head, _ in ranked}
-        if loss(circuit) < THRESHOLD:
-            return ranked[:n]
+def certified(planted, flags, batch):
+    """What ablate.py finds, whatever the grade; it has sequences of its own."""
+    with contextlib.redirect_stdout(sys.stderr):
+        report = ablate.find_circuit(planted, flags, threshold=THRESHOLD, sequences=256)
+    found = circuit.paths_in(report, planted.task)
+    return report["grade"], found and list(found)
+
+
+def eap(planted, flags, batch):
+    return None, first_sufficient(planted, flags, batch, scores(planted, flags, batch, [1.0]))
+
+
+def eap_ig(planted, flags, batch):
+    shares = [point / POINTS for point in range(1, POINTS + 1)]
+    return None, first_sufficient(planted, flags, batch, scores(planted, flags, batch, shares))
+
+
+METHODS = {"ablate.py": certified, "EAP": eap, "EAP-IG": eap_ig}
+
+
+def scores(planted, flags, batch, shares):
+    """{Path: score} of every path that the mask allows: the gradient of the loss times the
+    difference between the model's attention and uniform attention. shares: at which points on the
+    way from uniform attention (0) to the model's own (1) the gradients are taken and averaged."""
+    task, x = planted.task, batch.inputs
+    own = torch.stack(ablate.own_patterns(planted, flags, x))[:, :, 0]  # (layers, B, T, T)
+    uniform, effect = circuit.uniform(task.T, causal=True), torch.zeros_like(own)
+    for share in shares:
+        between = (uniform + share * (own - uniform)).requires_grad_()
+        patterns = {(layer, 0): pattern for layer, pattern in enumerate(between)}
+        loss = partial_losses(planted(x, patterns), batch.targets, flags["K"]).mean()
+        (gradient,) = torch.autograd.grad(loss, between)
+        effect += gradient * (own - uniform) / len(shares)
+
+    scored = {}
+    allowed = may_attend(task).fill_diagonal_(False).nonzero().tolist()
+    for layer, pattern in enumerate(effect):
+        by_roles = circuit.read_paths(pattern, task, batch.positions).sum((0, 1)).abs()
+        for source, target in allowed:
+            path = circuit.Path(layer, 0, source, target)
+            scored[path] = by_roles[source, target].item()
+    return scored
+
+
+def first_sufficient(planted, flags, batch, scored):
+    """The fewest best paths that suffice when every head is replaced by them, uniform elsewhere;
+    None if no number of them does."""
+    bare = {(layer, 0): "uniform" for layer in range(LAYERS)}
+    held = circuit.Held(planted, flags, dict.fromkeys(bare), batch)
+    ranked = sorted(scored, key=scored.get, reverse=True)
+    for count in range(1, len(ranked) + 1):
+        errors = held.errors(circuit.with_paths(bare, ranked[:count]), "uniform")
+        if errors.mean() < THRESHOLD:
+            return ranked[:count]
     return None
 
 
+# ---- the table
+
+
+def describe(D, texts):
+    """D=2: 3 1b 2b, 4 q 1b; in layer 1 every b attends to its a, in all circuits."""
+    return f"D={D}: " + ", ".join(text for text in texts if not text.startswith("1 "))
+
+
+def compared(found, truth, task):
+    """The cells from "paths found" on: how many, precision, recall, which were missed."""
+    if not found:
+        return ["none", "", "0.00", "all"]
+    right, missed = truth & set(found), []
+    for path in sorted(truth - set(found)):
+        missed.append(f"{path.layer + 1} {task.names[path.source]} {task.names[path.target]}")
+    rates = f"{len(right) / len(found):.2f}", f"{len(right) / len(truth):.2f}"
+    return [str(len(found)), *rates, ", ".join(missed)]
+
+
+def compare(D, texts, steps):
+    """Plant one circuit, look for it with every method, and print a row for each."""
+    planted, flags = plant(D, texts, steps)
+    batch = runs.sequences(flags, held_out("validation", 128))
+    with torch.no_grad():
+        errors = partial_losses(planted(batch.inputs), batch.targets, flags["K"])
+    truth = set(needed(planted.task, planted.paths, LAYERS))
+
+    for name, find in METHODS.items():
+        began = time.perf_counter()
+        grade, found = find(planted, flags, batch)
+        seconds = f"{time.perf_counter() - began:.1f}"
+        planted_here = [f"{describe(D, texts)} ({len(truth)} paths)", f"{errors.mean():.4f}"]
+        cells = [*planted_here, name, grade or "", *compared(found, truth, planted.task), seconds]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--steps", type=int, default=600, help="training steps of each planted transformer (default: 600)")
+    p = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.error = lambda message: p.exit(2, f"attribution.py: {message}\n")
+    text = "training steps of each planted transformer (default: 250)"
+    p.add_argument("--steps", type=int, default=250, help=text)
     steps = p.parse_args().steps
-    print("| planted circuit | loss | method | paths found | precision | recall | seconds |\n|---|---|---|---|---|---|---|")
-    for name, (D, texts) in CIRCUITS.items():
-        paths = [named(text) for text in texts]
-        planted, flags = plant(D, paths, steps)
-        batch = sequences(flags, validation_index(128))
-        truth = {path for path in paths
-                 if not carries_all([other for other in paths if other != path], D)}
+    if steps < 1:
+        p.error(f"--steps must be at least 1, not {steps}")
 
-        def loss(circuit):
-            return ablate.measure(planted, flags, batch, circuit).mean().item()
-
-        def ours():
-            means = ablate.mean_attention(planted, flags, batch)
-            circuit, _ = ablate.find_circuit(loss, means, THRESHOLD, sorted(means))
-            return ablate.paths_of(circuit) if circuit else None
-
-        for method, find in {
-                "ablate.py": ours,
-                "EAP": lambda: first_sufficient(loss, attribution(planted, flags, batch, 1)),
-                "EAP-IG": lambda: first_sufficient(loss, attribution(planted, flags, batch, 10))}.items():
-            began = time.perf_counter()
-            found = find()
-            seconds = time.perf_counter() - began
-            right = len(truth & set(found or []))
-            count = f"{len(truth)} path{'' if len(truth) == 1 else 's'}"
-            cells = [f"{name} ({count})", f"{loss({}):.4f}", method, str(len(found)) if found else "none suffices",
-                     f"{right / len(found):.2f}" if found else "", f"{right / len(truth):.2f}" if found else "",
-                     f"{seconds:.1f}"]
-            print("| " + " | ".join(cells) + " |", flush=True)
+    columns = ["planted: layer, from, to", "loss", "method", "grade", "paths found"]
+    columns += ["precision", "recall", "missed", "seconds"]
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
+    for D, texts in CIRCUITS:
+        compare(D, texts, steps)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""The search for a circuit: which paths the model itself vouches for, and the fewest that will do.
+
+    costs = candidates(model, config, batch, patterns, means)
+    found = search(Held(model, config, means, batch), "zero", costs, means, limit=0.045)
+
+ablate.py says what for, and certifies what is found.
+"""
+
+import itertools
+import math
+
+import torch
+
+import runs
+from circuit import Path, destroyed_from, paths_of, with_paths, without
+from data import partial_losses
+from depth import symbols_reached
+
+
+SIMPLE = {  # by fill: what a head without paths may become
+    "zero": ["uniform", "identity"],
+    "identity": ["uniform", "identity"],
+    "uniform": ["uniform", "identity"],
+    "position": ["position"],
+    "slot": ["position"],
+}
+PRICE = 0.002  # the loss that a path must save while the heads are chosen
+COST = 0.01  # the loss that the removal of a path must cost the model as it is
+
+
+# ---- paths that the model itself vouches for
+
+
+@torch.no_grad()
+def own_patterns(model, config, inputs, patterns=None):
+    """The attention of every layer, a list of (B, heads, T, T)."""
+    with runs.precision(config):
+        return model(inputs, patterns=patterns, return_patterns=True)[1]
+
+
+@torch.no_grad()
+def knocked_out(model, config, batch, patterns, paths, offsets=(0,)):
+    """(B, symbols) squared error of the model as it is, but that along these paths no attention
+    goes to the targets, nor to the tokens at the other offsets from them. patterns: its own."""
+    held, sequence = {}, torch.arange(len(batch.inputs))[:, None]
+    for path in sorted(paths):
+        if path[:2] not in held:  # what the head does after what was taken away below
+            below = any(layer < path.layer for layer, _ in held)
+            own = own_patterns(model, config, batch.inputs, held) if below else patterns
+            held[path[:2]] = own[path.layer][: len(sequence), path.head].clone()
+        source, target = batch.positions[:, :, path.source], batch.positions[:, :, path.target]
+        for offset in offsets:
+            tokens = target + offset
+            inside = (tokens >= 0) & (tokens < batch.inputs.shape[1])
+            at = sequence.expand_as(tokens)[inside], source[inside], tokens[inside]
+            held[path[:2]][at] = 0
+    with runs.precision(config):
+        predictions = model(batch.inputs, held)
+    return partial_losses(predictions, batch.targets, config["K"])
+
+
+def candidates(model, config, batch, patterns, means):
+    """{Path: what it costs the model as it is to lose it}, the paths that a circuit may have. In at
+    least one of N slots the head attends so, rather than to the same role of other chains; and the
+    loss costs something: of this head, or of the last of all heads that attend so."""
+    task, found = runs.task_of(config), {}
+
+    def loss(paths):
+        return knocked_out(model, config, batch, patterns, paths).mean().item()
+
+    intact = loss([])
+    for pair in itertools.permutations(range(len(task.roles)), 2):
+        heads = [head for head in sorted(means) if means[head].surplus[pair] >= 0.8 / task.N]
+        alike = [Path(*head, *pair) for head in heads]
+        cost = {path: loss([path]) - intact for path in alike}
+        if len(alike) > 1 and min(cost.values()) < COST:
+            nothing_left = loss(alike)
+            for path in alike:
+                alone_left = loss([other for other in alike if other != path])
+                cost[path] = max(cost[path], nothing_left - alone_left)
+        found |= {path: cost[path] for path in alike if cost[path] >= COST}
+    return found
+
+
+def well_attended(circuit, means):
+    """The paths of the circuit whose source gives its target half of its attention, in all heads
+    together that have this path in the circuit (heads share work by slot). What goes to relays
+    counts, if it is no more than what the target gets: else it is they that should be named."""
+    direct, relayed = {}, {}
+    for path in paths_of(circuit):
+        mean, pair = means[path[:2]], path[2:]
+        direct[pair] = direct.get(pair, 0) + mean.to_targets[pair].item()
+        relayed[pair] = relayed.get(pair, 0) + mean.relayed[pair].item()
+    return [path for path in paths_of(circuit) if enough(direct[path[2:]], relayed[path[2:]])]
+
+
+def enough(direct, relayed):
+    return direct >= 0.5 or direct >= relayed >= 0.5 - direct
+
+
+def same(path, circuit):
+    """The paths of the circuit between the same two roles, in any head."""
+    return [other for other in paths_of(circuit) if other[2:] == path[2:]]
+
+
+# ---- searching
+
+
+def descend(loss, sound, circuit, paths, simple, order):
+    """Head after head, in the given order, takes the mechanism with which the loss and the price of
+    its paths are least: a simple one, one path less, one more, or one that other heads had; until a
+    round changes little."""
+
+    def cost(circuit):
+        return loss(circuit) + PRICE * len(paths_of(circuit))
+
+    before = math.inf
+    while cost(circuit) < before - PRICE / 2:
+        before = cost(circuit)
+        for head in order:
+            own = [path for path in paths if path[:2] == head]
+            there = set(own) & set(paths_of(circuit))
+            options = [circuit | {head: fill} for fill in simple]
+            options += [without(circuit, [path], simple[0]) for path in sorted(there)]
+            for path in own:
+                options.append(with_paths(circuit, [path]))
+                options.append(with_paths(without(circuit, same(path, circuit), simple[0]), [path]))
+            best = min([circuit, *filter(sound, options)], key=cost)
+            if best != circuit:
+                circuit = best
+                loss(circuit, keep=True)
+    return circuit
+
+
+def prune(loss, sound, circuit, simple, limit):
+    """The circuit without what can be spared: path after path, or the same path in all heads at
+    once, each time what is missed least, as long as the loss stays below the limit."""
+    while True:
+        options = []
+        for path, fill in itertools.product(paths_of(circuit), simple):
+            options.append(without(circuit, [path], fill))
+            options.append(without(circuit, same(path, circuit), fill))
+        best = min(filter(sound, options), key=loss, default=None)
+        if best is None or loss(best) >= limit:
+            return circuit
+        circuit = best
+        loss(circuit, keep=True)
+
+
+def settle(loss, sound, circuit, costs, simple, limit):
+    """The circuit with each path in that head, of those which do at little cost, in which the model
+    as it is would miss it most: which of parallel heads is named is no accident."""
+    limit = min(limit, loss(circuit) + COST)
+    for path in paths_of(circuit):
+        options = {path: circuit}
+        for other in costs.keys() - set(paths_of(circuit)):
+            if other[2:] == path[2:]:
+                moved = with_paths(without(circuit, [path], simple[0]), [other])
+                if sound(moved) and loss(moved) < limit:
+                    options[other] = moved
+        circuit = options[max(options, key=costs.get)]
+    return circuit
+
+
+def search(held, fill, costs, means, limit):
+    """{order: (circuit, its loss)} by coordinate descent with one fill, from the circuit of all
+    candidate paths, through the heads in several orders. Only sound circuits are looked at: along
+    their paths the information flow reaches every symbol that the model has learned, and every path
+    is well attended. {} if all candidates together are not sound."""
+    task, simple, losses, soundness = runs.task_of(held.config), SIMPLE[fill], {}, {}
+    paths, learned = sorted(costs), held.errors({}).mean(0) < destroyed_from(task.N)
+
+    def loss(circuit, keep=False):
+        key = tuple(circuit[head] for head in sorted(circuit))
+        if keep or key not in losses:
+            losses[key] = held.errors(circuit, fill, keep).mean().item()
+        return losses[key]
+
+    def sound(circuit):
+        key = tuple(paths_of(circuit))
+        if key not in soundness:
+            reached = symbols_reached(task, key, held.config["layers"])
+            flows = bool(reached[learned].all())
+            soundness[key] = flows and well_attended(circuit, means) == list(key)
+        return soundness[key]
+
+    start = with_paths(dict.fromkeys(sorted(means), simple[0]), paths)
+    start = with_paths(dict.fromkeys(sorted(means), simple[0]), well_attended(start, means))
+    if not sound(start):
+        return {}
+    most = {head: mean.to_targets.max().item() for head, mean in means.items()}
+    orders = {
+        "last layer first": sorted(means, reverse=True),
+        "first layer first": sorted(means),
+        "least attention first": sorted(means, key=most.get),
+    }
+    found = {}
+    for name, order in orders.items():
+        loss(start, keep=True)
+        circuit = descend(loss, sound, start, paths, simple, order)
+        if loss(circuit) < limit:
+            circuit = prune(loss, sound, circuit, simple, limit)
+            circuit = settle(loss, sound, circuit, costs, simple, limit)
+        found[name] = circuit, loss(circuit)
+    return found

@@ -1,0 +1,116 @@
+"""Section 5: the information flow against sets, the depth laws against it, minimal circuits."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from common import assert_refused, run_main
+from other_tasks import MIXED, TRIPLES, sequences_of
+
+import depth
+from circuit import one_hot
+from data import chain, make_batch
+
+
+def test_depth_laws_against_the_simulation():
+    for D in range(1, 65):
+        task = chain(1, D)
+        unmasked, causal = depth.simulated_depth(task, causal=False), depth.simulated_depth(task)
+        assert unmasked == depth.unmasked_depth(D) == math.ceil(math.log(4 * D + 1, 3) - 1e-9)
+        assert causal == depth.causal_depth(D) == math.floor(math.log2(D)) + 2
+        assert depth.paper_bound(D) == math.ceil(math.log(2 * D, 3) - 1e-9) <= unmasked
+
+
+def layers_needed(task, positions, causal):
+    """The assumptions of Section 5 spelled out token by token, with all chains and the real order
+    of tokens: the layers after which the first chain's query holds its last symbol."""
+    known = {}
+    for n, tokens in enumerate(positions.tolist()):
+        for role, token in zip(task.roles, tokens, strict=True):
+            pair = role.block, token - role.place  # where it starts
+            known[token] = {("symbol", n, role.symbol), ("pair", *pair)}
+    layers, query = 0, positions[0, 0].item()
+    while ("symbol", 0, task.symbols - 1) not in known[query]:
+        after = {}
+        for token, mine in known.items():
+            seen = [known[at] for at in known if at <= token or not causal]
+            after[token] = set.union(*(other for other in seen if other & mine))
+        known, layers = after, layers + 1
+    return layers
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_depth_laws_against_sets_on_a_real_sequence(causal):
+    for D in (1, 2, 3, 4, 5, 8):
+        task, positions = chain(2, D), make_batch(D, torch.arange(1), 2, D, 2).positions[0]
+        assert layers_needed(task, positions, causal) == depth.simulated_depth(task, causal)
+    for task in (TRIPLES, MIXED):
+        positions = sequences_of(task, 1).positions[0]
+        assert layers_needed(task, positions, causal) == depth.simulated_depth(task, causal)
+
+
+def test_information_of_tasks_made_by_hand():
+    """What each role holds at the start, x_0, x_1, x_2, then the blocks; and what it may see."""
+    start = depth.starting_information(TRIPLES).int()
+    q, a, b, c = [1, 0, 0, 0, 1], [1, 0, 0, 1, 0], [0, 1, 0, 1, 0], [0, 0, 1, 1, 0]
+    assert start.tolist() == [q, a, b, c]
+    seen = depth.may_attend(TRIPLES).int()
+    assert seen.tolist() == [[1, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    assert depth.may_attend(TRIPLES, causal=False).all()
+
+    # read: 1a 1b 2b 2a q
+    start = depth.starting_information(MIXED).int()
+    q, a1, b1 = [1, 0, 0, 0, 0, 1], [1, 0, 0, 1, 0, 0], [0, 1, 0, 1, 0, 0]
+    a2, b2 = [0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 1, 0]
+    assert start.tolist() == [q, a1, b1, a2, b2]
+    seen = depth.may_attend(MIXED).int().tolist()
+    assert seen[3] == [0, 1, 1, 1, 1] and seen[4] == [0, 1, 1, 0, 1]
+
+    # c takes all of its triple, then q takes it from c; 2a takes x_2 and the place of pair 1, then
+    # q finds it there. A chain of the paper needs a layer more
+    assert depth.simulated_depth(TRIPLES) == depth.simulated_depth(MIXED) == 2
+    assert depth.simulated_depth(chain(4, 2)) == 3
+
+
+def test_minimal_circuits_reach_what_the_laws_allow():
+    """At every depth all symbols that it allows and no more, only along what the mask shows."""
+    for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):
+        paths, law = depth.minimal_circuit(D, layers, causal), depth.DEPTH_LAWS[causal]
+        task = chain(1, D)
+        reached = depth.symbols_reached(task, paths, layers).tolist()
+        assert reached == [law(k) <= layers for k in range(1, D + 1)], (D, layers, causal)
+        allowed = depth.may_attend(task, causal)
+        assert all(allowed[source, target] for _, _, source, target in paths)
+        assert {head for _, head, *_ in paths} == ({0} if causal else {0, 1})
+
+
+def test_symbols_are_reached_along_the_paths_alone():
+    """The paper's circuit of three steps: without a path, what lies behind it is lost."""
+    task, q, b1, b2, b3 = chain(4, 3), 0, 2, 4, 6
+    pairs = [(0, 0, b, b - 1) for b in (b1, b2, b3)]
+    chained = [(1, 0, q, b1), (2, 0, q, b2), (3, 0, q, b3)]
+    assert depth.symbols_reached(task, pairs + chained, 4).tolist() == [True, True, True]
+    for k in range(3):
+        without = [path for path in pairs + chained if path != chained[k]]
+        reached = depth.symbols_reached(task, without, 4).tolist()
+        assert reached == [i < k for i in range(3)]
+    assert not depth.symbols_reached(task, chained, 4).any()  # no b knows its a: no symbol shared
+
+
+def test_one_hot_attention_is_where_the_roles_stand():
+    task, batch = chain(4, 3), make_batch(0, torch.arange(8))
+    pattern = one_hot([(1, 0, 0, 2), (1, 0, 4, 3)], task, batch.positions)
+    for b, n in itertools.product(range(8), range(4)):
+        tokens = batch.positions[b, n].tolist()
+        assert pattern[b, tokens[0], tokens[2]] == 1 and pattern[b, tokens[4], tokens[3]] == 1
+    assert pattern.sum() == 2 * 4 * 8
+
+
+def test_the_table_of_depths():
+    code, out, _ = run_main(depth, "--D", 20)
+    rows = [line.split() for line in out.splitlines()[2:]]
+    assert code == 0 and [row[0] for row in rows] == [str(D) for D in range(1, 21)]
+    assert rows[4] == "5 3 3 3 4 4".split()  # the paper's bound, without a mask, with one
+    for D in (0, 201, "x"):
+        assert_refused(depth, "--D", D, says="--D")

@@ -1,0 +1,139 @@
+"""Stopped, killed, and gone on with: bitwise as if nothing had happened, or refused in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from common import (
+    HERE,
+    TINY,
+    assert_refused,
+    contents,
+    logged,
+    run_main,
+    start,
+    train_until,
+    wait_for,
+    weights_equal,
+)
+
+import runs
+import train
+
+
+pytestmark = pytest.mark.usefixtures("without_curves")
+LONG = [*TINY, "--examples", 100, "--steps", 400, "--target", 0]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of LONG that nobody touched."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    code, _, err = run_main(train, *LONG, "--out", run)
+    assert code == 0 and len(logged(run)) == 41, err
+    return run
+
+
+# ---- stopped from outside
+
+
+@pytest.mark.parametrize(
+    "blow, code", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, whole):
+    """And while it trains, nobody else may; what a kill leaves locked is locked no more."""
+    run = tmp_path / "run"
+    process = start("train.py", *LONG, "--out", run)
+    wait_for(lambda: (run / "log.jsonl").exists() and len(logged(run)) > 3)
+    assert_refused(train, *LONG, "--out", run, "--resume", says="in use by another process")
+    wait_for(lambda: len(logged(run)) > 10)
+    process.send_signal(blow)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == code, err
+    assert not (run / "model.pt").exists() and logged(run)[-1]["step"] < 400
+    assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
+
+    assert_refused(train, *LONG, "--out", run, says="holds this run already")
+    code, out, err = run_main(train, *LONG, "--out", run, "--resume")
+    assert code == 0 and "resumed" in out, err
+    assert logged(run) == logged(whole) and weights_equal(run, whole)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_few_kills_at_random_and_before_file_events():
+    """The short form of what tests/kill_many.py does 200 times."""
+    command = [sys.executable, HERE / "tests" / "kill_many.py", "--kills", "4", "--every", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    counts = [int(line.split()[1]) for line in done.stdout.splitlines() if "kills" in line]
+    assert counts[0] == counts[2] == 2 and min(counts[1], counts[3]) >= 2, done.stdout
+
+
+# ---- stopped where little is written yet
+
+
+@pytest.mark.parametrize("name, left", [("state.pt", 0), ("log.jsonl", 1), ("state.pt", 2)])
+def test_a_run_stopped_before_its_first_row_starts_over(name, left, tmp_path, monkeypatch):
+    """Whichever of the first files it came to: state.pt, log.jsonl, the second state.pt."""
+    real, written = runs.write_file, []
+
+    def killed(path, write):
+        if path.name == name and len(written) >= left:
+            raise SystemExit(137)
+        written.append(path.name)
+        real(path, write)
+
+    run, flags = tmp_path / "run", [*TINY, "--target", 0]
+    with monkeypatch.context() as patched:
+        left += 1  # config.json
+        patched.setattr(runs, "write_file", killed)
+        assert run_main(train, *flags, "--out", run)[0] == 137
+    assert written == ["config.json", "state.pt", "log.jsonl"][:left]
+    for end in (run, tmp_path / "whole"):
+        assert run_main(train, *flags, "--out", end, "--resume")[0] == 0
+    assert weights_equal(run, tmp_path / "whole") and logged(run) == logged(tmp_path / "whole")
+
+
+# ---- a log that lost rows
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_log_that_lost_rows_is_refused(ended, tmp_path):
+    """Else the end of the run would be told from the rows that are left."""
+    run, flags = tmp_path / "run", [*TINY, "--target", 0]
+    train_until(30, *flags, "--out", run)
+    if ended:
+        assert run_main(train, *flags, "--out", run, "--resume")[0] == 0
+    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == (5 if ended else 4)
+    for kept in ([], lines[:1], lines[1:], lines[:-2], lines[:-1] if ended else lines[1:3]):
+        (run / "log.jsonl").write_text("".join(kept))
+        before = contents(run)
+        assert_refused(train, *flags, "--out", run, "--resume", says=f"{run}/log.jsonl ")
+        assert contents(run) == before
+    (run / "log.jsonl").unlink()
+    assert_refused(train, *flags, "--out", run, "--resume", says="log.jsonl cannot be read")
+
+    # restored, all is as before
+    (run / "log.jsonl").write_text("".join(lines))
+    code, out, err = run_main(train, *flags, "--out", run, "--resume")
+    assert code == 0 and len(logged(run)) == 5, err
+    assert f"val: {json.loads(lines[-1])['val']:.5g}\n" in out or not ended
+
+
+def test_a_row_of_the_log_is_not_written_twice(tmp_path):
+    """The state is saved first; a kill may come before the row is written, or behind it."""
+    run, flags = tmp_path / "run", [*TINY, "--target", 0]
+    train_until(20, *flags, "--out", run)
+    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    state = runs.read_tensors(run / "state.pt")
+    assert state["step"] == 20 and state["rows"] == 2 and len(lines) == 3
+    for kept in (lines, lines[:2]):
+        (run / "log.jsonl").write_text("".join(kept))
+        runs.write_tensors(run / "state.pt", state)
+        (run / "model.pt").unlink(missing_ok=True)
+        assert run_main(train, *flags, "--out", run, "--resume")[0] == 0
+        assert [row["step"] for row in logged(run)] == [0, 10, 20, 30, 40]
