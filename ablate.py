@@ -16,6 +16,8 @@ their other tokens do. The grade of a circuit says how much of this was fitted t
 Layers and heads are counted from 1 in all that is printed or written.
 """
 
+import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
+
 import argparse
 import csv
 import itertools
@@ -27,7 +29,6 @@ import time
 
 import torch
 
-import runs
 from circuit import (
     Held,
     Path,

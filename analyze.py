@@ -7,6 +7,8 @@ If the run was trained with --save-every, how the circuit emerged is drawn too (
 figure is a function draw_...(run, file) and a row of FIGURES.
 """
 
+import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
+
 import argparse
 import math
 import pathlib
@@ -18,7 +20,6 @@ import torch
 from matplotlib.patches import FancyArrowPatch
 
 import emergence
-import runs
 from circuit import check_roles
 from data import Task, held_out, token_names
 from depth import starting_information

@@ -5,6 +5,8 @@ python train.py --layers 12 --heads 1 --D 3 --resume  # go on after a stop, bitw
 python train.py --layers 3 --heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0
 """
 
+import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
+
 import ctypes
 import json
 import math
@@ -15,7 +17,6 @@ import time
 
 import torch
 
-import runs
 from circuit import hold
 from data import ENCODINGS, batch_index, held_out, partial_losses, plateaus
 from depth import minimal_circuit

@@ -2,11 +2,14 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from common import (
+    HERE,
     TINY,
     assert_refused,
     contents,
@@ -22,6 +25,25 @@ import train
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")
+
+
+# ---- how threads wait
+
+
+@pytest.mark.parametrize("script", ["train.py", "ablate.py", "analyze.py"])
+def test_threads_sleep_when_the_machine_is_busy(script):
+    """OpenMP itself says what it read."""
+    environment = os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"}
+    environment.pop("GOMP_SPINCOUNT", None)
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        command = [sys.executable, str(HERE / script), "--help"]
+        said = subprocess.run(command, capture_output=True, text=True, env=environment).stderr
+    finally:
+        burner.kill()
+    if "GOMP_SPINCOUNT" not in said:
+        pytest.skip("torch uses another OpenMP here")
+    assert "GOMP_SPINCOUNT = '1000'" in said
 
 
 # ---- names and flags
