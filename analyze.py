@@ -246,7 +246,7 @@ def draw(folder):
     if run.paths:
         figures |= CIRCUIT_FIGURES
     if run.emergence:
-        figures |= emergence.FIGURES
+        figures |= emergence.FIGURES | (emergence.HEAD_FIGURES if run.emergence.heads else {})
     for name, draw_figure in figures.items():
         draw_figure(run, folder / name)
         print(folder / name, flush=True)

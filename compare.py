@@ -18,7 +18,7 @@ import runs
 from diagram import USEFUL
 from emergence import read_circuit, read_emergence
 from intervals import wilson
-from order import in_order, induction_names, what_came_first
+from order import in_order, induction_names, what_came_first, what_heads_did
 
 
 # ---- the facts of one run
@@ -49,7 +49,10 @@ def facts(folder):
     found["fewest_paths"] = report["paths"] == report["least_paths"]
     found["starts_with_previous_token"] = report["first_useful_layer_is_previous_token"]
     emergence = read_emergence(folder, paths)
-    return found | (what_came_first(emergence, learned, task) if emergence else {})
+    if emergence:
+        found |= what_came_first(emergence, learned, task)
+        found |= what_heads_did(emergence, {path[:2] for path in paths}, task.N)
+    return found
 
 
 # ---- the tables
@@ -141,6 +144,8 @@ def in_common(group):
         "checkpoint_between": "a checkpoint stands between it and the next path",
         "lower_before_upper": f"its {lower} passes 0.5 before its {upper}",
         "later_symbol_lost": "without that head at the end a later symbol is lost",
+        "first_heads_stay": "the heads without which x_1 was first lost are in the circuit",
+        "no_head_died": "no head that a symbol once needed can be spared at the end",
     }
     said = {what: share(group, name) for name, what in counted.items()}
 

@@ -6,6 +6,7 @@ Runs trained with --save-every have checkpoints. What is measured on them is kep
 so that the checkpoints may go.
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -59,8 +60,8 @@ def measure_emergence(folder, paths, n=32):
 def measure_checkpoint(model, config, paths, batch):
     """The partial losses and, of each path, its mean attention, the 10% and 90% quantiles of it
     over sequences, for which share of tokens it is the largest (hits), and the partial losses
-    without it (its attention taken away, all else alive)."""
-    task, of_paths = runs.task_of(config), []
+    without it (its attention taken away, all else alive); and those without each head."""
+    task, of_paths, of_heads = runs.task_of(config), [], []
     predictions, patterns = model(batch.inputs, return_patterns=True)
 
     def losses(predictions):
@@ -80,7 +81,12 @@ def measure_checkpoint(model, config, paths, batch):
         without = losses(model(batch.inputs, patterns={path[:2]: kept}))
         names = "mean", "low", "high", "hits"
         of_paths.append(dict(zip(names, values, strict=True), without=without))
-    return dict(losses=losses(predictions), paths=of_paths)
+
+    # whether in the circuit or not: a head may matter early and die later
+    nothing = torch.zeros(task.T, task.T)
+    for head in itertools.product(range(len(patterns)), range(patterns[0].shape[1])):
+        of_heads.append(losses(model(batch.inputs, patterns={head: nothing})))
+    return dict(losses=losses(predictions), paths=of_paths, heads=of_heads)
 
 
 def rounded(values):
@@ -117,6 +123,7 @@ class Emergence(NamedTuple):
     steps: list
     losses: dict  # {symbol: its loss at each checkpoint}
     paths: dict  # {Path: History}
+    heads: dict = {}  # {(layer, head): {symbol: its losses without the head}}; {} if not measured
 
 
 def read_emergence(folder, paths):
@@ -154,16 +161,20 @@ def by_path(measured, config, file):
             curves = [[values[kind] for values in own] for kind in kinds]
             histories[path] = History(*curves, by_symbol([values["without"] for values in own]))
         steps, losses = [row["step"] for row in rows], by_symbol([row["losses"] for row in rows])
+        numbers = itertools.product(range(config["layers"]), range(config["heads"]))
+        of_heads = zip(*(row.get("heads", []) for row in rows), strict=True)
+        heads = dict(zip(numbers, map(by_symbol, of_heads), strict=False))
     except (IndexError, KeyError, TypeError, ValueError):
         raise ValueError(f"{file} is of another task or damaged: remove it") from None
-    return Emergence(sequences, steps, losses, histories)
+    return Emergence(sequences, steps, losses, histories, heads)
 
 
-def removal_rises(emergence):
-    """{symbol: a row per path: by how much its removal raises the loss, at each checkpoint}"""
+def removal_rises(emergence, removed):
+    """{symbol: a row for each of removed: by how much its removal raises the loss, at each
+    checkpoint}; removed: [{symbol: losses}, ...], of paths or of heads."""
     rises = {}
     for symbol, losses in emergence.losses.items():
-        without = torch.tensor([path.without[symbol] for path in emergence.paths.values()])
+        without = torch.tensor([curves[symbol] for curves in removed])
         rises[symbol] = (without - torch.tensor(losses)).tolist()
     return rises
 
@@ -237,11 +248,28 @@ def draw_paths(run, file):
 
 def draw_removal(run, file):
     """When a path starts to matter, and for which symbol: what its removal raises."""
-    # what is drawn: a row per path, a column per checkpoint
-    steps, count = run.emergence.steps, len(run.emergence.paths)
+    removed = [history.without for history in run.emergence.paths.values()]
+    titles = [path_title(path, run.task, run.config["heads"]) for path in run.emergence.paths]
+    draw_rises(run.emergence, removed, titles, "path", file)
+
+
+def draw_heads(run, file):
+    """The same of every head, whether it is in the circuit at the end or not (marked if it is)."""
+    useful, titles = {path[:2] for path in run.paths}, []
+    for layer, head in run.emergence.heads:
+        title = f"layer {layer + 1}"
+        title += f" head {head + 1}" if run.config["heads"] > 1 else ""
+        titles.append(title + " *" * ((layer, head) in useful))
+    what = "head (*: in the circuit)"
+    draw_rises(run.emergence, list(run.emergence.heads.values()), titles, what, file)
+
+
+def draw_rises(emergence, removed, titles, what, file):
+    """A map for each symbol: a row for each that was removed, a column per checkpoint."""
+    # what is drawn
+    steps, count, rises = emergence.steps, len(removed), removal_rises(emergence, removed)
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
     edges = [steps[0], *middles, steps[-1]]  # checkpoints may be unequally apart
-    rises = removal_rises(run.emergence)
 
     # a panel per symbol
     shape = dict(figsize=(3.3 * len(rises) + 2, 0.33 * count + 1.8), sharey=True)
@@ -249,16 +277,15 @@ def draw_removal(run, file):
     for axes, (symbol, rise) in zip(panels[0], rises.items(), strict=True):
         rows = [number - 0.5 for number in range(count + 1)]
         image = axes.pcolormesh(edges, rows, rise, cmap="Reds", vmin=0, vmax=1)
-        crossing = runs.first_below(steps, run.emergence.losses[symbol])
+        crossing = runs.first_below(steps, emergence.losses[symbol])
         if crossing is not None:
             axes.axvline(crossing, color="tab:blue", lw=1, ls="--")
         axes.set(title=f"$x_{{{symbol[2:]}}}$", xlabel="training step", ylim=(count - 0.5, -0.5))
 
-    # the names of the paths and the scale
-    titles = [path_title(path, run.task, run.config["heads"]) for path in run.emergence.paths]
+    # the names and the scale
     panels[0, 0].set_yticks(range(count), titles, fontsize=9)
     figure.colorbar(image, ax=panels, label="rise of the partial loss (MSE)", extend="max")
-    title = f"What the removal of each path destroys ({run.emergence.sequences} sequences)\n"
+    title = f"What the removal of each {what} destroys ({emergence.sequences} sequences)\n"
     figure.suptitle(title + "dashed: the symbol's loss passes 0.5", fontsize=11)
     runs.save_figure(figure, file)
 
@@ -307,3 +334,4 @@ FIGURES = {
     "removal.png": draw_removal,
     "emergence.gif": draw_animation,
 }
+HEAD_FIGURES = {"heads.png": draw_heads}  # not in every emergence.json

@@ -9,6 +9,9 @@ from circuit import destroyed_from, to_the_token_before
 from runs import first_below
 
 
+SPARED = 0.05  # a head whose removal raises no error by more can be spared
+
+
 # ---- symbols
 
 
@@ -85,6 +88,27 @@ def later_symbol_lost(emergence, path, N):
     for symbol, losses in emergence.losses.items():
         rises.append(emergence.paths[path].without[symbol][-1] - losses[-1])
     return max(rises[1:]) > destroyed_from(N) if rises[1:] else None
+
+
+def what_heads_did(emergence, circuit_heads, N):
+    """Of all heads, whether in the circuit or not: whether those without which x_1 was first lost
+    are in it, and whether none that a symbol once needed can be spared at the end; {} if heads were
+    not removed. circuit_heads: {(layer, head), ...}."""
+    needed_at, spared = {}, []
+    for head, curves in emergence.heads.items():
+        rises = {}
+        for symbol, losses in emergence.losses.items():
+            rises[symbol] = [a - b for a, b in zip(curves[symbol], losses, strict=True)]
+        first = next(iter(rises.values()))
+        needed_at[head] = next((i for i, r in enumerate(first) if r > destroyed_from(N)), None)
+        needed = max(max(curve) for curve in rises.values()) > destroyed_from(N)
+        if needed and max(curve[-1] for curve in rises.values()) < SPARED:
+            spared.append(head)
+    if not emergence.heads:
+        return {}
+    when = [i for i in needed_at.values() if i is not None]
+    first = {head for head, i in needed_at.items() if when and i == min(when)}
+    return dict(first_heads_stay=first <= circuit_heads, no_head_died=not spared)
 
 
 def what_came_first(emergence, learned, task):

@@ -217,6 +217,21 @@ def test_an_induction_head_without_its_lower_path_is_not_first():
         assert ("lower_step" in found) == (means[-1] > 0.5)
 
 
+def test_heads_that_mattered_once():
+    """Head 1 was needed for x_1 first and died; head 2 is needed to the end."""
+    losses = dict(x_1=[1, 0.1, 0.0], x_2=[1, 1, 0.1])
+    dead = dict(x_1=[1, 1.0, 0.04], x_2=[1, 1, 0.1])
+    alive = dict(x_1=[1, 0.2, 1.0], x_2=[1, 1, 1.2])
+    idle = dict(x_1=[1, 0.1, 0.0], x_2=[1, 1, 0.1])
+    heads = {(0, 0): idle, (1, 0): dead, (2, 0): alive}
+    seen = emergence.Emergence(1, [0, 10, 20], losses, {}, heads)
+    found = order.what_heads_did(seen, {(2, 0)}, 4)
+    assert found == dict(first_heads_stay=False, no_head_died=False)
+    seen = seen._replace(heads={(0, 0): idle, (2, 0): alive})
+    assert order.what_heads_did(seen, {(2, 0)}, 4) == dict(first_heads_stay=True, no_head_died=True)
+    assert order.what_heads_did(seen._replace(heads={}), {(2, 0)}, 4) == {}
+
+
 # ---- the picture
 
 

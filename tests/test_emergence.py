@@ -109,6 +109,22 @@ def test_a_checkpoint_of_any_task_against_loops(name, monkeypatch):
     paths = [Path(1, 1, *ends) for ends in itertools.permutations(range(len(task.roles)), 2)]
     row = emergence.measure_checkpoint(model, config, paths, batch)
     assert_as_by_loops(row, model, config, task, batch, paths)
+    assert_heads_as_by_weights(row, model, config, batch)
+
+
+def assert_heads_as_by_weights(row, model, config, batch):
+    """A head is removed by taking its columns out of the layer's output matrix."""
+    found = iter(row["heads"])
+    for block, head in itertools.product(model.blocks, range(2)):
+        weight = block.out.weight
+        kept = weight.data.clone()
+        weight.data[:, 8 * head : 8 * head + 8] = 0
+        with torch.no_grad():
+            predictions = model(batch.inputs)
+        weight.data = kept
+        expected = data.partial_losses(predictions, batch.targets, config["K"]).mean(0)
+        assert torch.allclose(torch.tensor(next(found)), expected, atol=1e-4)
+    assert next(found, None) is None
 
 
 # ---- reading
@@ -188,7 +204,8 @@ def test_rises_are_losses_without_less_losses():
         "one": history([], dict(x_1=[1.0, 0.25], x_2=[1.0, 1.5])),
         "other": history([], dict(x_1=[0.5, 0.5], x_2=[0.75, 0.25])),
     }
-    rises = emergence.removal_rises(emergence.Emergence(32, [0, 10], losses, paths))
+    removed = [path.without for path in paths.values()]
+    rises = emergence.removal_rises(emergence.Emergence(32, [0, 10], losses, paths), removed)
     assert rises == dict(x_1=[[0.5, 0.0], [0.0, 0.25]], x_2=[[0.25, 1.0], [0.0, -0.25]])
 
 
@@ -247,4 +264,19 @@ def test_figures_show_what_was_measured(copied, monkeypatch):
     assert panel.lines[0].get_xdata()[0] == pytest.approx(28)
     edges = panel.collections[0].get_coordinates()[0, :, 0].tolist()
     assert edges == [0, 10, 40, 60]  # half way between the checkpoints
+    plt.close("all")
+
+
+def test_heads_are_drawn_where_they_were_measured(copied, monkeypatch):
+    """A row per head, those of the circuit marked."""
+    run, figures = analyze.read_run(File(copied)), []
+    monkeypatch.setattr(runs, "save_figure", lambda figure, file: figures.append(figure))
+    heads = {(0, 0): dict(x_1=[0.5, 1.5]), (1, 1): dict(x_1=[0.5, 0.25])}
+    losses, paths = dict(x_1=[0.5, 0.25]), {IN_NUMBERS[0]: history([0, 1])}
+    seen = emergence.Emergence(32, [0, 10], losses, paths, heads)
+    emergence.draw_heads(run._replace(emergence=seen, paths={IN_NUMBERS[0]: 1.0}), None)
+    axes = figures[0].axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["layer 1 head 1 *", "layer 2 head 2"]
+    assert axes.collections[0].get_array().reshape(2, 2).tolist() == [[0, 1.25], [0, 0]]
     plt.close("all")
