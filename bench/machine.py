@@ -1,11 +1,13 @@
-"""Training steps per second of the main command, alone and beside processes that keep a core busy.
+"""What the machine around a run costs: neighbours that keep its cores busy, and writes that outlive
+a power loss.
 
-    python bench/busy.py       # 5 minutes on 2 cores
+    python bench/machine.py       # 8 minutes on 2 cores
 
 Two threads that wait for each other can wait by turning in a circle. That is fastest on a quiet
 machine; on a busy one they turn in the time that the other would need. GOMP_SPINCOUNT says how
-often they turn before they sleep; runs.py chooses it. The settings take turns, and the median
-counts.
+often they turn before they sleep; runs.py chooses it. Then a state of the main command is written,
+as at every evaluation, with and without waiting until it is on the disk. All take turns, and the
+median counts.
 """
 
 import itertools
@@ -13,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,12 +28,12 @@ SETTINGS = {
     "all cores, 1000 turns (ours, busy)": {"GOMP_SPINCOUNT": "1000"},
     "all cores, no turn": {"GOMP_SPINCOUNT": "0"},
 }
-BUSY, ROUNDS, SECONDS = [0, 1, 3], 7, 3
+BUSY, ROUNDS, SECONDS, WRITES = [0, 1, 3], 7, 3, 15
 BURN = [sys.executable, "-c", "while True: pass"]
 
 
-def serve():
-    """A child: for every line on stdin train for SECONDS, and print the steps per second."""
+def main_command():
+    """(step, model, optimizers) of the main command; step(number) trains on one batch."""
     import train
 
     flags = train.parse_flags("--layers 12 --heads 1 --D 3".split())
@@ -46,6 +49,12 @@ def serve():
             optimizer.step()
             optimizer.zero_grad()
 
+    return step, model, trained_by
+
+
+def serve():
+    """A child: for every line on stdin train for SECONDS, and print the steps per second."""
+    step = main_command()[0]
     step(0)
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -62,7 +71,8 @@ def ask(child):
     return float(child.stdout.readline())
 
 
-def main():
+def measure_neighbours():
+    """{(setting, busy processes): [steps per second, ...]}"""
     # one process per setting; all but one sleep
     children = {}
     for name, setting in SETTINGS.items():
@@ -81,8 +91,30 @@ def main():
             burner.kill()
     for child in children.values():
         child.stdin.close()
+    return rates
 
-    # the table
+
+def measure_writes():
+    """{whether it waits for the disk: [seconds, ...]} of writing a state, 19 MB."""
+    import runs
+
+    step, model, trained_by = main_command()
+    step(0)
+    states = [optimizer.state_dict() for optimizer in trained_by]
+    state, flush, seconds = dict(model=model.state_dict(), optimizers=states), runs.flush, {}
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # /tmp may be in memory
+        for _, waits in itertools.product(range(WRITES), (True, False)):
+            runs.flush = flush if waits else lambda path: None
+            started = time.perf_counter()
+            runs.write_tensors(Path(folder, "state.pt"), state)
+            seconds.setdefault(waits, []).append(time.perf_counter() - started)
+    return seconds
+
+
+def main():
+    rates = measure_neighbours()
+
+    # the table of steps per second
     titles = ["steps/s, median (lowest to highest)", *(f"beside {busy}" for busy in BUSY)]
     print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|")
     for name in SETTINGS:
@@ -92,6 +124,12 @@ def main():
             median = statistics.median(measured)
             cells.append(f"{median:.2f} ({min(measured):.2f} to {max(measured):.2f})")
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+    # the writes
+    for waits, seconds in measure_writes().items():
+        what = "until it is on the disk" if waits else "without waiting for the disk"
+        spread = f"{1000 * min(seconds):.0f} to {1000 * max(seconds):.0f}"
+        print(f"a state written {what}: {1000 * statistics.median(seconds):.0f} ms ({spread})")
 
 
 if __name__ == "__main__":
