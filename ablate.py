@@ -43,6 +43,7 @@ from circuit import (
 )
 from data import held_out
 from depth import may_attend, simulated_depth, symbols_reached
+from flags import asked
 from intervals import bootstrap
 from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search
 
@@ -317,8 +318,12 @@ def check(config, threshold, sequences, seed):
     if config["circuit"]:
         known = "its attention is known, there is nothing to find"
         raise ValueError(f"the run was trained with --circuit: {known}")
-    if not config["ic"]:
-        raise ValueError("the run was trained with --no-ic: choose one that predicts all symbols")
+    if config["mixture"]:
+        one = "its queries say one symbol each"
+        raise ValueError(f"the run was trained with --mixture: {one}, choose one that says all")
+    if len(asked(config)) < config["D"]:
+        typed = "--targets" if config["targets"] else "--no-ic"
+        raise ValueError(f"the run was trained with {typed}: choose one that predicts all symbols")
 
 
 @torch.no_grad()

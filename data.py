@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 
 # ---- the task: a table of roles
@@ -180,22 +181,27 @@ class Batch(NamedTuple):
     """B sequences of N chains; T tokens each, the last N of them the queries."""
 
     inputs: torch.Tensor  # (B, T, K and the numbers that the encoding appends)
-    targets: torch.Tensor  # (B, N, asked*K) for each query in token order: x_1..x_D, or x_D alone
+    targets: torch.Tensor  # (B, N, asked*K) for each query in token order: the symbols asked for
     positions: torch.Tensor  # (B, N, roles) the token where each role of each chain stands
 
 
-def make_batch(seed, index, N=4, D=3, K=4, ic=True, rotary="input"):
+def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", mixture=False):
     """The examples `index` (B,) of data set `seed`: a pure function of both, made on the device of
-    `index`. The N pairs of a step are shuffled among themselves, and so are the queries."""
+    `index`. The N pairs of a step are shuffled among themselves, and so are the queries.
+
+    targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all. With
+    mixture it is asked for one of them, at random, and told which by more numbers of its token, a
+    1 at the number of the symbol; all other tokens have zeros there."""
     task, B, device = chain(N, D), len(index), index.device
 
     # random numbers: first for the slot of each chain in each block, from the queries' block back
     # to the first, then for the symbols
     shuffles = N * len(task.blocks)
-    bits = random_bits(seed, index, shuffles + N * task.symbols * K)
+    drawn = N * task.symbols * K
+    bits = random_bits(seed, index, shuffles + drawn + N * mixture)
     order = bits[:, :shuffles].view(B, N, -1).flip(-1)
     slots = order.argsort(1).argsort(1)  # (B, N, blocks) ranks: the slot of each chain
-    symbols = standard_normal(bits[:, shuffles:]).view(B, N, -1, K)
+    symbols = standard_normal(bits[:, shuffles : shuffles + drawn]).view(B, N, -1, K)
 
     # every token holds the symbol of its role
     positions = task.positions(slots)
@@ -206,10 +212,16 @@ def make_batch(seed, index, N=4, D=3, K=4, ic=True, rotary="input"):
     inputs = torch.cat([inputs, numbers.expand(B, -1, -1)], -1)
 
     # the answers in the order in which the queries stand
-    answers = (symbols[:, :, 1:] if ic else symbols[:, :, -1:]).flatten(2)
-    asked = slots[:, :, task.roles[0].block].argsort(1)  # (B, N) the chain in each slot
-    targets = answers.gather(1, asked[:, :, None].expand_as(answers))
-    return Batch(inputs, targets, positions)
+    asked = torch.tensor(targets or range(1, task.symbols), device=device)
+    answers = symbols[:, :, asked].flatten(2)
+    chain_of = slots[:, :, task.roles[0].block].argsort(1)  # (B, N) the chain in each slot
+    answers = answers.gather(1, chain_of[:, :, None].expand_as(answers))
+    if mixture:
+        chosen = shift_right(bits[:, shuffles + drawn :], 1) % len(asked)  # (B, N) by slot
+        answers = answers.unflatten(2, (-1, K))[torch.arange(B)[:, None], torch.arange(N), chosen]
+        told = F.one_hot(asked[chosen] - 1, task.symbols - 1).to(inputs)
+        inputs = torch.cat([inputs, F.pad(told, (0, 0, task.T - N, 0))], -1)
+    return Batch(inputs, answers, positions)
 
 
 def partial_losses(predictions, targets, K):

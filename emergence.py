@@ -299,8 +299,8 @@ def draw_animation(run, file):
     drawn = draw_diagram(above, run.task, run.paths, lambda path: "0.00", lambda path: USEFUL)
     symbols = run.emergence.losses
     for symbol, losses in symbols.items():
-        color, label = runs.symbol_color(int(symbol[2:]), len(symbols)), f"$x_{{{symbol[2:]}}}$"
-        below.plot(steps, losses, color=color, label=label)
+        color = runs.symbol_color(int(symbol[2:]), run.task.symbols - 1)
+        below.plot(steps, losses, color=color, label=f"$x_{{{symbol[2:]}}}$")
     now = below.axvline(0, color=USEFUL)
     below.set(xlabel="training step", ylabel="MSE of each symbol", ylim=(0, 1.2))
     below.set_xlim(steps[0], steps[-1])

@@ -28,6 +28,9 @@ MUON_HELP += " all, as the paper: give it --steps 3000"
 DTYPE_HELP = "of activations and matrix products; weights, attention scores and optimizer are"
 DTYPE_HELP += " float32; auto = bfloat16 where the device multiplies it natively"
 
+MIXTURE_HELP = "ask each query for one of the targets, at random, told by numbers in its token"
+INIT_HELP = "start from the final weights of this run directory; of the outputs, those of symbols"
+INIT_HELP += " that both are asked for"
 HOLD_HELP = "hold attention at a circuit that does what the depth allows; layers that it"
 HOLD_HELP += " does not use stay free"
 
@@ -37,6 +40,8 @@ FLAGS = {
         "D": Flag(3, "retrieval steps per chain", 1, 1000),
         "K": Flag(4, "dimensions per symbol, even", 2),
         "ic": Flag(True, "target x_D alone instead of x_1..x_D: no implicit curriculum"),
+        "targets": Flag([], "target x_1 and x_3 alone: 1 3 (default: all, x_1..x_D)"),
+        "mixture": Flag(False, MIXTURE_HELP),
         "rotary": Flag("input", "rotary encoding: appended to the tokens, or RoPE"),
         "examples": Flag(2**18, "size of the training set; 0 = never the same example twice"),
     },
@@ -63,6 +68,7 @@ FLAGS = {
         "beta2": Flag(0.99, "Adam's second beta", 0, 0.9999999),
         "weight_decay": Flag(0.1, "decoupled weight decay of the matrices", 0, 1000),
         "clip": Flag(0.1, "largest gradient norm; 0 = no clipping"),
+        "init": Flag("", INIT_HELP),
         "seed": Flag(0, "of the data, its order, and the initial weights"),
     },
     "machine and files": {
@@ -100,6 +106,7 @@ def parse(arguments, description, choices):
     flags = vars(p.parse_args(arguments))
     try:
         check_values(flags)
+        settle_targets(flags)
         flags["device"] = find_device(flags["device"])
         if flags["dtype"] == "auto":
             flags["dtype"] = native_dtype(flags["device"])
@@ -117,10 +124,46 @@ def add_flag(group, name, flag, choices):
         group.add_argument(f"--{no}{typed}", dest=name, action=action, help=flag.help)
     elif default is None:
         group.add_argument(f"--{typed}", type=Path, help=flag.help)
+    elif isinstance(default, list):
+        group.add_argument(f"--{typed}", default=default, type=int, nargs="+", help=flag.help)
     else:
-        text = f"{flag.help} (default: {default})"
+        text = f"{flag.help} (default: {'none' if default == '' else default})"
         kind = type(default)
         group.add_argument(f"--{typed}", default=default, type=kind, choices=choices, help=text)
+
+
+# ---- which symbols are asked for
+
+
+def asked(flags):
+    """[k, ...] of the symbols x_k that each query is asked for."""
+    if flags["targets"]:
+        return sorted(flags["targets"])
+    return [*range(1, flags["D"] + 1)] if flags["ic"] else [flags["D"]]
+
+
+def settle_targets(flags):
+    """Say the same in one way, so that one run has one name: all symbols need no word, the last
+    alone is --no-ic."""
+    every = range(1, flags["D"] + 1)
+    if asked(flags) == [*every]:
+        flags |= dict(targets=[])
+    elif asked(flags) == [every[-1]]:
+        flags |= dict(targets=[], ic=False)
+    else:
+        flags |= dict(targets=asked(flags))
+
+
+def check_targets(flags):
+    """ValueError with one line if these cannot be the symbols asked for."""
+    targets, D = flags["targets"], flags["D"]
+    if not all(isinstance(k, int) and 1 <= k <= D for k in targets):
+        said = " ".join(map(str, targets))
+        raise ValueError(f"--targets must be from 1 to {D}, the number of symbols, not {said}")
+    if len(set(targets)) < len(targets):
+        raise ValueError("--targets names a symbol twice: leave one out")
+    if targets and not flags["ic"]:
+        raise ValueError("--no-ic asks for x_D alone: leave it or --targets out")
 
 
 # ---- what cannot be, in one line each
@@ -142,6 +185,7 @@ def check_values(flags):
             raise ValueError(f"{typed} must be {bound}, not {value}")
     if flags["rotary"] not in ENCODINGS:
         raise ValueError(f"--rotary must be one of {', '.join(ENCODINGS)}, not {flags['rotary']}")
+    check_targets(flags)
     if flags["K"] % 2:
         raise ValueError(f"--K must be even (rotary encodings turn pairs), not {flags['K']}")
     if flags["width"] % flags["heads"] and not flags["head_size"]:
@@ -210,5 +254,6 @@ def run_directory(flags):
     for key, value in flags.items():
         if key not in named and value != defaults[key]:
             no = "no-" if value is False else ""
-            name += f"_{no}{key}" + ("" if isinstance(value, bool) else str(value))
+            text = "-".join(map(str, value)) if isinstance(value, list) else Path(str(value)).name
+            name += f"_{no}{key}" + ("" if isinstance(value, bool) else text)
     return Path("out", f"{name}_s{flags['seed']}")

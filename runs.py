@@ -34,7 +34,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from data import ENCODINGS, chain, make_batch
-from flags import DEFAULTS, MACHINE_FLAGS, check_values, cpu_capabilities, head_size
+from flags import DEFAULTS, MACHINE_FLAGS, asked, check_values, cpu_capabilities, head_size
 from model import Transformer
 
 
@@ -175,8 +175,8 @@ def build(config):
     return Transformer(
         T,
         config["N"],
-        inputs=K + encoding.appended(T, K).shape[1],
-        outputs=K * (config["D"] if config["ic"] else 1),
+        inputs=K + encoding.appended(T, K).shape[1] + config["mixture"] * config["D"],
+        outputs=K * (1 if config["mixture"] else len(asked(config))),
         head_size=size,
         angles=encoding.angles and encoding.angles(T, size),
         **{key: config[key] for key in ("layers", "heads", "width", "mlp", "causal")},
@@ -197,10 +197,43 @@ def load(run, weights="model.pt", device="cpu"):
     return model.to(device).eval(), config
 
 
+def untrained(flags):
+    """The transformer of these flags before its first step, on the CPU: with --init the weights of
+    that run, where it has such. ValueError with one line if it is of another shape."""
+    model = build(flags)
+    if not flags["init"]:
+        return model
+    try:
+        other, config = load(flags["init"])
+    except ValueError as error:
+        raise ValueError(f"--init: {error}") from None
+
+    # heads of another number may have weights of the same shape
+    flags, config = (each | dict(head_size=head_size(each)) for each in (flags, config))
+    shape = ["layers", "heads", "width", "head_size", "mlp", "K", "rotary", "mixture"]
+    shape += ["D"] if flags["mixture"] else []
+    different = [key for key in shape if flags[key] != config[key]]
+    if different:
+        said = ", ".join(f"{key} {config[key]}, not {flags[key]}" for key in different)
+        what = f"--init {flags['init']} is of another shape ({said})"
+        raise ValueError(f"{what}: choose the flags of that run, or another one")
+
+    # the outputs of symbols that both are asked for; with --mixture the same K numbers say each
+    symbols = [[0], [0]] if flags["mixture"] else [asked(flags), asked(config)]
+    weights, ours = other.state_dict(), model.state_dict()
+    for name in ("head.weight", "head.bias"):
+        rows = ours[name].unflatten(0, (-1, flags["K"]))
+        learned = weights.pop(name).unflatten(0, (-1, flags["K"]))
+        for k in set(symbols[0]) & set(symbols[1]):
+            rows[symbols[0].index(k)] = learned[symbols[1].index(k)]
+    model.load_state_dict(ours | weights)
+    return model
+
+
 def sequences(config, index):
     """The Batch of the examples `index` of a run's problem and seed."""
-    flags = {key: config[key] for key in ("N", "D", "K", "ic", "rotary")}
-    return make_batch(config["seed"], index, **flags)
+    flags = {key: config[key] for key in ("N", "D", "K", "rotary", "mixture")}
+    return make_batch(config["seed"], index, targets=asked(config), **flags)
 
 
 def precision(config):

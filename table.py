@@ -7,13 +7,14 @@ over the last 100 steps) and the step at which each symbol passed below 0.5; Non
 
 import csv
 import io
+import json
 import math
 import statistics
 
 import runs
 from data import plateaus
 from depth import DEPTH_LAWS, causal_depth
-from flags import DEFAULTS, MACHINE_FLAGS
+from flags import DEFAULTS, MACHINE_FLAGS, asked
 
 
 # ---- results.csv
@@ -84,8 +85,9 @@ def read_row(cells):
         raise ValueError("more or fewer cells than columns")
     row = {name: runs.BEFORE.get(name, default) for name, default in RUN_FLAGS.items()}
     row |= {column: read_cell(column, text) for column, text in cells.items()}
-    if not row["error"] and None in (row.get("val"), row.get(f"x_{row['D']}")):
-        raise ValueError(f"neither an error nor losses val and x_{row['D']}")
+    last = asked(row)[-1]
+    if not row["error"] and None in (row.get("val"), row.get(f"x_{last}")):
+        raise ValueError(f"neither an error nor losses val and x_{last}")
     return row
 
 
@@ -93,17 +95,26 @@ def read_cell(column, text):
     """The value of a cell. ValueError if its column holds no such values."""
     if column in RUN_FLAGS:
         kind = type(RUN_FLAGS[column])
+        kind = list_of_numbers if kind is list else kind
     elif text in ("", "None"):  # some tables say it so
         return None
     else:
         kind = RESULTS.get(column, float if column.startswith("x_") else str)
     try:
         value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        if text.isprintable() and (kind is str or math.isfinite(value)):
+        if text.isprintable() and (kind in (str, list_of_numbers) or math.isfinite(value)):
             return value
     except (KeyError, ValueError):
         pass
     raise ValueError(f"{column} cannot be {text[:40]!r}")
+
+
+def list_of_numbers(text):
+    """[1, 3], as Python writes it; ValueError for anything else."""
+    value = json.loads(text)
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise ValueError("no list of numbers")
+    return value
 
 
 # ---- figures, from the table alone
@@ -313,6 +324,13 @@ def law_table(rows):
 
 def report(rows, folder):
     """Print what the runs found, then draw it."""
+    chosen = [row for row in rows if row["targets"] or row["mixture"] or row["init"]]
+    rows = [row for row in rows if row not in chosen]
+    if chosen:
+        what = "trained with --targets, --mixture or --init"
+        print(f"{len(chosen)} runs {what}, for which see curriculum.py", flush=True)
+    if not rows:
+        return
     section_7 = [row for row in rows if row["causal"] and not row["circuit"]]
     print("\n".join(["---", *claims(section_7), "", *law_table(rows), ""]), flush=True)
     figure_4(section_7, folder / "figure4.png")

@@ -20,7 +20,7 @@ import torch
 from circuit import hold
 from data import ENCODINGS, batch_index, held_out, partial_losses, plateaus
 from depth import minimal_circuit
-from flags import DTYPES, parse, run_directory
+from flags import DTYPES, asked, parse, run_directory
 
 
 # ---- optimizers
@@ -143,16 +143,22 @@ def predict(model, flags, index):
 
 @torch.no_grad()
 def evaluate(model, flags, split="validation", n=1024):
-    """The partial losses, a list, on n sequences that training never sees."""
-    losses = []
-    for index in held_out(split, n, flags["device"]).split(256):
-        losses.append(partial_losses(*predict(model, flags, index), flags["K"]))
-    return torch.cat(losses).mean(0).tolist()
+    """The partial losses, a list, on n sequences that training never sees; with --mixture every
+    query is asked for each of the symbols in turn."""
+    turns, of_symbols = [flags], []
+    if flags["mixture"]:
+        turns = [flags | dict(targets=[k]) for k in asked(flags)]
+    for turn in turns:
+        losses = []
+        for index in held_out(split, n, flags["device"]).split(256):
+            losses.append(partial_losses(*predict(model, turn, index), flags["K"]))
+        of_symbols += torch.cat(losses).mean(0).tolist()
+    return of_symbols
 
 
 def asked_symbols(flags):
     """The names of the targets, x_1, x_2, ..., of one query."""
-    return [f"x_{k}" for k in (range(1, flags["D"] + 1) if flags["ic"] else [flags["D"]])]
+    return [f"x_{k}" for k in asked(flags)]
 
 
 def log_row(model, flags, step, seconds, train_loss):
@@ -186,7 +192,7 @@ def train(flags, state=None, stopped=()):
     # the model, its optimizers, and where they stand
     run, every, steps = flags["out"], flags["eval_every"], flags["steps"]
     torch.manual_seed(flags["seed"])
-    model = runs.build(flags).to(flags["device"])
+    model = (runs.build(flags) if state else runs.untrained(flags)).to(flags["device"])
     compiled = compile_model(model, flags)
     trained_by, rows, step = optimizers(model, flags), [], 0
     train_loss = torch.zeros(2, device=flags["device"])  # sum, number since the last evaluation
@@ -367,6 +373,8 @@ def run_once(flags, stopped=()):
     """Train the run in its directory, or go on with it. True when it has ended, False when
     `stopped` filled up first. ValueError, FloatingPointError or OSError if it cannot be."""
     run = flags["out"]
+    if flags["init"] and not (run / "config.json").exists():
+        runs.untrained(flags)  # an --init that cannot be is refused before anything is written
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -93,9 +93,9 @@ def bits_behind(numbers):
 @pytest.mark.parametrize("D", HASHES)
 def test_batches_are_those_of_the_first_release(D):
     found, index = hashlib.sha256(), torch.tensor([0, 1, 5, 12345, -1, -2, -1048577])
-    for N, K, ic, rotary in ((4, 4, True, "input"), (3, 2, False, "qk")):
+    for N, K, asked, rotary in ((4, 4, None, "input"), (3, 2, [D], "qk")):
         for seed in (0, 7):
-            batch = data.make_batch(seed, index, N, D, K, ic, rotary)
+            batch = data.make_batch(seed, index, N, D, K, asked, rotary)
             symbols = bits_behind(batch.inputs[..., :K]), bits_behind(batch.targets)
             for whole in (*symbols, batch.positions):
                 found.update(whole.contiguous().numpy().tobytes())
@@ -106,7 +106,7 @@ def test_targets_are_what_following_the_chain_gives():
     for N, D, K in itertools.product((1, 2, 4, 5), (1, 2, 3, 6), (2, 4)):
         T, index = N * (2 * D + 1), torch.arange(20)
         batch = data.make_batch(3, index, N, D, K)
-        last = data.make_batch(3, index, N, D, K, ic=False, rotary="qk")
+        last = data.make_batch(3, index, N, D, K, [D], rotary="qk")
         assert batch.inputs.shape == (20, T, 2 * K) and last.inputs.shape == (20, T, K)
         for i in index:
             solved = solve(batch.inputs[i], N, D, K)
