@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Every command that made results/, in order. What is there is skipped, and after a stop the same line goes on.
+#
+#   bash results/reproduce.sh out/again          # what a laptop does in a night, about 10 core-hours
+#   bash results/reproduce.sh out/again --all    # the long runs too; without a GPU, weeks
+#
+# One run at a time, on all cores. Minutes are of one core of an AMD EPYC (Zen 4), November 2026.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=${1:?name a folder for the runs, say out/again}
+mkdir -p "$folder"
+
+# MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
+make_runs() {
+  while read -r minutes what name flags; do
+    run="$folder/$name"
+    echo "== $name, about $minutes minutes"
+    # shellcheck disable=SC2086
+    [ -e "$run/model.pt" ] || python train.py $flags --out "$run" --resume < /dev/null
+    if [ "$what" = circuit ] && [ ! -e "$run/attention_maps.png" ]; then
+      python ablate.py "$run" < /dev/null
+      python analyze.py "$run" < /dev/null
+    fi
+  done
+}
+
+# the main command (circuits.md, order.md)
+for seed in {0..6}; do
+  echo "13 circuit L12_H1_D3_s$seed --layers 12 --heads 1 --D 3 --seed $seed --save-every 25"
+done | make_runs
+
+# transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md)
+paper="--layers 12 --heads 1 --D 3 --optimizer adamw --weight-decay 0.1"
+make_runs << RUNS
+23 circuit A $paper --steps 3000 --seed 0
+23 circuit B $paper --steps 3000 --seed 1
+23 circuit C $paper --steps 3000 --seed 2
+RUNS
+
+# RoPE (order.md)
+for seed in {0..5}; do
+  name=L12_H1_D3_rotaryqk_optimizeradamw_steps1600_weight_decay0.1_s$seed
+  echo "16 circuit $name $paper --rotary qk --steps 1600 --eval-every 20 --save-every 20 --seed $seed"
+done | make_runs
+
+# without the implicit curriculum (depth.md), and in float32 (DEPARTURES.md)
+make_runs << RUNS
+56 loss no-ic $paper --no-ic --steps 8000 --target 0 --eval-every 400
+59 loss no-ic_rotaryqk $paper --no-ic --rotary qk --steps 8000 --target 0 --eval-every 400
+22 loss float32 --layers 12 --heads 1 --D 3 --weight-decay 0.1 --dtype float32
+RUNS
+
+# many depths (depth.md): 115 and 40 core-minutes
+python sweep.py --preset laptop --out "$folder/sweep"
+python sweep.py --preset law --out "$folder/sweep"
+
+# the related systems (mechanisms/README.md)
+for file in memories recall bigrams theorems noise hops; do
+  python "mechanisms/$file.py"
+done
+
+[ "${2:-}" = --all ] || exit 0
+
+# transformer D, the paper's literal settings, and its sweep
+make_runs << RUNS
+83 circuit D --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --weight-decay 0.1 --save-every 80 --eval-every 40
+100 circuit literal $paper --steps 24000 --target 0 --warmup 0 --decay 0 --clip 0 --beta2 0.999
+RUNS
+python sweep.py --preset paper --out "$folder/paper"
