@@ -7,6 +7,7 @@ No server, no network: the libraries (Vega-Lite) and all data are in the page.
 """
 
 import argparse
+import functools
 import html
 import json
 import pathlib
@@ -204,24 +205,22 @@ def tell(run):
         if count:
             rows["maps"] += map_rows(run, weights, batch, shown)
         rows["information"] += information_rows(run, weights, shown)
-        left = (time.time() - began) / (shown + 1) * (len(moments) - shown - 1)
-        print(
-            f"\r{run.folder}: {shown + 1}/{len(moments)} weights read, {left:.0f} s left ",
-            end="" if left else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        done = shown + 1
+        left = (time.time() - began) / done * (len(moments) - done)
+        progress = f"\r{run.folder}: weights {done}/{len(moments)}, {left:.0f} s left "
+        print(progress, end="" if left else "\n", file=sys.stderr, flush=True)
 
     # what was measured before
     rows["paths"], rows["removals"] = path_rows(run)
     rows["history"], rows["rises"], rows["losses"] = training_rows(run)
-    steps = [step for step, _ in moments]
-    if run.emergence:
-        steps = run.emergence.steps
-    steps = steps or [runs.read_log(run.folder)[-1]["step"]]
-    shown = [
-        max([n for n, (at, _) in enumerate(moments) if at <= step], default=0) for step in steps
-    ]
+
+    # at each step to choose, the maps of the last weights before it, if there are any
+    map_steps, shown = [step for step, _ in moments], []
+    last_step = runs.read_log(run.folder)[-1]["step"]
+    steps = run.emergence.steps if run.emergence else map_steps or [last_step]
+    for step in steps:
+        before = [number for number, at in enumerate(map_steps) if at <= step]
+        shown.append(before[-1] if before else 0)
     story = Story(
         task=task,
         config=config,
@@ -230,7 +229,9 @@ def tell(run):
         layers=sorted({path.layer for path in run.paths}),
         names=[token_names(task, positions) for positions in batch.positions],
         steps=steps,
+        sequences=run.emergence.sequences if run.emergence else 512,
         shown=shown,
+        map_steps=map_steps,
         missing=why_missing(run, count),
     )
     return story, rows
@@ -313,11 +314,16 @@ def about(run, command):
     return "".join(f"<p>{html.escape(part)}</p>" for part in parts)
 
 
+@functools.cache
+def library():
+    """Vega, Vega-Lite and Vega-Embed, as text of JavaScript."""
+    version = altair.SCHEMA_VERSION.lstrip("v").split(".")
+    return vl_convert.javascript_bundle(vl_version=f"v{version[0]}.{version[1]}")
+
+
 def page(title, pages):
     """A whole page of HTML that asks nothing of any server, and may not; pages: {name: dict} of
     what can be chosen, each with HTML `about`, `wide` and `narrow` Vega-Lite, and its `rows`."""
-    version = "v" + ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    library = vl_convert.javascript_bundle(vl_version=version)
     data = json.dumps(list(pages.values()), separators=(",", ":")).replace("<", "\\u003c")
     allowed = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
     allowed += "style-src 'unsafe-inline'; img-src data:"
@@ -332,7 +338,7 @@ def page(title, pages):
 <div id="controls"><span id="run">{menu}</span><span id="sliders"></span></div>
 <noscript>This page draws itself with JavaScript: please allow it.</noscript>
 <div id="views" class="wide"></div>
-<script>{library}</script>
+<script>{library()}</script>
 <script>const pages = {data};{SCRIPT}</script>
 </body></html>
 """

@@ -15,7 +15,19 @@ from compare import facts
 from depth import DEPTH_LAWS
 from explore import page
 from order import induction_names
-from views import BLUE, GRAY, INK, RED, THEME, beside, heading, rows_of, symbol_colors
+from views import (
+    BLUE,
+    GRAY,
+    INK,
+    RED,
+    THEME,
+    beside,
+    heading,
+    name_marks,
+    note,
+    rows_of,
+    symbol_colors,
+)
 
 
 # ---- rows
@@ -94,6 +106,7 @@ def draw_order(every, symbols, width):
     dots = rows.transform_filter("datum.symbol != 'attention'")
     dots = dots.mark_circle(size=60, opacity=1, stroke=GRAY).encode(x=x, y=y)
     dots = dots.encode(color=filled(symbols), tooltip=tips("what", "step", "MSE"))
+    dots = dots.properties(name="learned")
     ticks = rows.transform_filter("datum.symbol == 'attention'").mark_tick(color=RED, thickness=2)
     ticks = ticks.encode(x=x, y=y, tooltip=tips("what", "step", "MSE"))
     title = heading("When each run learned what", width, "red: the two paths of its induction head")
@@ -107,13 +120,13 @@ def draw_figure_4(symbols, width):
     kinds = alt.Color("kind:N", scale=alt.Scale(range=[BLUE, RED]))
     kinds = kinds.legend(orient="bottom", title=None, direction="vertical", labelLimit=width)
     panels = []
-    for only, color, said in (
-        ("== 'all'", kinds, "Figure 4: final loss, every run and the mean"),
-        ("!= 'all'", filled(symbols), "Each symbol alone"),
+    for name, only, color, said in (
+        ("final", "== 'all'", kinds, "Figure 4: final loss, every run and the mean"),
+        ("symbols", "!= 'all'", filled(symbols), "Each symbol alone"),
     ):
         rows = rows_of("figure_4").transform_filter(f"datum.symbol {only}")
         dots = rows.mark_circle(size=70, opacity=0.6, stroke=GRAY).encode(x=x, y=y, color=color)
-        dots = dots.encode(tooltip=tips("symbol", "layers", "loss"))
+        dots = dots.encode(tooltip=tips("symbol", "layers", "loss")).properties(name=name)
         means = rows.mark_line().encode(x=x, y=alt.Y("mean(loss):Q"), color=color)
         panels.append(alt.layer(means, dots).properties(width=width, height=250, title=said))
     return panels
@@ -128,7 +141,7 @@ def draw_law(deepest, width):
     color = alt.Color("kind:N", scale=alt.Scale(range=[BLUE, "#E69F00"]))
     color = color.legend(orient="bottom", title=None)
     shape, panels = alt.Shape("kind:N", legend=None), []
-    for mask in "causal mask", "no mask":
+    for name, mask in ("held", "causal mask"), ("unmasked", "no mask"):
         only = f"datum.mask == '{mask}'"
         law = rows_of("laws").transform_filter(only).mark_line(interpolate="step", color=INK)
         law = law.transform_calculate(at="datum.k")
@@ -138,7 +151,7 @@ def draw_law(deepest, width):
         )
         dots = dots.transform_calculate(at=f"datum.k + {aside}")
         dots = dots.encode(x=x, y=y, color=color, shape=shape)
-        dots = dots.encode(tooltip=tips("kind", "k", "layers", "loss"))
+        dots = dots.encode(tooltip=tips("kind", "k", "layers", "loss")).properties(name=name)
         chart = alt.layer(law.encode(x=x, y=y), dots)
         title = heading(
             f"The depth law, {mask}", width, "line: the law; a dot per seed that learned x_k"
@@ -152,12 +165,16 @@ def draw_index(every, rows, narrow):
     width, stack = (280, alt.vconcat) if narrow else (460, alt.hconcat)
     last = max(config["D"] for *_, config in every)
     symbols = [f"x_{k}" for k in range(1, last + 1)]
-    charts = [draw_order(every, symbols, width if narrow else 2 * width)]
+    charts = [note("None of these runs has learned a symbol.", "When each run learned what", width)]
+    if rows["order"]:
+        charts = [draw_order(every, symbols, width if narrow else 2 * width)]
     if rows["figure_4"]:
         charts.append(beside(stack, *draw_figure_4(symbols, width)))
         deepest = max(row["layers"] for row in rows["figure_4"] + rows["law"])
         charts.append(beside(stack, *draw_law(deepest, width)))
-    return beside(alt.vconcat, *charts).configure(**THEME).to_dict()
+    drawn = beside(alt.vconcat, *charts).to_dict() | dict(config=THEME)
+    name_marks(drawn)
+    return drawn
 
 
 # ---- the page

@@ -17,16 +17,16 @@ from diagram import DASHED_BELOW, USEFUL
 
 RED, BLUE, ORANGE, GRAY = (to_hex(color) for color in (USEFUL, "tab:blue", "tab:orange", "gray"))
 INK = "currentColor"  # of the page: dark on light, or light on dark
-# One per chain, of Okabe and Ito's: black letters can be read on each of them
-CHAINS = ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#BBBBBB"]
+# One per chain: the colour-blind can tell them, and black letters can be read on each
+CHAINS = ["#8FD0F5", "#E69F00", "#00875F", "#D55EA0", "#F0E442", "#BBBBBB"]
 
 LINES = dict(labelColor=INK, titleColor=INK, tickColor=GRAY, domainColor=GRAY, gridColor="#8884")
-THEME = dict(
+THEME = dict(  # Vega-Lite's config
     background="transparent",
-    view=alt.ViewConfig(stroke=None),
-    axis=alt.AxisConfig(**LINES),
-    legend=alt.LegendConfig(labelColor=INK, titleColor=INK),
-    title=alt.TitleConfig(color=INK, subtitleColor=INK, anchor="start", fontSize=14),
+    view=dict(stroke=None),
+    axis=LINES,
+    legend=dict(labelColor=INK, titleColor=INK),
+    title=dict(color=INK, subtitleColor=INK, anchor="start", fontSize=14),
 )
 NOTHING = alt.Data(values=[{}])  # for marks that show no data but what is chosen
 BOX = dict(x2="x1:Q", y2="y1:Q")  # a rectangle or an arrow from x0, y0 to x1, y1
@@ -43,7 +43,9 @@ class Story(NamedTuple):
     layers: list  # those with paths, from 0
     names: list  # of the tokens, of each sequence
     steps: list  # the training steps to choose from, one if only the end is known
+    sequences: int  # over which attention is the mean
     shown: list  # for each of these, which of the sets of maps is shown
+    map_steps: list  # after which step each of these sets was measured
     missing: dict  # {view: why it cannot be drawn}
 
 
@@ -51,6 +53,7 @@ class Story(NamedTuple):
 
 
 LAYER, HEAD, TOKEN = "at_layer.layer[0]", "at_head.head[0]", "at_token.token[0]"
+OF_STEP = "' after ' + map_steps[shown[moment]] + ' steps'"
 IN_HEAD = f"datum.sequence == example && datum.layer == {LAYER} && datum.head == {HEAD}"
 OF_PATH = "datum.path == at_path.path[0]"
 
@@ -107,6 +110,7 @@ def variables(story, lines):
         known["line"] += [number if lines > 1 else 0] * len(own)
         known["place"] += range(start, start + len(own))
     known |= dict(names=story.names, steps=story.steps, shown=story.shown)
+    known |= dict(map_steps=story.map_steps)
     known = [alt.VariableParameter(name=name, value=value) for name, value in known.items()]
     return [*chosen, *known]
 
@@ -141,8 +145,8 @@ def note(why, title, width):
 
 def beside(stack, *charts, spacing=20):
     """Charts side by side (alt.hconcat) or below each other, colours and brightness their own."""
-    own = dict(color="independent", opacity="independent")
-    return stack(*charts, spacing=spacing).resolve_scale(**own)
+    own = dict(scale=dict(color="independent", opacity="independent"))
+    return stack(*charts, spacing=spacing, resolve=own)
 
 
 def axisless(channel, field, first, last, **more):
@@ -223,7 +227,7 @@ def draw_tokens(story, width, lines):
         "each attends to it; framed: where the circuit has a path",
     )
     height = (100 if lines > 1 else 130) * lines
-    return alt.layer(*layers).properties(width=width, height=height, title=title)
+    return alt.layer(*layers, width=width, height=height, title=title)
 
 
 def draw_map(story, width):
@@ -270,12 +274,12 @@ def draw_map(story, width):
         frames = frames.mark_rect(filled=False, stroke=RED, strokeWidth=1.5)
         layers.append(frames.encode(**BOX))
     title = heading(
-        f"='Attention of layer ' + {LAYER} + ', head ' + {HEAD}",
+        f"='Attention of layer ' + {LAYER} + ', head ' + {HEAD} + {OF_STEP}",
         width,
         "a row for each attending token, the attended ones across; the "
         "bluer, the more attention; red: where the circuit has a path",
     )
-    return alt.layer(*layers).properties(width=width, height=width, title=title)
+    return alt.layer(*layers, width=width, height=width, title=title)
 
 
 # ---- the circuit
@@ -358,10 +362,10 @@ def draw_circuit(story, width, height):
     title = heading(
         "='The circuit, mean attention after ' + steps[moment] + ' steps'",
         width,
-        "roles across as they are read, layers upward; thick: the role of "
-        "the chosen token; tap an arrow to choose it and its layer",
+        f"over {story.sequences} sequences; roles across as they are read, layers upward; thick: "
+        "the role of the chosen token; tap an arrow to choose it and its layer",
     )
-    return alt.layer(*layers).properties(width=width, height=height, title=title)
+    return alt.layer(*layers, width=width, height=height, title=title)
 
 
 def draw_removal(story, width):
@@ -481,14 +485,14 @@ def draw_information(story, width, height):
     frame = alt.Chart(NOTHING).transform_calculate(**ends).encode(x=x, y=y, **BOX)
     frame = frame.mark_rect(filled=False, stroke=ORANGE, strokeWidth=2.5)
     title = heading(
-        title,
+        f"='{title}' + {OF_STEP}",
         width,
         "at each role (above) of each symbol of its chain (below), by least "
         "squares; red: layers with a path; framed: the chosen one, tap another",
     )
     title.offset = 18
-    chart = alt.layer(field.properties(name="information"), frame, names)
-    return chart.properties(width=width, height=height, title=title)
+    layers = field.properties(name="information"), frame, names
+    return alt.layer(*layers, width=width, height=height, title=title)
 
 
 # ---- all of them
@@ -518,7 +522,7 @@ def draw_run(story, narrow, plateaus=()):
     else:
         sides = [beside(alt.vconcat, *side) for side in (left, [*circuit, read])]
         chart = beside(alt.vconcat, tokens, beside(alt.hconcat, *sides, spacing=60))
-    drawn = chart.configure(**THEME).to_dict()
+    drawn = chart.to_dict() | dict(config=THEME)
     name_marks(drawn)
     params = [*variables(story, lines), *pointing(story)]
     return drawn | dict(params=[param.to_dict() for param in params])
