@@ -57,9 +57,9 @@ def figure_4_rows(table_rows):
         if row["causal"] and not row["circuit"]:
             curriculum = f"{'with' if row['ic'] else 'without'} implicit curriculum, D={row['D']}"
             where = dict(run=row["run"], seed=row["seed"], layers=row["layers"], kind=curriculum)
-            rows.append(where | dict(symbol="all", loss=row["val"]))
+            rows.append(where | dict(symbol="all", loss=round(row["val"], 4)))
             for k in table.symbols_in([row]) if row["ic"] else ():
-                rows.append(where | dict(symbol=f"x_{k}", loss=row[f"x_{k}"]))
+                rows.append(where | dict(symbol=f"x_{k}", loss=round(row[f"x_{k}"], 4)))
     return rows
 
 
@@ -77,7 +77,9 @@ def law_rows(table_rows):
                         found.setdefault(row["seed"], row)
                 for row in found.values():
                     where = dict(run=row["run"], seed=row["seed"], layers=row["layers"])
-                    rows.append(where | dict(k=k, mask=mask, kind=kind, loss=row[f"x_{k}"]))
+                    rows.append(
+                        where | dict(k=k, mask=mask, kind=kind, loss=round(row[f"x_{k}"], 4))
+                    )
         for k in table.symbols_in(table_rows):
             laws.append(dict(mask=mask, k=k, layers=DEPTH_LAWS[causal](k)))
     return rows, laws
@@ -212,11 +214,12 @@ def index(folder):
     swept = [row for row in swept if not row["error"] and row["val"] is not None]
     law, laws = law_rows(swept)
     rows = dict(order=order_rows(every), figure_4=figure_4_rows(swept), law=law, laws=laws)
-    said = (
-        f"<p>The {len(every)} runs below {html.escape(folder.name)}/, and what they show together:"
-    )
-    said += " point at a mark to see its run, seed and numbers.</p><details><summary>All runs as a"
-    said += f" table</summary>{run_table(folder, every)}</details>"
+    inside = '<p><a href="explorer.html">Some of them from inside</a></p>'
+    name = html.escape(folder.name)
+    said = f"""<p>The {len(every)} runs below {name}/, and what they show together.
+Point at a mark to see its run, seed and numbers.</p>
+{inside if (folder / "explorer.html").exists() else ""}
+<details><summary>All runs as a table</summary>{run_table(folder, every)}</details>"""
     specs = {name: draw_index(every, rows, name == "narrow") for name in ("wide", "narrow")}
     return page(f"All runs in {folder.name}", {folder.name: dict(about=said, rows=rows, **specs)})
 
