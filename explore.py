@@ -181,7 +181,8 @@ def training_rows(run):
         for step, mean, low, high, hits in columns:
             row = dict(path=title_of(run, path), step=step)
             history.append(row | dict(mean=mean, low=low, high=high, hits=hits))
-    for symbol, by_path in removal_rises(run.emergence).items():
+    removed = [path.without for path in run.emergence.paths.values()]
+    for symbol, by_path in removal_rises(run.emergence, removed).items():
         for path, curve in zip(run.emergence.paths, by_path, strict=True):
             for step, rise in zip(steps, curve, strict=True):
                 row = dict(path=title_of(run, path), symbol=symbol, step=step)
