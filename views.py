@@ -404,11 +404,8 @@ def draw_history(story, width, plateaus):
     x = alt.X("step:Q", title="training step", scale=scale)
     now = alt.Chart(NOTHING).transform_calculate(step="steps[moment]")
     now = now.mark_rule(color=RED, strokeWidth=1.5).encode(x=x)
-    colors, shape, panels = (
-        symbol_colors(story.symbols, story.config["D"]),
-        dict(width=width, height=95),
-        [],
-    )
+    colors = symbol_colors(story.symbols, story.config["D"])
+    shape, panels = dict(width=width, height=95), []
     if "history" in story.missing:
         panels.append(note(story.missing["history"], "The chosen path over training", width))
     else:
