@@ -8,7 +8,6 @@ sequence's own; scored is what follows a trigger that occurred before. Outputs t
 can make a sequence run in a cycle, easy to foretell: accuracy is also given without such ones.
 """
 
-import argparse
 import csv
 import json
 import sys
@@ -21,7 +20,7 @@ from torch.nn.functional import cross_entropy, embedding
 
 
 sys.path.append(str(Path(__file__).parents[1]))
-from runs import save_figure, write_file
+from runs import measure_and_draw, save_figure
 
 
 N, K = 65, 5  # characters, triggers
@@ -159,22 +158,25 @@ def measure(args):
             results["shown"] = shown
         left = (time.time() - start) * (len(runs) / done - 1)
         print(f"{label}, seed {seed}: {rows[-1][2]:.3f}, about {left:.0f} s left", flush=True)
-    return dict(seconds=time.time() - start, processor=time.process_time()) | results
+    return results
 
 
 def draw(results, path):
     """Recall against steps, accuracy of all runs, and the attention of the two heads."""
-    figure, axes = plt.subplot_mosaic("AABBCC;DDDEEE", figsize=(17, 13), layout="constrained")
+    grid = dict(mosaic="AABBCC;DDDEEE", height_ratios=(2, 3))
+    figure, axes = plt.subplot_mosaic(**grid, figsize=(15, 13), layout="constrained")
     curves = {label: torch.tensor(results[label]) for label in RUNS}  # (seeds, times, COLUMNS)
-    lines = [("A", "random triggers", i, COLUMNS[i]) for i in range(2, 7)]
-    lines += [("B", "fixed triggers", i, COLUMNS[i]) for i in range(2, 7)]
+    names = ["accuracy without cycles", *COLUMNS[3:7]]
+    lines = [("A", "random triggers", i, name) for i, name in enumerate(names, 2)]
+    lines += [("B", "fixed triggers", i, name) for i, name in enumerate(names, 2)]
     lines += [("C", label, 2, label) for label in RUNS]
     for i, (key, label, column, name) in enumerate(lines):
         steps, values = curves[label][0, :, 0], curves[label][:, :, column]
         axes[key].plot(steps, values.T, color=COLORS[i % 5], alpha=0.3)
         axes[key].plot(steps, values.mean(0), color=COLORS[i % 5], label=name)
-        axes[key].set(xlabel="training step", ylabel="recall; black: accuracy", title=label)
-        axes[key].legend(fontsize="small")
+        axes[key].set(xlabel="training step", ylabel="share recalled, or foretold", title=label)
+        axes[key].set(ylim=(-0.03, 1.03))
+        axes[key].legend(fontsize="small", loc="lower right")
     axes["C"].set(ylabel="accuracy without cycles", title=f"{len(values)} seeds and their mean")
 
     # the attention of one run, tokens as they are written
@@ -194,26 +196,7 @@ def draw(results, path):
 
 
 def main():
-    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"bigrams.py: {message}\n")
-    p.add_argument("--steps", type=int, default=160, help="training steps")
-    p.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    p.add_argument("--seed", type=int, default=0, help="the first of them")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help="draw what bigrams.json holds")
-    args = p.parse_args()
-    if min(args.steps, args.seeds) < 1:
-        p.error("--steps and --seeds must be at least 1")
-    path = args.out / "bigrams.json"
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(dict(command=sys.argv[1:]) | measure(args))
-            write_file(path, lambda temporary: temporary.write_text(text))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError) as error:
-        p.error(f"{path} cannot be written, or is no result of this script: {error}")
+    measure_and_draw(__file__, __doc__, measure, draw, steps=160, seeds=5)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ A memory W answers token z with the k of the largest u_k' W e_z, e and u random 
 numbers. The fact is always z -> z: among random vectors any one-to-one map is this one renamed.
 """
 
-import argparse
-import json
 import math
 import sys
-import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,7 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 sys.path.append(str(Path(__file__).parents[1]))
 from intervals import bootstrap
-from runs import save_figure, write_file
+from runs import measure_and_draw, measure_each, save_figure
 
 
 LOADS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08)  # facts / d^2 after one step
@@ -128,22 +125,19 @@ def zipf_errors(seed, d, tokens=1000, answers=5, alpha=2):
 
 def measure(args):
     """{name of a function: rows of its arguments and "values", one a seed, 20 of Zipf data}."""
-    tasks = [(1, lemma_error, {})] + [(d / 100, zipf_errors, dict(d=d)) for d in ZIPF_WIDTHS]
-    loads = [(max(2, round(load * d * d)), d) for d in WIDTHS["one step"] for load in LOADS]
-    tasks += [(n * d / 1e5, one_step_recall, dict(facts=n, d=d)) for n, d in loads]
-    for memory, d in [(memory, d) for memory, widths in WIDTHS.items() for d in widths]:
-        seconds = d * d / (1000 if memory == "one step" else 20)  # a rough guess, as those above
-        tasks.append((seconds, capacity, dict(memory=memory, d=d, steps=args.steps)))
-
-    results, done, start = {}, 0, time.time()
-    for seconds, function, arguments in tasks:
-        count = args.seeds * (20 if function is zipf_errors else 1)
-        values = [function(seed, **arguments) for seed in range(args.seed, args.seed + count)]
-        results.setdefault(function.__name__, []).append(arguments | dict(values=values))
-        done += seconds
-        left = (time.time() - start) * (sum(task[0] for task in tasks) / done - 1)
-        print(f"{function.__name__} {arguments}: about {left:.0f} s left", flush=True)
-    return dict(seconds=time.time() - start, processor=time.process_time()) | results
+    seeds = range(args.seed, args.seed + args.seeds)
+    many = range(args.seed, args.seed + 20 * args.seeds)
+    runs = [(1, lemma_error, {}, seeds)]  # shares of the time: rough guesses
+    for d in ZIPF_WIDTHS:
+        runs.append((d / 100, zipf_errors, dict(d=d), many))
+    for d in WIDTHS["one step"]:
+        for facts in [max(2, round(load * d * d)) for load in LOADS]:
+            runs.append((facts * d / 1e5, one_step_recall, dict(facts=facts, d=d), seeds))
+    for memory, widths in WIDTHS.items():
+        for d in widths:
+            share = d * d / (1000 if memory == "one step" else 20)
+            runs.append((share, capacity, dict(memory=memory, d=d, steps=args.steps), seeds))
+    return measure_each([(run[0], run[1].__name__, *run[1:]) for run in runs])
 
 
 def points(axes, x, values, **style):
@@ -165,7 +159,9 @@ def draw(results, path):
         expected = torch.tensor([predicted_recall(row["facts"], d) for row in rows])
         left.plot(loads, expected[:, 0], ":", loads, expected[:, 1], "-", color=color)
     left.set(xlabel="facts / $d^2$", ylabel="share of facts recalled")
-    left.set_title("One gradient step; lines: expected (dotted: Gaussian)")
+    left.plot([], [], "k-", label="expected")
+    left.plot([], [], "k:", label="expected, crudely")
+    left.set_title(f"After one gradient step, {len(values[0])} seeds")
 
     # p parameters hold N facts: measured, in proportion (dotted), and p ~ N ln N (solid)
     for memory, color in zip(WIDTHS, COLORS, strict=True):
@@ -178,7 +174,11 @@ def draw(results, path):
         middle.plot(p, (facts / p).mean().expand(len(p)), ":", color=color)
         line = torch.linspace(facts.min(), facts.max(), 99)
         middle.loglog(c * line * line.log(), 1 / (c * line.log()), color=color)
-    middle.set(xlabel="parameters p", ylabel="N / p", title=f"N facts at 99%, n = {facts.shape[1]}")
+    ticks = (0.02, 0.05, 0.1, 0.2, 0.4)
+    middle.set_yticks(ticks, ticks)
+    middle.set_yticks([], minor=True)
+    middle.set(xlabel="parameters p", ylabel="N / p, facts stored per parameter")
+    middle.set_title(f"N facts at 99%, {facts.shape[1]} seeds")
 
     # errors of the three ways to weigh a token, and the laws of the last two
     for i, q in enumerate(("1", "p(x)", "1{x <= d/8}")):
@@ -187,33 +187,14 @@ def draw(results, path):
     d = torch.tensor(ZIPF_WIDTHS)
     right.loglog(d, 0.4 * d**-0.25, "k:", label="$d^{-1/4}$")
     right.loglog(d, 4 / d, "k--", label="$d^{-1}$")
-    right.set(xlabel="d", ylabel="error", title=f"Zipf data, n = {len(errors[0])}")
+    right.set(xlabel="d", ylabel="error", title=f"Zipf data, {len(errors[0])} trials")
     for axes in (left, middle, right):
         axes.legend(fontsize="small")
     save_figure(figure, path)
 
 
 def main():
-    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"memories.py: {message}\n")
-    p.add_argument("--steps", type=int, default=1000, help="training steps")
-    p.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    p.add_argument("--seed", type=int, default=0, help="the first of them")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help="draw what memories.json holds")
-    args = p.parse_args()
-    if min(args.steps, args.seeds) < 1:
-        p.error("--steps and --seeds must be at least 1")
-    path = args.out / "memories.json"
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(dict(command=sys.argv[1:]) | measure(args))
-            write_file(path, lambda temporary: temporary.write_text(text))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        p.error(f"{path}: {error}; run without --plot-only, --out a folder that can be written")
+    measure_and_draw(__file__, __doc__, measure, draw, steps=1000, seeds=5)
 
 
 if __name__ == "__main__":

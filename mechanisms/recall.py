@@ -8,11 +8,8 @@ relation has D answers of its own, A_r, each right for S/D subjects. Nothing has
 alone attends: all that a model sees of a sequence is how often each of the V tokens occurs.
 """
 
-import argparse
-import json
 import math
 import sys
-import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -22,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 sys.path.append(str(Path(__file__).parents[1]))
 from intervals import bootstrap
-from runs import save_figure, write_file
+from runs import measure_and_draw, measure_each, save_figure
 
 
 SWEEPS = {  # what is varied: {its value: (S, R, D, initial weight)}
@@ -135,36 +132,37 @@ def stored_share(seed, H, m, steps, S=16, R=16, D=8, d=16, head_size=4, noise=8,
 
 def measure(args):
     """{group: rows of arguments and "values", one a seed}."""
-    tables = [(name, table) for name in SWEEPS for table in SWEEPS[name].values()]
-    sizes = [dict(H=H, m=m, steps=args.steps // 8) for H in HEADS for m in HIDDEN]
-    tasks = [(5, "curves", train_linear, dict(S=16, R=4, D=8, init=1e-5, steps=args.steps))]
-    tasks += [(0.5, name, plateau, dict(table=table)) for name, table in tables]
-    tasks += [(2, "stored", stored_share, size) for size in sizes]  # 2 = roughly, in seconds
-    results, done, start = {}, 0, time.time()
-    for seconds, group, function, arguments in tasks:
-        values = [function(seed, **arguments) for seed in range(args.seed, args.seed + args.seeds)]
-        results.setdefault(group, []).append(arguments | dict(values=values))
-        done += seconds
-        left = (time.time() - start) * (sum(task[0] for task in tasks) / done - 1)
-        print(f"{group} {arguments}: about {left:.0f} s left", flush=True)
-    return dict(seconds=time.time() - start, processor=time.process_time()) | results
+    seeds = range(args.seed, args.seed + args.seeds)
+    system = dict(S=16, R=4, D=8, init=1e-5, steps=args.steps)
+    tasks = [(5, "curves", train_linear, system, seeds)]  # 5 = roughly, in seconds
+    for name, tables in SWEEPS.items():
+        tasks += [(0.5, name, plateau, dict(table=table), seeds) for table in tables.values()]
+    for H in HEADS:
+        for m in HIDDEN:
+            arguments = dict(H=H, m=m, steps=math.ceil(args.steps / 8))
+            tasks.append((2, "stored", stored_share, arguments, seeds))
+    return measure_each(tasks)
 
 
 def draw(results, path):
     """Losses beside the flow, share of facts stored, entry and exit of the plateau."""
-    figure, axes = plt.subplot_mosaic("AAABBB;CCDDEE", figsize=(15, 9), layout="constrained")
+    figure, axes = plt.subplot_mosaic("AAAABB;CCDDEE", figsize=(15, 9), layout="constrained")
     losses, heat, *sweeps = axes.values()
     S, R, D, init, _, values = results["curves"][0].values()
     curves = torch.tensor(values)  # (seeds, times, time and measures)
-    for i, name in enumerate(("total loss", "relation loss", "subject loss", "1 - p(a*)")):
-        losses.plot(curves[0, :, 0], curves[:, :, i + 1].T, color=COLORS[i], alpha=0.4)
-        losses.plot([], [], color=COLORS[i], label=name)
+    names = "total loss, ln RD", "relation loss, ln R", "subject loss, ln D", "1 - p(a*)"
+    for i, name in enumerate(names):
+        losses.plot(curves[0, :, 0], curves[:, :, i + 1].T, color=COLORS[i], lw=3, alpha=0.5)
+        losses.plot([], [], color=COLORS[i], lw=3, label=name + " at first" * (i < 3))
     for kind in (R, R, D), (S, D, R):
         expected = zip(*flow(*kind, init, end=curves[0, -1, 0]), strict=True)
         losses.plot(*expected, "k--", lw=1)
-    losses.set_yticks([0, 1 - 1 / D, math.log(D), math.log(R * D)], ["0", "1-1/D", "ln D", "ln RD"])
-    losses.set(xlabel="steps x lr (learning rate)", ylabel="nats, or probability")
-    losses.set_title(f"S = {S}, R = {R}, D = {D}, initial weight {init:g}; dashed: gradient flow")
+    losses.plot([], [], "k--", lw=1, label="gradient flow (two of the losses)")
+    levels = {"0": 0, "1 - 1/D": 1 - 1 / D, "ln R": math.log(R), "ln D": math.log(D)}
+    losses.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
+    losses.set(xlabel="steps x lr (learning rate)", ylabel="nats; black: probability")
+    where = f"S = {S}, R = {R}, D = {D}, initial weight {init:g}"
+    losses.set_title(f"{where}; {len(curves)} seeds")
     losses.legend()
 
     # facts, and parameters of heads and MLP
@@ -175,7 +173,11 @@ def draw(results, path):
         heat.text(i % len(HIDDEN), i // len(HIDDEN), text, ha="center", va="center", color=ink)
     heat.set_xticks(range(len(HIDDEN)), HIDDEN)
     heat.set_yticks(range(len(HEADS)), HEADS)
-    heat.set(xlabel="MLP width", ylabel="heads", title=f"Share stored; parameters; n={len(curves)}")
+    heat.set(
+        xlabel="MLP width",
+        ylabel="heads",
+        title="Share of 256 facts stored\nand, below, parameters",
+    )
 
     # entry and exit: points are measured, lines are the flow's, between them is the plateau
     for panel, name in zip(sweeps, SWEEPS, strict=True):
@@ -188,32 +190,15 @@ def draw(results, path):
             panel.plot(x, means[i + 2], color=COLORS[i + 1])
         panel.fill_between(x, *means[2:], means[2] < means[3], interpolate=True, color="0.9")
         panel.set_xticks(x, [f"{value:g}" for value in SWEEPS[name]])
-        panel.set(xlabel=name, ylabel="steps x lr", ylim=0, title=f"n = {len(curves)}; lines: flow")
+        panel.set(
+            xlabel=name, ylabel="steps x lr", ylim=0, title=f"{len(curves)} seeds; lines: flow"
+        )
         panel.legend(fontsize="small")
     save_figure(figure, path)
 
 
 def main():
-    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"recall.py: {message}\n")
-    p.add_argument("--steps", type=int, default=8192, help="of training; heat map: an eighth")
-    p.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    p.add_argument("--seed", type=int, default=0, help="the first of them")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help="draw what recall.json holds")
-    args = p.parse_args()
-    if args.steps < 8 or args.seeds < 1:
-        p.error("--steps must be at least 8, --seeds at least 1")
-    path = args.out / "recall.json"
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(dict(command=sys.argv[1:]) | measure(args))
-            write_file(path, lambda temporary: temporary.write_text(text))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        p.error(f"{path}: {error}; run without --plot-only, --out a folder that can be written")
+    measure_and_draw(__file__, __doc__, measure, draw, steps=8192, seeds=5)
 
 
 if __name__ == "__main__":

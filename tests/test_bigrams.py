@@ -1,11 +1,12 @@
-"""bigrams.py and theorems.py, held against loops, formulas and planted memories."""
+"""bigrams.py, theorems.py and the commands of layers.py, against loops and planted memories."""
 
 import csv
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import partial, update_wrapper
 
 import bigrams
+import layers
 import pytest
 import theorems
 import torch
@@ -216,43 +217,6 @@ def test_frozen_memories_wait():
 # ---- theorems.py
 
 
-def test_generic_is_causal():
-    torch.manual_seed(0)
-    model, tokens = theorems.Generic(2, 16, 2, 12), draw_batch("fixed", B=3, T=12)[0][:, :-1]
-    changed = tokens.clone()
-    changed[:, 7] = (changed[:, 7] + 1) % N
-    before, after = model(tokens), model(changed)
-    torch.testing.assert_close(before[:, :7], after[:, :7])
-    assert (before[:, 7:] - after[:, 7:]).abs().amax((0, 2)).min() > 1e-3
-
-
-def test_reader_by_bayes_in_loops():
-    _, chances, _ = read_bigrams()
-    prior = torch.rand(N, generator=seeded())
-    tokens = draw_batch("random", B=20, T=30)[0]
-    read = theorems.read_by_counts(tokens, chances, prior)
-    for b, sequence in enumerate(tokens.tolist()):
-        followed = defaultdict(list)
-        for t, now in enumerate(sequence[:-1]):
-            # joint chance of what followed so far and of each next token, if trigger and if not
-            if_trigger, if_not = torch.full((N,), 1 / N), chances[now].clone()
-            if followed[now]:
-                one = followed[now][0] if len(set(followed[now])) == 1 else None
-                if_trigger = torch.zeros(N)
-                if one is not None:
-                    if_trigger[one] = 1 / N
-                if_not *= torch.stack([chances[now, x] for x in followed[now]]).prod()
-            joint = prior[now] * if_trigger + (1 - prior[now]) * if_not
-            torch.testing.assert_close(read[b, t], joint / joint.sum(), rtol=1e-4, atol=1e-6)
-            followed[now].append(sequence[t + 1])
-
-
-def test_reader_of_fixed_triggers_is_never_wrong():
-    assert theorems.reader(0, "fixed") == [1.0, 1.0]
-    whole, acyclic = theorems.reader(0, "random")
-    assert 0.9 < acyclic < whole < 0.99
-
-
 def test_steps_recall_far_more_than_chance():
     recalls = theorems.three_steps(0, "uniform", 128, 1024)
     assert recalls[0] > 0.2 and recalls[1] > 4 / N and len(recalls) == 3
@@ -264,36 +228,37 @@ def test_steps_recall_far_more_than_chance():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Both scripts with models so small that a run takes a moment."""
+    """All scripts with models so small that a run takes a moment."""
     monkeypatch.setattr(bigrams, "train", partial(bigrams.train, d=16, T=32, B=8))
-    train = partial(theorems.train, T=16, B=8)
-    monkeypatch.setattr(theorems, "train", update_wrapper(train, theorems.train))
+    train = partial(layers.train, d=16, T=16, B=8)
+    monkeypatch.setattr(layers, "train", update_wrapper(train, layers.train))
     monkeypatch.setattr(theorems, "SIZES", [(16, 512), (32, 256), (32, 512)])
     monkeypatch.setattr(theorems, "WIDTH", 32)
     monkeypatch.setattr(theorems, "SEQUENCES", 512)
 
 
-@pytest.mark.parametrize("module", [bigrams, theorems], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [bigrams, layers, theorems], ids=lambda module: module.__name__)
 def test_results_are_written_and_redrawn(module, quick, tmp_path):
-    arguments = ["--out", tmp_path / "new", "--seeds", 1, "--seed", 3, "--steps", 20]
+    arguments = ["--out", tmp_path / "new", "--seeds", 1, "--seed", 3]
+    arguments += [] if module is theorems else ["--steps", 20]
     code, out, err = run_main(module, *arguments)
     assert code == 0 and not err and "s left" in out
     results, picture = (tmp_path / f"new/{module.__name__}{end}" for end in (".json", ".png"))
     found = json.loads(results.read_text())
-    assert found["seconds"] > 0 and found["command"][-1] == "20"
+    assert found["seconds"] > 0 and found["command"] == [str(word) for word in arguments]
     drawn = picture.read_bytes()
     picture.unlink()
     assert run_main(module, "--out", tmp_path / "new", "--plot-only") == (0, "", "")
     assert picture.read_bytes() == drawn and json.loads(results.read_text()) == found
 
 
-@pytest.mark.parametrize("module", [bigrams, theorems], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [bigrams, layers, theorems], ids=lambda module: module.__name__)
 def test_refusals(module, tmp_path):
-    assert_refused(module, "--seeds", 0, says="at least 1")
-    assert_refused(module, "--steps", "ten", says="--steps")
-    assert_refused(module, "--seed", 1, "--ste", 5, says="--ste")
-    assert_refused(module, "--plot-only", "--out", tmp_path, says="no result of this script")
+    assert_refused(module, "--seeds", 0, says="--seeds must be at least 1, not 0")
+    assert_refused(module, "--seeds", "ten", says="--seeds")
+    assert_refused(module, "--seed", 1, "--see", 5, says="--see")
+    assert_refused(module, "--plot-only", "--out", tmp_path, says="run without --plot-only")
     (tmp_path / f"{module.__name__}.json").write_text('{"seconds": 1')
-    assert_refused(module, "--plot-only", "--out", tmp_path, says="no result of this script")
+    assert_refused(module, "--plot-only", "--out", tmp_path, says="run without --plot-only")
     (tmp_path / "file").write_text("")
-    assert_refused(module, "--out", tmp_path / "file", "--steps", 1, says="cannot be written")
+    assert_refused(module, "--out", tmp_path / "file", says="a folder that can be written")

@@ -196,8 +196,8 @@ def test_command_measures_draws_and_redraws(tmp_path):
 
 
 def test_refusals(tmp_path):
-    assert_refused(recall, "--steps", 7, says="--steps must be at least 8")
-    assert_refused(recall, "--seeds", 0, says="--seeds at least 1")
+    assert_refused(recall, "--steps", 0, says="--steps must be at least 1")
+    assert_refused(recall, "--seeds", 0, says="--seeds must be at least 1")
     assert_refused(recall, "--see", 2, says="unrecognized arguments")
     assert_refused(recall, "--plot-only", "--out", tmp_path, says="run without --plot-only")
     for text in ("[", "[]", "{}"):

@@ -1,0 +1,75 @@
+"""layers.py: the transformer is causal and learns what it should; the reader is Bayes's rule."""
+
+from collections import defaultdict
+
+import layers
+import torch
+from bigrams import N, read_bigrams, sample
+
+
+def draw_batch(B, T):
+    _, chances, frequency = read_bigrams()
+    return sample(B, T, "random", chances, frequency, torch.Generator().manual_seed(0))
+
+
+def test_generic_is_causal():
+    torch.manual_seed(0)
+    model, tokens = layers.Generic(2, 16, 2, 12), draw_batch(B=3, T=12)[0][:, :-1]
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % N
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert (before[:, 7:] - after[:, 7:]).abs().amax((0, 2)).min() > 1e-3
+
+
+def test_what_is_learnt(monkeypatch):
+    """With fixed triggers all tokens, with random ones those that follow a trigger seen before."""
+    batches, losses = [], []
+
+    def drawn(*arguments):
+        batches.append(sample(*arguments))
+        return batches[-1]
+
+    def loss(logits, targets):
+        losses.append((targets, torch.nn.functional.cross_entropy(logits, targets)))
+        return losses[-1][1]
+
+    monkeypatch.setattr(layers, "sample", drawn)
+    monkeypatch.setattr(layers, "cross_entropy", loss)
+    for triggers in ("fixed", "random"):
+        batches.clear()
+        losses.clear()
+        rows = layers.train(0, 1, triggers, 60, d=16, T=16, B=16)
+        assert [row[0] for row in rows] == [0, 50, 60]
+        for (tokens, scored, _, _), (targets, _) in zip(batches[1:], losses, strict=True):
+            expected = tokens[:, 1:][scored] if triggers == "random" else tokens[:, 1:].flatten()
+            assert torch.equal(targets, expected)
+        values = torch.stack([value for _, value in losses]).detach()
+        assert values[:20].mean() > 1.1 * values[-20:].mean()
+
+
+def test_reader_by_bayes_in_loops():
+    _, chances, _ = read_bigrams()
+    prior = torch.rand(N, generator=torch.Generator().manual_seed(0))
+    tokens = draw_batch(B=20, T=30)[0]
+    read = layers.read_by_counts(tokens, chances, prior)
+    for b, sequence in enumerate(tokens.tolist()):
+        followed = defaultdict(list)
+        for t, now in enumerate(sequence[:-1]):
+            # joint chance of what followed so far and of each next token, if trigger and if not
+            if_trigger, if_not = torch.full((N,), 1 / N), chances[now].clone()
+            if followed[now]:
+                one = followed[now][0] if len(set(followed[now])) == 1 else None
+                if_trigger = torch.zeros(N)
+                if one is not None:
+                    if_trigger[one] = 1 / N
+                if_not *= torch.stack([chances[now, x] for x in followed[now]]).prod()
+            joint = prior[now] * if_trigger + (1 - prior[now]) * if_not
+            torch.testing.assert_close(read[b, t], joint / joint.sum(), rtol=1e-4, atol=1e-6)
+            followed[now].append(sequence[t + 1])
+
+
+def test_reader_of_fixed_triggers_is_never_wrong():
+    assert layers.reader(0, "fixed") == [1.0, 1.0]
+    whole, acyclic = layers.reader(0, "random")
+    assert 0.9 < acyclic < whole < 0.99
