@@ -176,7 +176,7 @@ def figure_4(rows, path):
     # both: the plateau, and the legends below
     for axes, side, columns in (left, "left", 1), (right, "right", 4):
         if rows:
-            average, _ = plateaus(rows[0]["N"])[-1]
+            average, _ = plateaus(runs.task_of(rows[0]))[-1]
             axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
         axes.set(xlabel="layers", ylim=(0, 1.15))
         axes.xaxis.get_major_locator().set_params(integer=True)
