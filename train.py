@@ -329,7 +329,7 @@ def draw_curves(run):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
             axes.annotate(
                 f"{level:.3g}: {meaning}",
-                (1, level),
+                (0.65 if 0.9 < level < 1 else 1, level),  # beside what is said of 1
                 (-4, 2),
                 xycoords=("axes fraction", "data"),
                 textcoords="offset points",
