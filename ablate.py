@@ -212,7 +212,7 @@ def certify(model, config, means, patterns, own, circuit, fill, batch, seed):
     # every path in the model as it is
     said, found["removals"] = vouch(model, config, own, patterns, means, circuit, generator), []
     intact = torch.tensor(found["intact"]["partial"])
-    learned = intact < destroyed_from(task.N)
+    learned = intact < destroyed_from(task)
     for path, errors in zip(paths, frozen, strict=True):
         others = [other for other in paths if other[2:] != path[2:]]
         predicted = learned & ~symbols_reached(task, others, config["layers"])
@@ -223,7 +223,7 @@ def certify(model, config, means, patterns, own, circuit, fill, batch, seed):
                 frozen=interval(errors, generator),
                 **said[path],
                 predicted=names_of(predicted),
-                destroyed=names_of(learned & (partial > destroyed_from(task.N))),
+                destroyed=names_of(learned & (partial > destroyed_from(task))),
             )
         )
     held = Held(model, config, means, part(batch, 32))

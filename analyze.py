@@ -23,6 +23,7 @@ import emergence
 from circuit import check_roles
 from data import Task, held_out, token_names
 from depth import starting_information
+from flags import problem_name
 from diagram import USEFUL, diagram_size, draw_diagram, faint_note
 from train import draw_curves
 
@@ -62,7 +63,8 @@ def attention_of_one(run):
     for layer, patterns in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
         for head, pattern in enumerate(patterns[0]):
             maps[layer, head] = pattern
-    return token_names(run.task, batch.positions[0]), maps
+    symbols = batch.inputs[0, :, : run.config["K"]]
+    return token_names(run.task, symbols, batch.positions[0]), maps
 
 
 def draw_attention_maps(run, file):
@@ -92,6 +94,7 @@ def draw_attention_maps(run, file):
         axes.spines[:].set(color=USEFUL if mark else "black", linewidth=2 if mark else 0.8)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
     letters = "letter: symbol, A = $x_0$; number: chain; lines: blocks"
+    letters += "; D1.2: of B1 and C2" if run.task.crossed else ""
     figure.supxlabel(f"attended token of one held-out sequence\n({letters})", fontsize=10)
     figure.supylabel("attending token", fontsize=10)
     runs.save_figure(figure, file)
@@ -106,8 +109,8 @@ def draw_circuit(run, file):
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     labels = {path: f"{attention:.2f}" for path, attention in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels.get, lambda path: USEFUL)
-    layers, D, seed = (run.config[name] for name in ("layers", "D", "seed"))
-    grade = f"Circuit ({run.report['grade']}) of {layers} layers, D={D}, seed {seed}"
+    layers, seed, problem = run.config["layers"], run.config["seed"], problem_name(run.config)
+    grade = f"Circuit ({run.report['grade']}) of {layers} layers, {problem}, seed {seed}"
     title = f"{grade}: arrows carry mean attention (512 sequences);\n"
     title += f"useless heads are uniform or identity, rows without an arrow: {run.report['fill']}"
     axes.set_title(title + faint_note(run.paths))
@@ -146,7 +149,8 @@ def draw_shared_information(run, file):
             axes.add_patch(FancyArrowPatch((a, height), (b, height), **style))
     axes.legend(loc="upper right", ncols=2, frameon=False)
     axes.set(xlim=(-0.6, len(run.task.roles) - 0.4), ylim=(-1, 1.3))
-    axes.set_title(f"What the roles of one chain share before any layer, D={run.config['D']}")
+    problem = problem_name(run.config)
+    axes.set_title(f"What the roles of one chain share before any layer, {problem}")
     axes.axis("off")
     runs.save_figure(figure, file)
 

@@ -93,9 +93,9 @@ def read_paths(pattern, task, positions):
 
 
 def tokens_of(task, role):
-    """(N,) the tokens where a role can stand, slot by slot."""
-    start, size = task.blocks[task.roles[role].block]
-    return start + size * torch.arange(task.N) + task.roles[role].place
+    """(slots,) the tokens where a role can stand, slot by slot."""
+    start, size, slots = task.blocks[task.roles[role].block]
+    return start + size * torch.arange(slots) + task.roles[role].place
 
 
 class MeanAttention(NamedTuple):
@@ -105,33 +105,35 @@ class MeanAttention(NamedTuple):
     surplus: torch.Tensor  # (roles, roles) how much more than to that role of another chain
     relayed: torch.Tensor  # (roles, roles) how much to tokens of other chains that took it before
     by_position: torch.Tensor  # (T, T) where a token attends, but for the others of its own slot
-    by_slot: torch.Tensor  # (blocks, N, T, T) what to add for a token whose chain has this slot of
+    by_slot: torch.Tensor  # (blocks, slots, T, T) to add for a token whose chain has this slot of
     # this block; in the token's own block: its attention to the other tokens of its slot
 
 
 def mean_attention(patterns, task, positions):
     """{(layer, head): MeanAttention} from the patterns of all layers, a list of (B, heads, T, T),
     with positions (B, N, roles)."""
-    # which slot of each block the chain of each token has, and how often it has it
+    # which slot of each block the chain of each token has, none if it has no chain; how often
     blocks, sequence = len(task.blocks), torch.arange(len(positions))[:, None, None]
-    slots = torch.empty(len(positions), task.T, blocks, dtype=torch.long)
+    slots = torch.full((len(positions), task.T, blocks), -1)
     slots[sequence, positions] = task.slots(positions)[:, :, None]
-    has_slot = F.one_hot(slots, task.N).float()  # (B, T, blocks, N)
+    most = max(block.slots for block in task.blocks)
+    has_slot = F.one_hot(slots + 1, 1 + most)[..., 1:].float()  # (B, T, blocks, most)
     times = torch.einsum("btks->kst", has_slot)[..., None]
 
     # which tokens stand in the block of a token, and which beside it in one slot
     block_of, slot_of = torch.empty(2, task.T, dtype=torch.long)
-    for number, (start, size) in enumerate(task.blocks):
-        tokens = torch.arange(start, start + task.N * size)
+    for number, (start, size, count) in enumerate(task.blocks):
+        tokens = torch.arange(start, start + count * size)
         block_of[tokens], slot_of[tokens] = number, (tokens - start) // size
     own_block = torch.arange(blocks)[:, None] == block_of  # (blocks, T)
     beside = (block_of[:, None] == block_of) & (slot_of[:, None] == slot_of)
     beside = beside & ~torch.eye(task.T, dtype=torch.bool)
 
-    # which tokens have which role, and which belong to the chain of a token
-    tokens = torch.stack([tokens_of(task, role) for role in range(len(task.roles))])
-    has_role = F.one_hot(tokens, task.T).sum(1).float()  # (roles, T)
-    chain_of = torch.empty(slots.shape[:2], dtype=torch.long)
+    # which tokens can have which role, how many, and which belong to the chain of a token
+    tokens = [tokens_of(task, role) for role in range(len(task.roles))]
+    has_role = torch.stack([F.one_hot(own, task.T).sum(0) for own in tokens]).float()  # (roles, T)
+    others = (has_role.sum(1) - 1).clamp(min=1)
+    chain_of = torch.full(slots.shape[:2], -1)
     chain_of[sequence, positions] = torch.arange(task.N)[:, None]
     stranger = chain_of[:, :, None] != chain_of[:, None]
 
@@ -139,8 +141,9 @@ def mean_attention(patterns, task, positions):
     for layer, heads in enumerate(patterns):
         for head, pattern in enumerate(heads.float().unbind(1)):
             to_targets = read_paths(pattern, task, positions).mean((0, 1))
-            to_all = has_role @ pattern.mean(0) @ has_role.T / task.N
-            surplus = to_targets - (to_all - to_targets) / max(1, task.N - 1)
+            attending = pattern.gather(1, positions.view(len(slots), -1, 1).expand(-1, -1, task.T))
+            to_all = (attending @ has_role.T).unflatten(1, positions.shape[1:]).mean((0, 1))
+            surplus = to_targets - (to_all - to_targets) / others
             by_way = (pattern * stranger) @ taken.expand_as(pattern)
             relayed = read_paths(by_way, task, positions).mean((0, 1))
 
@@ -290,9 +293,9 @@ class Held:
 # ---- what ablate.py found
 
 
-def destroyed_from(N):
+def destroyed_from(task):
     """The loss from which on a symbol counts as destroyed: half way to the lowest plateau."""
-    return min(loss for loss, _ in plateaus(N)) / 2
+    return min(loss for loss, _ in plateaus(task)) / 2
 
 
 def read_report(run):

@@ -1,6 +1,7 @@
 """The retrieval problem (Section 6): chains of symbols, cut into pairs, as shuffled sequences.
 
-    python data.py --D 3     # one worked sequence: tokens, roles, targets
+    python data.py --D 3                 # one worked sequence: tokens, roles, targets
+    python data.py --task conditional    # of conditional retrieval (Section 3.1)
 
 A task is a table of roles. Everything else follows from it: how long a sequence is, where each
 role of each chain stands, which symbol it holds, which roles share something before any layer.
@@ -8,13 +9,15 @@ role of each chain stands, which symbol it holds, which roles share something be
 
 import argparse
 import functools
-import math
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+from draws import random_bits, shift_right, standard_normal
 
 
 # ---- the task: a table of roles
@@ -26,23 +29,39 @@ class Role(NamedTuple):
     name: str  # q, 1a, 1b, ...
     symbol: int  # it holds x_symbol of its chain
     block: int  # the part of the sequence in which it stands; block 0 is read first
-    place: int  # its place within its pair: 0 or 1
+    place: int  # its place within its slot: 0 or 1 in a pair
 
 
 class Block(NamedTuple):
-    """A part of the sequence: N slots, in shuffled order one for each chain."""
+    """A part of the sequence: slots in shuffled order, one for each chain or, in a crossed block,
+    for each pair of chains."""
 
     start: int  # its first token
     size: int  # tokens per slot: 2 for pairs, 1 for queries
+    slots: int  # N, crossed N*N
+
+
+class Tokens(NamedTuple):
+    """Every token of a sequence before its slots are shuffled, each field (T,)."""
+
+    block: torch.Tensor
+    slot: torch.Tensor
+    place: torch.Tensor
+    symbol: torch.Tensor  # its number: n * symbols + k for x_k of chain n, then those of nobody
 
 
 @dataclass(frozen=True)
 class Task:
     """N chains per sequence and the roles of each, the query first, the others each reachable from
-    the one before it (they share a symbol or a pair)."""
+    one before it (they share a symbol or a slot).
+
+    In a crossed block slot i*N + j shows, before the shuffle, the symbol of chain i at place 0, of
+    chain j at place 1, and at the others one that belongs to this pair alone. Chain n's own slot is
+    that of the pair (n, n); the tokens of the other slots are nobody's and have no role."""
 
     N: int
     roles: tuple[Role, ...]
+    crossed: tuple[int, ...] = ()  # blocks
 
     @functools.cached_property
     def names(self):
@@ -54,19 +73,41 @@ class Task:
         blocks, start = [], 0
         for number in range(1 + max(role.block for role in self.roles)):
             size = 1 + max(role.place for role in self.roles if role.block == number)
-            blocks.append(Block(start, size))
-            start += self.N * size
+            slots = self.N**2 if number in self.crossed else self.N
+            blocks.append(Block(start, size, slots))
+            start += slots * size
         return blocks
 
     @property
     def T(self):
         """Tokens per sequence."""
-        return self.blocks[-1].start + self.N * self.blocks[-1].size
+        start, size, slots = self.blocks[-1]
+        return start + slots * size
 
     @property
     def symbols(self):
         """Symbols per chain, x_0 included."""
         return 1 + max(role.symbol for role in self.roles)
+
+    @functools.cached_property
+    def tokens(self):
+        """The Tokens."""
+        nobodys, rows = itertools.count(self.N * self.symbols), []
+        for number, block in enumerate(self.blocks):
+            held = [self.role_at(number, place).symbol for place in range(block.size)]
+            for slot, place in itertools.product(range(block.slots), range(block.size)):
+                i, j = divmod(slot, self.N) if number in self.crossed else (slot, slot)
+                chain = (i, j)[place] if place < 2 else i
+                own = place < 2 or i == j
+                symbol = chain * self.symbols + held[place] if own else next(nobodys)
+                rows.append((number, slot, place, symbol))
+        return Tokens(*torch.tensor(rows).T)
+
+    @functools.cached_property
+    def own_slots(self):
+        """(N, blocks) the slot of each chain in each block, before the shuffle."""
+        steps = [self.N + 1 if block.slots > self.N else 1 for block in self.blocks]
+        return torch.arange(self.N)[:, None] * torch.tensor(steps)
 
     @functools.cached_property
     def in_reading_order(self):
@@ -81,18 +122,18 @@ class Task:
         """The token of every role (B, N, roles), from the slot of each chain in each block
         (B, N, blocks)."""
         block = self.column("block", slots.device)
-        start, size = torch.tensor(self.blocks, device=slots.device)[block].T
+        start, size, _ = torch.tensor(self.blocks, device=slots.device)[block].T
         return start + slots[:, :, block] * size + self.column("place", slots.device)
 
     def slots(self, positions):
         """The slot of each chain in each block (B, N, blocks), from the token of every role."""
-        first = [self.names.index(self.name_at(block, 0)) for block in range(len(self.blocks))]
-        start, size = torch.tensor(self.blocks, device=positions.device).T
+        first = [self.roles.index(self.role_at(block, 0)) for block in range(len(self.blocks))]
+        start, size, _ = torch.tensor(self.blocks, device=positions.device).T
         return (positions[:, :, first] - start) // size
 
-    def name_at(self, block, place):
-        """The name of the role that stands in this block at this place of its slot."""
-        return next(role.name for role in self.roles if role[2:] == (block, place))
+    def role_at(self, block, place):
+        """The Role that stands in this block at this place of its slot."""
+        return next(role for role in self.roles if role[2:] == (block, place))
 
 
 @functools.lru_cache
@@ -106,40 +147,31 @@ def chain(N, D):
     return Task(N, tuple(rows))
 
 
-# ---- random numbers: a hash of (seed, example, draw), so any example can be made alone, in any
-# ---- order, on any device
+@functools.lru_cache
+def conditional(N, D=3):
+    """Conditional retrieval (Section 3.1), where the last step depends on two symbols: triples
+    (x, y, z) of every x with every y, then pairs (a, y), then pairs (a, x), then the queries a.
+    x_0, ..., x_3 are a, x, y, z, so D can only be 3.
+
+    A query's x and y are those of its chain: symbols are drawn afresh and the blocks shuffled each
+    on its own, so which of all x meets which of all y is as random as if two permutations were
+    drawn."""
+    triples, y_pairs, x_pairs, queries = range(4)
+    rows = (
+        Role("q", symbol=0, block=queries, place=0),
+        Role("1a", symbol=0, block=x_pairs, place=0),
+        Role("1b", symbol=1, block=x_pairs, place=1),
+        Role("2a", symbol=0, block=y_pairs, place=0),
+        Role("2b", symbol=2, block=y_pairs, place=1),
+        Role("3a", symbol=1, block=triples, place=0),
+        Role("3b", symbol=2, block=triples, place=1),
+        Role("3c", symbol=3, block=triples, place=2),
+    )
+    return Task(N, rows, crossed=(triples,))
 
 
-def signed(constant):
-    """torch has no uint64 arithmetic; int64 wraps around to the same bits."""
-    return constant - (constant >> 63 << 64)
-
-
-def shift_right(x, bits):
-    """A logical shift: torch's >> of int64 copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix(x):
-    """Finaliser of splitmix64: int64 in, int64 out, every output bit depends on every input bit."""
-    x = (x ^ shift_right(x, 30)) * signed(0xBF58476D1CE4E5B9)
-    x = (x ^ shift_right(x, 27)) * signed(0x94D049BB133111EB)
-    return x ^ shift_right(x, 31)
-
-
-def random_bits(seed, index, draws):
-    """(B, draws) int64 random bits for the examples `index` (B,); the same on every device."""
-    golden = signed(0x9E3779B97F4A7C15)
-    seed = torch.as_tensor(seed, device=index.device)
-    stream = mix(mix(seed + golden) ^ (index * golden))
-    return mix(stream[:, None] + torch.arange(1, draws + 1, device=index.device) * golden)
-
-
-def standard_normal(bits):
-    """int64 random bits -> N(0, 1) float32 numbers, one each, always finite: 23 bits make a uniform
-    number in (-1, 1) that float32 holds exactly, and the inverse error function does the rest."""
-    uniform = (((bits >> 41) & 0x7FFFFF).float() + 0.5) / 2**22 - 1
-    return uniform.erfinv() * math.sqrt(2)
+TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
+NO_D = "--D is for --task chain: --task {} has three symbols, leave it out"
 
 
 # ---- where the position of a token enters
@@ -185,43 +217,50 @@ class Batch(NamedTuple):
     positions: torch.Tensor  # (B, N, roles) the token where each role of each chain stands
 
 
-def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", mixture=False):
+def make_batch(
+    seed, index, N=4, D=3, K=4, targets=None, rotary="input", mixture=False, task="chain"
+):
     """The examples `index` (B,) of data set `seed`: a pure function of both, made on the device of
-    `index`. The N pairs of a step are shuffled among themselves, and so are the queries.
+    `index`. The slots of each block are shuffled among themselves. task: one of TASKS.
 
     targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all. With
     mixture it is asked for one of them, at random, and told which by more numbers of its token, a
     1 at the number of the symbol; all other tokens have zeros there."""
-    task, B, device = chain(N, D), len(index), index.device
+    task, B, device = TASKS[task](N, D), len(index), index.device
+    block, slot, place, symbol = (column.to(device) for column in task.tokens)
+    start, size, slots = torch.tensor(task.blocks, device=device).T
 
-    # random numbers: first for the slot of each chain in each block, from the queries' block back
-    # to the first, then for the symbols
-    shuffles = N * len(task.blocks)
-    drawn = N * task.symbols * K
+    # random numbers: first for each slot of each block, from the queries' block back to the first
+    # (those of slots that a block lacks sort behind all others), then for the symbols
+    most = max(slots.tolist())
+    shuffles, drawn = most * len(task.blocks), (1 + int(task.tokens.symbol.max())) * K
     bits = random_bits(seed, index, shuffles + drawn + N * mixture)
-    order = bits[:, :shuffles].view(B, N, -1).flip(-1)
-    slots = order.argsort(1).argsort(1)  # (B, N, blocks) ranks: the slot of each chain
-    symbols = standard_normal(bits[:, shuffles : shuffles + drawn]).view(B, N, -1, K)
+    order = bits[:, :shuffles].view(B, most, -1).flip(-1)
+    order = order.masked_fill(torch.arange(most, device=device)[:, None] >= slots, 2**63 - 1)
+    goes_to = order.argsort(1).argsort(1)  # (B, most, blocks) ranks: where each slot goes
+    symbols = standard_normal(bits[:, shuffles : shuffles + drawn]).view(B, -1, K)
 
-    # every token holds the symbol of its role
-    positions = task.positions(slots)
-    held = symbols[:, :, task.column("symbol", device)]  # (B, N, roles, K)
+    # every token goes with its slot
+    tokens = start[block] + goes_to[:, slot, block] * size[block] + place  # (B, T)
     inputs = symbols.new_empty(B, task.T, K)
-    inputs.scatter_(1, positions.view(B, -1, 1).expand(-1, -1, K), held.reshape(B, -1, K))
+    inputs.scatter_(1, tokens[..., None].expand(-1, -1, K), symbols[:, symbol])
     numbers = ENCODINGS[rotary].appended(task.T, K, device)
     inputs = torch.cat([inputs, numbers.expand(B, -1, -1)], -1)
 
     # the answers in the order in which the queries stand
+    own = task.own_slots.to(device)
+    slots = goes_to[:, own, torch.arange(len(task.blocks), device=device)]  # (B, N, blocks)
     asked = torch.tensor(targets or range(1, task.symbols), device=device)
-    answers = symbols[:, :, asked].flatten(2)
+    answers = symbols[:, : N * task.symbols].view(B, N, -1, K)[:, :, asked].flatten(2)
     chain_of = slots[:, :, task.roles[0].block].argsort(1)  # (B, N) the chain in each slot
     answers = answers.gather(1, chain_of[:, :, None].expand_as(answers))
     if mixture:
         chosen = shift_right(bits[:, shuffles + drawn :], 1) % len(asked)  # (B, N) by slot
-        answers = answers.unflatten(2, (-1, K))[torch.arange(B)[:, None], torch.arange(N), chosen]
+        answers = answers.unflatten(2, (-1, K))
+        answers = answers[torch.arange(B)[:, None], torch.arange(N), chosen]
         told = F.one_hot(asked[chosen] - 1, task.symbols - 1).to(inputs)
         inputs = torch.cat([inputs, F.pad(told, (0, 0, task.T - N, 0))], -1)
-    return Batch(inputs, answers, positions)
+    return Batch(inputs, answers, task.positions(slots))
 
 
 def partial_losses(predictions, targets, K):
@@ -230,9 +269,18 @@ def partial_losses(predictions, targets, K):
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 
-def plateaus(N):
-    """[(loss, what a model with this loss does), ...] for each symbol, above the solution at 0."""
-    return [(1, "knows nothing"), (1 - 1 / N, f"averages the {N} candidates")]
+def plateaus(task):
+    """[(loss, what a model with this loss does), ...] for each symbol, above the solution at 0; the
+    candidates are those that its block shows, fewer once another symbol of the slot is known."""
+    N = task.N
+    if not task.crossed:
+        return [(1, "knows nothing"), (1 - 1 / N, f"averages the {N} candidates")]
+    last = f"$x_{task.symbols - 1}$"
+    return [
+        (1, "knows nothing"),
+        (1 - 1 / N**2, f"{last}: averages all {N**2}"),
+        (1 - 1 / N, f"averages {N} candidates; {last}: knows $x_1$ or $x_2$"),
+    ]
 
 
 # ---- which examples: training counts up from 0, what is held out counts down from -1
@@ -286,43 +334,57 @@ def name_symbol(n, k):
     return f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}"
 
 
-def token_names(task, positions):
-    """The names of all T tokens of one sequence, in order; positions (N, roles) of its roles."""
-    names = [""] * task.T
+def token_names(task, symbols, positions):
+    """The names of all T tokens of one sequence, in order; symbols (T, K) that it shows, positions
+    (N, roles) of its roles. D1.2 is nobody's, the last symbol of the triple of B1 and C2."""
+    named, names = {}, []
+    shown = [tuple(numbers) for numbers in symbols.tolist()]
     for n, tokens in enumerate(positions.tolist()):
         for role, token in zip(task.roles, tokens, strict=True):
-            names[token] = name_symbol(n, role.symbol)
+            named[shown[token]] = name_symbol(n, role.symbol)
+    for numbers in shown:
+        if numbers not in named:
+            i, j = (int(name[1:]) for name in names[-2:])
+            named[numbers] = f"{name_symbol(i - 1, task.symbols - 1)}.{j}"
+        names.append(named[numbers])
     return names
 
 
-def describe(seed, N, D, K):
+def describe(seed, N, D, K, name="chain"):
     """One worked sequence: tokens, roles, targets."""
-    batch, task = make_batch(seed, torch.arange(1), N, D, K), chain(N, D)
-    names = token_names(task, batch.positions[0])
-    letters = " -> ".join(name_symbol(0, k) for k in range(task.symbols))
+    batch, task = make_batch(seed, torch.arange(1), N, D, K, task=name), TASKS[name](N, D)
+    names = token_names(task, batch.inputs[0, :, :K], batch.positions[0])
+    letters = ", ".join(name_symbol(0, k) for k in range(task.symbols))
     lines = [
         f"{N} chains of {D} steps, {K} numbers per symbol: {task.T} tokens.",
-        f"Chain 1 is {letters}; the letter is the place in the chain, the number the chain.",
-        "",
+        f"Chain 1 has {letters}; the letter is the place in the chain, the number the chain.",
     ]
+    if task.crossed:
+        last = name_symbol(0, D)
+        lines.append(
+            f"Every B is shown with every C: {last}.2, of B1 and C2, is no query's answer."
+        )
+    lines.append("")
 
     # the blocks in the order of reading
     for number, block in enumerate(task.blocks):
-        end = block.start + N * block.size
+        end = block.start + block.slots * block.size
         slots = [" ".join(names[t : t + block.size]) for t in range(block.start, end, block.size)]
-        held = " ".join(task.name_at(number, place) for place in range(block.size))
-        lines.append(f"tokens {block.start:3d}-{end - 1:<3d}  {'   '.join(slots)}   roles: {held}")
+        held = " ".join(task.role_at(number, place).name for place in range(block.size))
+        rows = ["   ".join(slots[slot : slot + N]) for slot in range(0, len(slots), N)]
+        text = f"\n{'':16s}".join(rows)
+        lines.append(f"tokens {block.start:3d}-{end - 1:<3d}  {text}   roles: {held}")
 
     # what is asked, query by query, and where it stands
     lines += ["", "What the model must say at each query, and where it stands:"]
     for n in batch.positions[0, :, 0].argsort().tolist():
-        tokens = dict(zip(task.names, batch.positions[0, n].tolist(), strict=True))
-        steps = range(1, D + 1)
-        said = " ".join(name_symbol(n, k) for k in steps)
-        found = ", ".join(
-            f"{name_symbol(n, k)} at {tokens[f'{k}b']} after {name_symbol(n, k - 1)}" for k in steps
-        )
-        lines.append(f"  {names[tokens['q']]}: {said}    {found}")
+        said, found = [], []
+        for role, token in zip(task.roles, batch.positions[0, n].tolist(), strict=True):
+            if role.block != task.roles[0].block and role.place == task.blocks[role.block].size - 1:
+                said.append(names[token])
+                after = " ".join(names[token - role.place : token])
+                found.append(f"{names[token]} at {token} after {after}")
+        lines.append(f"  {name_symbol(n, 0)}: {' '.join(said)}    {', '.join(found)}")
     numbers = " ".join(f"{x:.2f}" for x in batch.inputs[0, 0].tolist())
     lines += ["", f"Token 0 ({names[0]}) as numbers, its symbol's, then its position's: {numbers}"]
     return "\n".join(lines)
@@ -335,18 +397,23 @@ def main():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.error = lambda message: p.exit(2, f"data.py: {message}\n")
+    p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
     p.add_argument("--N", type=int, default=4, help="chains per sequence (default: 4)")
-    p.add_argument("--D", type=int, default=3, help="retrieval steps per chain (default: 3)")
+    p.add_argument("--D", type=int, help="retrieval steps per chain (default: 3)")
     p.add_argument("--K", type=int, default=4, help="dimensions per symbol, even (default: 4)")
     p.add_argument("--seed", type=int, default=0, help="which sequence to show (default: 0)")
     flags = p.parse_args()
+    if flags.task != "chain" and flags.D is not None:
+        p.error(NO_D.format(flags.task))
+    flags.D = 3 if flags.D is None else flags.D
     if min(flags.N, flags.D, flags.K - 1) < 1 or flags.K % 2:
         p.error("--N and --D must be at least 1, and --K even and at least 2")
-    if flags.N * flags.D * flags.K > 10**6:
+    triples = flags.N if flags.task == "conditional" else 1
+    if flags.N * triples * flags.D * flags.K > 10**6:
         p.error("--N, --D and --K may make at most 10^6 together: nobody reads a longer sequence")
     if not 0 <= flags.seed < 2**63:
         p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
-    print(describe(flags.seed, flags.N, flags.D, flags.K))
+    print(describe(flags.seed, flags.N, flags.D, flags.K, flags.task))
 
 
 if __name__ == "__main__":

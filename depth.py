@@ -1,17 +1,23 @@
 """How deep a transformer must be: the information flow of Section 5 and the laws that follow.
 
-    python depth.py --D 20     # layers needed for 1 to 20 retrieval steps: laws and simulation
+    python depth.py --D 20                # layers for 1 to 20 retrieval steps: laws and simulation
+    python depth.py --task conditional    # layers for x, y and z of conditional retrieval
 
-Every role starts with pieces of information: its symbol, and where its pair stands. In each layer
+Every role starts with pieces of information: its symbol, and where its slot stands. In each layer
 it may attend to a role with which it shares a piece (Assumption 1), and then holds all that this
-one held (Assumption 2).
+one held (Assumption 2). Where several slots show the same symbol, what is shared must tell the one
+attended to from each of the others: in a chain it always does.
 """
 
 import argparse
+import dataclasses
+import functools
+import itertools
 
 import torch
+import torch.nn.functional as F
 
-from data import chain
+from data import NO_D, TASKS, chain, conditional
 
 
 # ---- the information flow
@@ -19,17 +25,20 @@ from data import chain
 
 def starting_information(task):
     """(roles, pieces) bool, what each role holds before any layer: x_0, x_1, ..., then, for each
-    block, where the chain's slot in it is (both tokens of a pair hold it)."""
+    block, where the chain's slot in it is (all tokens of a slot hold it)."""
     symbols, blocks = torch.arange(task.symbols), torch.arange(len(task.blocks))
     holds_symbol = task.column("symbol")[:, None] == symbols
     holds_slot = task.column("block")[:, None] == blocks
     return torch.cat([holds_symbol, holds_slot], 1)
 
 
-def attend(known, allowed):
-    """One layer: every role takes all that is known to the roles that it may attend to (allowed,
-    (roles, roles) bool) and shares a piece with."""
+def attend(known, allowed, rivals=()):
+    """One layer: every token takes all that is known to the tokens that it may attend to (allowed,
+    (tokens, tokens) bool) and shares a piece with. rivals: [(token, other), ...], where what is
+    shared with the token must not all be known to the other."""
     shared = known.float() @ known.float().T > 0
+    for token, other in rivals:
+        shared[:, token] &= (known & known[token] & ~known[other]).any(1)
     return known | ((shared & allowed).float() @ known.float() > 0)
 
 
@@ -41,26 +50,60 @@ def may_attend(task, causal=True):
     return (read_at[:, None] >= read_at) | torch.tensor(not causal)
 
 
+@functools.lru_cache
+def few_chains(task):
+    """The task with the fewest chains that leave the flow as it is: one where chains share nothing,
+    two where they cross."""
+    return dataclasses.replace(task, N=2 if task.crossed else 1)
+
+
+@functools.lru_cache
+def whole_sequence(task):
+    """What the tokens of a sequence hold before any layer (T, pieces), the number of their role
+    (T,), and the rivals: those at the same place of two slots."""
+    block, slot, place, symbol = task.tokens
+    first = torch.tensor([0, *(block.slots for block in task.blocks)]).cumsum(0)
+    slot = first[block] + slot
+    known = torch.cat([F.one_hot(symbol), F.one_hot(slot)], 1).bool()
+    places = torch.stack([block, place], 1).tolist()
+    roles = torch.tensor([task.roles.index(task.role_at(*at)) for at in places])
+    alike = (roles[:, None] == roles).fill_diagonal_(False)
+    return known, roles, alike.nonzero().tolist()
+
+
+def known_to_query(task, allowed):
+    """Yield which of x_1, x_2, ... the first chain's query holds, (symbols-1,) bool, after each
+    layer; allowed: for each layer which role may attend to which, (roles, roles) bool."""
+    known, roles, rivals = whole_sequence(task)
+    query = roles.tolist().index(0)
+    for own in allowed:
+        known = attend(known, own[roles[:, None], roles], rivals)
+        yield known[query, 1 : task.symbols]
+
+
 def symbols_reached(task, paths, layers):
     """(symbols-1,) bool, which of x_1, x_2, ... the query holds after all layers if attention
     follows these paths alone, (layer, head, source, target), roles by number: source attends to
     target, so information moves from target to source."""
-    known = starting_information(task)
-    for layer in range(layers):
-        allowed = torch.zeros(len(task.roles), len(task.roles), dtype=torch.bool)
-        for path in paths:
-            if path[0] == layer:
-                allowed[path[2], path[3]] = True
-        known = attend(known, allowed)
-    return known[0, 1 : task.symbols]
+    allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
+    for layer, _, source, target in paths:
+        allowed[layer, source, target] = True
+    *_, reached = known_to_query(few_chains(task), allowed)
+    return reached
+
+
+def least_layers(task, causal=True):
+    """[layers, ...] the fewest after which the query can hold x_1, x_2, ..."""
+    needed = torch.ones(task.symbols - 1, dtype=torch.long)
+    for reached in known_to_query(task, itertools.repeat(may_attend(task, causal))):
+        if reached.all():
+            return needed.tolist()
+        needed += ~reached
 
 
 def simulated_depth(task, causal=True):
     """The fewest layers after which the query can hold the last symbol."""
-    known, allowed, layers = starting_information(task), may_attend(task, causal), 0
-    while not known[0, task.symbols - 1]:
-        known, layers = attend(known, allowed), layers + 1
-    return layers
+    return least_layers(few_chains(task), causal)[-1]
 
 
 # ---- the laws
@@ -113,6 +156,26 @@ def minimal_circuit(D, layers, causal=True):
     return paths
 
 
+def conditional_circuit(layers):
+    """The paths along which the query of conditional retrieval comes to hold x and y with two
+    layers, z with three, with a mask and without; two heads per layer, of which one looks for x and
+    one for y."""
+    names = conditional(1).names
+    steps = ["0 1b 1a", "0 3c 3a", "1 2b 2a", "1 3c 3b"], ["0 q 1b", "1 q 2b"], ["0 q 3c"]
+    paths = []
+    for layer, texts in enumerate(steps[:layers]):
+        for head, source, target in map(str.split, texts):
+            paths.append((layer, int(head), names.index(source), names.index(target)))
+    return paths
+
+
+def held_paths(flags):
+    """The paths of a run trained with --circuit."""
+    if flags["task"] == "conditional":
+        return conditional_circuit(flags["layers"])
+    return minimal_circuit(flags["D"], flags["layers"], flags["causal"])
+
+
 # ---- the command line
 
 
@@ -133,6 +196,18 @@ def depth_table(most):
     return "\n".join(lines)
 
 
+def conditional_table():
+    """The same for conditional retrieval, as text: that a triple is told by what is shared from
+    every other, and that any shared piece will do, as in a chain."""
+    lines = ["Layers needed in conditional retrieval    x_1 = x   x_2 = y   x_3 = z"]
+    for causal, mask in (True, "causal mask"), (False, "no mask"):
+        for N, told in (2, "told from all other triples"), (1, "any shared piece will do"):
+            layers = least_layers(conditional(N), causal)
+            cells = "".join(f"{count:^10d}" for count in layers)
+            lines.append(f"{mask + ', ' + told:40s}{cells}".rstrip())
+    return "\n".join(lines)
+
+
 def main():
     p = argparse.ArgumentParser(
         description=__doc__,
@@ -140,8 +215,15 @@ def main():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.error = lambda message: p.exit(2, f"depth.py: {message}\n")
-    p.add_argument("--D", type=int, default=20, help="retrieval steps, at most (default: 20)")
-    D = p.parse_args().D
+    p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
+    p.add_argument("--D", type=int, help="retrieval steps, at most (default: 20)")
+    flags = p.parse_args()
+    if flags.task == "conditional":
+        if flags.D is not None:
+            p.error(NO_D.format(flags.task))
+        print(conditional_table())
+        return
+    D = 20 if flags.D is None else flags.D
     if not 1 <= D <= 200:
         p.error(f"--D must be from 1 to 200, not {D}")
     print(depth_table(D))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data import ENCODINGS
+from data import ENCODINGS, NO_D, TASKS
 
 
 class Flag(NamedTuple):
@@ -28,6 +28,8 @@ MUON_HELP += " all, as the paper: give it --steps 3000 --weight-decay 0.1"
 DTYPE_HELP = "of activations and matrix products; weights, attention scores and optimizer are"
 DTYPE_HELP += " float32; auto = bfloat16 where the device multiplies it natively"
 
+TASK_HELP = "chain = one step after another (Section 6); conditional = the last step depends on two"
+TASK_HELP += " symbols, x_1, x_2, x_3 = x, y, z (Section 3.1)"
 MIXTURE_HELP = "ask each query for one of the targets, at random, told by numbers in its token"
 INIT_HELP = "start from the final weights of this run directory; of the outputs, those of symbols"
 INIT_HELP += " that both are asked for"
@@ -36,6 +38,7 @@ HOLD_HELP += " does not use stay free"
 
 FLAGS = {
     "problem (Section 6)": {
+        "task": Flag("chain", TASK_HELP),
         "N": Flag(4, "chains per sequence", 1),
         "D": Flag(3, "retrieval steps per chain", 1, 1000),
         "K": Flag(4, "dimensions per symbol, even", 2),
@@ -100,8 +103,12 @@ def parse(arguments, description, choices):
         group = p.add_argument_group(title)
         for name, flag in rows.items():
             add_flag(group, name, flag, choices.get(name))
+    p.set_defaults(D=None)  # to know whether it was given
     flags = vars(p.parse_args(arguments))
     try:
+        if flags["task"] != "chain" and flags["D"] is not None:
+            raise ValueError(NO_D.format(flags["task"]))
+        flags["D"] = DEFAULTS["D"] if flags["D"] is None else flags["D"]
         check_values(flags)
         settle_targets(flags)
         flags["device"] = find_device(flags["device"])
@@ -180,8 +187,11 @@ def check_values(flags):
         if isinstance(value, (int, float)) and not least <= value <= most:  # nan is neither
             bound = f"at most {most}" if value > most else f"at least {least}"
             raise ValueError(f"{typed} must be {bound}, not {value}")
-    if flags["rotary"] not in ENCODINGS:
-        raise ValueError(f"--rotary must be one of {', '.join(ENCODINGS)}, not {flags['rotary']}")
+    if flags["task"] in TASKS and flags["task"] != "chain" and flags["D"] != DEFAULTS["D"]:
+        raise ValueError(NO_D.format(flags["task"]))
+    for name, choices in ("task", TASKS), ("rotary", ENCODINGS):
+        if flags[name] not in choices:
+            raise ValueError(f"--{name} must be one of {', '.join(choices)}, not {flags[name]}")
     check_targets(flags)
     if flags["K"] % 2:
         raise ValueError(f"--K must be even (rotary encodings turn pairs), not {flags['K']}")
@@ -191,8 +201,10 @@ def check_values(flags):
     if ENCODINGS[flags["rotary"]].angles and head_size(flags) % 2:
         what = f"--rotary {flags['rotary']} turns pairs of numbers"
         raise ValueError(f"{what}: the head size must be even, not {head_size(flags)}")
-    if flags["circuit"] and flags["heads"] != (1 if flags["causal"] else 2):
-        raise ValueError("--circuit takes --heads 1, with --no-causal --heads 2")
+    heads = 1 if flags["causal"] and flags["task"] == "chain" else 2
+    if flags["circuit"] and flags["heads"] != heads:
+        wide = "with --no-causal or --task conditional"
+        raise ValueError(f"--circuit takes --heads 1, {wide} --heads 2")
 
 
 def find_device(name):
@@ -225,8 +237,9 @@ def cpu_capabilities():
 def check_memory(flags):
     """ValueError if a run would need more memory than there is, by a low estimate in bytes: float32
     weights, gradients and two averages; bfloat16 activations; the order of one epoch."""
-    # a chain's T; a table of 10^12 roles would itself fill the memory
-    T, size = flags["N"] * (2 * flags["D"] + 1), head_size(flags) * flags["heads"]
+    # T by hand: a table of 10^12 roles would itself fill the memory
+    per_chain = 3 * flags["N"] + 5 if flags["task"] == "conditional" else 2 * flags["D"] + 1
+    T, size = flags["N"] * per_chain, head_size(flags) * flags["heads"]
     weights = flags["layers"] * flags["width"] * (4 * size + 8 * flags["width"] * flags["mlp"])
     per_token = flags["width"] * (2 + 8 * flags["mlp"]) + 4 * size + flags["heads"] * T
     activations = flags["batch"] * T * (flags["layers"] * per_token + flags["K"])
@@ -242,12 +255,17 @@ def check_memory(flags):
         raise ValueError(f"this run would need at least {gigabytes}: choose smaller sizes")
 
 
+def problem_name(flags):
+    """D=3, or the name of a task that has no D."""
+    return f"D={flags['D']}" if flags["task"] == "chain" else flags["task"]
+
+
 def run_directory(flags):
     """out/L12_H1_D3_s0, with every other flag that differs from its default named in between; the
     default of dtype is this machine's."""
     defaults = DEFAULTS | {"dtype": native_dtype(flags["device"])}
-    named = ["layers", "heads", "D", "seed", "eval_every", "save_every", *MACHINE_FLAGS]
-    name = f"L{flags['layers']}_H{flags['heads']}_D{flags['D']}"
+    named = ["layers", "heads", "task", "D", "seed", "eval_every", "save_every", *MACHINE_FLAGS]
+    name = f"L{flags['layers']}_H{flags['heads']}_{problem_name(flags).replace('=', '')}"
     for key, value in flags.items():
         if key not in named and value != defaults[key]:
             no = "no-" if value is False else ""

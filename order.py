@@ -81,13 +81,13 @@ def previous_token_first(when, learned, task):
     return all(to_the_token_before(path, task) for path in in_time if path.layer == first_layer)
 
 
-def later_symbol_lost(emergence, path, N):
+def later_symbol_lost(emergence, path, task):
     """Whether a symbol after the first is lost without the path at the last checkpoint; None if
     there is only one."""
     rises = []
     for symbol, losses in emergence.losses.items():
         rises.append(emergence.paths[path].without[symbol][-1] - losses[-1])
-    return max(rises[1:]) > destroyed_from(N) if rises[1:] else None
+    return max(rises[1:]) > destroyed_from(task) if rises[1:] else None
 
 
 def what_heads_did(emergence, circuit_heads, N):
@@ -137,7 +137,7 @@ def what_came_first(emergence, learned, task):
     # what can only be said of an induction head that came first
     if comes_first:
         found["lower_before_upper"] = when[lower] < when[upper]
-        found["later_symbol_lost"] = later_symbol_lost(emergence, upper, task.N)
+        found["later_symbol_lost"] = later_symbol_lost(emergence, upper, task)
         if following:
             complete = max(when[lower], when[upper])
             between = any(complete <= step <= until for step in emergence.steps)

@@ -36,7 +36,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", how_threads_wait())  # read once, when t
 import torch
 from filelock import FileLock, Timeout
 
-from data import ENCODINGS, chain, make_batch
+from data import ENCODINGS, TASKS, make_batch
 from flags import DEFAULTS, MACHINE_FLAGS, asked, check_values, cpu_capabilities, head_size
 from model import Transformer
 
@@ -214,7 +214,7 @@ def crossings(rows):
 
 
 def task_of(config):
-    return chain(config["N"], config["D"])
+    return TASKS[config["task"]](config["N"], config["D"])
 
 
 def build(config):
@@ -281,7 +281,7 @@ def untrained(flags):
 
 def sequences(config, index):
     """The Batch of the examples `index` of a run's problem and seed."""
-    flags = {key: config[key] for key in ("N", "D", "K", "rotary", "mixture")}
+    flags = {key: config[key] for key in ("task", "N", "D", "K", "rotary", "mixture")}
     return make_batch(config["seed"], index, targets=asked(config), **flags)
 
 

@@ -168,7 +168,7 @@ def search(held, fill, costs, means, limit):
     their paths the information flow reaches every symbol that the model has learned, and every path
     is well attended. {} if all candidates together are not sound."""
     task, simple, losses, soundness = runs.task_of(held.config), SIMPLE[fill], {}, {}
-    paths, learned = sorted(costs), held.errors({}).mean(0) < destroyed_from(task.N)
+    paths, learned = sorted(costs), held.errors({}).mean(0) < destroyed_from(task)
 
     def loss(circuit, keep=False):
         key = tuple(circuit[head] for head in sorted(circuit))

@@ -176,7 +176,7 @@ def figure_4(rows, path):
     # both: the plateau, and the legends below
     for axes, side, columns in (left, "left", 1), (right, "right", 4):
         if rows:
-            average, _ = plateaus(rows[0]["N"])[-1]
+            average, _ = plateaus(runs.task_of(rows[0]))[-1]
             axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
         axes.set(xlabel="layers", ylim=(0, 1.15))
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -324,11 +324,12 @@ def law_table(rows):
 
 def report(rows, folder):
     """Print what the runs found, then draw it."""
-    chosen = [row for row in rows if row["targets"] or row["mixture"] or row["init"]]
-    rows = [row for row in rows if row not in chosen]
-    if chosen:
-        what = "trained with --targets, --mixture or --init"
-        print(f"{len(chosen)} runs {what}, for which see curriculum.py", flush=True)
+    plain = [row for row in rows if not any(row[name] for name in ("targets", "mixture", "init"))]
+    plain = [row for row in plain if row["task"] == "chain"]  # of which Section 7 and the law speak
+    if len(plain) < len(rows):
+        what = "runs of another task, or with --targets, --mixture or --init"
+        print(f"{len(rows) - len(plain)} {what}: curriculum.py compares them", flush=True)
+    rows = plain
     if not rows:
         return
     section_7 = [row for row in rows if row["causal"] and not row["circuit"]]

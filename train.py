@@ -3,6 +3,7 @@
 python train.py --layers 12 --heads 1 --D 3           # transformers A, B, C (Section 8.1)
 python train.py --layers 12 --heads 1 --D 3 --resume  # go on after a stop, bitwise as without it
 python train.py --layers 3 --heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0
+python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
 """
 
 import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
@@ -18,9 +19,9 @@ import time
 import torch
 
 from circuit import hold
-from data import ENCODINGS, batch_index, held_out, partial_losses, plateaus
-from depth import minimal_circuit
-from flags import DTYPES, asked, parse, run_directory
+from data import ENCODINGS, TASKS, batch_index, held_out, partial_losses, plateaus
+from depth import held_paths
+from flags import DTYPES, asked, parse, problem_name, run_directory
 
 
 # ---- optimizers
@@ -115,7 +116,7 @@ def learning_rate(step, flags):
 
 def parse_flags(arguments=None):
     """The flags of a run as a dict, from the command line; a bad one ends the program."""
-    choices = {"optimizer": OPTIMIZERS, "rotary": ENCODINGS, "dtype": DTYPES}
+    choices = {"task": TASKS, "optimizer": OPTIMIZERS, "rotary": ENCODINGS, "dtype": DTYPES}
     return parse(arguments, __doc__, choices)
 
 
@@ -136,7 +137,7 @@ def compile_model(model, flags):
 def predict(model, flags, index):
     """Predictions and targets for the examples `index`."""
     batch = runs.sequences(flags, index)
-    held = minimal_circuit(flags["D"], flags["layers"], flags["causal"]) if flags["circuit"] else []
+    held = held_paths(flags) if flags["circuit"] else []
     with runs.precision(flags):
         return model(batch.inputs, hold(held, runs.task_of(flags), batch.positions)), batch.targets
 
@@ -309,7 +310,8 @@ def draw_curves(run):
         whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=label)
     shape = f"{config['layers']} layers x {config['heads']} head{'s' * (config['heads'] > 1)}"
     error = rows[-1].get("confirmed", rows[-1]["val"])
-    title = f"{shape}, D={config['D']}, seed {config['seed']}: MSE {error:.4f} at step {steps[-1]}"
+    problem = f"{problem_name(config)}, seed {config['seed']}"
+    title = f"{shape}, {problem}: MSE {error:.4f} at step {steps[-1]}"
     whole.set(yscale="log", ylabel="mean squared error", title=title)
 
     # right: each symbol alone
@@ -323,11 +325,11 @@ def draw_curves(run):
 
     # what the levels mean; the legends where curves rarely are
     for axes in (whole, partial):
-        for level, meaning in plateaus(config["N"]):
+        for level, meaning in plateaus(runs.task_of(config)):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
             axes.annotate(
                 f"{level:.3g}: {meaning}",
-                (1, level),
+                (0.65 if 0.9 < level < 1 else 1, level),  # beside what is said of 1
                 (-4, 2),
                 xycoords=("axes fraction", "data"),
                 textcoords="offset points",

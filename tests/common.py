@@ -102,6 +102,15 @@ def weights_equal(run_a, run_b, name="model.pt"):
 # ---- the problem, solved without our code
 
 
+def bits_behind(numbers):
+    """The 23 random bits from which a normal number was made: unlike the last bit of the inverse
+    error function, the same on every machine."""
+    import torch
+
+    share = (torch.erf(numbers.double() / 2**0.5) + 1) / 2
+    return (share * 2**23 - 0.5).round().long()
+
+
 def solve(inputs, N, D, K):
     """What the targets must be, found the slow and obvious way: follow each query through the pairs
     by comparing symbols. inputs (T, K or more) of one sequence -> (N, D*K)."""

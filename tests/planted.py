@@ -37,18 +37,21 @@ def find_positions(x, task, K):
     that of the first query. x (B, T, K and more)."""
     symbols = x[..., :K]
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
-    start, _ = task.blocks[task.roles[0].block]
-    found = [torch.arange(start, start + task.N).expand(len(x), -1)]
-    for before, role in itertools.pairwise(task.roles):
-        tokens = found[-1]
-        if role.block == before.block:
-            found.append(tokens + role.place - before.place)
-        else:  # the token of the role that holds the symbol of the one before
-            start, size = task.blocks[role.block]
-            there = torch.arange(start + role.place, start + task.N * size, size)
-            matches = same[:, :, there].gather(1, tokens[..., None].expand(-1, -1, task.N))
-            found.append(there[matches.int().argmax(-1)])
-    return torch.stack(found, -1)
+    start = task.blocks[task.roles[0].block].start
+    found = {0: torch.arange(start, start + task.N).expand(len(x), -1)}
+    for block in dict.fromkeys(role.block for role in task.roles[1:]):
+        # the slot that shows every symbol that is known of the chain so far
+        start, size, slots = task.blocks[block]
+        first = start + size * torch.arange(slots)
+        own = [number for number, role in enumerate(task.roles) if role.block == block]
+        fits = torch.ones(len(x), task.N, slots, dtype=torch.bool)
+        for number, before in itertools.product(own, list(found)):
+            if task.roles[number].symbol == task.roles[before].symbol:
+                tokens = found[before][..., None].expand(-1, -1, slots)
+                fits &= same[:, :, first + task.roles[number].place].gather(1, tokens)
+        for number in own:
+            found[number] = first[fits.int().argmax(-1)] + task.roles[number].place
+    return torch.stack([found[number] for number in range(len(task.roles))], -1)
 
 
 class Planted:
@@ -74,6 +77,11 @@ class Planted:
         for layer in range(self.layers):
             before, every = known.float(), []
             shared = before @ before.T > 0
+            for target in [i for i, role in enumerate(task.roles) if role.block in task.crossed]:
+                # a triple is told by x and y, by z or by its slot
+                common = known & known[target]
+                slot = task.symbols + task.roles[target].block
+                shared[:, target] = common[:, 1:3].all(1) | common[:, [3, slot]].any(1)
             for head in range(self.heads):
                 pattern = (patterns or {}).get((layer, head))
                 if pattern is None:

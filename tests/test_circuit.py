@@ -9,7 +9,7 @@ from planted import find_positions
 
 import circuit
 from circuit import Path, hold, mean_attention, read_paths, write_pattern
-from data import Role, Task, chain, make_batch
+from data import Role, Task, chain, conditional, make_batch
 
 
 TRIPLES = (
@@ -25,8 +25,14 @@ TRIPLES = (
 )
 
 
+IDS = ["chain", "triples", "conditional"]
+
+
 def random_positions(task, B):
     """(B, N, blocks) slots and the (B, N, roles) tokens that follow from them."""
+    if task.crossed:
+        positions = make_batch(0, torch.arange(B), task.N, task="conditional").positions
+        return task.slots(positions), positions
     generator = torch.Generator().manual_seed(0)
     slots = torch.rand(B, task.N, len(task.blocks), generator=generator).argsort(1)
     return slots, task.positions(slots)
@@ -40,7 +46,7 @@ def random_patterns(B, T, seed=0):
 # ---- targets and paths
 
 
-@pytest.mark.parametrize("task", [chain(4, 3), TRIPLES], ids=["chain", "triples"])
+@pytest.mark.parametrize("task", [chain(4, 3), TRIPLES, conditional(3)], ids=IDS)
 def test_every_role_finds_its_targets(task):
     (_, positions), pattern = random_positions(task, 5), random_patterns(5, task.T)
     read, roles = read_paths(pattern, task, positions), range(len(task.roles))
@@ -50,7 +56,7 @@ def test_every_role_finds_its_targets(task):
         assert read[b, n, source, target] == pattern[b, token, found]
 
 
-@pytest.mark.parametrize("task", [chain(4, 3), TRIPLES], ids=["chain", "triples"])
+@pytest.mark.parametrize("task", [chain(4, 3), TRIPLES, conditional(3)], ids=IDS)
 def test_tokens_of_a_role_are_where_it_can_stand(task):
     _, positions = random_positions(task, 200)
     for role in range(len(task.roles)):
@@ -122,7 +128,7 @@ def test_a_report_is_read_as_paths(tmp_path):
 # ---- mean attention
 
 
-@pytest.mark.parametrize("task", [chain(2, 2), TRIPLES], ids=["chain", "triples"])
+@pytest.mark.parametrize("task", [chain(2, 2), TRIPLES, conditional(2)], ids=IDS)
 def test_mean_attention_against_loops(task):
     """Each mean is taken again, token by token, over the sequences to which it belongs."""
     (slots, positions), pattern = random_positions(task, 30), random_patterns(30, task.T)
@@ -130,12 +136,12 @@ def test_mean_attention_against_loops(task):
     torch.testing.assert_close(mean.to_targets, read_paths(pattern, task, positions).mean((0, 1)))
 
     # whose token it is, and which tokens are beside it in its slot
-    chain_of = torch.empty(30, task.T, dtype=torch.long)
+    chain_of = torch.full((30, task.T), -1)
     for b, n in itertools.product(range(30), range(task.N)):
         chain_of[b, positions[b, n]] = n
     block_of, beside = {}, {}
-    for number, (start, size) in enumerate(task.blocks):
-        for token in range(start, start + task.N * size):
+    for number, (start, size, count) in enumerate(task.blocks):
+        for token in range(start, start + count * size):
             first = token - (token - start) % size
             block_of[token] = number
             beside[token] = [other for other in range(first, first + size) if other != token]
@@ -149,7 +155,8 @@ def test_mean_attention_against_loops(task):
                 expected = torch.zeros(task.T)
                 expected[beside[token]] = pattern[:, token, beside[token]].mean(0)
             else:
-                there = [b for b in range(30) if slots[b, chain_of[b, token], block] == slot]
+                owned = [b for b in range(30) if chain_of[b, token] >= 0]
+                there = [b for b in owned if slots[b, chain_of[b, token], block] == slot]
                 expected = own[there].mean(0) - own.mean(0) if there else torch.zeros(task.T)
             torch.testing.assert_close(mean.by_slot[block, slot, token], expected)
 

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 import torch
-from common import assert_refused, run_main, solve
+from common import assert_refused, bits_behind, run_main, solve
 from other_tasks import MIXED, TASKS, TRIPLES, sequences_of
 
 import data
@@ -81,13 +81,6 @@ HASHES = {  # of the first release, by D: what was published must be able to be 
     7: "aa5d899392e23f75",
     8: "8d4911b9ca998fe8",
 }
-
-
-def bits_behind(numbers):
-    """The 23 random bits from which a normal number was made: unlike the last bit of the inverse
-    error function, the same on every machine."""
-    share = (torch.erf(numbers.double() / math.sqrt(2)) + 1) / 2
-    return (share * 2**23 - 0.5).round().long()
 
 
 @pytest.mark.parametrize("D", HASHES)
@@ -175,10 +168,11 @@ def test_tasks_made_by_hand():
     """Triples (x_0, x_1, x_2), and pairs (x_0, x_1), (x_2, x_1): their second key stands behind."""
     triples, pairs = dataclasses.replace(TRIPLES, N=5), dataclasses.replace(MIXED, N=3)
     assert (triples.T, triples.symbols) == (20, 3) and (pairs.T, pairs.symbols) == (15, 3)
-    assert [tuple(block) for block in triples.blocks] == [(0, 3), (15, 1)]  # first token, size
-    assert [tuple(block) for block in pairs.blocks] == [(0, 2), (6, 2), (12, 1)]
+    # first token, size, slots
+    assert [tuple(block) for block in triples.blocks] == [(0, 3, 5), (15, 1, 5)]
+    assert [tuple(block) for block in pairs.blocks] == [(0, 2, 3), (6, 2, 3), (12, 1, 3)]
     assert triples.in_reading_order == [1, 2, 3, 0] and pairs.in_reading_order == [1, 2, 4, 3, 0]
-    assert pairs.name_at(1, 0) == "2b" and triples.name_at(0, 2) == "1c"
+    assert pairs.role_at(1, 0).name == "2b" and triples.role_at(0, 2).name == "1c"
 
     # the second chain of the triples in slot 4, asked first; of the pairs in slots 2, 0, 1
     slots = torch.tensor([[[0, 1], [4, 0], [1, 2], [2, 3], [3, 4]]])

@@ -1,0 +1,173 @@
+"""What of the implicit curriculum is needed: runs asked for different symbols, side by side.
+
+    python curriculum.py results/curriculum/*    # prints Markdown, draws curriculum.png beside them
+
+Runs that differ in nothing but the seed are one kind. Of a run that began with --init the runs that
+it began with are stages of the same kind, and their steps count.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+import runs
+from flags import MACHINE_FLAGS, asked, problem_name
+from intervals import wilson
+
+
+NOT_OF_A_KIND = [*MACHINE_FLAGS, "seed", "init", "dtype", "hardware", "threads", "torch", "git"]
+
+
+# ---- the facts of one run
+
+
+def stages(folder):
+    """[folder, ...] of a run and of those that it began with, the first one first. ValueError with
+    one line if one is not there."""
+    found = [Path(folder)]
+    while init := runs.read_config(found[0])["init"]:
+        beside = found[0].parent / Path(init).name  # they may have been moved together
+        found.insert(0, Path(init) if Path(init).exists() else beside)
+        if len(found) > 100:
+            raise ValueError(f"{folder} began with itself: correct its config.json")
+    return found
+
+
+def what_is_asked(config):
+    """x_1, x_3; or "one of x_1, x_3"."""
+    symbols = ", ".join(f"x_{k}" for k in asked(config))
+    return f"one of {symbols}" if config["mixture"] else symbols
+
+
+def facts(folder):
+    """What is compared, a dict. learned: {k: the step at which x_k passed below 0.5, of all stages
+    together, or None}; last: {k: its loss at the end} of those asked for in the last stage."""
+    learned, before, ends, kind, labels = {}, 0, [], [], []
+    for stage in stages(folder):
+        config, log = runs.read_config(stage), runs.read_log(stage)
+        for name, step in runs.crossings(log).items():
+            step = 0 if log[0][name] < 0.5 else step  # an earlier stage may have learned it
+            if learned.get(int(name[2:])) is None:
+                learned[int(name[2:])] = None if step is None else before + step
+        before += log[-1]["step"]
+        ends.append(before)
+        labels.append(what_is_asked(config))
+        kind.append(str({key: config[key] for key in sorted(config.keys() - {*NOT_OF_A_KIND})}))
+    last = {int(name[2:]): log[-1][name] for name in log[-1] if name[:2] == "x_"}
+    return dict(
+        kind=tuple(kind),
+        label="; then ".join(labels),
+        problem=f"{problem_name(config)}, {config['layers']} layers x {config['heads']}",
+        learned=dict(sorted(learned.items())),
+        last=last,
+        ends=ends,
+    )
+
+
+def by_kind(folders):
+    """[[facts, ...], ...] the runs of each kind, in the order given."""
+    groups = {}
+    for folder in folders:
+        fact = facts(folder)
+        groups.setdefault(fact["kind"], []).append(fact)
+    return list(groups.values())
+
+
+# ---- the table
+
+
+def cell(group, k):
+    """How many runs of a kind hold x_k at the end, with an interval, and when they learned it."""
+    if k not in group[0]["last"]:
+        return "not asked" if k not in group[0]["learned"] else "not asked at the end"
+    held = [fact for fact in group if fact["last"][k] < 0.5]
+    low, high = wilson(len(held), len(group))
+    steps = [fact["learned"][k] for fact in held if fact["learned"][k] is not None]
+    when = f", step {statistics.median(steps):.0f}" if steps else ""
+    when += f" ({min(steps):.0f} to {max(steps):.0f})" if len(steps) > 1 else ""
+    return f"{len(held)} of {len(group)} [{low:.2f}, {high:.2f}]{when}"
+
+
+def table(groups):
+    """A line of Markdown per kind."""
+    symbols = sorted({k for group in groups for fact in group for k in fact["learned"]})
+    heads = ["problem", "asked for", "runs", "steps", *(f"x_{k} below 0.5" for k in symbols)]
+    lines = [f"| {' | '.join([*heads, 'MSE at the end'])} |", "|---" * (len(heads) + 1) + "|"]
+    for group in groups:
+        ends = [fact["ends"][-1] for fact in group]
+        means = [statistics.fmean(fact["last"].values()) for fact in group]
+        row = [group[0]["problem"], group[0]["label"], len(group)]
+        row.append(f"{min(ends)} to {max(ends)}" if len({*ends}) > 1 else ends[0])
+        row += [cell(group, k) for k in symbols]
+        row.append(f"{min(means):.3f} to {max(means):.3f}")
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
+
+
+# ---- the figure
+
+
+def draw_curricula(groups, file):
+    """When each run learned each symbol, a band per kind and a line per run; at the right edge what
+    was never learned."""
+    # a line per run, from its first step to its last
+    every = [fact for group in groups for fact in group]
+    shape = dict(figsize=(10, 1.8 + 0.16 * len(every) + 0.12 * len(groups)), layout="constrained")
+    figure, axes = plt.subplots(**shape)
+    most, y, ticks, dots = max(fact["ends"][-1] for fact in every), 0, [], {}
+    for group in groups:
+        first = y
+        for fact in group:
+            axes.plot([0, fact["ends"][-1]], [y, y], color="lightgray", lw=1, zorder=0)
+            axes.plot(fact["ends"][:-1], [y] * (len(fact["ends"]) - 1), "|", color="gray", ms=7)
+            for k, step in fact["learned"].items():
+                lost = fact["last"].get(k, 0) >= 0.5
+                x = 1.05 * most if step is None or lost else step
+                dots.setdefault(k, []).append((x + 0.012 * most * (k - 1) * (x > most), y))
+            y += 1
+        ticks.append((first + y - 1) / 2)
+        y += 0.8
+
+    # a colour per symbol
+    for k in sorted(dots):
+        color, label = runs.symbol_color(k, max(dots)), f"$x_{{{k}}}$ below 0.5"
+        axes.plot(*zip(*dots[k], strict=True), "o", ms=5, color=color, label=label)
+    axes.axvspan(1.03 * most, 1.1 * most, color="0.92", zorder=-1)
+    axes.text(1.065 * most, -1.1, "not at\nthe end", ha="center", va="bottom", fontsize="small")
+    axes.set_yticks(ticks, [f"{group[0]['label']} (n = {len(group)})" for group in groups])
+    axes.set(xlabel="training step, of all stages together", ylim=(y - 0.3, -1))
+    title = f"What is learned when other symbols are asked for\n({every[0]['problem']}"
+    axes.set_title(f"{title} heads; tick: next stage)")
+    figure.legend(loc="outside lower center", ncols=6, fontsize="small")
+    runs.save_figure(figure, file)
+
+
+# ---- the command line
+
+
+def main():
+    p = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.error = lambda message: p.exit(2, f"curriculum.py: {message}\n")
+    p.add_argument("run", type=Path, nargs="+", help="run directories of train.py")
+    folders = p.parse_args().run
+    matplotlib.use("Agg")
+    try:
+        groups, file = by_kind(folders), folders[0].parent / "curriculum.png"
+        print(table(groups))
+        if len({group[0]["problem"] for group in groups}) > 1:
+            raise ValueError("these runs are of several problems or sizes: draw each apart")
+        draw_curricula(groups, file)
+        print(file)
+    except (OSError, ValueError) as error:
+        p.error(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Runs that are asked for different symbols: counted and drawn against logs made by hand."""
+
+import json
+from unittest import mock
+
+import pytest
+from common import assert_refused, run_main
+
+import curriculum
+import runs
+import train
+from table import report
+
+
+def write_run(folder, flags, **losses):
+    """A run directory with a row every 100 steps; losses: a list for each symbol."""
+    folder.mkdir()
+    config = train.parse_flags([*flags.split(), "--device", "cpu"]) | dict(out=None, resume=False)
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = []
+    for number, values in enumerate(zip(*losses.values(), strict=True)):
+        symbols = dict(zip(losses, values, strict=True))
+        row = dict(step=100 * number, train=1.0, val=sum(values) / len(values))
+        rows.append(json.dumps(row | symbols))
+    (folder / "log.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture
+def made(tmp_path):
+    first = write_run(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1])
+    staged = f"--targets 1 2 --init {first}"
+    return [
+        write_run(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
+        write_run(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
+        write_run(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
+        write_run(tmp_path / "d", f"--init {tmp_path / 'c'}", x_1=[0.1], x_2=[0.1], x_3=[1]),
+        write_run(tmp_path / "e", "--mixture", x_1=[1, 0.9], x_2=[1, 0.9], x_3=[1, 0.9]),
+    ]
+
+
+def test_runs_are_grouped_and_counted(made):
+    groups = curriculum.by_kind(made)
+    assert [len(group) for group in groups] == [2, 1, 1, 1]
+    assert curriculum.cell(groups[0], 1) == "2 of 2 [0.34, 1.00], step 117 (83 to 150)"
+    assert curriculum.cell(groups[0], 3) == "1 of 2 [0.09, 0.91], step 120"
+    assert curriculum.cell(groups[0], 2) == "not asked"
+    assert curriculum.cell(groups[3], 2) == "0 of 1 [0.00, 0.79]"
+    labels = [group[0]["label"] for group in groups]
+    assert labels[0] == "x_1, x_3" and labels[3] == "one of x_1, x_2, x_3"
+
+
+def test_stages_count_together(made):
+    """x_1 was learned in the first stage, between the steps 100 and 200, x_2 in the second."""
+    fact = curriculum.facts(made[3])
+    assert fact["label"] == "x_1; then x_1, x_2; then x_1, x_2, x_3"
+    assert fact["ends"] == [300, 400, 400]
+    assert fact["learned"] == {1: pytest.approx(150), 2: pytest.approx(350), 3: None}
+
+
+def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path):
+    drawn = []
+    with mock.patch.object(runs, "save_figure", lambda figure, file: drawn.append(figure)):
+        code, out, err = run_main(curriculum, *made)
+    assert code == 0 and out.count("\n| D=3") == 4 and str(tmp_path / "curriculum.png") in out, err
+    (axes,) = drawn[0].axes
+    dots = {line.get_label(): line.get_xdata() for line in axes.lines if line.get_marker() == "o"}
+    assert len(dots["$x_{1}$ below 0.5"]) == 5 and len(dots["$x_{2}$ below 0.5"]) == 3
+    assert sorted(dots["$x_{2}$ below 0.5"])[0] == 350  # of both runs that had this stage
+    assert sum(x > 400 for x in dots["$x_{3}$ below 0.5"]) == 3
+
+
+def test_bad_input_is_refused(made, tmp_path):
+    assert_refused(curriculum, tmp_path, says="is no run directory")
+    other = write_run(tmp_path / "other", "--task conditional", x_1=[1], x_2=[1], x_3=[1])
+    code, out, err = run_main(curriculum, made[0], other)
+    assert code == 2 and "draw each apart" in err and "| conditional" in out
+
+
+def test_a_sweep_leaves_such_runs_to_us(tmp_path, capsys):
+    report([dict(targets=[1], mixture=False, init="", task="chain")], tmp_path)
+    assert "1 runs of another task" in capsys.readouterr().out and not list(tmp_path.iterdir())
