@@ -308,7 +308,7 @@ def place_arrows(task, paths):
 
 def named_axis(channel, field, names):
     """0, 1, 2, ... with names."""
-    style = dict(grid=False, ticks=False, domain=False, title=None)
+    style = dict(grid=False, ticks=False, domain=False, title=None, labelOverlap=False)
     label = f"{names}[datum.value]".replace("'", '"')
     axis = alt.Axis(values=list(range(len(names))), labelExpr=label, **style)
     scale = alt.Scale(domain=[-0.4, len(names) - 0.6], nice=False)
