@@ -51,7 +51,7 @@ def facts(folder):
     emergence = read_emergence(folder, paths)
     if emergence:
         found |= what_came_first(emergence, learned, task)
-        found |= what_heads_did(emergence, {path[:2] for path in paths}, task.N)
+        found |= what_heads_did(emergence, {path[:2] for path in paths}, task)
     return found
 
 

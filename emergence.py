@@ -250,7 +250,7 @@ def draw_removal(run, file):
     """When a path starts to matter, and for which symbol: what its removal raises."""
     removed = [history.without for history in run.emergence.paths.values()]
     titles = [path_title(path, run.task, run.config["heads"]) for path in run.emergence.paths]
-    draw_rises(run.emergence, removed, titles, "path", file)
+    map_of_rises(run.emergence, removed, titles, "path", file)
 
 
 def draw_heads(run, file):
@@ -261,10 +261,10 @@ def draw_heads(run, file):
         title += f" head {head + 1}" if run.config["heads"] > 1 else ""
         titles.append(title + " *" * ((layer, head) in useful))
     what = "head (*: in the circuit)"
-    draw_rises(run.emergence, list(run.emergence.heads.values()), titles, what, file)
+    map_of_rises(run.emergence, list(run.emergence.heads.values()), titles, what, file)
 
 
-def draw_rises(emergence, removed, titles, what, file):
+def map_of_rises(emergence, removed, titles, what, file):
     """A map for each symbol: a row for each that was removed, a column per checkpoint."""
     # what is drawn
     steps, count, rises = emergence.steps, len(removed), removal_rises(emergence, removed)

@@ -112,11 +112,16 @@ def information_rows(run, weights, shown):
     return rows
 
 
+def names_of(run, batch):
+    """The names of all tokens of each sequence."""
+    shown = zip(batch.inputs[..., : run.config["K"]], batch.positions, strict=True)
+    return [token_names(run.task, symbols, positions) for symbols, positions in shown]
+
+
 def token_rows(run, batch):
     """A row per sequence and token: its name, role and chain."""
-    rows = []
-    for number, positions in enumerate(batch.positions, 1):
-        names = token_names(run.task, positions)
+    rows, named = [], zip(names_of(run, batch), batch.positions, strict=True)
+    for number, (names, positions) in enumerate(named, 1):
         for chain, tokens in enumerate(positions.tolist(), 1):
             for role, token in zip(run.task.names, tokens, strict=True):
                 row = dict(sequence=number, token=token, name=names[token], role=role, chain=chain)
@@ -228,7 +233,7 @@ def tell(run):
         symbols=asked_symbols(config),
         titles=[row["path"] for row in rows["paths"]],
         layers=sorted({path.layer for path in run.paths}),
-        names=[token_names(task, positions) for positions in batch.positions],
+        names=names_of(run, batch),
         steps=steps,
         sequences=run.emergence.sequences if run.emergence else 512,
         shown=shown,
@@ -351,7 +356,8 @@ def explorer(folders, command):
     for folder in folders:
         run = read_run(folder)
         story, rows = tell(run)
-        levels = [f"{level:.3g}: {what}" for level, what in plateaus(run.config["N"])]
+        levels = [f"{level:.3g}: {what}" for level, what in plateaus(run.task)]
+        levels = [text.replace("$", "") for text in levels]  # marks of formulas
         specs = dict(wide=draw_run(story, False, levels), narrow=draw_run(story, True, levels))
         pages[str(folder)] = dict(about=about(run, command), rows=rows, **specs)
     return page(f"Inside {', '.join(folder.name for folder in folders)}", pages)

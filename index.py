@@ -97,11 +97,12 @@ def filled(symbols):
     return symbol_colors(symbols, len(symbols)).legend(orient="top", title=None)
 
 
-def draw_order(every, symbols, width):
+def draw_order(every, steps, symbols, width):
     """order.png: when each run learned each symbol and formed its induction head."""
     names = [name for name, *_ in every]
     x = alt.X("step:Q", title="training step (logarithmic)", axis=alt.Axis(tickCount=6))
-    x = x.scale(type="log", nice=False, padding=10)
+    ends = [0.9 * max(1, min(steps)), 1.1 * max(steps)]  # said, since a kind of mark may be missing
+    x = x.scale(type="log", domain=ends, nice=False)
     axis = alt.Axis(labelLimit=0.4 * width, labelFontSize=9, grid=True, orient="right")
     y = alt.Y("run:N", title=None, sort=names, scale=alt.Scale(domain=names), axis=axis)
     rows, shape = rows_of("order"), dict(width=0.6 * width, height=13 * len(names))
@@ -169,7 +170,8 @@ def draw_index(every, rows, narrow):
     symbols = [f"x_{k}" for k in range(1, last + 1)]
     charts = [note("None of these runs has learned a symbol.", "When each run learned what", width)]
     if rows["order"]:
-        charts = [draw_order(every, symbols, width if narrow else 2 * width)]
+        steps = [row["step"] for row in rows["order"]]
+        charts = [draw_order(every, steps, symbols, width if narrow else 2 * width)]
     if rows["figure_4"]:
         charts.append(beside(stack, *draw_figure_4(symbols, width)))
         deepest = max(row["layers"] for row in rows["figure_4"] + rows["law"])

@@ -90,18 +90,18 @@ def later_symbol_lost(emergence, path, task):
     return max(rises[1:]) > destroyed_from(task) if rises[1:] else None
 
 
-def what_heads_did(emergence, circuit_heads, N):
+def what_heads_did(emergence, circuit_heads, task):
     """Of all heads, whether in the circuit or not: whether those without which x_1 was first lost
     are in it, and whether none that a symbol once needed can be spared at the end; {} if heads were
     not removed. circuit_heads: {(layer, head), ...}."""
-    needed_at, spared = {}, []
+    needed_at, spared, lost = {}, [], destroyed_from(task)
     for head, curves in emergence.heads.items():
         rises = {}
         for symbol, losses in emergence.losses.items():
             rises[symbol] = [a - b for a, b in zip(curves[symbol], losses, strict=True)]
         first = next(iter(rises.values()))
-        needed_at[head] = next((i for i, r in enumerate(first) if r > destroyed_from(N)), None)
-        needed = max(max(curve) for curve in rises.values()) > destroyed_from(N)
+        needed_at[head] = next((i for i, rise in enumerate(first) if rise > lost), None)
+        needed = max(max(curve) for curve in rises.values()) > lost
         if needed and max(curve[-1] for curve in rises.values()) < SPARED:
             spared.append(head)
     if not emergence.heads:

@@ -104,7 +104,7 @@ def variables(story, lines):
     # the role of a token is the same in every sequence; each block may have a line of its own
     task, known = story.task, dict(roles=[], line=[], place=[])
     for number, block in enumerate(task.blocks):
-        own = [task.name_at(number, within) for within in range(block.size)] * task.N
+        own = [task.role_at(number, place).name for place in range(block.size)] * block.slots
         start = 0 if lines > 1 else block.start
         known["roles"] += own
         known["line"] += [number if lines > 1 else 0] * len(own)
@@ -183,7 +183,7 @@ def draw_tokens(story, width, lines):
     """The tokens of a sequence, above each how much the chosen token attends to it, below how much
     it attends to the chosen one. A line (one, or one for each block) is 100 high."""
     task = story.task
-    count = max(task.N * block.size for block in task.blocks) if lines > 1 else task.T
+    count = max(block.slots * block.size for block in task.blocks) if lines > 1 else task.T
 
     def at(chart, token, top, bottom):
         """Where the tile of a token is, between two heights of its line."""

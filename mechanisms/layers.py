@@ -23,7 +23,9 @@ from runs import measure_and_draw, measure_each, save_figure
 from train import learning_rate, optimizers
 
 
-FLAGS = DEFAULTS | dict(dtype="float32", lr=0.02, warmup=20, beta2=0.95)  # Muon and AdamW
+FLAGS = DEFAULTS | dict(  # Muon and AdamW
+    dtype="float32", lr=0.02, warmup=20, beta2=0.95, weight_decay=0.1
+)
 COLORS = ("black", "#0072B2", "#D55E00", "#009E73")  # all readers can tell these apart
 
 

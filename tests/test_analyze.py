@@ -62,7 +62,8 @@ def not_in_the_table(module, table):
 
 
 def test_no_figure_is_missing_from_the_tables(monkeypatch):
-    tables = [(analyze, analyze.FIGURES | analyze.CIRCUIT_FIGURES), (emergence, emergence.FIGURES)]
+    tables = [(analyze, analyze.FIGURES | analyze.CIRCUIT_FIGURES)]
+    tables.append((emergence, emergence.FIGURES | emergence.HEAD_FIGURES))
     for module, table in tables:
         assert len(table) > 3 and not not_in_the_table(module, table)
 
@@ -78,6 +79,7 @@ def test_no_figure_is_missing_from_the_tables(monkeypatch):
 def test_every_figure_leaves_its_file(trained):
     run, out = trained
     tables = analyze.FIGURES | analyze.CIRCUIT_FIGURES | emergence.FIGURES
+    tables |= emergence.HEAD_FIGURES
     for name in tables:
         start = {".png": b"\x89PNG", ".gif": b"GIF89a"}[(run / name).suffix]
         assert (run / name).read_bytes().startswith(start), name

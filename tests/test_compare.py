@@ -225,11 +225,13 @@ def test_heads_that_mattered_once():
     idle = dict(x_1=[1, 0.1, 0.0], x_2=[1, 1, 0.1])
     heads = {(0, 0): idle, (1, 0): dead, (2, 0): alive}
     seen = emergence.Emergence(1, [0, 10, 20], losses, {}, heads)
-    found = order.what_heads_did(seen, {(2, 0)}, 4)
+    found = order.what_heads_did(seen, {(2, 0)}, chain(4, 2))
     assert found == dict(first_heads_stay=False, no_head_died=False)
     seen = seen._replace(heads={(0, 0): idle, (2, 0): alive})
-    assert order.what_heads_did(seen, {(2, 0)}, 4) == dict(first_heads_stay=True, no_head_died=True)
-    assert order.what_heads_did(seen._replace(heads={}), {(2, 0)}, 4) == {}
+    assert order.what_heads_did(seen, {(2, 0)}, chain(4, 2)) == dict(
+        first_heads_stay=True, no_head_died=True
+    )
+    assert order.what_heads_did(seen._replace(heads={}), {(2, 0)}, chain(4, 2)) == {}
 
 
 # ---- the picture
