@@ -24,7 +24,7 @@ class Flag(NamedTuple):
 
 
 MUON_HELP = "muon = Muon for the matrices inside the layers, AdamW for the rest; adamw = AdamW for"
-MUON_HELP += " all, as the paper: give it --steps 3000 --weight-decay 0.1"
+MUON_HELP += " all, as the paper: give it --steps 3000"
 DTYPE_HELP = "of activations and matrix products; weights, attention scores and optimizer are"
 DTYPE_HELP += " float32; auto = bfloat16 where the device multiplies it natively"
 
@@ -66,7 +66,7 @@ FLAGS = {
         "warmup": Flag(100, "steps over which the learning rate rises from 0"),
         "decay": Flag(0.5, "last fraction of the steps, over which it falls linearly to 0", 0, 1),
         "beta2": Flag(0.99, "Adam's second beta", 0, 0.9999999),
-        "weight_decay": Flag(1.0, "decoupled weight decay of the matrices", 0, 1000),
+        "weight_decay": Flag(0.1, "decoupled weight decay of the matrices", 0, 1000),
         "clip": Flag(0.1, "largest gradient norm; 0 = no clipping"),
         "init": Flag("", INIT_HELP),
         "seed": Flag(0, "of the data, its order, and the initial weights"),

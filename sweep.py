@@ -37,9 +37,9 @@ from flags import run_directory
 from table import one_line, read_table, report, row_of, write_table
 
 
-LAPTOP = "--heads 8 --lr 2e-3 --decay 0.3 --weight-decay 0.1 --target 0"
-PAPER = "--heads 8 --batch 512 --examples 1048576 --steps 10000 --weight-decay 0.1 --target 0"
-HELD = "--D 8 --circuit --steps 400 --weight-decay 0.1 --target 0"
+LAPTOP = "--heads 8 --lr 2e-3 --decay 0.3 --target 0"
+PAPER = "--heads 8 --batch 512 --examples 1048576 --steps 10000 --target 0"
+HELD = "--D 8 --circuit --steps 400 --target 0"
 PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "laptop": [
         (f"{LAPTOP} --D 5 --steps 1500", range(1, 6), 3),

@@ -57,7 +57,7 @@ class PlantedTransformer(Planted):
 def plant(D, texts, steps):
     """(PlantedTransformer, its flags), trained to solve what its circuit lets it solve."""
     machine = "--device cpu --dtype float32"
-    schedule = f"--steps {steps} --batch 64 --lr 3e-3 --warmup 0 --decay 1 --weight-decay 0.1"
+    schedule = f"--steps {steps} --batch 64 --lr 3e-3 --warmup 0 --decay 1"
     flags = parse_flags(f"--D {D} --layers {LAYERS} --width 64 {schedule} {machine}".split())
     torch.manual_seed(flags["seed"])
     model, task = runs.build(flags), runs.task_of(flags)

@@ -24,13 +24,17 @@ make_runs() {
   done
 }
 
-# the main command (circuits.md, order.md)
-for seed in {0..6}; do
-  echo "13 circuit L12_H1_D3_s$seed --layers 12 --heads 1 --D 3 --seed $seed --save-every 25"
+# the main command, and with ten times the weight decay (circuits.md, order.md)
+main="--layers 12 --heads 1 --D 3"
+for seed in {0..10}; do
+  echo "10 circuit L12_H1_D3_s$seed $main --seed $seed --eval-every 20 --save-every 20"
+done | make_runs
+for seed in {0..4}; do
+  echo "10 circuit L12_H1_D3_weight_decay1.0_s$seed $main --weight-decay 1 --seed $seed --save-every 25"
 done | make_runs
 
 # transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md)
-paper="--layers 12 --heads 1 --D 3 --optimizer adamw --weight-decay 0.1"
+paper="$main --optimizer adamw"
 make_runs << RUNS
 23 circuit A $paper --steps 3000 --seed 0
 23 circuit B $paper --steps 3000 --seed 1
@@ -39,7 +43,7 @@ RUNS
 
 # RoPE (order.md)
 for seed in {0..5}; do
-  name=L12_H1_D3_rotaryqk_optimizeradamw_steps1600_weight_decay0.1_s$seed
+  name=L12_H1_D3_rotaryqk_optimizeradamw_steps1600_s$seed
   echo "16 circuit $name $paper --rotary qk --steps 1600 --eval-every 20 --save-every 20 --seed $seed"
 done | make_runs
 
@@ -47,7 +51,7 @@ done | make_runs
 make_runs << RUNS
 56 loss no-ic $paper --no-ic --steps 8000 --target 0 --eval-every 400
 59 loss no-ic_rotaryqk $paper --no-ic --rotary qk --steps 8000 --target 0 --eval-every 400
-22 loss float32 --layers 12 --heads 1 --D 3 --weight-decay 0.1 --dtype float32
+22 loss float32 $main --dtype float32
 RUNS
 
 # many depths (depth.md): 115 and 40 core-minutes
@@ -63,7 +67,7 @@ done
 
 # transformer D, the paper's literal settings, and its sweep
 make_runs << RUNS
-83 circuit D --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --weight-decay 0.1 --save-every 80 --eval-every 40
+83 circuit D --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --save-every 80 --eval-every 40
 100 circuit literal $paper --steps 24000 --target 0 --warmup 0 --decay 0 --clip 0 --beta2 0.999
 RUNS
 python sweep.py --preset paper --out "$folder/paper"

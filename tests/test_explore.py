@@ -180,21 +180,21 @@ def test_what_is_missing_is_said(folder, browser):
 
 def test_the_index_names_what_is_pointed_at(browser, tmp_path):
     """Over two committed runs and the committed sweep."""
-    for name in "L12_H1_D3_weight_decay0.1_s3", "L12_H1_D3_weight_decay0.1_s8":
+    for name in "L12_H1_D3_s3", "L12_H1_D3_s8":
         (tmp_path / name).mkdir()
         for file in "config.json", "log.jsonl":
             shutil.copy(HERE / "results" / name / file, tmp_path / name)
     shutil.copytree(HERE / "results" / "sweep", tmp_path / "sweep")
-    (tmp_path / "L12_H1_D3_weight_decay0.1_s8" / "explorer.html").write_text("")
+    (tmp_path / "L12_H1_D3_s8" / "explorer.html").write_text("")
     code, out, err = run_main(index, tmp_path)
     assert code == 0 and "index.html" in out, err
     show(browser, tmp_path / "index.html")
     link = browser.find_element("css selector", "#about a").get_attribute("href")
-    assert link == (tmp_path / "L12_H1_D3_weight_decay0.1_s8" / "explorer.html").as_uri()
+    assert link == (tmp_path / "L12_H1_D3_s8" / "explorer.html").as_uri()
     for name, words in (
         (
             "learned",
-            ["L12_H1_D3_weight_decay0.1_s3", "seed", "x_1 below 0.5", "437"],
+            ["L12_H1_D3_s3", "seed", "x_1 below 0.5", "437"],
         ),  # 437: as in order.png
         ("final", ["L5_H8_D5", "0.211"]),  # the first row of the table
         ("held", ["circuit_s"]),
