@@ -43,7 +43,6 @@ from circuit import (
 )
 from data import held_out
 from depth import may_attend, simulated_depth, symbols_reached
-from flags import asked
 from intervals import bootstrap
 from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search
 
@@ -321,7 +320,7 @@ def check(config, threshold, sequences, seed):
     if config["mixture"]:
         one = "its queries say one symbol each"
         raise ValueError(f"the run was trained with --mixture: {one}, choose one that says all")
-    if len(asked(config)) < config["D"]:
+    if config["targets"] or not config["ic"]:
         typed = "--targets" if config["targets"] else "--no-ic"
         raise ValueError(f"the run was trained with {typed}: choose one that predicts all symbols")
 

@@ -7,6 +7,7 @@ it began with are stages of the same kind, and their steps count.
 """
 
 import argparse
+import re
 import statistics
 from pathlib import Path
 
@@ -57,10 +58,11 @@ def facts(folder):
         labels.append(what_is_asked(config))
         kind.append(str({key: config[key] for key in sorted(config.keys() - {*NOT_OF_A_KIND})}))
     last = {int(name[2:]): log[-1][name] for name in log[-1] if name[:2] == "x_"}
+    size = f"{config['layers']} layers x {config['heads']} head{'s' * (config['heads'] > 1)}"
     return dict(
         kind=tuple(kind),
         label="; then ".join(labels),
-        problem=f"{problem_name(config)}, {config['layers']} layers x {config['heads']}",
+        problem=f"{problem_name(config)}, {size}",
         learned=dict(sorted(learned.items())),
         last=last,
         ends=ends,
@@ -137,10 +139,12 @@ def draw_curricula(groups, file):
         axes.plot(*zip(*dots[k], strict=True), "o", ms=5, color=color, label=label)
     axes.axvspan(1.03 * most, 1.1 * most, color="0.92", zorder=-1)
     axes.text(1.065 * most, -1.1, "not at\nthe end", ha="center", va="bottom", fontsize="small")
-    axes.set_yticks(ticks, [f"{group[0]['label']} (n = {len(group)})" for group in groups])
+    labels = [re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"]) for group in groups]
+    counts = [f" (n = {len(group)})" for group in groups]
+    axes.set_yticks(ticks, [*map("".join, zip(labels, counts, strict=True))])
     axes.set(xlabel="training step, of all stages together", ylim=(y - 0.3, -1))
-    title = f"What is learned when other symbols are asked for\n({every[0]['problem']}"
-    axes.set_title(f"{title} heads; tick: next stage)")
+    title = "What is learned when other symbols are asked for"
+    axes.set_title(f"{title}\n({every[0]['problem']}; tick: next stage)")
     figure.legend(loc="outside lower center", ncols=6, fontsize="small")
     runs.save_figure(figure, file)
 

@@ -256,8 +256,8 @@ def make_batch(
     answers = answers.gather(1, chain_of[:, :, None].expand_as(answers))
     if mixture:
         chosen = shift_right(bits[:, shuffles + drawn :], 1) % len(asked)  # (B, N) by slot
-        answers = answers.unflatten(2, (-1, K))
-        answers = answers[torch.arange(B)[:, None], torch.arange(N), chosen]
+        answers = answers.unflatten(2, (-1, K))  # (B, N, asked, K)
+        answers = answers.gather(2, chosen[..., None, None].expand(-1, -1, 1, K)).squeeze(2)
         told = F.one_hot(asked[chosen] - 1, task.symbols - 1).to(inputs)
         inputs = torch.cat([inputs, F.pad(told, (0, 0, task.T - N, 0))], -1)
     return Batch(inputs, answers, task.positions(slots))

@@ -140,22 +140,22 @@ def add_flag(group, name, flag, choices):
 
 
 def asked(flags):
-    """[k, ...] of the symbols x_k that each query is asked for."""
+    """The k of the symbols x_k that each query is asked for, in order."""
     if flags["targets"]:
         return sorted(flags["targets"])
-    return [*range(1, flags["D"] + 1)] if flags["ic"] else [flags["D"]]
+    return range(1, flags["D"] + 1) if flags["ic"] else [flags["D"]]
 
 
 def settle_targets(flags):
     """Say the same in one way, so that one run has one name: all symbols need no word, the last
     alone is --no-ic."""
-    every = range(1, flags["D"] + 1)
-    if asked(flags) == [*every]:
+    targets, D = [*asked(flags)], flags["D"]
+    if targets == [*range(1, D + 1)]:
         flags |= dict(targets=[])
-    elif asked(flags) == [every[-1]]:
+    elif targets == [D]:
         flags |= dict(targets=[], ic=False)
     else:
-        flags |= dict(targets=asked(flags))
+        flags |= dict(targets=targets)
 
 
 def check_targets(flags):

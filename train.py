@@ -327,8 +327,9 @@ def draw_curves(run):
     for axes in (whole, partial):
         for level, meaning in plateaus(runs.task_of(config)):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
+            near = axes is whole and 0.9 < level < 1  # a log scale has no room for its text
             axes.annotate(
-                f"{level:.3g}: {meaning}",
+                "" if near else f"{level:.3g}: {meaning}",
                 (0.65 if 0.9 < level < 1 else 1, level),  # beside what is said of 1
                 (-4, 2),
                 xycoords=("axes fraction", "data"),

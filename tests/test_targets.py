@@ -16,6 +16,7 @@ from common import (
     weights_equal,
 )
 
+import ablate
 import data
 import flags as table
 import runs
@@ -56,7 +57,7 @@ def test_one_run_has_one_name():
     ):
         parsed = train.parse_flags(flags.split())
         assert table.run_directory(parsed) == Path("out", name)
-        assert table.asked(parsed) == symbols
+        assert [*table.asked(parsed)] == symbols
 
 
 def test_bad_targets_get_one_line(tmp_path):
@@ -81,6 +82,8 @@ def test_a_run_of_some_targets_is_read_everywhere(tmp_path):
     model, config = runs.load(run)
     batch = runs.sequences(config, torch.arange(3))
     assert config["targets"] == [1, 3] and model(batch.inputs).shape == batch.targets.shape
+
+    assert_refused(ablate, run, says="trained with --targets")
 
     # and its row of a table, which later stages read
     row = row_of(config | dict(out=run))
@@ -179,6 +182,7 @@ def test_a_mixture_is_measured_symbol_by_symbol(tmp_path):
     assert code == 0, err
     rows = runs.read_log(run)
     assert runs.crossings(rows).keys() == {"x_1", "x_2", "x_3"}
+    assert_refused(ablate, run, says="trained with --mixture")
     model, config = runs.load(run)
     second = runs.sequences(config | dict(targets=[2]), data.held_out("validation", 1024))
     with torch.no_grad(), runs.precision(config):
