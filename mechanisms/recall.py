@@ -173,11 +173,8 @@ def draw(results, path):
         heat.text(i % len(HIDDEN), i // len(HIDDEN), text, ha="center", va="center", color=ink)
     heat.set_xticks(range(len(HIDDEN)), HIDDEN)
     heat.set_yticks(range(len(HEADS)), HEADS)
-    heat.set(
-        xlabel="MLP width",
-        ylabel="heads",
-        title="Share of 256 facts stored\nand, below, parameters",
-    )
+    heat.set(xlabel="MLP width", ylabel="heads")
+    heat.set_title(f"Share of 256 facts stored, {len(curves)} seeds;\nbelow it: parameters")
 
     # entry and exit: points are measured, lines are the flow's, between them is the plateau
     for panel, name in zip(sweeps, SWEEPS, strict=True):
@@ -190,9 +187,8 @@ def draw(results, path):
             panel.plot(x, means[i + 2], color=COLORS[i + 1])
         panel.fill_between(x, *means[2:], means[2] < means[3], interpolate=True, color="0.9")
         panel.set_xticks(x, [f"{value:g}" for value in SWEEPS[name]])
-        panel.set(
-            xlabel=name, ylabel="steps x lr", ylim=0, title=f"{len(curves)} seeds; lines: flow"
-        )
+        panel.set(xlabel=name, ylabel="steps x lr", ylim=0)
+        panel.set_title(f"{len(curves)} seeds; lines: gradient flow")
         panel.legend(fontsize="small")
     save_figure(figure, path)
 
