@@ -25,8 +25,8 @@ SETTINGS = {
     "one thread": {"OMP_NUM_THREADS": "1"},
     "all cores, 300000 turns (GCC's default)": {"GOMP_SPINCOUNT": "300000"},
     "all cores, 10000 turns (ours, quiet)": {"GOMP_SPINCOUNT": "10000"},
-    "all cores, 1000 turns (ours, busy)": {"GOMP_SPINCOUNT": "1000"},
-    "all cores, no turn": {"GOMP_SPINCOUNT": "0"},
+    "all cores, 1000 turns": {"GOMP_SPINCOUNT": "1000"},
+    "all cores, no turn (ours, busy)": {"GOMP_SPINCOUNT": "0"},
 }
 BUSY, ROUNDS, SECONDS, WRITES = [0, 1, 3], 7, 3, 15
 BURN = [sys.executable, "-c", "while True: pass"]
