@@ -1,6 +1,6 @@
 """k-fold composition (Bietti's slides): hops alone are hard, from easy to hard they are learnt.
 
-    python mechanisms/hops.py                              # about 20 minutes of one core
+    python mechanisms/hops.py                              # about 13 minutes of one core
     python mechanisms/hops.py --task letters --seeds 1     # about 6 minutes of one core
     python mechanisms/hops.py --plot-only                  # the figure again, from hops.json
 
