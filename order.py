@@ -94,6 +94,8 @@ def what_heads_did(emergence, circuit_heads, task):
     """Of all heads, whether in the circuit or not: whether those without which x_1 was first lost
     are in it, and whether none that a symbol once needed can be spared at the end; {} if heads were
     not removed. circuit_heads: {(layer, head), ...}."""
+    if not emergence.heads:
+        return {}
     needed_at, spared, lost = {}, [], destroyed_from(task)
     for head, curves in emergence.heads.items():
         rises = {}
@@ -104,8 +106,6 @@ def what_heads_did(emergence, circuit_heads, task):
         needed = max(max(curve) for curve in rises.values()) > lost
         if needed and max(curve[-1] for curve in rises.values()) < SPARED:
             spared.append(head)
-    if not emergence.heads:
-        return {}
     when = [i for i in needed_at.values() if i is not None]
     first = {head for head, i in needed_at.items() if when and i == min(when)}
     return dict(first_heads_stay=first <= circuit_heads, no_head_died=not spared)

@@ -8,8 +8,6 @@ or half the time by one and the same noise token ("the" in "in the"). Tested is 
 spaces after the first: does the model name the output, or the noise? With how much of its last MLP?
 """
 
-import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -21,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 
 sys.path.append(str(Path(__file__).parents[1]))
-from runs import save_figure, write_text
+from runs import measure_and_draw, save_figure
 
 
 NOISE, OFTEN = N, 0.5  # the token after the N characters, and how often it follows a space
@@ -155,7 +153,7 @@ def measure(args):
         accuracy = training[-1][-1][1][-1][0]  # last step, all ranks kept
         left = (time.time() - start) * (args.seeds / len(training) - 1)
         print(f"seed {seed}: accuracy {accuracy:.3f}, about {left:.0f} s left", flush=True)
-    return dict(seconds=time.time() - start, processor=time.process_time(), training=training)
+    return dict(training=training)
 
 
 def draw(results, path):
@@ -195,25 +193,7 @@ def draw(results, path):
 
 
 def main():
-    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"noise.py: {message}\n")
-    p.add_argument("--steps", type=int, default=300, help="of training")
-    p.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    p.add_argument("--seed", type=int, default=0, help="the first of them")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help="draw what noise.json holds")
-    args = p.parse_args()
-    if min(args.steps, args.seeds) < 1:
-        p.error("--steps and --seeds must be at least 1")
-    path = args.out / "noise.json"
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(dict(command=sys.argv[1:]) | measure(args)))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        p.error(f"{path}: {error}; run without --plot-only, --out a folder that can be written")
+    measure_and_draw(__file__, __doc__, measure, draw, steps=300, seeds=3)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ the sequence's own output. Embeddings are one-hot, the MLP is a matrix that read
 trigger, and attention is even over the tokens before: all that one step learns are counts.
 """
 
-import argparse
-import json
 import math
 import sys
 import time
@@ -21,7 +19,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from intervals import bootstrap
-from runs import save_figure, write_text
+from runs import measure_and_draw, save_figure
 
 
 OFTEN = 0.5  # how often noise follows a trigger
@@ -103,7 +101,7 @@ def summary(values):
 
 
 def measure(args):
-    """{"characters": {n: summary}}."""
+    """{"trials": their number, "characters": {n: summary}}."""
     found, start = {}, time.time()
     for done, n in enumerate(CHARACTERS, 1):
         generator = torch.Generator().manual_seed(args.seed)
@@ -112,8 +110,7 @@ def measure(args):
         left = (time.time() - start) * (len(CHARACTERS) / done - 1)
         said = ", ".join(f"{name} {found[n][name]['needed'][0]:.0f}" for name in LEARNT)
         print(f"{n} characters, samples needed: {said}; about {left:.0f} s left", flush=True)
-    times = dict(seconds=time.time() - start, processor=time.process_time(), trials=args.trials)
-    return times | dict(characters=found)
+    return dict(trials=args.trials, characters=found)
 
 
 def draw(results, path):
@@ -146,24 +143,7 @@ def draw(results, path):
 
 
 def main():
-    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"samples.py: {message}\n")
-    p.add_argument("--trials", type=int, default=200, help="for each number of characters")
-    p.add_argument("--seed", type=int, default=0, help="of the trials")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help="draw what samples.json holds")
-    args = p.parse_args()
-    if args.trials < 1:
-        p.error("--trials must be at least 1")
-    path = args.out / "samples.json"
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(dict(command=sys.argv[1:]) | measure(args)))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        p.error(f"{path}: {error}; run without --plot-only, --out a folder that can be written")
+    measure_and_draw(__file__, __doc__, measure, draw, trials=200)
 
 
 if __name__ == "__main__":
