@@ -18,7 +18,6 @@ Layers and heads are counted from 1 in all that is printed or written.
 
 import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
 
-import argparse
 import csv
 import itertools
 import json
@@ -43,6 +42,7 @@ from circuit import (
 )
 from data import held_out
 from depth import may_attend, simulated_depth, symbols_reached
+from flags import command_line
 from intervals import bootstrap
 from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search
 
@@ -469,12 +469,7 @@ def write_report(run, report):
 
 
 def parse_flags():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"ablate.py: {message}\n")
+    p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
     text = "highest MSE of a sufficient circuit (default: 0.05)"
     p.add_argument("--threshold", type=float, default=0.05, help=text)

@@ -9,7 +9,6 @@ figure is a function draw_...(run, file) and a row of FIGURES.
 
 import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
 
-import argparse
 import math
 import pathlib
 from typing import NamedTuple
@@ -23,7 +22,7 @@ import emergence
 from circuit import check_roles
 from data import Task, held_out, token_names
 from depth import starting_information
-from flags import problem_name
+from flags import command_line, problem_name
 from diagram import USEFUL, diagram_size, draw_diagram, faint_note
 from train import draw_curves
 
@@ -261,12 +260,7 @@ def draw(folder):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"analyze.py: {message}\n")
+    p = command_line("analyze.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
     folder = p.parse_args().run
     matplotlib.use("Agg")

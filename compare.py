@@ -5,7 +5,6 @@
 What is not known of a run (it has no circuit.json or no emergence.json) is left out of the counts.
 """
 
-import argparse
 import os
 import pathlib
 import statistics
@@ -17,6 +16,7 @@ from matplotlib.markers import TICKDOWN, TICKUP
 import runs
 from diagram import USEFUL
 from emergence import read_circuit, read_emergence
+from flags import command_line
 from intervals import wilson
 from order import in_order, induction_names, what_came_first, what_heads_did
 
@@ -214,12 +214,7 @@ def draw_order(every, file):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"compare.py: {message}\n")
+    p = command_line("compare.py", __doc__)
     p.add_argument("run", type=pathlib.Path, nargs="+", help="run directories of train.py")
     folders = p.parse_args().run
     matplotlib.use("Agg")

@@ -6,7 +6,6 @@ Runs that differ in nothing but the seed are one kind. Of a run that began with 
 it began with are stages of the same kind, and their steps count.
 """
 
-import argparse
 import re
 import statistics
 from pathlib import Path
@@ -15,7 +14,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 import runs
-from flags import MACHINE_FLAGS, asked, problem_name
+from flags import MACHINE_FLAGS, asked, command_line, problem_name
 from intervals import wilson
 
 
@@ -153,12 +152,7 @@ def draw_curricula(groups, file):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"curriculum.py: {message}\n")
+    p = command_line("curriculum.py", __doc__)
     p.add_argument("run", type=Path, nargs="+", help="run directories of train.py")
     folders = p.parse_args().run
     matplotlib.use("Agg")

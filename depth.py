@@ -9,7 +9,6 @@ one held (Assumption 2). Where several slots show the same symbol, what is share
 attended to from each of the others: in a chain it always does.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from data import NO_D, TASKS, chain, conditional
+from flags import command_line
 
 
 # ---- the information flow
@@ -209,12 +209,7 @@ def conditional_table():
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"depth.py: {message}\n")
+    p = command_line("depth.py", __doc__)
     p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
     p.add_argument("--D", type=int, help="retrieval steps, at most (default: 20)")
     flags = p.parse_args()

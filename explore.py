@@ -6,7 +6,6 @@
 No server, no network: the libraries (Vega-Lite) and all data are in the page.
 """
 
-import argparse
 import functools
 import html
 import json
@@ -25,6 +24,7 @@ from circuit import path_name
 from data import held_out, plateaus, token_names
 from diagram import path_title
 from emergence import checkpoints_of, read_circuit, read_emergence, removal_rises
+from flags import command_line
 from train import asked_symbols
 from views import Story, draw_run, place_arrows
 
@@ -367,12 +367,7 @@ def explorer(folders, command):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"explore.py: {message}\n")
+    p = command_line("explore.py", __doc__)
     p.add_argument("run", type=pathlib.Path, nargs="+", help="run directories of train.py")
     folders = p.parse_args().run
     command = shlex.join(["python", "explore.py", *map(str, folders)])

@@ -90,15 +90,21 @@ DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 # ---- from the command line to a dict
 
 
-def parse(arguments, description, choices):
-    """The flags as a dict, --device auto and --dtype auto settled; choices: {name: [value, ...]}. A
-    bad flag ends the program with one line and exit code 2."""
+def command_line(name, about):
+    """The parser of a program. What it cannot take ends the program with one line, exit code 2."""
     p = argparse.ArgumentParser(
-        description=description,
+        description=about,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.error = lambda message: p.exit(2, f"train.py: {message}\n")
+    p.error = lambda message: p.exit(2, f"{name}: {message}\n")
+    return p
+
+
+def parse(arguments, description, choices):
+    """The flags as a dict, --device auto and --dtype auto settled; choices: {name: [value, ...]}. A
+    bad flag ends the program with one line and exit code 2."""
+    p = command_line("train.py", description)
     for title, rows in FLAGS.items():
         group = p.add_argument_group(title)
         for name, flag in rows.items():

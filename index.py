@@ -3,7 +3,6 @@
 python index.py results     # writes results/index.html, one file that any browser opens
 """
 
-import argparse
 import html
 import pathlib
 
@@ -14,6 +13,7 @@ import table
 from compare import facts
 from depth import DEPTH_LAWS
 from explore import page
+from flags import command_line
 from order import induction_names
 from views import (
     BLUE,
@@ -227,12 +227,7 @@ Point at a mark to see its run, seed and numbers.</p>
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"index.py: {message}\n")
+    p = command_line("index.py", __doc__)
     p.add_argument("folder", type=pathlib.Path, help="a folder with run directories, results")
     folder = p.parse_args().folder
     try:

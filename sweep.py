@@ -20,7 +20,6 @@ dask scheduler --host tls://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
 dask worker tls://10.0.0.1:8786 --nthreads 1 --nworkers 16 --dashboard-address 127.0.0.1:0
 """
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -33,7 +32,7 @@ import torch
 
 import runs
 import train
-from flags import run_directory
+from flags import command_line, run_directory
 from table import one_line, read_table, report, row_of, write_table
 
 
@@ -307,12 +306,7 @@ def joined(arguments):
 
 def parse_flags(arguments):
     """Our own flags; a bad one ends the program with one line and exit code 2."""
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"sweep.py: {message}\n")
+    p = command_line("sweep.py", __doc__)
     cores = torch.get_num_threads()
     p.add_argument("--preset", choices=list(PRESETS), help="a grid made for you; or your own:")
     p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")

@@ -15,7 +15,6 @@ and not what it lets later heads find: b -> a in layer 1, by which each b can be
 then be spared. ablate.py, which takes paths from the model as it is, can see that it is needed.
 """
 
-import argparse
 import contextlib
 import sys
 import time
@@ -32,6 +31,7 @@ import circuit
 import runs
 from data import batch_index, held_out, partial_losses
 from depth import may_attend
+from flags import command_line
 from train import learning_rate, optimizers, parse_flags
 
 
@@ -173,12 +173,7 @@ def compare(D, texts, steps):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"attribution.py: {message}\n")
+    p = command_line("attribution.py", __doc__)
     text = "training steps of each planted transformer (default: 250)"
     p.add_argument("--steps", type=int, default=250, help=text)
     steps = p.parse_args().steps

@@ -51,10 +51,11 @@ class Ring:
 
 class Letters:
     """100 of 4 letters after a token that says how many hops, 0 to 16, are asked at each of them. A
-    hop from a letter leads to what followed it the last time; answer 4: there is nothing."""
+    hop from a letter leads to what followed it the last time; where there is no such thing, nothing
+    is asked."""
 
     width, heads, mlp, causal, batch, lr, every = 128, 4, True, True, 32, 1e-3, 100
-    hops, hop_token, outputs, vocabulary, T = [*range(17)], True, 5, 21, 101
+    hops, hop_token, outputs, vocabulary, T = [*range(17)], True, 4, 21, 101
 
     def __init__(self, layers):
         self.layers = layers
@@ -71,8 +72,7 @@ class Letters:
         hop, now = torch.cat([start, followed], 1), torch.cat([start[0], place]).expand(B, -1)
         for count in range(max(self.hops)):
             now = torch.where(count < asked[:, None], hop.gather(1, now), now)
-        named = torch.cat([start + 4, letters], 1).gather(1, now)
-        named[:, 0] = -100
+        named = torch.cat([start - 100, letters], 1).gather(1, now)
         return torch.cat([4 + asked[:, None], letters], 1), named[None]
 
 
