@@ -1,6 +1,7 @@
 """What of the implicit curriculum is needed: runs asked for different symbols, side by side.
 
-    python curriculum.py results/curriculum/*    # prints Markdown, draws curriculum.png beside them
+    python curriculum.py results/curriculum/D3*  # prints Markdown, draws curriculum.png beside
+    python curriculum.py results/curriculum/D*   # several D: draws depths.png, steps against D
 
 Runs that differ in nothing but the seed are one kind. Of a run that began with --init the runs that
 it began with are stages of the same kind, and their steps count.
@@ -18,6 +19,11 @@ from flags import MACHINE_FLAGS, asked, command_line, problem_name
 from intervals import wilson
 
 
+REGIMES = {  # what is asked -> its colour
+    "all of $x_1, ..., x_D$": "#009E73",
+    "one of them, at random": "#0072B2",
+    "$x_D$ alone": "#D55E00",
+}
 NOT_OF_A_KIND = [*MACHINE_FLAGS, "seed", "init", "dtype", "hardware", "threads", "torch", "git"]
 
 
@@ -42,6 +48,15 @@ def what_is_asked(config):
     return f"one of {symbols}" if config["mixture"] else symbols
 
 
+def regime(config):
+    """What is asked, in words that fit every D; None for some of the symbols."""
+    if config["targets"] or config["init"] or config["task"] != "chain":
+        return None
+    if config["mixture"]:
+        return "one of them, at random"
+    return "all of $x_1, ..., x_D$" if config["ic"] else "$x_D$ alone"
+
+
 def facts(folder):
     """What is compared, a dict. learned: {k: the step at which x_k passed below 0.5, of all stages
     together, or None}; last: {k: its loss at the end} of those asked for in the last stage."""
@@ -59,6 +74,8 @@ def facts(folder):
     last = {int(name[2:]): log[-1][name] for name in log[-1] if name[:2] == "x_"}
     size = f"{config['layers']} layers x {config['heads']} head{'s' * (config['heads'] > 1)}"
     return dict(
+        D=config["D"],
+        regime=regime(config),
         kind=tuple(kind),
         label="; then ".join(labels),
         problem=f"{problem_name(config)}, {size}",
@@ -148,6 +165,29 @@ def draw_curricula(groups, file):
     runs.save_figure(figure, file)
 
 
+def draw_depths(groups, file):
+    """How many steps it takes to learn x_D, against D: a dot per run, a triangle at the last step
+    of one that did not."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    depths = sorted({group[0]["D"] for group in groups})
+    for number, (words, color) in enumerate(REGIMES.items()):
+        mine = [fact for group in groups for fact in group if fact["regime"] == words]
+        seen = dict.fromkeys(depths, 0)
+        for fact in mine:
+            D, step = fact["D"], fact["learned"][fact["D"]]
+            x = depths.index(D) + 0.2 * (number - 1) + 0.04 * (seen[D] - 1)
+            y, mark = (fact["ends"][-1], "^") if step is None else (step, "o")
+            axes.plot(x, y, mark, color=color, mfc=color if mark == "o" else "none")
+            seen[D] += 1
+        axes.plot([], [], "o", color=color, label=f"{words} (n = {len(mine)})")
+    axes.plot([], [], "k^", mfc="none", label="not learned when it was ended")
+    axes.set_xticks(range(len(depths)), depths)
+    axes.set(xlabel="D, steps of the chain", ylabel="training step at which $x_D$ is below 0.5")
+    axes.set(yscale="log", title="What is asked decides whether the last symbol is learned")
+    axes.legend(fontsize="small")
+    runs.save_figure(figure, file)
+
+
 # ---- the command line
 
 
@@ -157,12 +197,16 @@ def main():
     folders = p.parse_args().run
     matplotlib.use("Agg")
     try:
-        groups, file = by_kind(folders), folders[0].parent / "curriculum.png"
+        groups, folder = by_kind(folders), folders[0].parent
         print(table(groups))
+        if len({group[0]["D"] for group in groups}) > 1:
+            draw_depths(groups, folder / "depths.png")
+            print(folder / "depths.png")
+            return
         if len({group[0]["problem"] for group in groups}) > 1:
             raise ValueError("these runs are of several problems or sizes: draw each apart")
-        draw_curricula(groups, file)
-        print(file)
+        draw_curricula(groups, folder / "curriculum.png")
+        print(folder / "curriculum.png")
     except (OSError, ValueError) as error:
         p.error(error)
 

@@ -70,6 +70,27 @@ def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path):
     assert sum(x > 400 for x in dots["$x_{3}$ below 0.5"]) == 3
 
 
+def test_steps_against_depth(tmp_path):
+    """A dot where x_D was learned, a triangle where the run ended; none of other targets."""
+    regimes = {"all": ("", 1), "mixture": ("--mixture", 1), "last": ("--no-ic", 0)}
+    made = []
+    for D in (2, 3):
+        for name, (flags, first) in regimes.items():
+            losses = {f"x_{k}": [1, 0.8, 0.2] for k in range(1 if first else D, D + 1)}
+            if name == "last" and D == 3:
+                losses["x_3"] = [1, 0.9, 0.8]
+            made.append(write_run(tmp_path / f"{name}{D}", f"--D {D} {flags}", **losses))
+    made.append(write_run(tmp_path / "some", "--D 3 --targets 1 3", x_1=[1, 0], x_3=[1, 0]))
+    drawn = []
+    with mock.patch.object(runs, "save_figure", lambda figure, file: drawn.append(figure)):
+        code, out, err = run_main(curriculum, *made)
+    assert code == 0 and str(tmp_path / "depths.png") in out, err
+    (axes,) = drawn[0].axes
+    marks = [(line.get_marker(), *map(list, line.get_data())) for line in axes.lines]
+    marks = [(mark, round(x[0]), y[0]) for mark, x, y in marks if x]  # not those of the legend
+    assert sorted(marks) == sorted([("o", 0, 150)] * 3 + [("o", 1, 150)] * 2 + [("^", 1, 200)])
+
+
 def test_bad_input_is_refused(made, tmp_path):
     assert_refused(curriculum, tmp_path, says="is no run directory")
     other = write_run(tmp_path / "other", "--task conditional", x_1=[1], x_2=[1], x_3=[1])
