@@ -25,7 +25,7 @@ import runs
 from circuit import Path, one_hot, paths_in, read_paths, read_report
 from data import held_out, partial_losses
 from diagram import USEFUL, diagram_size, draw_diagram, faint_note, path_title
-from order import emergence_steps
+from order import emergence_steps, removal_rises
 from train import asked_symbols
 
 
@@ -167,16 +167,6 @@ def by_path(measured, config, file):
     except (IndexError, KeyError, TypeError, ValueError):
         raise ValueError(f"{file} is of another task or damaged: remove it") from None
     return Emergence(sequences, steps, losses, histories, heads)
-
-
-def removal_rises(emergence, removed):
-    """{symbol: a row for each of removed: by how much its removal raises the loss, at each
-    checkpoint}; removed: [{symbol: losses}, ...], of paths or of heads."""
-    rises = {}
-    for symbol, losses in emergence.losses.items():
-        without = torch.tensor([curves[symbol] for curves in removed])
-        rises[symbol] = (without - torch.tensor(losses)).tolist()
-    return rises
 
 
 # ---- drawing: each function draws one of FIGURES, from an analyze.Run, into a file

@@ -23,8 +23,9 @@ import runs
 from circuit import path_name
 from data import held_out, plateaus, token_names
 from diagram import path_title
-from emergence import checkpoints_of, read_circuit, read_emergence, removal_rises
+from emergence import checkpoints_of, read_circuit, read_emergence
 from flags import command_line
+from order import removal_rises
 from train import asked_symbols
 from views import Story, draw_run, place_arrows
 

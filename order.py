@@ -81,12 +81,22 @@ def previous_token_first(when, learned, task):
     return all(to_the_token_before(path, task) for path in in_time if path.layer == first_layer)
 
 
+def removal_rises(emergence, removed):
+    """{symbol: a row for each of removed: by how much its removal raises the loss, at each
+    checkpoint}; removed: [{symbol: losses}, ...], of paths or of heads."""
+    rises = {}
+    for symbol, losses in emergence.losses.items():
+        rises[symbol] = []
+        for curves in removed:
+            rises[symbol].append([a - b for a, b in zip(curves[symbol], losses, strict=True)])
+    return rises
+
+
 def later_symbol_lost(emergence, path, task):
     """Whether a symbol after the first is lost without the path at the last checkpoint; None if
     there is only one."""
-    rises = []
-    for symbol, losses in emergence.losses.items():
-        rises.append(emergence.paths[path].without[symbol][-1] - losses[-1])
+    removed = removal_rises(emergence, [emergence.paths[path].without])
+    rises = [of_symbol[0][-1] for of_symbol in removed.values()]
     return max(rises[1:]) > destroyed_from(task) if rises[1:] else None
 
 
@@ -96,15 +106,14 @@ def what_heads_did(emergence, circuit_heads, task):
     not removed. circuit_heads: {(layer, head), ...}."""
     if not emergence.heads:
         return {}
-    needed_at, spared, lost = {}, [], destroyed_from(task)
-    for head, curves in emergence.heads.items():
-        rises = {}
-        for symbol, losses in emergence.losses.items():
-            rises[symbol] = [a - b for a, b in zip(curves[symbol], losses, strict=True)]
-        first = next(iter(rises.values()))
-        needed_at[head] = next((i for i, rise in enumerate(first) if rise > lost), None)
-        needed = max(max(curve) for curve in rises.values()) > lost
-        if needed and max(curve[-1] for curve in rises.values()) < SPARED:
+    heads, lost = list(emergence.heads), destroyed_from(task)
+    rises = removal_rises(emergence, list(emergence.heads.values()))
+    needed_at, spared = {}, []
+    for number, head in enumerate(heads):
+        own = [of_symbol[number] for of_symbol in rises.values()]  # a curve per symbol
+        needed_at[head] = next((i for i, rise in enumerate(own[0]) if rise > lost), None)
+        needed = max(map(max, own)) > lost
+        if needed and max(curve[-1] for curve in own) < SPARED:
             spared.append(head)
     when = [i for i in needed_at.values() if i is not None]
     first = {head for head, i in needed_at.items() if when and i == min(when)}

@@ -205,7 +205,7 @@ def test_rises_are_losses_without_less_losses():
         "other": history([], dict(x_1=[0.5, 0.5], x_2=[0.75, 0.25])),
     }
     removed = [path.without for path in paths.values()]
-    rises = emergence.removal_rises(emergence.Emergence(32, [0, 10], losses, paths), removed)
+    rises = order.removal_rises(emergence.Emergence(32, [0, 10], losses, paths), removed)
     assert rises == dict(x_1=[[0.5, 0.0], [0.0, 0.25]], x_2=[[0.25, 1.0], [0.0, -0.25]])
 
 
