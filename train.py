@@ -312,7 +312,8 @@ def draw_curves(run):
     error = rows[-1].get("confirmed", rows[-1]["val"])
     problem = f"{problem_name(config)}, seed {config['seed']}"
     title = f"{shape}, {problem}: MSE {error:.4f} at step {steps[-1]}"
-    whole.set(yscale="log", ylabel="mean squared error", title=title)
+    whole.set(yscale="log", ylabel="mean squared error")
+    whole.set_title(title, fontsize=11)
 
     # right: each symbol alone
     for name, crossing in runs.crossings(rows).items():
@@ -321,7 +322,8 @@ def draw_curves(run):
             partial.plot(crossing, 0.5, "o", color=color)
             label += f", below 0.5 at step {crossing:.0f}"
         partial.plot(steps, [row[name] for row in rows], color=color, label=label)
-    partial.set(ylim=(0, 1.2), ylabel="validation MSE", title="each symbol alone")
+    partial.set(ylim=(0, 1.2), ylabel="validation MSE")
+    partial.set_title("each symbol alone", fontsize=11)
 
     # what the levels mean; the legends where curves rarely are
     for axes in (whole, partial):
@@ -337,6 +339,7 @@ def draw_curves(run):
                 ha="right",
                 fontsize="small",
                 color="tab:red",
+                bbox=dict(color="white", alpha=0.7, pad=0),  # a curve may pass behind it
             )
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")
