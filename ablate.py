@@ -44,7 +44,7 @@ from data import held_out
 from depth import may_attend, simulated_depth, symbols_reached
 from flags import command_line
 from intervals import bootstrap
-from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search
+from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search, splits
 
 
 GRADES = {  # the strictest first, and the fills that each allows
@@ -90,18 +90,18 @@ def simplified(circuit, fill):
 
 def vouch(model, config, batch, patterns, means, circuit, generator):
     """{Path: dict}, what the model as it is says of each path: the mean attention in this head, and
-    in all heads together that have the path in the circuit; where that is less than half, by which
-    relays the rest goes; and by how much the errors rise if the target and its relays get no
-    attention in this head (alive), and in any head of the model (alive_everywhere)."""
+    in all heads together that have the path in the circuit; whether the head splits it between
+    several targets; where it does not and that is less than half, by which relays the rest goes;
+    and by how much the errors rise if the target and its relays get no attention in this head
+    (alive), and in any head of the model (alive_everywhere)."""
     task, said = runs.task_of(config), {}
     intact = knocked_out(model, config, batch, patterns, [])
     for path in paths_of(circuit):
         shares = [means[other[:2]].to_targets[path[2:]].item() for other in same(path, circuit)]
-        by_way = (
-            relays([own[: len(batch.inputs)] for own in patterns], task, batch.positions, path)
-            if sum(shares) < 0.5
-            else []
-        )
+        split, by_way = splits(path, circuit, means), []
+        if sum(shares) < 0.5 and not split:
+            own = [pattern[: len(batch.inputs)] for pattern in patterns]
+            by_way = relays(own, task, batch.positions, path)
         everywhere = []
         for head, mean in means.items():
             if mean.to_targets[path[2:]] >= FAINT:
@@ -114,6 +114,7 @@ def vouch(model, config, batch, patterns, means, circuit, generator):
         said[path] = dict(
             attention=means[path[:2]].to_targets[path[2:]].item(),
             in_all_heads=sum(shares),
+            splits=split,
             relays=[dict(behind_target=offset, attention=share) for offset, share in by_way],
             alive=interval(alive - intact, generator),
             alive_everywhere=interval(every - intact, generator),
@@ -263,7 +264,7 @@ def objections(certificate, threshold):
         direct, relays_get = removal["in_all_heads"], 0
         for relay in removal["relays"]:
             relays_get += relay["attention"]
-        if not enough(direct, relays_get):
+        if not removal["splits"] and not enough(direct, relays_get):
             against.append(f"{name} gets {direct:.3f} of the attention, relays {relays_get:.3f}")
         if removal["alive_everywhere"]["low"] <= 0:
             against.append(f"{name} can be taken from the model at no cost")

@@ -25,6 +25,7 @@ SIMPLE = {  # by fill: what a head without paths may become
     "slot": ["position"],
 }
 PRICE = 0.002  # the loss that a path must save while the heads are chosen
+NEARLY_ALL = 0.9  # of the attention of a source, to the targets between which it splits it
 COST = 0.01  # the loss that the removal of a path must cost the model as it is
 
 
@@ -85,13 +86,29 @@ def candidates(model, config, batch, patterns, means):
 def well_attended(circuit, means):
     """The paths of the circuit whose source gives its target half of its attention, in all heads
     together that have this path in the circuit (heads share work by slot). What goes to relays
-    counts, if it is no more than what the target gets: else it is they that should be named."""
+    counts, if it is no more than what the target gets: else it is they that should be named. A head
+    that looks for several symbols at once is also well attended where it splits its attention."""
     direct, relayed = {}, {}
     for path in paths_of(circuit):
         mean, pair = means[path[:2]], path[2:]
         direct[pair] = direct.get(pair, 0) + mean.to_targets[pair].item()
         relayed[pair] = relayed.get(pair, 0) + mean.relayed[pair].item()
-    return [path for path in paths_of(circuit) if enough(direct[path[2:]], relayed[path[2:]])]
+    kept = []
+    for path in paths_of(circuit):
+        if enough(direct[path[2:]], relayed[path[2:]]) or splits(path, circuit, means):
+            kept.append(path)
+    return kept
+
+
+def splits(path, circuit, means):
+    """Whether the source splits its attention between several targets in this head: together they
+    get nearly all of it, and the target of this path at least half of an even share."""
+    shares = {}
+    for other in paths_of(circuit):
+        if other[:3] == path[:3]:
+            shares[other] = means[path[:2]].to_targets[other[2:]].item()
+    even = sum(shares.values()) / len(shares)
+    return len(shares) > 1 and sum(shares.values()) >= NEARLY_ALL and shares[path] >= even / 2
 
 
 def enough(direct, relayed):

@@ -54,6 +54,40 @@ make_runs << RUNS
 22 loss float32 $main --dtype float32
 RUNS
 
+# what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures
+small="--layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
+mkdir -p "$folder/curriculum"
+for seed in 0 1 2; do
+  for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
+    echo "6 loss curriculum/D3_targets${targets// /-}_s$seed $small --targets $targets --seed $seed"
+  done
+  from="$small --seed $seed --init $folder/curriculum/D3"
+  echo "2 loss curriculum/D3_x1_then_x1-2_s$seed ${from}_targets1_s$seed --targets 1 2"
+  echo "2 loss curriculum/D3_x1_then_x1-2_then_all_s$seed ${from}_x1_then_x1-2_s$seed"
+  echo "6 loss curriculum/D3_x1_then_x3_s$seed ${from}_targets1_s$seed --no-ic"
+  echo "6 loss curriculum/D3_x1-2_then_x3_s$seed ${from}_targets1-2_s$seed --no-ic"
+  echo "2 loss curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
+  echo "3 loss curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
+  echo "6 loss curriculum/D3_mixture_s$seed $small --mixture --seed $seed"
+done | make_runs
+for D in 2 5; do
+  echo "4 loss curriculum/D${D}_all_s0 $small --D $D"
+  echo "9 loss curriculum/D${D}_mixture_s0 $small --D $D --mixture"
+  echo "9 loss curriculum/D${D}_last_s0 $small --D $D --no-ic"
+done | make_runs
+
+# conditional retrieval (conditional.md)
+mkdir -p "$folder/conditional"
+both="--task conditional --layers 4 --heads 4 --width 64 --lr 4e-3 --decay 0.4"
+for seed in {0..4}; do
+  echo "15 circuit conditional/all_s$seed $both --steps 2500 --save-every 25 --seed $seed"
+done | make_runs
+make_runs << RUNS
+11 loss conditional/z_s0 $both --steps 2000 --target 0.1 --no-ic
+11 loss conditional/x-z_s0 $both --steps 2000 --target 0.1 --targets 1 3
+11 loss conditional/y-z_s0 $both --steps 2000 --target 0.1 --targets 2 3
+RUNS
+
 # many depths (depth.md): 115 and 40 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"

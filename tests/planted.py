@@ -87,7 +87,7 @@ class Planted:
                 if pattern is None:
                     pattern = self.own_pattern((layer, head), shared, positions)
                 every.append(pattern.expand(len(x), -1, -1))
-                moved = read_paths(every[-1], task, positions).mean((0, 1)) > 0.5
+                moved = read_paths(every[-1], task, positions).mean((0, 1)) > 0.35
                 known = known | (moved.float() @ before > 0)
             seen.append(torch.stack(every, 1))
 

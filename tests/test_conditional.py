@@ -22,6 +22,7 @@ import emergence
 import flags as table
 import runs
 import train
+from circuit import write_pattern
 from data import conditional, make_batch, partial_losses, plateaus
 
 
@@ -215,6 +216,39 @@ def test_a_planted_circuit_is_found(capsys):
     assert report["predictions_right"] == 7
     destroyed = {tuple(removal["destroyed"]) for removal in report["removals"]}
     assert destroyed == {("x_1", "x_3"), ("x_2", "x_3"), ("x_3",)}
+
+
+class Splitting(Planted):
+    """Its query takes x from 1b and y from 2b by one head, with these shares of its attention."""
+
+    def __init__(self, task, paths, shares):
+        super().__init__(task, paths, layers=3, heads=1)
+        self.shares = shares
+
+    def own_pattern(self, head, shared, positions):
+        looked_for = [path for path in self.paths if path[:2] == head and path.source == 0]
+        pattern = super().own_pattern(head, shared, positions)
+        if len(looked_for) == 2 and all(shared[path[2:]] for path in looked_for):
+            queries = pattern[:, -self.task.N :].zero_()
+            for path, share in zip(looked_for, self.shares, strict=True):
+                arrows = write_pattern([path], self.task, positions, True, "zero")
+                queries += share * arrows[:, -self.task.N :]
+        return pattern
+
+
+def test_one_head_may_look_for_two_symbols(capsys):
+    """Both of its targets are named where they get nearly all of its attention, else none is."""
+    task = conditional(4)
+    texts = ["1 1b 1a", "1 2b 2a", "1 3b 3a", "2 3c 3b", "2 q 1b", "2 q 2b", "3 q 3c"]
+    paths = paths_from(task, *texts)
+    flags = "--task conditional --layers 3 --heads 1 --device cpu --dtype float32"
+    config = train.parse_flags(flags.split())
+    report = ablate.find_circuit(Splitting(task, paths, (0.4, 0.55)), config, sequences=32)
+    assert report["grade"] == "literal" and set(circuit.paths_in(report, task)) == set(paths)
+    split = [removal["target"] for removal in report["removals"] if removal["splits"]]
+    assert split == ["1b", "2b"]
+    report = ablate.find_circuit(Splitting(task, paths, (0.4, 0.45)), config, sequences=32)
+    assert report["grade"] is None and "half of the attention" in report["no_circuit"]
 
 
 # ---- every stage
