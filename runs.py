@@ -37,7 +37,15 @@ import torch
 from filelock import FileLock, Timeout
 
 from data import ENCODINGS, TASKS, make_batch
-from flags import DEFAULTS, MACHINE_FLAGS, asked, check_values, cpu_capabilities, head_size
+from flags import (
+    DEFAULTS,
+    MACHINE_FLAGS,
+    asked,
+    check_values,
+    cpu_capabilities,
+    head_size,
+    native_dtype,
+)
 from model import Transformer
 
 
@@ -236,6 +244,8 @@ def load(run, weights="model.pt", device="cpu"):
     """(model, config) of a run directory, ready to evaluate; `weights` may name a checkpoint,
     "ckpt/000080.pt". ValueError with one line if the directory holds no such run."""
     config = read_config(run) | dict(device=device)  # here, not where it was trained
+    if native_dtype(device) == "float32":
+        config["dtype"] = "float32"  # bfloat16 would be many times slower
     model, path = build(config), Path(run, weights)
     try:
         model.load_state_dict(read_tensors(path))

@@ -26,9 +26,7 @@ def test_committed_runs_can_be_read():
 
 @pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)
 def test_committed_runs_score_what_their_log_says(run):
-    """In float32: bfloat16 is slow where the processor does not multiply it natively."""
     model, config = runs.load(run)
-    config["dtype"] = "float32"
     losses, last = train.evaluate(model, config, n=512), runs.read_log(run)[-1]
     val, logged = sum(losses) / len(losses), last["val"]
     assert abs(val - logged) < 0.1 * logged + 1e-3, (val, logged)

@@ -213,3 +213,14 @@ def test_load_reads_what_was_trained(tmp_path):
     assert torch.equal(untrained(batch.inputs), model(batch.inputs))
     assert not torch.equal(before, model(batch.inputs)) and not model.training
     assert config["device"] == "cpu"
+
+
+def test_a_run_is_computed_as_is_fast_here(tmp_path, monkeypatch):
+    """bfloat16 only where the device multiplies it natively; float32 stays float32."""
+    for trained in ("float32", "bfloat16"):
+        run = tmp_path / trained
+        assert run_main(train, *TINY, "--dtype", trained, "--out", run)[0] == 0
+        for native in ("float32", "bfloat16"):
+            monkeypatch.setattr(runs, "native_dtype", lambda device, native=native: native)
+            both = trained == native == "bfloat16"
+            assert runs.load(run)[1]["dtype"] == ("bfloat16" if both else "float32")
