@@ -343,7 +343,7 @@ def draw_curves(run):
             )
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")
-    partial.legend(fontsize="small", loc="center right")
+    partial.legend(fontsize="small", loc="lower left")
     runs.save_figure(figure, run / "curves.png")
 
 
