@@ -135,24 +135,28 @@ def draw_curricula(groups, file):
     every = [fact for group in groups for fact in group]
     shape = dict(figsize=(10, 1.8 + 0.16 * len(every) + 0.12 * len(groups)), layout="constrained")
     figure, axes = plt.subplots(**shape)
-    most, y, ticks, dots = max(fact["ends"][-1] for fact in every), 0, [], {}
+    most, y, ticks = max(fact["ends"][-1] for fact in every), 0, []
+    learned, lost = {}, {}  # {k: [(x, y), ...]}
     for group in groups:
         first = y
         for fact in group:
             axes.plot([0, fact["ends"][-1]], [y, y], color="lightgray", lw=1, zorder=0)
             axes.plot(fact["ends"][:-1], [y] * (len(fact["ends"]) - 1), "|", color="gray", ms=7)
             for k, step in fact["learned"].items():
-                lost = fact["last"].get(k, 0) >= 0.5
-                x = 1.05 * most if step is None or lost else step
-                dots.setdefault(k, []).append((x + 0.012 * most * (k - 1) * (x > most), y))
+                if step is None or fact["last"].get(k, 0) >= 0.5:
+                    lost.setdefault(k, []).append((1.05 * most + 0.012 * most * (k - 1), y))
+                else:
+                    learned.setdefault(k, []).append((step, y))
             y += 1
         ticks.append((first + y - 1) / 2)
         y += 0.8
 
     # a colour per symbol
-    for k in sorted(dots):
-        color, label = runs.symbol_color(k, max(dots)), f"$x_{{{k}}}$ below 0.5"
-        axes.plot(*zip(*dots[k], strict=True), "o", ms=5, color=color, label=label)
+    for k in sorted({*learned, *lost}):
+        color, label = runs.symbol_color(k, max({*learned, *lost})), f"$x_{{{k}}}$ below 0.5"
+        for points, style in (learned, dict(label=label)), (lost, dict(mfc="none")):
+            x, line = [x for x, _ in points.get(k, [])], [y for _, y in points.get(k, [])]
+            axes.plot(x, line, "o", ms=5, color=color, **style)
     axes.axvspan(1.03 * most, 1.1 * most, color="0.92", zorder=-1)
     axes.text(1.065 * most, -1.1, "not at\nthe end", ha="center", va="bottom", fontsize="small")
     labels = [re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"]) for group in groups]

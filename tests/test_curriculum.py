@@ -64,10 +64,13 @@ def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path):
         code, out, err = run_main(curriculum, *made)
     assert code == 0 and out.count("\n| D=3") == 4 and str(tmp_path / "curriculum.png") in out, err
     (axes,) = drawn[0].axes
-    dots = {line.get_label(): line.get_xdata() for line in axes.lines if line.get_marker() == "o"}
-    assert len(dots["$x_{1}$ below 0.5"]) == 5 and len(dots["$x_{2}$ below 0.5"]) == 3
-    assert sorted(dots["$x_{2}$ below 0.5"])[0] == 350  # of both runs that had this stage
-    assert sum(x > 400 for x in dots["$x_{3}$ below 0.5"]) == 3
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    counts = {}
+    for line, hollow in zip(dots[::2], dots[1::2], strict=True):
+        counts[line.get_label()[4]] = len(line.get_xdata()), len(hollow.get_xdata())
+        assert hollow.get_markerfacecolor() == "none" and all(x > 400 for x in hollow.get_xdata())
+    assert counts == {"1": (4, 1), "2": (2, 1), "3": (1, 3)}  # learned, not at the end
+    assert sorted(dots[2].get_xdata()) == [350, 350]  # of both runs that had this stage
 
 
 def test_steps_against_depth(tmp_path):
