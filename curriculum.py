@@ -187,8 +187,9 @@ def draw_depths(groups, file):
     axes.plot([], [], "k^", mfc="none", label="not learned when it was ended")
     axes.set_xticks(range(len(depths)), depths)
     axes.set(xlabel="D, steps of the chain", ylabel="training step at which $x_D$ is below 0.5")
-    axes.set(yscale="log", title="What is asked decides whether the last symbol is learned")
-    axes.legend(fontsize="small")
+    axes.set(xlim=(-0.5, len(depths) - 0.5), ylim=0)
+    axes.set_title("What is asked decides whether the last symbol is learned")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     runs.save_figure(figure, file)
 
 
