@@ -54,7 +54,8 @@ make_runs << RUNS
 22 loss float32 $main --dtype float32
 RUNS
 
-# what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures
+# what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures; of
+# the stages only x_1, x_2, all with seed 0 is in results/ yet, of the mixtures seeds 0 and 1
 small="--layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
 mkdir -p "$folder/curriculum"
 for seed in 0 1 2; do
@@ -75,6 +76,7 @@ for D in 2 5; do
   echo "9 loss curriculum/D${D}_mixture_s0 $small --D $D --mixture"
   echo "9 loss curriculum/D${D}_last_s0 $small --D $D --no-ic"
 done | make_runs
+make_runs <<< "1 loss curriculum/D2_all_s1 $small --D 2 --seed 1"
 
 # conditional retrieval (conditional.md)
 mkdir -p "$folder/conditional"
@@ -82,6 +84,7 @@ both="--task conditional --layers 4 --heads 4 --width 64 --lr 4e-3 --decay 0.4"
 for seed in {0..4}; do
   echo "15 circuit conditional/all_s$seed $both --steps 2500 --save-every 25 --seed $seed"
 done | make_runs
+# these three are not in results/ yet
 make_runs << RUNS
 11 loss conditional/z_s0 $both --steps 2000 --target 0.1 --no-ic
 11 loss conditional/x-z_s0 $both --steps 2000 --target 0.1 --targets 1 3
