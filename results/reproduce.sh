@@ -55,7 +55,7 @@ make_runs << RUNS
 RUNS
 
 # what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures; of
-# the stages only x_1, x_2, all with seed 0 is in results/ yet, of the mixtures seeds 0 and 1
+# the stages seed 0 alone is in results/ yet, without x_3 first; of the mixtures seeds 0 and 1
 small="--layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
 mkdir -p "$folder/curriculum"
 for seed in 0 1 2; do
