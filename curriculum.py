@@ -19,10 +19,10 @@ from flags import MACHINE_FLAGS, asked, command_line, problem_name
 from intervals import wilson
 
 
-REGIMES = {  # what is asked -> its colour
-    "all of $x_1, ..., x_D$": "#009E73",
-    "one of them, at random": "#0072B2",
-    "$x_D$ alone": "#D55E00",
+REGIMES = {  # what is asked: in words that fit every D, its colour
+    "all": ("all of $x_1, ..., x_D$", "#009E73"),
+    "mixture": ("one of them, at random", "#0072B2"),
+    "last": ("$x_D$ alone", "#D55E00"),
 }
 NOT_OF_A_KIND = [*MACHINE_FLAGS, "seed", "init", "dtype", "hardware", "threads", "torch", "git"]
 
@@ -49,12 +49,12 @@ def what_is_asked(config):
 
 
 def regime(config):
-    """What is asked, in words that fit every D; None for some of the symbols."""
+    """Which of REGIMES; None for some of the symbols."""
     if config["targets"] or config["init"] or config["task"] != "chain":
         return None
     if config["mixture"]:
-        return "one of them, at random"
-    return "all of $x_1, ..., x_D$" if config["ic"] else "$x_D$ alone"
+        return "mixture"
+    return "all" if config["ic"] else "last"
 
 
 def facts(folder):
@@ -135,7 +135,7 @@ def draw_curricula(groups, file):
     every = [fact for group in groups for fact in group]
     shape = dict(figsize=(10, 1.8 + 0.16 * len(every) + 0.12 * len(groups)), layout="constrained")
     figure, axes = plt.subplots(**shape)
-    most, y, ticks = max(fact["ends"][-1] for fact in every), 0, []
+    most, y, ticks, names = max(fact["ends"][-1] for fact in every), 0, [], []
     learned, lost = {}, {}  # {k: [(x, y), ...]}
     for group in groups:
         first = y
@@ -149,19 +149,20 @@ def draw_curricula(groups, file):
                     learned.setdefault(k, []).append((step, y))
             y += 1
         ticks.append((first + y - 1) / 2)
+        label = re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"])
+        names.append(f"{label} (n = {len(group)})")
         y += 0.8
 
     # a colour per symbol
-    for k in sorted({*learned, *lost}):
-        color, label = runs.symbol_color(k, max({*learned, *lost})), f"$x_{{{k}}}$ below 0.5"
+    symbols = sorted({*learned, *lost})
+    for k in symbols:
+        color, label = runs.symbol_color(k, symbols[-1]), f"$x_{{{k}}}$ below 0.5"
         for points, style in (learned, dict(label=label)), (lost, dict(mfc="none")):
             x, line = [x for x, _ in points.get(k, [])], [y for _, y in points.get(k, [])]
             axes.plot(x, line, "o", ms=5, color=color, **style)
     axes.axvspan(1.03 * most, 1.1 * most, color="0.92", zorder=-1)
     axes.text(1.065 * most, -1.1, "not at\nthe end", ha="center", va="bottom", fontsize="small")
-    labels = [re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"]) for group in groups]
-    counts = [f" (n = {len(group)})" for group in groups]
-    axes.set_yticks(ticks, [*map("".join, zip(labels, counts, strict=True))])
+    axes.set_yticks(ticks, names)
     axes.set(xlabel="training step, of all stages together", ylim=(y - 0.3, -1))
     title = "What is learned when other symbols are asked for"
     axes.set_title(f"{title}\n({every[0]['problem']}; tick: next stage)")
@@ -174,8 +175,8 @@ def draw_depths(groups, file):
     of one that did not."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     depths = sorted({group[0]["D"] for group in groups})
-    for number, (words, color) in enumerate(REGIMES.items()):
-        mine = [fact for group in groups for fact in group if fact["regime"] == words]
+    for number, (name, (words, color)) in enumerate(REGIMES.items()):
+        mine = [fact for group in groups for fact in group if fact["regime"] == name]
         seen = dict.fromkeys(depths, 0)
         for fact in mine:
             D, step = fact["D"], fact["learned"][fact["D"]]

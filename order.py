@@ -106,11 +106,10 @@ def what_heads_did(emergence, circuit_heads, task):
     not removed. circuit_heads: {(layer, head), ...}."""
     if not emergence.heads:
         return {}
-    heads, lost = list(emergence.heads), destroyed_from(task)
+    needed_at, spared, lost = {}, [], destroyed_from(task)
     rises = removal_rises(emergence, list(emergence.heads.values()))
-    needed_at, spared = {}, []
-    for number, head in enumerate(heads):
-        own = [of_symbol[number] for of_symbol in rises.values()]  # a curve per symbol
+    of_heads = zip(*rises.values(), strict=True)  # for each head a curve per symbol
+    for head, own in zip(emergence.heads, of_heads, strict=True):
         needed_at[head] = next((i for i, rise in enumerate(own[0]) if rise > lost), None)
         needed = max(map(max, own)) > lost
         if needed and max(curve[-1] for curve in own) < SPARED:

@@ -42,6 +42,7 @@ from flags import (
     MACHINE_FLAGS,
     asked,
     check_values,
+    command_line,
     cpu_capabilities,
     head_size,
     native_dtype,
@@ -140,9 +141,8 @@ def measure_and_draw(script, about, measure, draw, **counts):
 
     counts: {flag: default}, whole numbers from 1. Bad input ends in one line and exit code 2."""
     name = Path(script).stem
-    p = argparse.ArgumentParser(allow_abbrev=False, description=about.splitlines()[0])
+    p = command_line(f"{name}.py", about.splitlines()[0])
     p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"{name}.py: {message}\n")
     for flag, default in counts.items():
         p.add_argument(f"--{flag}", type=int, default=default, help=f"number of {flag}")
     p.add_argument("--seed", type=int, default=0, help="the first of the seeds")

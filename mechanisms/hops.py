@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 
 sys.path.append(str(Path(__file__).parents[1]))
+from flags import command_line
 from runs import save_figure, symbol_color, write_text
 
 
@@ -193,9 +194,8 @@ def draw_letters(results, path):
 
 
 def main():
-    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    p = command_line("hops.py", __doc__.splitlines()[0])
     p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    p.error = lambda message: p.exit(2, f"hops.py: {message}\n")
     p.add_argument("--task", choices=["ring", "letters"], default="ring", help="what to learn")
     p.add_argument("--steps", type=int, default=1600, help="at which a run ends unsolved")
     p.add_argument("--seeds", type=int, default=3, help="number of seeds")
