@@ -359,6 +359,7 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
         what = f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
         return report | dict(no_circuit=what)
     costs = candidates(model, config, part(own, 64), patterns, means)
+    report["candidates"] = len(costs)
     print(f"{time.time() - began:5.1f} s  {len(costs)} paths may belong to the circuit", flush=True)
 
     # the strictest grade with a circuit to which nothing can be objected, the fewest paths first;

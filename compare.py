@@ -1,10 +1,12 @@
 """Compare runs: a table of their circuits, what they have in common, and when each learned what.
 
     python compare.py results/L12_H1_D3_s{0..10}    # prints Markdown, draws results/order.png
+    python compare.py results/cleaning/*            # other weight decays: cleaning.png too
 
 What is not known of a run (it has no circuit.json or no emergence.json) is left out of the counts.
 """
 
+import itertools
 import os
 import pathlib
 import statistics
@@ -19,9 +21,16 @@ from emergence import read_circuit, read_emergence
 from flags import command_line
 from intervals import wilson
 from order import in_order, induction_names, what_came_first, what_heads_did
+from train import learning_rate
 
 
 # ---- the facts of one run
+
+
+def decay_of(config, steps):
+    """e-folds of weight decay in so many steps: weights that nothing needs shrink by exp(-this)."""
+    rates = (learning_rate(step, config) for step in range(steps))
+    return config["weight_decay"] * sum(rates)
 
 
 def facts(folder):
@@ -32,6 +41,9 @@ def facts(folder):
     found = dict(
         run=folder.name,
         rotary=config["rotary"],
+        optimizer=config["optimizer"],
+        decay=decay_of(config, log[-1]["step"]),
+        steps=log[-1]["step"],
         task=task,
         mse=log[-1].get("confirmed", log[-1]["val"]),
         learned=learned,
@@ -60,7 +72,10 @@ def facts(folder):
 
 COLUMNS = [
     "run",
+    "e-folds of weight decay",
+    "steps",
     "MSE",
+    "paths that it uses",
     "circuit (rows without a path)",
     "all heads replaced",
     "first useful head uniform",
@@ -103,7 +118,9 @@ def table_row(fact):
         source, target = names[path.source], names[path.target]
         told.append(f"layer {path.layer + 1}: {source} -> {target} at {step:.0f}")
     mse = f"{fact['mse']:.4f}"
-    cells = [fact["run"], mse, *certificate, ", ".join(steps), ", ".join(told)]
+    begin = [fact["run"], f"{fact['decay']:.2g}", str(fact["steps"]), mse]
+    begin.append(str(report.get("candidates", "not counted")) if report else "")
+    cells = [*begin, *certificate, ", ".join(steps), ", ".join(told)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -172,7 +189,46 @@ def tables(every):
     return "\n".join(lines)
 
 
-# ---- the picture
+# ---- the pictures
+
+
+def draw_cleaning(every, file):
+    """What weight decay leaves of the paths and layers that a model uses: against its e-folds, a
+    mark per run that ablate.py has looked at, hollow where no literal circuit was found."""
+    # what is counted of a run, from its certificate
+    counts = {
+        "paths that the model uses": "candidates",
+        "paths of its circuit": "paths",
+        "layers with paths": "layers_with_paths",
+    }
+    kinds = {"muon": ("Muon", "o"), "adamw": ("AdamW", "s")}
+    colors = {rotary: f"C{number}" for number, rotary in enumerate(("input", "qk"))}
+
+    # a panel for each count, a mark for each run
+    figure, panels = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
+    for axes, (title, name) in zip(panels, counts.items(), strict=True):
+        for fact in every:
+            if name in fact["report"]:
+                color = colors[fact["rotary"]]
+                face = color if fact["literal"] else "none"
+                mark = dict(marker=kinds[fact["optimizer"]][1], mec=color, mfc=face)
+                axes.plot(fact["decay"], fact["report"][name], ls="", ms=6, alpha=0.8, **mark)
+        axes.set(xscale="log", xlabel="e-folds of weight decay", ylabel=title, ylim=0)
+        axes.grid(lw=0.3)
+
+    # what the marks mean, with how many runs
+    for (optimizer, (words, marker)), (rotary, color) in itertools.product(
+        kinds.items(), colors.items()
+    ):
+        kind = dict(optimizer=optimizer, rotary=rotary)
+        n = sum(bool(fact["report"]) and kind.items() <= fact.items() for fact in every)
+        if n:
+            label = f"{words}, --rotary {rotary} (n = {n})"
+            panels[0].plot([], [], ls="", marker=marker, color=color, label=label)
+    panels[0].plot([], [], "ko", mfc="none", label="no literal circuit")
+    figure.suptitle("What weight decay leaves")
+    figure.legend(loc="outside lower center", ncols=5, fontsize="small")
+    runs.save_figure(figure, file)
 
 
 def draw_order(every, file):
@@ -223,6 +279,11 @@ def main():
         print(tables(every))
         if any(step is not None for fact in every for step in fact["learned"].values()):
             draw_order(every, file)
+            print(file)
+        looked_at = [fact["decay"] for fact in every if fact["report"] and fact["decay"]]
+        if looked_at and max(looked_at) > 2 * min(looked_at):
+            file = file.with_name("cleaning.png")
+            draw_cleaning(every, file)
             print(file)
     except (OSError, ValueError) as error:
         p.error(error)

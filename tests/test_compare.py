@@ -1,9 +1,11 @@
 """Several runs: what came first in each, counted over hand-made runs, and the picture of it."""
 
 import json
+import math
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 from common import assert_refused, run_main
 from other_tasks import MIXED, TASKS, TRIPLES
 
@@ -20,6 +22,7 @@ LOWER, UPPER, OTHER = (1, 1, "1b", "1a"), (2, 1, "q", "1b"), (3, 1, "q", "2b")
 CERTIFICATE = dict(
     grade="literal",
     fill="zero",
+    candidates=7,
     sufficient=True,
     first_head_uniform=dict(mse=0.07),
     removals=[dict(frozen=dict(mse=mse)) for mse in (0.02, 0.06, 0.3)],
@@ -87,7 +90,7 @@ def test_what_emerged_first_is_counted(tmp_path):
     certificate = "literal (zero) | 0.0200 [0.0100, 0.0300] | 0.070 | 3 (4) in 3 (3) | "
     certificate += "0.020 to 0.30 (2, 1 of 3) | 0.70 | 2 of 3 | yes"
     first = "layer 1: 1b -> 1a at 5, layer 2: q -> 1b at 15, layer 3: q -> 2b at 55"
-    assert f"| first | 0.1000 | {certificate} | 25, 45 | {first} |" in out, out
+    assert f"| first | 0.0051 | 100 | 0.1000 | 7 | {certificate} | 25, 45 | {first} |" in out, out
     assert "| 25, 45 | layer 3: q -> 2b at 15 |" in out, out
     head = "an induction head first (q -> 1b, with 1b -> 1a below, before any other)"
     for claim in (
@@ -115,15 +118,43 @@ def test_what_is_not_known_is_not_counted(tmp_path):
     rows = out.splitlines()[:6]
     assert {row.count("|") for row in rows} == {len(compare.COLUMNS) + 1}
     assert rows[0] == f"| {' | '.join(compare.COLUMNS)} |"
-    assert rows[3] == f"| b | 0.1000 | not looked for |{'  |' * 7} 25, 45 |  |"
-    assert rows[4] == f"| c | 0.1000 | none |{'  |' * 7} 25, 45 |  |"
-    assert rows[5].startswith("| d | 0.1000 | literal (zero) | ")
+    assert rows[3] == f"| b | 0.0051 | 100 | 0.1000 |  | not looked for |{'  |' * 7} 25, 45 |  |"
+    assert rows[4] == f"| c | 0.0051 | 100 | 0.1000 | not counted | none |{'  |' * 7} 25, 45 |  |"
+    assert rows[5].startswith("| d | 0.0051 | 100 | 0.1000 | 7 | literal (zero) | ")
     assert rows[5].endswith(" | 2 of 3 | yes | 25, 45 |  |")
     assert "a literal circuit | 2 of 3" in out, out
     assert (
         "an induction head first (q -> 1b, with 1b -> 1a below, before any other) | 1 of 1" in out
     )
     assert "between it and the next path | not measured" in out
+
+
+def test_decay_is_what_the_optimizers_did():
+    """A weight that has no gradient shrinks by exp(-e-folds) under either optimizer."""
+    for optimizer in train.OPTIMIZERS:
+        wanted = ["--optimizer", optimizer, "--steps", "60", "--weight-decay", "2", "--layers", "1"]
+        flags = train.parse_flags([*wanted, "--warmup", "20", "--width", "16", "--D", "1"])
+        model = runs.untrained(flags)
+        trained_by = train.optimizers(model, flags)
+        weight = next(matrix for matrix in model.blocks.parameters() if matrix.ndim > 1)
+        before = weight.norm().item()
+        for step in range(50):
+            for group in (group for one in trained_by for group in one.param_groups):
+                group["lr"] = train.learning_rate(step, flags)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            for one in trained_by:
+                one.step()
+        shrunk = math.log(before / weight.norm().item())
+        assert shrunk == pytest.approx(compare.decay_of(flags, 50), rel=1e-3)
+
+
+def test_the_figure_of_cleaning_needs_other_decays(tmp_path):
+    folders = [run_of(tmp_path, "a", {LOWER: 5}), run_of(tmp_path, "b", {LOWER: 5})]
+    assert "cleaning.png" not in run_main(compare, *folders)[1]
+    folders += [run_of(tmp_path, "c", {LOWER: 5}, weight_decay=1.0, optimizer="adamw")]
+    assert f"{tmp_path}/cleaning.png" in run_main(compare, *folders)[1]
+    assert (tmp_path / "cleaning.png").stat().st_size > 1000
 
 
 def test_kinds_are_apart_and_waits_of_unequal_chains_are_kept(tmp_path):
