@@ -382,7 +382,8 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
             report |= dict(grade=grade, fill=fill, orders_that_agree=agree)
             report |= summary(task, config["causal"], circuit, certificate, threshold)
             return report | dict(heads=heads_of(circuit, means, task), **certificate)
-    return report | dict(no_circuit=why_none(task, report["searches"], costs, config["layers"]))
+    why = why_none(task, report["searches"], costs, config["layers"])
+    return report | dict(no_circuit=why, relays=through_relays(task, means))
 
 
 def why_none(task, searches, costs, layers):
@@ -392,6 +393,18 @@ def why_none(task, searches, costs, layers):
     reached = " ".join(names_of(symbols_reached(task, sorted(costs), layers))) or "nothing"
     carried = f"the flow along all of these paths reaches only {reached}"
     return f"{carried}, or a target gets less than half of the attention"
+
+
+def through_relays(task, means):
+    """{head and source: {target: attention}} where a token looks for what its target holds, but
+    most of its attention goes to tokens of other chains that took from the target before."""
+    found = {}
+    for (layer, head), mean in sorted(means.items()):
+        for source, target in (mean.relayed >= 0.5).nonzero().tolist():
+            name = f"layer {layer + 1} head {head + 1}, {task.names[source]}"
+            share = round(mean.relayed[source, target].item(), 3)
+            found.setdefault(name, {})[task.names[target]] = share
+    return found
 
 
 def search_fills(held, fills, costs, means, limit, report, began):
@@ -501,6 +514,9 @@ def main():
             print(f"{key}: {value}")
     for circuit, against in report["objections"].items():
         print(f"not certified, {circuit}: {'; '.join(against)}")
+    for source, targets in report.get("relays", {}).items():
+        for target, share in targets.items():
+            print(f"relayed: {source} gives {share} to tokens that took from its {target} before")
     try:
         write_report(flags.run, report)
     except OSError as error:
