@@ -1,12 +1,11 @@
 """Compare runs: a table of their circuits, what they have in common, and when each learned what.
 
     python compare.py results/L12_H1_D3_s{0..10}    # prints Markdown, draws results/order.png
-    python compare.py results/cleaning/*            # other weight decays: cleaning.png too
+    python compare.py results/cleaning/*_s*         # other weight decays: cleaning.png too
 
 What is not known of a run (it has no circuit.json or no emergence.json) is left out of the counts.
 """
 
-import itertools
 import os
 import pathlib
 import statistics
@@ -40,6 +39,7 @@ def facts(folder):
     report, paths = read_circuit(folder, task)
     found = dict(
         run=folder.name,
+        config=config,
         rotary=config["rotary"],
         optimizer=config["optimizer"],
         decay=decay_of(config, log[-1]["step"]),
@@ -192,41 +192,50 @@ def tables(every):
 # ---- the pictures
 
 
+CLEANING = {  # the title of a panel, and what it shows of a certificate
+    "paths that the model uses": lambda report: report.get("candidates"),
+    "paths of its circuit": lambda report: report.get("paths"),
+    "layers with paths": lambda report: report.get("layers_with_paths"),
+    "MSE with all heads held": lambda report: report.get("replaced", {}).get("mse"),
+}
+KINDS = {  # how --optimizer and --rotary are marked
+    ("muon", "input"): ("Muon", "o", "C0"),
+    ("muon", "qk"): ("Muon, RoPE", "o", "C1"),
+    ("adamw", "input"): ("AdamW", "s", "C2"),
+    ("adamw", "qk"): ("AdamW, RoPE", "s", "C3"),
+}
+
+
 def draw_cleaning(every, file):
     """What weight decay leaves of the paths and layers that a model uses: against its e-folds, a
-    mark per run that ablate.py has looked at, hollow where no literal circuit was found."""
-    # what is counted of a run, from its certificate
-    counts = {
-        "paths that the model uses": "candidates",
-        "paths of its circuit": "paths",
-        "layers with paths": "layers_with_paths",
-    }
-    kinds = {"muon": ("Muon", "o"), "adamw": ("AdamW", "s")}
-    colors = {rotary: f"C{number}" for number, rotary in enumerate(("input", "qk"))}
-
-    # a panel for each count, a mark for each run
-    figure, panels = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
-    for axes, (title, name) in zip(panels, counts.items(), strict=True):
+    mark per run that ablate.py has looked at, hollow where no literal circuit was found; a line
+    through the marks of one run at several checkpoints."""
+    figure, panels = plt.subplots(2, 2, figsize=(10, 7), sharex=True, layout="constrained")
+    for axes, (title, read) in zip(panels.flat, CLEANING.items(), strict=True):
+        lines = {}
         for fact in every:
-            if name in fact["report"]:
-                color = colors[fact["rotary"]]
+            x, y = fact["decay"], read(fact["report"])
+            _, marker, color = KINDS[fact["optimizer"], fact["rotary"]]
+            if y is not None:
                 face = color if fact["literal"] else "none"
-                mark = dict(marker=kinds[fact["optimizer"]][1], mec=color, mfc=face)
-                axes.plot(fact["decay"], fact["report"][name], ls="", ms=6, alpha=0.8, **mark)
-        axes.set(xscale="log", xlabel="e-folds of weight decay", ylabel=title, ylim=0)
+                axes.plot(x, y, marker, mec=color, mfc=face, ms=6, alpha=0.8)
+                lines.setdefault((str(fact["config"]), color), []).append((x, y))
+        for (_, color), points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), color=color, lw=0.8, zorder=0)
+        axes.set(xscale="log", ylabel=title, ylim=(0, 1.1 * axes.get_ylim()[1]))
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(lw=0.3)
 
     # what the marks mean, with how many runs
-    for (optimizer, (words, marker)), (rotary, color) in itertools.product(
-        kinds.items(), colors.items()
-    ):
-        kind = dict(optimizer=optimizer, rotary=rotary)
-        n = sum(bool(fact["report"]) and kind.items() <= fact.items() for fact in every)
+    for kind, (words, marker, color) in KINDS.items():
+        mine = [fact for fact in every if (fact["optimizer"], fact["rotary"]) == kind]
+        n = sum("candidates" in fact["report"] for fact in mine)
         if n:
-            label = f"{words}, --rotary {rotary} (n = {n})"
-            panels[0].plot([], [], ls="", marker=marker, color=color, label=label)
-    panels[0].plot([], [], "ko", mfc="none", label="no literal circuit")
-    figure.suptitle("What weight decay leaves")
+            panels[0, 0].plot([], [], marker, color=color, label=f"{words} (n = {n})")
+    panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")
+    for axes in panels[1]:
+        axes.set_xlabel("e-folds of weight decay (rate x decay, summed over the steps)")
+    figure.suptitle("What weight decay leaves of a solved model")
     figure.legend(loc="outside lower center", ncols=5, fontsize="small")
     runs.save_figure(figure, file)
 

@@ -54,11 +54,11 @@ make_runs << RUNS
 22 loss float32 $main --dtype float32
 RUNS
 
-# what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures; of
-# the stages seed 0 alone is in results/ yet, without x_3 first; of the mixtures seeds 0 and 1
+# what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures. Of
+# seed 3 what begins the stages and the stages are in results/, of the mixtures seeds 0 and 1
 small="--layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
 mkdir -p "$folder/curriculum"
-for seed in 0 1 2; do
+for seed in {0..3}; do
   for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
     echo "6 loss curriculum/D3_targets${targets// /-}_s$seed $small --targets $targets --seed $seed"
   done
@@ -73,23 +73,56 @@ for seed in 0 1 2; do
 done | make_runs
 for D in 2 5; do
   echo "4 loss curriculum/D${D}_all_s0 $small --D $D"
+  echo "4 loss curriculum/D${D}_all_s1 $small --D $D --seed 1"
   echo "9 loss curriculum/D${D}_mixture_s0 $small --D $D --mixture"
   echo "9 loss curriculum/D${D}_last_s0 $small --D $D --no-ic"
 done | make_runs
-make_runs <<< "1 loss curriculum/D2_all_s1 $small --D 2 --seed 1"
-
-# conditional retrieval (conditional.md)
-mkdir -p "$folder/conditional"
-both="--task conditional --layers 4 --heads 4 --width 64 --lr 4e-3 --decay 0.4"
-for seed in {0..4}; do
-  echo "15 circuit conditional/all_s$seed $both --steps 2500 --save-every 25 --seed $seed"
-done | make_runs
-# these three are not in results/ yet
 make_runs << RUNS
-11 loss conditional/z_s0 $both --steps 2000 --target 0.1 --no-ic
-11 loss conditional/x-z_s0 $both --steps 2000 --target 0.1 --targets 1 3
-11 loss conditional/y-z_s0 $both --steps 2000 --target 0.1 --targets 2 3
+9 loss curriculum/D5_targets1-2-4-5_s0 $small --D 5 --targets 1 2 4 5
+9 loss curriculum/D5_targets2-3-4-5_s0 $small --D 5 --targets 2 3 4 5
 RUNS
+
+# conditional retrieval (conditional.md): two schedules, fewer layers, attention held, other symbols asked for
+mkdir -p "$folder/conditional"
+both="--task conditional --width 64 --lr 4e-3"
+four="$both --layers 4 --heads 4"
+long="--steps 4000 --decay 0.3"
+for seed in {0..4}; do
+  echo "15 circuit conditional/all_s$seed $four --steps 2500 --decay 0.4 --save-every 25 --seed $seed"
+done | make_runs
+for seed in 2 4 5 6 7; do
+  echo "20 circuit conditional/long_s$seed $four $long --save-every 40 --seed $seed"
+done | make_runs
+make_runs << RUNS
+10 loss conditional/qk_s4 $four --rotary qk --steps 2500 --decay 0.4 --save-every 25 --seed 4
+8 loss conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
+8 loss conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
+20 loss conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
+20 loss conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
+12 loss conditional/all_L2_s0 $both $long --layers 2 --heads 4
+16 loss conditional/all_L3_s0 $both $long --layers 3 --heads 4
+1 loss conditional/held_L1_s0 $both --circuit --heads 2 --layers 1 --steps 400 --target 0
+1 loss conditional/held_L2_s0 $both --circuit --heads 2 --layers 2 --steps 400 --target 0
+2 loss conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
+RUNS
+
+# what weight decay leaves (cleaning.md): e-folds 0.1, 0.3, 1, 2.4, 5; one run longer, and at its checkpoints
+mkdir -p "$folder/cleaning"
+narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
+for seed in 0 1 2; do
+  while read -r folds decay; do
+    echo "6 circuit cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
+  done <<< $'0.1 0.043\n0.3 0.13\n1 0.434\n2.4 1.043\n5 2.172'
+done | make_runs
+make_runs <<< "20 loss cleaning/time_s0 $narrow --steps 5000 --decay 0.1 --save-every 100"
+for step in 1000 1400 2000 3000 4000 5000; do
+  at="$folder/cleaning/time_s0_at_$step"
+  mkdir -p "$at"
+  cp "$folder/cleaning/time_s0/config.json" "$at"
+  cp "$folder/cleaning/time_s0/ckpt/$(printf %06d $step).pt" "$at/model.pt"
+  head -n $((step / 50 + 1)) "$folder/cleaning/time_s0/log.jsonl" > "$at/log.jsonl"
+  [ -e "$at/circuit.json" ] || python ablate.py "$at"
+done
 
 # many depths (depth.md): 115 and 40 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
