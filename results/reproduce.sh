@@ -90,7 +90,7 @@ long="--steps 4000 --decay 0.3"
 for seed in {0..4}; do
   echo "15 circuit conditional/all_s$seed $four --steps 2500 --decay 0.4 --save-every 25 --seed $seed"
 done | make_runs
-for seed in 2 4 5 6 7; do
+for seed in 2 4 5 6; do
   echo "20 circuit conditional/long_s$seed $four $long --save-every 40 --seed $seed"
 done | make_runs
 make_runs << RUNS
@@ -98,6 +98,7 @@ make_runs << RUNS
 8 loss conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
 8 loss conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
 20 loss conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
+20 loss conditional/y-z_s0 $four $long --target 0.1 --targets 2 3
 20 loss conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
 12 loss conditional/all_L2_s0 $both $long --layers 2 --heads 4
 16 loss conditional/all_L3_s0 $both $long --layers 3 --heads 4
@@ -114,8 +115,8 @@ for seed in 0 1 2; do
     echo "6 circuit cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
   done <<< $'0.1 0.043\n0.3 0.13\n1 0.434\n2.4 1.043\n5 2.172'
 done | make_runs
-make_runs <<< "20 loss cleaning/time_s0 $narrow --steps 5000 --decay 0.1 --save-every 100"
-for step in 1000 1400 2000 3000 4000 5000; do
+make_runs <<< "12 loss cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
+for step in 900 1200 1600 2000 2500 3000; do
   at="$folder/cleaning/time_s0_at_$step"
   mkdir -p "$at"
   cp "$folder/cleaning/time_s0/config.json" "$at"
