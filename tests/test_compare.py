@@ -1,11 +1,9 @@
 """Several runs: what came first in each, counted over hand-made runs, and the picture of it."""
 
 import json
-import math
 
 import matplotlib.pyplot as plt
 import pytest
-import torch
 from common import assert_refused, run_main
 from other_tasks import MIXED, TASKS, TRIPLES
 
@@ -129,31 +127,11 @@ def test_what_is_not_known_is_not_counted(tmp_path):
     assert "between it and the next path | not measured" in out
 
 
-def test_decay_is_what_the_optimizers_did():
-    """A weight that has no gradient shrinks by exp(-e-folds) under either optimizer."""
-    for optimizer in train.OPTIMIZERS:
-        wanted = ["--optimizer", optimizer, "--steps", "60", "--weight-decay", "2", "--layers", "1"]
-        flags = train.parse_flags([*wanted, "--warmup", "20", "--width", "16", "--D", "1"])
-        model = runs.untrained(flags)
-        trained_by = train.optimizers(model, flags)
-        weight = next(matrix for matrix in model.blocks.parameters() if matrix.ndim > 1)
-        before = weight.norm().item()
-        for step in range(50):
-            for group in (group for one in trained_by for group in one.param_groups):
-                group["lr"] = train.learning_rate(step, flags)
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            for one in trained_by:
-                one.step()
-        shrunk = math.log(before / weight.norm().item())
-        assert shrunk == pytest.approx(compare.decay_of(flags, 50), rel=1e-3)
-
-
 def test_the_figure_of_cleaning_needs_other_decays(tmp_path):
-    folders = [run_of(tmp_path, "a", {LOWER: 5}), run_of(tmp_path, "b", {LOWER: 5})]
+    folders = [run_of(tmp_path, name, {LOWER: 5}) for name in "ab"]
     assert "cleaning.png" not in run_main(compare, *folders)[1]
-    folders += [run_of(tmp_path, "c", {LOWER: 5}, weight_decay=1.0, optimizer="adamw")]
-    assert f"{tmp_path}/cleaning.png" in run_main(compare, *folders)[1]
+    other = run_of(tmp_path, "c", {LOWER: 5}, weight_decay=1.0, optimizer="adamw")
+    assert f"{tmp_path}/cleaning.png" in run_main(compare, *folders, other)[1]
     assert (tmp_path / "cleaning.png").stat().st_size > 1000
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from common import TINY, assert_refused, contents, logged, run_main, solve, weights_equal
 
+import compare
 import data
 import flags as table
 import runs
@@ -86,6 +87,25 @@ def test_optimizers_train_every_parameter_once(optimizer):
             assert places == sorted(places)
             trained += places
     assert sorted(trained) == [*order.values()]
+
+
+@pytest.mark.parametrize("optimizer", train.OPTIMIZERS)
+def test_without_a_gradient_weights_shrink_by_the_e_folds(optimizer):
+    wanted = f"--optimizer {optimizer} --steps 60 --warmup 20 --weight-decay 2 --width 16"
+    flags = train.parse_flags([*wanted.split(), "--layers", "1", "--D", "1"])
+    model = runs.untrained(flags)
+    trained_by = train.optimizers(model, flags)
+    weight = next(matrix for matrix in model.blocks.parameters() if matrix.ndim > 1)
+    before = weight.norm().item()
+    for step in range(50):
+        for group in (group for one in trained_by for group in one.param_groups):
+            group["lr"] = train.learning_rate(step, flags)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for one in trained_by:
+            one.step()
+    shrunk = math.exp(-compare.decay_of(flags, 50))
+    assert weight.norm().item() == pytest.approx(before * shrunk, rel=1e-3)
 
 
 # ---- choices
