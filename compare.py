@@ -229,10 +229,11 @@ def draw_cleaning(every, file):
     # what the marks mean, with how many runs
     for kind, (words, marker, color) in KINDS.items():
         mine = [fact for fact in every if (fact["optimizer"], fact["rotary"]) == kind]
-        n = sum("candidates" in fact["report"] for fact in mine)
+        n = len({str(fact["config"]) for fact in mine if "candidates" in fact["report"]})
         if n:
             panels[0, 0].plot([], [], marker, color=color, label=f"{words} (n = {n})")
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")
+    panels[0, 0].plot([], [], "k", lw=0.8, label="one run, at several checkpoints")
     for axes in panels[1]:
         axes.set_xlabel("e-folds of weight decay (rate x decay, summed over the steps)")
     figure.suptitle("What weight decay leaves of a solved model")

@@ -98,7 +98,6 @@ make_runs << RUNS
 8 loss conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
 8 loss conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
 20 loss conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
-20 loss conditional/y-z_s0 $four $long --target 0.1 --targets 2 3
 20 loss conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
 12 loss conditional/all_L2_s0 $both $long --layers 2 --heads 4
 16 loss conditional/all_L3_s0 $both $long --layers 3 --heads 4
@@ -107,16 +106,18 @@ make_runs << RUNS
 2 loss conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
 RUNS
 
-# what weight decay leaves (cleaning.md): e-folds 0.1, 0.3, 1, 2.4, 5; one run longer, and at its checkpoints
+# what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 2.4 and 5 seed 0 is in results/); one run
+# longer, and at its checkpoints
 mkdir -p "$folder/cleaning"
 narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
 for seed in 0 1 2; do
-  while read -r folds decay; do
+  for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
+    read -r folds decay <<< "$folds_decay"
     echo "6 circuit cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
-  done <<< $'0.1 0.043\n0.3 0.13\n1 0.434\n2.4 1.043\n5 2.172'
+  done
 done | make_runs
 make_runs <<< "12 loss cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
-for step in 900 1200 1600 2000 2500 3000; do
+for step in 1600 2000 2500 3000; do
   at="$folder/cleaning/time_s0_at_$step"
   mkdir -p "$at"
   cp "$folder/cleaning/time_s0/config.json" "$at"
@@ -136,9 +137,15 @@ done
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D, the paper's literal settings, and its sweep
+# transformer D, the paper's literal settings (cleaning.md; in results/ they are stopped early), its sweep
+mkdir -p "$folder/literal"
+literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100"
 make_runs << RUNS
 83 circuit D --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --save-every 80 --eval-every 40
-100 circuit literal $paper --steps 24000 --target 0 --warmup 0 --decay 0 --clip 0 --beta2 0.999
+115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
+115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
+115 loss literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
+115 loss literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
+115 loss literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
 python sweep.py --preset paper --out "$folder/paper"
