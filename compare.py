@@ -198,27 +198,22 @@ CLEANING = {  # the title of a panel, and what it shows of a certificate
     "layers with paths": lambda report: report.get("layers_with_paths"),
     "MSE with all heads held": lambda report: report.get("replaced", {}).get("mse"),
 }
-KINDS = {  # how --optimizer and --rotary are marked
-    ("muon", "input"): ("Muon", "o", "C0"),
-    ("muon", "qk"): ("Muon, RoPE", "o", "C1"),
-    ("adamw", "input"): ("AdamW", "s", "C2"),
-    ("adamw", "qk"): ("AdamW, RoPE", "s", "C3"),
-}
 
 
 def draw_cleaning(every, file):
     """What weight decay leaves of the paths and layers that a model uses: against its e-folds, a
     mark per run that ablate.py has looked at, hollow where no literal circuit was found; a line
     through the marks of one run at several checkpoints."""
+    kinds = sorted({(fact["optimizer"], fact["rotary"]) for fact in every})
     figure, panels = plt.subplots(2, 2, figsize=(10, 7), sharex=True, layout="constrained")
     for axes, (title, read) in zip(panels.flat, CLEANING.items(), strict=True):
         lines = {}
         for fact in every:
             x, y = fact["decay"], read(fact["report"])
-            _, marker, color = KINDS[fact["optimizer"], fact["rotary"]]
+            color = f"C{kinds.index((fact['optimizer'], fact['rotary']))}"
             if y is not None:
                 face = color if fact["literal"] else "none"
-                axes.plot(x, y, marker, mec=color, mfc=face, ms=6, alpha=0.8)
+                axes.plot(x, y, "o", mec=color, mfc=face, ms=6, alpha=0.8)
                 lines.setdefault((str(fact["config"]), color), []).append((x, y))
         for (_, color), points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), color=color, lw=0.8, zorder=0)
@@ -227,11 +222,11 @@ def draw_cleaning(every, file):
         axes.grid(lw=0.3)
 
     # what the marks mean, with how many runs
-    for kind, (words, marker, color) in KINDS.items():
-        mine = [fact for fact in every if (fact["optimizer"], fact["rotary"]) == kind]
+    for number, (optimizer, rotary) in enumerate(kinds):
+        mine = [fact for fact in every if (fact["optimizer"], fact["rotary"]) == kinds[number]]
         n = len({str(fact["config"]) for fact in mine if "candidates" in fact["report"]})
-        if n:
-            panels[0, 0].plot([], [], marker, color=color, label=f"{words} (n = {n})")
+        label = f"{optimizer}, --rotary {rotary} (n = {n})"
+        panels[0, 0].plot([], [], "o", color=f"C{number}", label=label)
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")
     panels[0, 0].plot([], [], "k", lw=0.8, label="one run, at several checkpoints")
     for axes in panels[1]:
