@@ -98,6 +98,7 @@ make_runs << RUNS
 8 loss conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
 8 loss conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
 20 loss conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
+20 loss conditional/y-z_s0 $four $long --target 0.1 --targets 2 3
 20 loss conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
 12 loss conditional/all_L2_s0 $both $long --layers 2 --heads 4
 16 loss conditional/all_L3_s0 $both $long --layers 3 --heads 4
