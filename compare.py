@@ -41,7 +41,7 @@ def facts(folder):
         run=folder.name,
         config=config,
         rotary=config["rotary"],
-        optimizer=config["optimizer"],
+        kind=f"{config['optimizer']}, --rotary {config['rotary']}",
         decay=decay_of(config, log[-1]["step"]),
         steps=log[-1]["step"],
         task=task,
@@ -204,14 +204,14 @@ def draw_cleaning(every, file):
     """What weight decay leaves of the paths and layers that a model uses: against its e-folds, a
     mark per run that ablate.py has looked at, hollow where no literal circuit was found; a line
     through the marks of one run at several checkpoints."""
-    kinds = sorted({(fact["optimizer"], fact["rotary"]) for fact in every})
+    kinds = sorted({fact["kind"] for fact in every})
     figure, panels = plt.subplots(2, 2, figsize=(10, 7), sharex=True, layout="constrained")
     for axes, (title, read) in zip(panels.flat, CLEANING.items(), strict=True):
         lines = {}
         for fact in every:
             x, y = fact["decay"], read(fact["report"])
-            color = f"C{kinds.index((fact['optimizer'], fact['rotary']))}"
             if y is not None:
+                color = f"C{kinds.index(fact['kind'])}"
                 face = color if fact["literal"] else "none"
                 axes.plot(x, y, "o", mec=color, mfc=face, ms=6, alpha=0.8)
                 lines.setdefault((str(fact["config"]), color), []).append((x, y))
@@ -222,10 +222,10 @@ def draw_cleaning(every, file):
         axes.grid(lw=0.3)
 
     # what the marks mean, with how many runs
-    for number, (optimizer, rotary) in enumerate(kinds):
-        mine = [fact for fact in every if (fact["optimizer"], fact["rotary"]) == kinds[number]]
+    for number, kind in enumerate(kinds):
+        mine = [fact for fact in every if fact["kind"] == kind]
         n = len({str(fact["config"]) for fact in mine if "candidates" in fact["report"]})
-        label = f"{optimizer}, --rotary {rotary} (n = {n})"
+        label = f"{kind} (n = {n})"
         panels[0, 0].plot([], [], "o", color=f"C{number}", label=label)
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")
     panels[0, 0].plot([], [], "k", lw=0.8, label="one run, at several checkpoints")
