@@ -396,14 +396,14 @@ def why_none(task, searches, costs, layers):
 
 
 def through_relays(task, means):
-    """{head and source: {target: attention}} where a token looks for what its target holds, but
-    most of its attention goes to tokens of other chains that took from the target before."""
-    found = {}
-    for (layer, head), mean in sorted(means.items()):
-        for source, target in (mean.relayed >= 0.5).nonzero().tolist():
-            name = f"layer {layer + 1} head {head + 1}, {task.names[source]}"
-            share = round(mean.relayed[source, target].item(), 3)
-            found.setdefault(name, {})[task.names[target]] = share
+    """[{layer, head, source, target, attention}, ...] where a token looks for what its target
+    holds, but gives most of its attention to tokens of other chains that took from the target
+    before."""
+    found = []
+    for head, mean in sorted(means.items()):
+        for pair in (mean.relayed >= 0.5).nonzero().tolist():
+            share = round(mean.relayed[tuple(pair)].item(), 3)
+            found.append(fields_of(Path(*head, *pair), task) | dict(attention=share))
     return found
 
 
@@ -514,9 +514,9 @@ def main():
             print(f"{key}: {value}")
     for circuit, against in report["objections"].items():
         print(f"not certified, {circuit}: {'; '.join(against)}")
-    for source, targets in report.get("relays", {}).items():
-        for target, share in targets.items():
-            print(f"relayed: {source} gives {share} to tokens that took from its {target} before")
+    for relay in report.get("relays", []):
+        where = "layer {layer} head {head}, {source} gives {attention}".format(**relay)
+        print(f"relayed: {where} to tokens that took from its {relay['target']} before")
     try:
         write_report(flags.run, report)
     except OSError as error:

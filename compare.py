@@ -224,7 +224,7 @@ def draw_cleaning(every, file):
     # what the marks mean, with how many runs
     for number, kind in enumerate(kinds):
         mine = [fact for fact in every if fact["kind"] == kind]
-        n = len({str(fact["config"]) for fact in mine if "candidates" in fact["report"]})
+        n = len({str(fact["config"]) for fact in mine if fact["report"]})
         label = f"{kind} (n = {n})"
         panels[0, 0].plot([], [], "o", color=f"C{number}", label=label)
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")

@@ -50,8 +50,9 @@ def test_a_relay_is_no_arrow(capsys):
 
     report = certified(own, layers=2)
     assert report["grade"] is None and "heads" not in report
-    assert list(report["relays"]) == ["layer 2 head 1, q"]
-    assert report["relays"]["layer 2 head 1, q"]["1b"] > 0.9
+    (relay,) = report["relays"]
+    assert relay.pop("attention") > 0.9
+    assert relay == dict(layer=2, head=1, source="q", target="1b")
 
 
 def test_a_relay_beside_an_arrow_is_named(capsys):
