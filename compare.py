@@ -40,7 +40,6 @@ def facts(folder):
     found = dict(
         run=folder.name,
         config=config,
-        rotary=config["rotary"],
         kind=f"{config['optimizer']}, --rotary {config['rotary']}",
         decay=decay_of(config, log[-1]["step"]),
         steps=log[-1]["step"],
@@ -182,10 +181,10 @@ def tables(every):
         raise ValueError("these runs are of tasks with other roles: compare them apart")
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *map(table_row, every)]
     lines += ["", "| over the runs of a kind (95% Wilson intervals) | |", "|---|---|"]
-    for rotary in sorted({fact["rotary"] for fact in every}):
-        group = [fact for fact in every if fact["rotary"] == rotary]
+    for kind in sorted({fact["kind"] for fact in every}):
+        group = [fact for fact in every if fact["kind"] == kind]
         for what, text in in_common(group).items():
-            lines.append(f"| --rotary {rotary}: {what} | {text} |")
+            lines.append(f"| {kind}: {what} | {text} |")
     return "\n".join(lines)
 
 

@@ -144,10 +144,11 @@ def test_kinds_are_apart_and_waits_of_unequal_chains_are_kept(tmp_path):
     for folder in folders:
         (folder / "emergence.json").unlink()
     out = run_main(compare, *folders)[1]
-    assert "--rotary input: x_1, x_2, ... cross 0.5 in this order | 2 of 2" in out, out
-    assert "--rotary qk: x_1, x_2, ... cross 0.5 in this order | 0 of 1" in out
-    assert "--rotary input: steps from x_1 to x_2, median (range) | 20 (20 to 20), n = 2" in out
-    assert "--rotary input: steps from x_2 to x_3, median (range) | 30 (30 to 30), n = 1" in out
+    assert "muon, --rotary input: x_1, x_2, ... cross 0.5 in this order | 2 of 2" in out, out
+    assert "muon, --rotary qk: x_1, x_2, ... cross 0.5 in this order | 0 of 1" in out
+    kind = "muon, --rotary input"
+    assert f"{kind}: steps from x_1 to x_2, median (range) | 20 (20 to 20), n = 2" in out
+    assert f"{kind}: steps from x_2 to x_3, median (range) | 30 (30 to 30), n = 1" in out
     assert "--rotary qk: steps" not in out
 
 
