@@ -223,7 +223,8 @@ def draw_cleaning(every, file):
     # what the marks mean, with how many runs
     for number, kind in enumerate(kinds):
         mine = [fact for fact in every if fact["kind"] == kind]
-        n = len({str(fact["config"]) for fact in mine if fact["report"]})
+        drawn = [fact for fact in mine if any(read(fact["report"]) for read in CLEANING.values())]
+        n = len({str(fact["config"]) for fact in drawn})
         label = f"{kind} (n = {n})"
         panels[0, 0].plot([], [], "o", color=f"C{number}", label=label)
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")

@@ -26,32 +26,60 @@ make_runs() {
 
 # the main command, and with ten times the weight decay (circuits.md, order.md)
 main="--layers 12 --heads 1 --D 3"
-for seed in {0..10}; do
+for seed in {0..4}; do
+  echo "10 circuit L12_H1_D3_s$seed $main --seed $seed"
+done | make_runs
+for seed in {5..10}; do
   echo "10 circuit L12_H1_D3_s$seed $main --seed $seed --eval-every 20 --save-every 20"
 done | make_runs
 for seed in {0..4}; do
   echo "10 circuit L12_H1_D3_weight_decay1.0_s$seed $main --weight-decay 1 --seed $seed --save-every 25"
 done | make_runs
 
-# transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md)
+# a little shorter, three seeds more (circuits.md)
+for seed in 7 8 9; do
+  short="--steps 1050 --decay 0.4"
+  echo "10 circuit L12_H1_D3_steps1050_decay0.4_s$seed $main $short --seed $seed"
+done | make_runs
+for seed in 0 3; do
+  short="--steps 1050 --decay 0.4 --weight-decay 0.4"
+  echo "10 circuit L12_H1_D3_steps1050_decay0.4_weight_decay0.4_s$seed $main $short --seed $seed"
+done | make_runs
+
+# transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md); more seeds (order.md)
 paper="$main --optimizer adamw"
 make_runs << RUNS
 23 circuit A $paper --steps 3000 --seed 0
 23 circuit B $paper --steps 3000 --seed 1
 23 circuit C $paper --steps 3000 --seed 2
 RUNS
-
-# RoPE (order.md)
-for seed in {0..5}; do
-  name=L12_H1_D3_rotaryqk_optimizeradamw_steps1600_s$seed
-  echo "16 circuit $name $paper --rotary qk --steps 1600 --eval-every 20 --save-every 20 --seed $seed"
+for seed in 3 4 5; do
+  name=L12_H1_D3_optimizeradamw_steps3000_s$seed
+  echo "23 circuit $name $paper --steps 3000 --save-every 20 --seed $seed"
 done | make_runs
 
+# RoPE (order.md); of seeds 2 and 5 results/ also keeps a run with checkpoints every 5 steps
+name=L12_H1_D3_rotaryqk_optimizeradamw
+for seed in {0..5}; do
+  rope="$paper --rotary qk --steps 1600 --eval-every 20 --save-every 20"
+  echo "16 circuit ${name}_steps1600_s$seed $rope --seed $seed"
+done | make_runs
+for seed in {6..9}; do
+  rope="$paper --rotary qk --steps 1600 --eval-every 20 --target 0.15"
+  echo "6 loss ${name}_steps1600_target0.15_s$seed $rope --seed $seed"
+done | make_runs
+make_runs <<< "19 circuit ${name}_steps3000_s0 $paper --rotary qk --steps 3000"
+
 # without the implicit curriculum (depth.md), and in float32 (DEPARTURES.md)
+without="--no-ic --steps 8000 --target 0 --eval-every 400"
 make_runs << RUNS
-56 loss no-ic $paper --no-ic --steps 8000 --target 0 --eval-every 400
-59 loss no-ic_rotaryqk $paper --no-ic --rotary qk --steps 8000 --target 0 --eval-every 400
-22 loss float32 $main --dtype float32
+53 loss L12_H1_D3_no-ic_optimizeradamw_steps8000_target0.0_s0 $paper $without
+59 loss L12_H1_D3_no-ic_rotaryqk_optimizeradamw_steps8000_target0.0_s0 $paper --rotary qk $without
+18 loss L4_H8_D3_no-ic_optimizeradamw_steps8000_target0.0_s0 $paper --layers 4 --heads 8 $without
+19 loss L4_H8_D3_no-ic_rotaryqk_optimizeradamw_steps8000_target0.0_s0 $paper --layers 4 --heads 8 --rotary qk $without
+22 loss L12_H1_D3_dtypefloat32_s0 $main --dtype float32
+22 loss L12_H1_D3_dtypefloat32_s1 $main --dtype float32 --seed 1
+22 loss L12_H1_D3_dtypefloat32_s2 $main --dtype float32 --seed 2
 RUNS
 
 # what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures. Of
@@ -107,8 +135,8 @@ make_runs << RUNS
 2 loss conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
 RUNS
 
-# what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 2.4 and 5 seed 0 is in results/); one run
-# longer, and at its checkpoints
+# what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 2.4 and 5 seed 0 is in results/), of 0.3 ten
+# seeds (order.md); one run longer, and at its checkpoints
 mkdir -p "$folder/cleaning"
 narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
 for seed in 0 1 2; do
@@ -116,6 +144,10 @@ for seed in 0 1 2; do
     read -r folds decay <<< "$folds_decay"
     echo "6 circuit cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
   done
+done | make_runs
+for seed in {3..9}; do
+  more="--weight-decay 0.13 --save-every 20 --seed $seed"
+  echo "6 circuit cleaning/muon_e0.3_s$seed $narrow --steps 1600 $more"
 done | make_runs
 make_runs <<< "12 loss cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
 for step in 1600 2000 2500 3000; do
@@ -131,6 +163,12 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
+# two layers with more steps (depth.md)
+for seed in 0 2 3 4 5; do
+  two="--layers 2 --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
+  echo "10 loss L2_H8_D5_steps5000_target0.0_lr0.002_decay0.3_s$seed $two --seed $seed"
+done | make_runs
+
 # the related systems (mechanisms/README.md)
 for file in memories recall bigrams theorems noise hops; do
   python "mechanisms/$file.py"
@@ -140,9 +178,10 @@ done
 
 # transformer D, the paper's literal settings (cleaning.md; in results/ they are stopped early), its sweep
 mkdir -p "$folder/literal"
-literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100"
+literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
 make_runs << RUNS
 83 circuit D --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --save-every 80 --eval-every 40
+83 circuit literal/D_s0 --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --save-every 80 --eval-every 40 --decay 0 --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
 115 loss literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
