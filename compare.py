@@ -206,13 +206,16 @@ def draw_cleaning(every, file):
     kinds = sorted({fact["kind"] for fact in every})
     figure, panels = plt.subplots(2, 2, figsize=(10, 7), sharex=True, layout="constrained")
     for axes, (title, read) in zip(panels.flat, CLEANING.items(), strict=True):
-        lines = {}
+        lines, there = {}, []
         for fact in every:
             x, y = fact["decay"], read(fact["report"])
             if y is not None:
                 color = f"C{kinds.index(fact['kind'])}"
                 face = color if fact["literal"] else "none"
-                axes.plot(x, y, "o", mec=color, mfc=face, ms=6, alpha=0.8)
+                spot = f"{x:.2g}", round(y, 3)
+                beside = x * 1.07 ** there.count(spot)  # where others would hide it
+                there.append(spot)
+                axes.plot(beside, y, "o", mec=color, mfc=face, ms=6, alpha=0.8)
                 lines.setdefault((str(fact["config"]), color), []).append((x, y))
         for (_, color), points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), color=color, lw=0.8, zorder=0)
