@@ -15,6 +15,7 @@ import runs
 from data import plateaus
 from depth import DEPTH_LAWS, causal_depth
 from flags import DEFAULTS, MACHINE_FLAGS, asked
+from order import in_order
 
 
 # ---- results.csv
@@ -265,19 +266,15 @@ def text_table(heads, rows):
 
 
 def learned_at(row, k):
-    """The step at which x_k passed below 0.5 in a run, infinite if it never did."""
-    step = row.get(f"x_{k}_below_half")
-    return math.inf if step is None else step
+    """The step at which x_k passed below 0.5 in a run, None if it never did."""
+    return row.get(f"x_{k}_below_half")
 
 
-def in_order(rows):
-    """How many of the runs that learned any symbol learned x_1 first, then x_2, ...: "n of m"."""
-    ordered = []
-    for row in rows:
-        steps = [learned_at(row, k) for k in symbols_in([row])]
-        if min(steps) < math.inf:
-            ordered.append(steps == sorted(steps))
-    return f"{sum(ordered)} of {len(ordered)}"
+def count_in_order(rows):
+    """How many of the runs that learned several symbols learned x_1 first, then x_2, ...: "n of
+    m"."""
+    ordered = [in_order([learned_at(row, k) for k in symbols_in([row])]) for row in rows]
+    return f"{ordered.count(True)} of {len(rows) - ordered.count(None)}"
 
 
 def claims(rows):
@@ -288,17 +285,18 @@ def claims(rows):
     for layers in sorted({row["layers"] for row in curriculum}):
         group, cells = [row for row in curriculum if row["layers"] == layers], []
         for k in symbols:
-            steps = [learned_at(row, k) for row in group if learned_at(row, k) < math.inf]
+            steps = [learned_at(row, k) for row in group if learned_at(row, k) is not None]
             median = f", {statistics.median(steps):.0f}" if steps else ""
             cells.append(f"{len(steps)}{median}")
-        table.append([layers, len(group), *cells, in_order(group)])
+        table.append([layers, len(group), *cells, count_in_order(group)])
     heads = [f"x_{k} below 0.5: runs, median step" for k in symbols]
     without = [row["val"] > 0.7 for row in rows if not row["ic"]]
+    ordered = count_in_order(curriculum)
     return [
         *text_table(["layers", "runs", *heads, "in this order"], table),
         "",
         f"without the implicit curriculum above 0.7: {sum(without)} of {len(without)} runs",
-        f"x_1, x_2, ... pass below 0.5 in this order: {in_order(curriculum)} runs that learned any",
+        f"x_1, x_2, ... pass below 0.5 in this order: {ordered} runs that learned several",
     ]
 
 
