@@ -53,7 +53,7 @@ make_runs << RUNS
 23 circuit B $paper --steps 3000 --seed 1
 23 circuit C $paper --steps 3000 --seed 2
 RUNS
-for seed in 0 1 2; do
+for seed in 0 1 3; do
   name=L12_H1_D3_optimizeradamw_steps3000_s$seed
   echo "23 circuit $name $paper --steps 3000 --save-every 20 --seed $seed"
 done | make_runs
