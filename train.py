@@ -353,7 +353,7 @@ def summary(run):
     last = rows[-1]
     lines = ["---", f"run: {run}"]
     if config["target"]:
-        solved = max(last["val"], last["confirmed"]) < config["target"]
+        solved = max(last["val"], last.get("confirmed", math.inf)) < config["target"]
         lines.append(f"solved: {solved}")
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
     for name, step in runs.crossings(rows).items():
