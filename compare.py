@@ -204,6 +204,7 @@ def draw_cleaning(every, file):
     mark per run that ablate.py has looked at, hollow where no literal circuit was found; a line
     through the marks of one run at several checkpoints."""
     kinds = sorted({fact["kind"] for fact in every})
+    runs_of = {kind: set() for kind in kinds}  # those with a mark
     figure, panels = plt.subplots(2, 2, figsize=(10, 7), sharex=True, layout="constrained")
     for axes, (title, read) in zip(panels.flat, CLEANING.items(), strict=True):
         lines, there = {}, []
@@ -217,6 +218,7 @@ def draw_cleaning(every, file):
                 there.append(spot)
                 axes.plot(beside, y, "o", mec=color, mfc=face, ms=6, alpha=0.8)
                 lines.setdefault((str(fact["config"]), color), []).append((x, y))
+                runs_of[fact["kind"]].add(str(fact["config"]))
         for (_, color), points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), color=color, lw=0.8, zorder=0)
         axes.set(xscale="log", ylabel=title, ylim=(0, 1.1 * axes.get_ylim()[1]))
@@ -225,10 +227,7 @@ def draw_cleaning(every, file):
 
     # what the marks mean, with how many runs
     for number, kind in enumerate(kinds):
-        mine = [fact for fact in every if fact["kind"] == kind]
-        drawn = [fact for fact in mine if any(read(fact["report"]) for read in CLEANING.values())]
-        n = len({str(fact["config"]) for fact in drawn})
-        label = f"{kind} (n = {n})"
+        label = f"{kind} (n = {len(runs_of[kind])})"
         panels[0, 0].plot([], [], "o", color=f"C{number}", label=label)
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")
     panels[0, 0].plot([], [], "k", lw=0.8, label="one run, at several checkpoints")

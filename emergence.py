@@ -90,8 +90,7 @@ def measure_checkpoint(model, config, paths, batch):
 
 
 def rounded(values):
-    """As a list, in thousandths: so few sequences tell no more."""
-    return [round(value, 3) for value in values.tolist()]
+    return [round(value, 4) for value in values.tolist()]
 
 
 # ---- reading

@@ -163,7 +163,7 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
-# two and three layers with more steps (depth.md): 40 and 40 core-minutes
+# two and three layers with more steps (depth.md; results/ has seeds 0, 2, 3, 4 and 0, 2): 40 core-minutes each
 longer="--heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
 python sweep.py --layers 2 --seeds 5 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 3 --flags "$longer" --out "$folder/longer"
@@ -175,12 +175,14 @@ done
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D, the paper's literal settings (cleaning.md; in results/ they are stopped early), its sweep
+# transformer D, the paper's literal settings (cleaning.md; in results/ those of A are stopped early), its sweep
 mkdir -p "$folder/literal"
+of_D="--layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
+of_D="$of_D --optimizer adamw --save-every 80 --eval-every 40"
 literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
 make_runs << RUNS
-83 circuit D --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --save-every 80 --eval-every 40
-83 circuit literal/D_s0 --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0 --optimizer adamw --save-every 80 --eval-every 40 --decay 0 --beta2 0.999 --clip 0 --warmup 0
+83 circuit D $of_D
+83 loss literal/D_s0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
 115 loss literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
