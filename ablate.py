@@ -35,16 +35,15 @@ from circuit import (
     destroyed_from,
     mean_attention,
     paths_of,
-    relays,
     to_the_token_before,
     with_paths,
     without,
 )
 from data import held_out
-from depth import may_attend, simulated_depth, symbols_reached
+from depth import least_possible, may_attend, symbols_reached
 from flags import command_line
 from intervals import bootstrap
-from search import SIMPLE, candidates, enough, knocked_out, own_patterns, same, search, splits
+from search import SIMPLE, candidates, own_patterns, search, vouch
 
 
 GRADES = {  # the strictest first, and the fills that each allows
@@ -52,8 +51,7 @@ GRADES = {  # the strictest first, and the fills that each allows
     "positional": ["position"],
     "by slot": ["slot"],
 }
-FAINT = 0.05  # a head with less mean attention is not said to attend
-PAPERS_RISE = 0.17  # the lowest MSE after the removal of a path in Appendix E
+PAPERS_LEAST = 0.17  # the lowest MSE after the removal of a path in Appendix E
 
 
 # ---- certifying
@@ -88,51 +86,21 @@ def simplified(circuit, fill):
     return changed
 
 
-def vouch(model, config, batch, patterns, means, circuit, generator):
-    """{Path: dict}, what the model as it is says of each path: the mean attention in this head, and
-    in all heads together that have the path in the circuit; whether the head splits it between
-    several targets; where it does not and that is less than half, by which relays the rest goes;
-    and by how much the errors rise if the target and its relays get no attention in this head
-    (alive), and in any head of the model (alive_everywhere)."""
-    task, said = runs.task_of(config), {}
-    intact = knocked_out(model, config, batch, patterns, [])
-    for path in paths_of(circuit):
-        shares = [means[other[:2]].to_targets[path[2:]].item() for other in same(path, circuit)]
-        split, by_way = splits(path, circuit, means), []
-        if sum(shares) < 0.5 and not split:
-            own = [pattern[: len(batch.inputs)] for pattern in patterns]
-            by_way = relays(own, task, batch.positions, path)
-        everywhere = []
-        for head, mean in means.items():
-            if mean.to_targets[path[2:]] >= FAINT:
-                everywhere.append(Path(*head, *path[2:]))
-        offsets = [0, *(offset for offset, _ in by_way)]
-        alive = knocked_out(model, config, batch, patterns, [path], offsets)
-        every = alive
-        if everywhere != [path]:
-            every = knocked_out(model, config, batch, patterns, everywhere, offsets)
-        said[path] = dict(
-            attention=means[path[:2]].to_targets[path[2:]].item(),
-            in_all_heads=sum(shares),
-            splits=split,
-            relays=[dict(behind_target=offset, attention=share) for offset, share in by_way],
-            alive=interval(alive - intact, generator),
-            alive_everywhere=interval(every - intact, generator),
-        )
-    return said
-
-
-def can_travel(task, paths):
-    """Whether x_1, x_2, ... all come to the query if every path takes all that its target holds."""
+def can_travel(task, paths, fill):
+    """Whether x_1, x_2, ... all come to the query if every path takes all that its target holds;
+    with the fill "slot" it may take what all tokens beside the target hold."""
     holds = task.column("symbol")[:, None] == torch.arange(task.symbols)
+    blocks = task.column("block")
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         before = holds.clone()
         for path in layer:
-            holds[path.source] |= before[path.target]
+            beside = blocks == blocks[path.target]
+            taken = before[beside].any(0) if fill == "slot" else before[path.target]
+            holds[path.source] |= taken
     return bool(holds[0].all())
 
 
-def control_sets(task, causal, circuit, seed, draws=100):
+def control_sets(task, causal, circuit, fill, seed, draws=100):
     """{control: [paths, ...]}, sets of paths with which a model should know little: random ones, as
     many as the circuit has, by which the symbols cannot all come to the query; its own, but to the
     wrong step; from its sources to all but its targets; none."""
@@ -140,10 +108,12 @@ def control_sets(task, causal, circuit, seed, draws=100):
     legal = may_attend(task, causal).fill_diagonal_(False).nonzero().tolist()
     every = [Path(*head, *pair) for head in sorted(circuit) for pair in legal]
     sets = dict(random=[], wrong_step=[], complement=[], no_path=[()])
-    for _ in range(draws):
+    for _ in range(10 * draws):  # in a tiny task few are of use
         drawn = torch.randperm(len(every), generator=generator)[: len(paths)].tolist()
-        if not can_travel(task, [every[i] for i in drawn]):
+        if not can_travel(task, [every[i] for i in drawn], fill):
             sets["random"].append([every[i] for i in drawn])
+        if len(sets["random"]) == draws:
+            break
 
     # to the same place of another block, where the source may look there
     for shift in range(1, len(task.blocks)):
@@ -165,14 +135,23 @@ def control_sets(task, causal, circuit, seed, draws=100):
 
 
 def controls(held, circuit, fill, seed):
-    """{control: its lowest MSE} of circuits that must not pass; None where there is none."""
-    bare, lowest = without(circuit, paths_of(circuit), bare_head(fill)), {}
-    sets = control_sets(runs.task_of(held.config), held.config["causal"], circuit, seed)
+    """({control: its lowest MSE}, the same of those sets alone by which the symbols cannot all come
+    to the query: they must not pass). None where there is no set, or none but the empty one, which
+    is a control of its own."""
+    bare, lowest, must_fail = without(circuit, paths_of(circuit), bare_head(fill)), {}, {}
+    task = runs.task_of(held.config)
+    sets = control_sets(task, held.config["causal"], circuit, fill, seed)
     for name, several in sets.items():
-        circuits = [with_paths(bare, chosen) for chosen in several]
-        errors = [held.errors(other, fill).mean().item() for other in circuits]
-        lowest[name] = min(errors, default=None)
-    return lowest
+        every, powerless = [], []
+        for chosen in several:
+            if chosen or name == "no_path":
+                mse = held.errors(with_paths(bare, chosen), fill).mean().item()
+                every.append(mse)
+                if not can_travel(task, chosen, fill):
+                    powerless.append(mse)
+        lowest[name] = min(every, default=None)
+        must_fail[name] = min(powerless, default=None)
+    return lowest, must_fail
 
 
 def bare_head(fill):
@@ -180,15 +159,15 @@ def bare_head(fill):
     return "position" if fill == "slot" else fill
 
 
-def certify(model, config, means, patterns, own, circuit, fill, batch, seed):
+def certify(model, config, means, circuit, fill, batch, seed):
     """What is measured of a circuit, a dict:
 
     intact: no head held; replaced: all of them; fills: with each other fill; first_head_uniform and
     removals, `frozen`: the paper's step 6, the first useful head made uniform or one path removed
     while all else is held; of each path also what vouch says, and which of the learned symbols the
     flow says are lost without it in any head (predicted), which the model loses (destroyed);
-    controls. Intact and replaced are of all sequences of the batch, the rest of an eighth; what the
-    model as it is says is of the batch `own`, whose patterns are given."""
+    controls and controls_that_must_fail. Intact and replaced are of all sequences of the batch,
+    what vouch says of the first 256, controls of the first 32, the rest of an eighth."""
     task, generator = runs.task_of(config), torch.Generator().manual_seed(seed)
     paths, eighth = paths_of(circuit), part(batch, fewer(len(batch.inputs)))
 
@@ -210,12 +189,14 @@ def certify(model, config, means, patterns, own, circuit, fill, batch, seed):
     found["first_head_uniform"] = interval(uniform, generator)
 
     # every path in the model as it is
-    said, found["removals"] = vouch(model, config, own, patterns, means, circuit, generator), []
+    said, found["removals"] = vouch(model, config, part(batch, 256), circuit), []
     intact = torch.tensor(found["intact"]["partial"])
     learned = intact < destroyed_from(task)
     for path, errors in zip(paths, frozen, strict=True):
         others = [other for other in paths if other[2:] != path[2:]]
         predicted = learned & ~symbols_reached(task, others, config["layers"])
+        for what in ("alive", "alive_everywhere"):
+            said[path][what] = interval(said[path][what], generator)
         partial = torch.tensor(said[path]["alive_everywhere"]["partial"]) + intact
         found["removals"].append(
             dict(
@@ -227,7 +208,7 @@ def certify(model, config, means, patterns, own, circuit, fill, batch, seed):
             )
         )
     held = Held(model, config, means, part(batch, 32))
-    found["controls"] = controls(held, circuit, fill, seed)
+    found["controls"], found["controls_that_must_fail"] = controls(held, circuit, fill, seed)
     return found
 
 
@@ -256,16 +237,16 @@ def objections(certificate, threshold):
     against = []
     if certificate["replaced"]["high"] >= threshold:
         against.append(f"the loss is {certificate['replaced']['mse']:.4f} on fresh sequences")
-    for name, mse in certificate["controls"].items():
+    for name, mse in certificate["controls_that_must_fail"].items():
         if mse is not None and mse < threshold:
             against.append(f"a control passes: {name}, with a loss of {mse:.4f}")
     for removal in certificate["removals"]:
         name = "layer {layer} head {head}, {source} -> {target}".format(**removal)
-        direct, relays_get = removal["in_all_heads"], 0
-        for relay in removal["relays"]:
-            relays_get += relay["attention"]
-        if not removal["splits"] and not enough(direct, relays_get):
-            against.append(f"{name} gets {direct:.3f} of the attention, relays {relays_get:.3f}")
+        if not removal["well_attended"]:
+            gets = (
+                f"{removal['in_all_heads']:.3f} of the attention, relays {removal['relayed']:.3f}"
+            )
+            against.append(f"{name} gets {gets}")
         if removal["alive_everywhere"]["low"] <= 0:
             against.append(f"{name} can be taken from the model at no cost")
     return against
@@ -274,17 +255,17 @@ def objections(certificate, threshold):
 def summary(task, causal, circuit, certificate, threshold):
     """What the certificate says in numbers, a dict."""
     paths, removals = paths_of(circuit), certificate["removals"]
-    rises = [removal["frozen"]["mse"] for removal in removals]
+    losses = [removal["frozen"]["mse"] for removal in removals]
     first = [path for path in paths if path.layer == paths[0].layer]
+    learned = torch.tensor(certificate["intact"]["partial"]) < destroyed_from(task)
     return dict(
         sufficient=certificate["replaced"]["high"] < threshold,
         paths=len(paths),
-        least_paths=len(task.roles) - 1,
         layers_with_paths=len({path.layer for path in paths}),
-        least_layers=simulated_depth(task, causal),
+        **least_possible(task, causal, learned),
         first_useful_layer_is_previous_token=all(to_the_token_before(path, task) for path in first),
-        removals_above_threshold=sum(rise >= threshold for rise in rises),
-        removals_in_the_papers_range=sum(rise >= PAPERS_RISE for rise in rises),
+        removals_above_threshold=sum(loss >= threshold for loss in losses),
+        removals_at_the_papers_least=sum(loss >= PAPERS_LEAST for loss in losses),
         removals_that_cost_the_model=sum(row["alive"]["low"] > 0 for row in removals),
         predictions_right=sum(row["predicted"] == row["destroyed"] for row in removals),
     )
@@ -293,16 +274,14 @@ def summary(task, causal, circuit, certificate, threshold):
 # ---- all of it
 
 
-def heads_of(circuit, means, task):
+def heads_of(circuit, removals, task):
     """[{layer, head, mechanism}, ...] as they are written, paths with their mean attention."""
+    attention = [removal["attention"] for removal in removals]
+    attention = dict(zip(paths_of(circuit), attention, strict=True))
     heads = []
     for (layer, head), own in sorted(circuit.items()):
         if not isinstance(own, str):
-            strength = [means[layer, head].to_targets[path[2:]].item() for path in own]
-            own = [
-                fields_of(path, task) | dict(attention=share)
-                for path, share in zip(own, strength, strict=True)
-            ]
+            own = [fields_of(path, task) | dict(attention=attention[path]) for path in own]
         heads.append(dict(layer=layer + 1, head=head + 1, mechanism=own))
     return heads
 
@@ -315,6 +294,8 @@ def check(config, threshold, sequences, seed):
         raise ValueError(f"--sequences must be at least 2, not {sequences}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"--seed must be from 0 to {2**63 - 1}, not {seed}")
+    if config["N"] < 2:
+        raise ValueError("the run was trained with --N 1: one chain leaves nothing to look for")
     if config["circuit"]:
         known = "its attention is known, there is nothing to find"
         raise ValueError(f"the run was trained with --circuit: {known}")
@@ -352,12 +333,15 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
     patterns = own_patterns(model, config, own.inputs)
     means = mean_attention(patterns, task, own.positions)
     held = Held(model, config, means, runs.sequences(config, held_out("search", 128)))
-    baseline = held.errors({}).mean().item()
+    losses = held.errors({}).mean(0)
+    baseline = losses.mean().item()
     if not math.isfinite(baseline):
         raise FloatingPointError("the loss of the model is not finite")
     if baseline >= threshold:
         what = f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
         return report | dict(no_circuit=what)
+    if not (losses < destroyed_from(task)).any():
+        return report | dict(no_circuit="the model has learned no symbol")
     costs = candidates(model, config, part(own, 64), patterns, means)
     report["candidates"] = len(costs)
     print(f"{time.time() - began:5.1f} s  {len(costs)} paths may belong to the circuit", flush=True)
@@ -372,8 +356,7 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
             if (fill, paths_of(circuit)) in tried:
                 continue
             tried.append((fill, paths_of(circuit)))
-            how = circuit, fill, fresh, seed
-            certificate = certify(model, config, means, patterns, part(own, 256), *how)
+            certificate = certify(model, config, means, circuit, fill, fresh, seed)
             against = objections(certificate, threshold)
             if against:
                 report["objections"][f"{grade}, fill {fill}, circuit {len(tried)}"] = against
@@ -381,7 +364,8 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
             agree = [paths_of(other) for n, other in found if n == number].count(paths_of(circuit))
             report |= dict(grade=grade, fill=fill, orders_that_agree=agree)
             report |= summary(task, config["causal"], circuit, certificate, threshold)
-            return report | dict(heads=heads_of(circuit, means, task), **certificate)
+            heads = heads_of(circuit, certificate["removals"], task)
+            return report | dict(heads=heads, **certificate)
     why = why_none(task, report["searches"], costs, config["layers"])
     return report | dict(no_circuit=why, relays=through_relays(task, means))
 
@@ -474,8 +458,18 @@ def print_certificate(report, task):
         print(f"{f'control: {name}, lowest':48s} " + ("" if mse is None else f"{mse:7.4f}"))
 
 
+def rounded(value):
+    """Any part of a report with five digits of its numbers: no sample is large enough for more."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
 def write_report(run, report):
     """circuit.json and ablation.csv of a run directory."""
+    report = rounded(report)
     if report["grade"]:
         runs.write_file(run / "ablation.csv", lambda path: write_table(path, report))
     else:

@@ -99,11 +99,13 @@ def tokens_of(task, role):
 
 
 class MeanAttention(NamedTuple):
-    """What one head does in the mean over sequences."""
+    """What one head does, chain by chain and in the mean over sequences."""
 
-    to_targets: torch.Tensor  # (roles, roles) how much each role attends to each of its own chain
+    direct: torch.Tensor  # (B, N, roles, roles) how much each role attends to each of its own chain
+    by_way: torch.Tensor  # the same shape: how much to tokens of other chains that took it before
+    to_targets: torch.Tensor  # (roles, roles) the mean of `direct`
+    relayed: torch.Tensor  # (roles, roles) the mean of `by_way`
     surplus: torch.Tensor  # (roles, roles) how much more than to that role of another chain
-    relayed: torch.Tensor  # (roles, roles) how much to tokens of other chains that took it before
     by_position: torch.Tensor  # (T, T) where a token attends, but for the others of its own slot
     by_slot: torch.Tensor  # (blocks, slots, T, T) to add for a token whose chain has this slot of
     # this block; in the token's own block: its attention to the other tokens of its slot
@@ -140,12 +142,13 @@ def mean_attention(patterns, task, positions):
     means, taken = {}, torch.zeros(1)  # the most that a token took from another so far
     for layer, heads in enumerate(patterns):
         for head, pattern in enumerate(heads.float().unbind(1)):
-            to_targets = read_paths(pattern, task, positions).mean((0, 1))
+            direct = read_paths(pattern, task, positions)
+            to_targets = direct.mean((0, 1))
             attending = pattern.gather(1, positions.view(len(slots), -1, 1).expand(-1, -1, task.T))
             to_all = (attending @ has_role.T).unflatten(1, positions.shape[1:]).mean((0, 1))
             surplus = to_targets - (to_all - to_targets) / others
             by_way = (pattern * stranger) @ taken.expand_as(pattern)
-            relayed = read_paths(by_way, task, positions).mean((0, 1))
+            by_way = read_paths(by_way, task, positions)
 
             in_slot = pattern.mean(0) * beside
             pattern = pattern * ~beside
@@ -153,7 +156,8 @@ def mean_attention(patterns, task, positions):
             known = torch.einsum("btu,btks->kstu", pattern, has_slot) / times.clamp(min=1)
             added = (known - by_position) * (times > 0)
             by_slot = torch.where(own_block[:, None, :, None], in_slot, added)
-            means[layer, head] = MeanAttention(to_targets, surplus, relayed, by_position, by_slot)
+            own = direct, by_way, to_targets, by_way.mean((0, 1)), surplus
+            means[layer, head] = MeanAttention(*own, by_position, by_slot)
         taken = torch.maximum(taken, heads.float().amax(1))
     return means
 
@@ -230,8 +234,8 @@ def write_pattern(mechanism, task, positions, causal, fill="zero", mean=None):
 
     pattern, slots = mean.by_position.repeat(len(positions), 1, 1), task.slots(positions)
     sequence = torch.arange(len(positions))[:, None]
-    for path in mechanism:
-        block, tokens = task.roles[path.target].block, positions[:, :, path.source]
+    for source, block in {(path.source, task.roles[path.target].block) for path in mechanism}:
+        tokens = positions[:, :, source]
         pattern[sequence, tokens] += mean.by_slot[block, slots[:, :, block], tokens]
     return shared_out(pattern.clamp(min=0))
 

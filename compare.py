@@ -95,7 +95,7 @@ def table_row(fact):
     certificate = ["none" if report else "not looked for", *[""] * 7]
     if "shape" in fact:
         without = [removal["frozen"]["mse"] for removal in report["removals"]]
-        needed = f"{report['removals_above_threshold']}, {report['removals_in_the_papers_range']}"
+        needed = f"{report['removals_above_threshold']}, {report['removals_at_the_papers_least']}"
         paths = f"{report['paths']} ({report['least_paths']})"
         layers = f"{report['layers_with_paths']} ({report['least_layers']})"
         lowest = min(mse for mse in report["controls"].values() if mse is not None)

@@ -106,6 +106,18 @@ def simulated_depth(task, causal=True):
     return least_layers(few_chains(task), causal)[-1]
 
 
+def least_possible(task, causal, learned):
+    """The fewest paths and layers of a circuit that reaches the learned symbols, (symbols-1,) bool,
+    a dict: every role must be reached in the blocks that supply one of them."""
+    supplies = {}
+    for role in task.roles[1:]:
+        supplies[role.block] = max(role.symbol, supplies.get(role.block, 0))
+    needed = [role for role in task.roles[1:] if learned[supplies[role.block] - 1]]
+    layers = zip(least_layers(few_chains(task), causal), learned, strict=True)
+    layers = max((count for count, known in layers if known), default=0)
+    return dict(least_paths=len(needed), least_layers=layers)
+
+
 # ---- the laws
 
 

@@ -12,7 +12,15 @@ import math
 import torch
 
 import runs
-from circuit import Path, destroyed_from, paths_of, with_paths, without
+from circuit import (
+    Path,
+    destroyed_from,
+    mean_attention,
+    paths_of,
+    relays,
+    with_paths,
+    without,
+)
 from data import partial_losses
 from depth import symbols_reached
 
@@ -27,6 +35,7 @@ SIMPLE = {  # by fill: what a head without paths may become
 PRICE = 0.002  # the loss that a path must save while the heads are chosen
 NEARLY_ALL = 0.9  # of the attention of a source, to the targets between which it splits it
 COST = 0.01  # the loss that the removal of a path must cost the model as it is
+FAINT = 0.05  # a head with less mean attention is not said to attend
 
 
 # ---- paths that the model itself vouches for
@@ -83,19 +92,25 @@ def candidates(model, config, batch, patterns, means):
     return found
 
 
+def together(path, circuit, means):
+    """How much of its attention the source of a path gives to the target, and how much to relays of
+    it: for each chain in that head that gives it most, of all that have this path in the circuit
+    (heads share work by slot), in the mean over chains and sequences."""
+    heads = [means[other[:2]] for other in same(path, circuit)]
+    direct = torch.stack([head.direct[..., path.source, path.target] for head in heads]).amax(0)
+    by_way = torch.stack([head.by_way[..., path.source, path.target] for head in heads]).amax(0)
+    return direct.mean().item(), by_way.mean().item()
+
+
 def well_attended(circuit, means):
-    """The paths of the circuit whose source gives its target half of its attention, in all heads
-    together that have this path in the circuit (heads share work by slot). What goes to relays
-    counts, if it is no more than what the target gets: else it is they that should be named. A head
-    that looks for several symbols at once is also well attended where it splits its attention."""
-    direct, relayed = {}, {}
-    for path in paths_of(circuit):
-        mean, pair = means[path[:2]], path[2:]
-        direct[pair] = direct.get(pair, 0) + mean.to_targets[pair].item()
-        relayed[pair] = relayed.get(pair, 0) + mean.relayed[pair].item()
+    """The paths of the circuit whose source gives its target half of its attention. What goes to
+    relays counts, if it is no more than what the target gets: else it is they that should be named.
+    A head that looks for several symbols at once may split its attention between them."""
     kept = []
     for path in paths_of(circuit):
-        if enough(direct[path[2:]], relayed[path[2:]]) or splits(path, circuit, means):
+        direct, relayed = together(path, circuit, means)
+        enough = direct >= 0.5 or direct >= relayed >= 0.5 - direct
+        if enough or splits(path, circuit, means):
             kept.append(path)
     return kept
 
@@ -111,13 +126,53 @@ def splits(path, circuit, means):
     return len(shares) > 1 and sum(shares.values()) >= NEARLY_ALL and shares[path] >= even / 2
 
 
-def enough(direct, relayed):
-    return direct >= 0.5 or direct >= relayed >= 0.5 - direct
-
-
 def same(path, circuit):
     """The paths of the circuit between the same two roles, in any head."""
     return [other for other in paths_of(circuit) if other[2:] == path[2:]]
+
+
+@torch.no_grad()
+def vouch(model, config, batch, circuit):
+    """{Path: dict}, what the model as it is says of each path, on a batch that the search never
+    saw: the mean attention in this head, and in all heads that have the path in the circuit (see
+    together), to the target and to relays; whether the head splits it between several targets;
+    whether all this is enough; where it is not split and less than half, the relays; and by how
+    much each error rises, (B, symbols), if the target and its relays get no attention in this head
+    (alive), and in any head that gives the target 0.05 or more (alive_everywhere)."""
+    task, said = runs.task_of(config), {}
+    patterns = own_patterns(model, config, batch.inputs)
+    means = mean_attention(patterns, task, batch.positions)
+    intact = knocked_out(model, config, batch, patterns, [])
+    attended = well_attended(circuit, means)
+    for path in paths_of(circuit):
+        # where its attention goes
+        attention = means[path[:2]].to_targets[path[2:]].item()
+        direct, relayed = together(path, circuit, means)
+        split, by_way = splits(path, circuit, means), []
+        if attention < 0.5 and not split:
+            by_way = relays(patterns, task, batch.positions, path)
+
+        # what the model misses without
+        everywhere = []
+        for head, mean in means.items():
+            if mean.to_targets[path[2:]] >= FAINT:
+                everywhere.append(Path(*head, *path[2:]))
+        offsets = [0, *(offset for offset, _ in by_way)]
+        alive = knocked_out(model, config, batch, patterns, [path], offsets)
+        every = alive
+        if everywhere != [path]:
+            every = knocked_out(model, config, batch, patterns, everywhere, offsets)
+        said[path] = dict(
+            attention=attention,
+            in_all_heads=direct,
+            relayed=relayed,
+            splits=split,
+            well_attended=path in attended,
+            relays=[dict(behind_target=offset, attention=share) for offset, share in by_way],
+            alive=alive - intact,
+            alive_everywhere=every - intact,
+        )
+    return said
 
 
 # ---- searching

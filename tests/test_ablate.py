@@ -103,6 +103,47 @@ def test_certificate_of_a_planted_circuit(capsys):
             assert abs(loss - (f"x_{k}" in removal["predicted"])) < 0.3
 
 
+@pytest.mark.parametrize("D, texts", CIRCUITS)
+def test_planted_circuits_are_certified(D, texts, capsys):
+    """No control stands in the way by which all symbols can travel, if by detours."""
+    model, task, paths = plant(D, texts, layers=5)
+    report = ablate.find_circuit(model, settings(D, 5), sequences=32)
+    assert (report["grade"], report["fill"]) == ("literal", "zero")
+    assert set(paths_in(report, task)) == set(needed(task, paths, 5))
+
+
+def test_what_is_certified_is_measured_on_sequences_that_the_search_never_saw(capsys):
+    D, texts = CIRCUITS[0]
+    model, _, _ = plant(D, texts, layers=5)
+    config = settings(D, 5)
+    with mock.patch.object(ablate, "certify", wraps=ablate.certify) as certify:
+        ablate.find_circuit(model, config, sequences=64)
+    fresh = runs.sequences(config, held_out("certificate", 64))
+    assert certify.call_count == 1
+    assert torch.equal(certify.call_args.args[5].inputs, fresh.inputs)
+
+
+def test_each_flaw_of_a_certificate_is_an_objection():
+    def certificate(high=0.04, control=0.9, attended=True, rise=0.1):
+        removal = dict(layer=1, head=1, source="q", target="1b", in_all_heads=0.4, relayed=0.0)
+        removal |= dict(well_attended=attended, alive_everywhere=dict(low=rise))
+        return dict(
+            replaced=dict(mse=0.03, high=high),
+            controls_that_must_fail=dict(random=control, no_path=None),
+            removals=[removal],
+        )
+
+    assert ablate.objections(certificate(), 0.05) == []
+    for flaw, says in (
+        (dict(high=0.06), "the loss is 0.0300"),
+        (dict(control=0.04), "a control passes: random"),
+        (dict(attended=False), "q -> 1b gets 0.400 of the attention"),
+        (dict(rise=-0.01), "can be taken from the model at no cost"),
+    ):
+        (text,) = ablate.objections(certificate(**flaw), 0.05)
+        assert says in text
+
+
 def test_a_model_is_held_from_any_layer_on_as_from_the_first():
     config = train.parse_flags(["--dtype", "float32", *TINY, "--layers", "4", "--heads", "2"])
     torch.manual_seed(0)
@@ -214,8 +255,15 @@ def test_a_random_model_has_no_circuit(tmp_path):
     assert "the model itself has a loss of" in report["no_circuit"]
 
 
+def test_a_model_that_has_learned_nothing_has_no_circuit_whatever_the_threshold(tmp_path):
+    run = write_run(tmp_path / "run")
+    code, out, err = run_main(ablate, run, "--sequences", 64, "--threshold", 9)
+    assert code == 0 and "no_circuit: the model has learned no symbol" in out, err
+
+
 def test_bad_input_is_refused(tmp_path):
     run = write_run(tmp_path / "run")
+    assert_refused(ablate, write_run(tmp_path / "one", "--N", 1), says="trained with --N 1")
     assert_refused(ablate, tmp_path, says="no run directory")
     for flag, value, says in (
         ("--threshold", 0, "--threshold must be above 0"),

@@ -173,9 +173,10 @@ def test_groups_of_three_are_written_from_their_means():
     assert torch.equal(slots, TRIPLES.slots(positions))
     mean = mean_attention([pattern[:, None]], TRIPLES, positions)[0, 0]
     torch.testing.assert_close(mean.to_targets[3, 1:4], torch.tensor([0.6, 0.3, 0.1]))
-    paths = [Path(0, 0, 0, 3), Path(0, 0, 3, 1)]
-    again = write_pattern(paths, TRIPLES, positions, True, "slot", mean)
-    torch.testing.assert_close(again, pattern, atol=1e-5, rtol=0)
+    to_a, to_b = Path(0, 0, 3, 1), Path(0, 0, 3, 2)
+    for own in ([to_a], [to_b], [to_a, to_b]):  # the slot is said once, by one path or by two
+        again = write_pattern([Path(0, 0, 0, 3), *own], TRIPLES, positions, True, "slot", mean)
+        torch.testing.assert_close(again, pattern, atol=1e-5, rtol=0)
 
 
 def test_mean_attention_is_what_was_written():

@@ -25,7 +25,7 @@ CERTIFICATE = dict(
     first_head_uniform=dict(mse=0.07),
     removals=[dict(frozen=dict(mse=mse)) for mse in (0.02, 0.06, 0.3)],
     removals_above_threshold=2,
-    removals_in_the_papers_range=1,
+    removals_at_the_papers_least=1,
     controls=dict(random=0.7, complement=None),
     predictions_right=2,
     replaced=dict(mse=0.02, low=0.01, high=0.03, partial=[0.02, 0.02]),

@@ -10,7 +10,7 @@ from other_tasks import MIXED, TRIPLES, sequences_of
 
 import depth
 from circuit import one_hot
-from data import chain, make_batch
+from data import chain, conditional, make_batch
 
 
 def test_depth_laws_against_the_simulation():
@@ -96,6 +96,17 @@ def test_symbols_are_reached_along_the_paths_alone():
         reached = depth.symbols_reached(task, without, 4).tolist()
         assert reached == [i < k for i in range(3)]
     assert not depth.symbols_reached(task, chained, 4).any()  # no b knows its a: no symbol shared
+
+
+def test_the_least_possible_circuit_is_of_the_learned_symbols_alone():
+    task = chain(4, 5)
+    for k in range(1, 6):
+        least = depth.least_possible(task, True, torch.arange(1, 6) <= k)
+        assert least == dict(least_paths=2 * k, least_layers=depth.causal_depth(k))
+    x, x_and_y, every = (torch.tensor(known) for known in ([1, 0, 0], [1, 1, 0], [1, 1, 1]))
+    for learned, paths, layers in ((x, 2, 2), (x_and_y, 4, 2), (every, 7, 3)):
+        least = depth.least_possible(conditional(4), True, learned.bool())
+        assert least == dict(least_paths=paths, least_layers=layers)
 
 
 def test_one_hot_attention_is_where_the_roles_stand():
