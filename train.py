@@ -312,7 +312,8 @@ def draw_curves(run):
     error = rows[-1].get("confirmed", rows[-1]["val"])
     problem = f"{problem_name(config)}, seed {config['seed']}"
     title = f"{shape}, {problem}: MSE {error:.4f} at step {steps[-1]}"
-    whole.set(yscale="log", ylabel="mean squared error")
+    lowest = min([*validation, config["target"] or 1])
+    whole.set(yscale="log", ylabel="mean squared error", ylim=(lowest / 2, None))  # for the legend
     whole.set_title(title, fontsize=11)
 
     # right: each symbol alone
@@ -333,17 +334,18 @@ def draw_curves(run):
             axes.annotate(
                 "" if near else f"{level:.3g}: {meaning}",
                 (0.65 if 0.9 < level < 1 else 1, level),  # beside what is said of 1
-                (-4, 2),
+                (-4, 2 if level == 1 else -3),  # below a plateau: curves stay above it
                 xycoords=("axes fraction", "data"),
                 textcoords="offset points",
                 ha="right",
+                va="bottom" if level == 1 else "top",
                 fontsize="small",
                 color="tab:red",
-                bbox=dict(color="white", alpha=0.7, pad=0),  # a curve may pass behind it
+                zorder=1,  # behind the curves
             )
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")
-    partial.legend(fontsize="small", loc="lower left")
+    partial.legend(fontsize="small", loc="right", bbox_to_anchor=(1, 0.42))
     runs.save_figure(figure, run / "curves.png")
 
 
