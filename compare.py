@@ -1,7 +1,7 @@
 """Compare runs: a table of their circuits, what they have in common, and when each learned what.
 
     python compare.py results/L12_H1_D3_s{0..10}    # prints Markdown, draws results/order.png
-    python compare.py results/cleaning/*_s*         # other weight decays: cleaning.png too
+    python compare.py results/cleaning/*_s*/         # other weight decays: cleaning.png too
 
 What is not known of a run (it has no circuit.json or no emergence.json) is left out of the counts.
 """
@@ -191,11 +191,16 @@ def tables(every):
 # ---- the pictures
 
 
+def with_zero_rows(report):
+    """The paper's own test of a circuit: tokens without a path attend to nothing."""
+    return report.get("fills", {}).get("zero", {}).get("mse")
+
+
 CLEANING = {  # the title of a panel, and what it shows of a certificate
     "paths that the model uses": lambda report: report.get("candidates"),
     "paths of its circuit": lambda report: report.get("paths"),
     "layers with paths": lambda report: report.get("layers_with_paths"),
-    "MSE with all heads held": lambda report: report.get("replaced", {}).get("mse"),
+    "MSE, tokens without a path held at zero": with_zero_rows,
 }
 
 

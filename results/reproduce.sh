@@ -135,15 +135,21 @@ make_runs << RUNS
 2 loss conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
 RUNS
 
-# what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 2.4 and 5 seed 0 is in results/), of 0.3 ten
-# seeds (order.md); one run longer, and at its checkpoints
+# what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 5 Muon's seed 0 is in results/), of 0.3 ten
+# seeds (order.md), with AdamW and RoPE seven of 0.1; one run longer, and at its checkpoints
 mkdir -p "$folder/cleaning"
 narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
 for seed in 0 1 2; do
   for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
     read -r folds decay <<< "$folds_decay"
     echo "6 circuit cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
+    more="--steps 1600 --weight-decay $decay --optimizer adamw --rotary qk --seed $seed"
+    echo "6 circuit cleaning/adamw_rope_e${folds}_s$seed $narrow $more"
   done
+done | make_runs
+for seed in {3..6}; do
+  more="--steps 1600 --weight-decay 0.043 --optimizer adamw --rotary qk --seed $seed"
+  echo "6 circuit cleaning/adamw_rope_e0.1_s$seed $narrow $more"
 done | make_runs
 for seed in {3..9}; do
   more="--weight-decay 0.13 --save-every 20 --seed $seed"
