@@ -159,7 +159,7 @@ def in_common(group):
         " other)",
         "checkpoint_between": "a checkpoint stands between it and the next path",
         "lower_before_upper": f"its {lower} passes 0.5 before its {upper}",
-        "later_symbol_lost": "without that head at the end a later symbol is lost",
+        "later_symbol_lost": f"without its {upper} at the end a later symbol is lost",
         "first_heads_stay": "the heads without which x_1 was first lost are in the circuit",
         "no_head_died": "no head that a symbol once needed can be spared at the end",
     }
@@ -215,7 +215,7 @@ def draw_cleaning(every, file):
         lines, there = {}, []
         for fact in every:
             x, y = fact["decay"], read(fact["report"])
-            if y is not None:
+            if y is not None and x:  # a log scale has no place for no decay
                 color = f"C{kinds.index(fact['kind'])}"
                 face = color if fact["literal"] else "none"
                 spot = f"{x:.2g}", round(y, 3)

@@ -64,7 +64,6 @@ def facts(folder):
     for stage in stages(folder):
         config, log = runs.read_config(stage), runs.read_log(stage)
         for name, step in runs.crossings(log).items():
-            step = 0 if log[0][name] < 0.5 else step  # an earlier stage may have learned it
             if learned.get(int(name[2:])) is None:
                 learned[int(name[2:])] = None if step is None else before + step
         before += log[-1]["step"]

@@ -213,7 +213,7 @@ def index(folder):
     if not every:
         raise ValueError(f"{folder} holds no run directories: train.py makes them")
     swept = [row for row in table.read_table(folder / "sweep" / "results.csv").values()]
-    swept = [row for row in swept if not row["error"] and row["val"] is not None]
+    swept = table.plain(row for row in swept if not row["error"] and row["val"] is not None)
     law, laws = law_rows(swept)
     rows = dict(order=order_rows(every), figure_4=figure_4_rows(swept), law=law, laws=laws)
     inside = '<p><a href="explorer.html">Some of them from inside</a></p>'

@@ -207,7 +207,10 @@ def read_log(run):
 
 
 def first_below(steps, losses, level=0.5):
-    """The step, linearly interpolated, at which a curve first passes below level; None if never."""
+    """The step, linearly interpolated, at which a curve first passes below level: the first step if
+    it begins there (with --init); None if never."""
+    if losses and losses[0] < level:
+        return steps[0]
     for i in range(1, len(steps)):
         before, after = losses[i - 1], losses[i]
         if after < level <= before:

@@ -87,7 +87,9 @@ def grid(groups, folder):
             flags = train.parse_flags([*words, "--layers", str(count), "--resume"])
             for seed in range(seeds):
                 name = run_directory(flags | dict(seed=seed)).name
-                by_name[name] = flags | dict(seed=seed, out=folder / name)
+                own = flags | dict(seed=seed, out=folder / name)
+                if by_name.setdefault(name, own) != own:
+                    raise ValueError(f"two sets have a run {name}: give each its own --out")
     return list(by_name.values())
 
 

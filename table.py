@@ -218,8 +218,8 @@ def draw_least_depths(axes, rows, deepest, marker, color, shift, name):
     for k in symbols_in(rows):
         for i, depth in enumerate(least_depths(rows, k)):
             dots.append((k + shift + 0.3 * i / seeds, min(depth, deepest + 1)))
-    label = f"{name}: D={rows[0]['D']}, {min(tried)} to {max(tried)} layers, "
-    label += f"{rows[0]['steps']} steps, {seeds} seeds"
+    D, steps = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("D", "steps"))
+    label = f"{name}: D={D}, {min(tried)} to {max(tried)} layers, {steps} steps, {seeds} seeds"
     axes.plot(*zip(*dots, strict=True), marker, color=color, ms=5, label=label)
 
 
@@ -320,14 +320,18 @@ def law_table(rows):
     return [*text_table(heads, table), "", last]
 
 
+def plain(rows):
+    """The runs of which Section 7 and the law speak."""
+    own = ("targets", "mixture", "init")
+    return [row for row in rows if row["task"] == "chain" and not any(row[name] for name in own)]
+
+
 def report(rows, folder):
     """Print what the runs found, then draw it."""
-    plain = [row for row in rows if not any(row[name] for name in ("targets", "mixture", "init"))]
-    plain = [row for row in plain if row["task"] == "chain"]  # of which Section 7 and the law speak
-    if len(plain) < len(rows):
+    every, rows = rows, plain(rows)
+    if len(rows) < len(every):
         what = "runs of another task, or with --targets, --mixture or --init"
-        print(f"{len(rows) - len(plain)} {what}: curriculum.py compares them", flush=True)
-    rows = plain
+        print(f"{len(every) - len(rows)} {what}: curriculum.py compares them", flush=True)
     if not rows:
         return
     section_7 = [row for row in rows if row["causal"] and not row["circuit"]]

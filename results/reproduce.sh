@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every command that made results/, in order. What is there is skipped, and after a stop the same line goes on.
+# Every run of results/, in order, and most of its figures. What is there is skipped, and after a stop the same line goes on.
 #
 #   bash results/reproduce.sh out/again          # what a laptop does in a night, about 10 core-hours
 #   bash results/reproduce.sh out/again --all    # the long runs too; without a GPU, weeks
@@ -175,9 +175,10 @@ python sweep.py --layers 2 --seeds 5 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 3 --flags "$longer" --out "$folder/longer"
 
 # the related systems (mechanisms/README.md)
-for file in memories recall bigrams theorems noise hops; do
+for file in memories recall bigrams layers theorems noise hops; do
   python "mechanisms/$file.py"
 done
+python mechanisms/hops.py --task letters
 
 [ "${2:-}" = --all ] || exit 0
 

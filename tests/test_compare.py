@@ -163,6 +163,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, monkeypatch):
     assert_refused(
         compare, folder, says=f"{folder}/circuit.json is of an older form: run ablate.py"
     )
+    (folder / "circuit.json").write_text(json.dumps(dict(grade="literal", removals=[])))
+    assert_refused(compare, folder, says="is of an older form: run ablate.py")
     assert not (tmp_path / "order.png").exists()
 
 

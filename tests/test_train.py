@@ -30,6 +30,7 @@ def test_partial_losses_and_crossings():
     torch.testing.assert_close(losses.mean(0), torch.stack(by_hand))
     assert runs.first_below([0, 10, 20, 30], [1.0, 0.6, 0.4, 0.6]) == 15
     assert runs.first_below([0, 10], [1.0, 0.6]) is None
+    assert runs.first_below([0, 10, 20, 30], [0.1, 0.2, 0.6, 0.1]) == 0  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, val=1.0), dict(step=10, x_1=0.0, x_2=0.6, val=0.3)]
     assert runs.crossings(rows) == {"x_1": 5, "x_2": None}
 
