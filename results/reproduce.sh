@@ -189,6 +189,7 @@ of_D="$of_D --optimizer adamw --save-every 80 --eval-every 40"
 literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
 make_runs << RUNS
 83 circuit D $of_D
+54 circuit D_rope $of_D --rotary qk --steps 3000
 83 loss literal/D_s0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
