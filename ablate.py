@@ -94,8 +94,9 @@ def can_travel(task, paths, fill):
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         before = holds.clone()
         for path in layer:
-            beside = blocks == blocks[path.target]
-            taken = before[beside].any(0) if fill == "slot" else before[path.target]
+            taken = before[path.target]
+            if fill == "slot":
+                taken = before[blocks == blocks[path.target]].any(0)
             holds[path.source] |= taken
     return bool(holds[0].all())
 
@@ -103,7 +104,8 @@ def can_travel(task, paths, fill):
 def control_sets(task, causal, circuit, fill, seed, draws=100):
     """{control: [paths, ...]}, sets of paths with which a model should know little: random ones, as
     many as the circuit has, by which the symbols cannot all come to the query; its own, but to the
-    wrong step; from its sources to all but its targets; none."""
+    wrong step; from its sources to all but its targets; none. Where nothing is left of one of these
+    it is not there: to have no path is a control of its own."""
     paths, generator = paths_of(circuit), torch.Generator().manual_seed(seed)
     legal = may_attend(task, causal).fill_diagonal_(False).nonzero().tolist()
     every = [Path(*head, *pair) for head in sorted(circuit) for pair in legal]
@@ -123,32 +125,32 @@ def control_sets(task, causal, circuit, fill, seed, draws=100):
             for target, role in enumerate(task.roles):
                 if (role.block, role.place) == (block, task.roles[path.target].place):
                     moved |= {path._replace(target=target)} & set(every)
-        sets["wrong_step"].append(moved)
+        if moved:
+            sets["wrong_step"].append(moved)
 
     # whatever stands beside a target is no other target: the slot is the same
     looked_for = {(path[:3], task.roles[path.target].block) for path in paths}
     sources = {path[:3] for path in paths}
     rest = [path for path in every if path[:3] in sources]
     rest = [path for path in rest if (path[:3], task.roles[path.target].block) not in looked_for]
-    sets["complement"].append(rest)
+    if rest:
+        sets["complement"].append(rest)
     return sets
 
 
 def controls(held, circuit, fill, seed):
     """({control: its lowest MSE}, the same of those sets alone by which the symbols cannot all come
-    to the query: they must not pass). None where there is no set, or none but the empty one, which
-    is a control of its own."""
+    to the query: they must not pass). None where there is no set."""
     bare, lowest, must_fail = without(circuit, paths_of(circuit), bare_head(fill)), {}, {}
     task = runs.task_of(held.config)
     sets = control_sets(task, held.config["causal"], circuit, fill, seed)
     for name, several in sets.items():
         every, powerless = [], []
         for chosen in several:
-            if chosen or name == "no_path":
-                mse = held.errors(with_paths(bare, chosen), fill).mean().item()
-                every.append(mse)
-                if not can_travel(task, chosen, fill):
-                    powerless.append(mse)
+            mse = held.errors(with_paths(bare, chosen), fill).mean().item()
+            every.append(mse)
+            if not can_travel(task, chosen, fill):
+                powerless.append(mse)
         lowest[name] = min(every, default=None)
         must_fail[name] = min(powerless, default=None)
     return lowest, must_fail
@@ -243,9 +245,7 @@ def objections(certificate, threshold):
     for removal in certificate["removals"]:
         name = "layer {layer} head {head}, {source} -> {target}".format(**removal)
         if not removal["well_attended"]:
-            gets = (
-                f"{removal['in_all_heads']:.3f} of the attention, relays {removal['relayed']:.3f}"
-            )
+            gets = "{in_all_heads:.3f} of the attention, relays {relayed:.3f}".format(**removal)
             against.append(f"{name} gets {gets}")
         if removal["alive_everywhere"]["low"] <= 0:
             against.append(f"{name} can be taken from the model at no cost")
@@ -385,8 +385,9 @@ def through_relays(task, means):
     before."""
     found = []
     for head, mean in sorted(means.items()):
-        for pair in (mean.relayed >= 0.5).nonzero().tolist():
-            share = round(mean.relayed[tuple(pair)].item(), 3)
+        relayed = mean.by_way.mean((0, 1))
+        for pair in (relayed >= 0.5).nonzero().tolist():
+            share = round(relayed[tuple(pair)].item(), 3)
             found.append(fields_of(Path(*head, *pair), task) | dict(attention=share))
     return found
 

@@ -104,7 +104,6 @@ class MeanAttention(NamedTuple):
     direct: torch.Tensor  # (B, N, roles, roles) how much each role attends to each of its own chain
     by_way: torch.Tensor  # the same shape: how much to tokens of other chains that took it before
     to_targets: torch.Tensor  # (roles, roles) the mean of `direct`
-    relayed: torch.Tensor  # (roles, roles) the mean of `by_way`
     surplus: torch.Tensor  # (roles, roles) how much more than to that role of another chain
     by_position: torch.Tensor  # (T, T) where a token attends, but for the others of its own slot
     by_slot: torch.Tensor  # (blocks, slots, T, T) to add for a token whose chain has this slot of
@@ -156,8 +155,8 @@ def mean_attention(patterns, task, positions):
             known = torch.einsum("btu,btks->kstu", pattern, has_slot) / times.clamp(min=1)
             added = (known - by_position) * (times > 0)
             by_slot = torch.where(own_block[:, None, :, None], in_slot, added)
-            own = direct, by_way, to_targets, by_way.mean((0, 1)), surplus
-            means[layer, head] = MeanAttention(*own, by_position, by_slot)
+            own = direct, by_way, to_targets, surplus, by_position, by_slot
+            means[layer, head] = MeanAttention(*own)
         taken = torch.maximum(taken, heads.float().amax(1))
     return means
 

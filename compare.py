@@ -1,7 +1,7 @@
 """Compare runs: a table of their circuits, what they have in common, and when each learned what.
 
     python compare.py results/L12_H1_D3_s{0..10}    # prints Markdown, draws results/order.png
-    python compare.py results/cleaning/*_s*/         # other weight decays: cleaning.png too
+    python compare.py results/cleaning/*_s*/        # other weight decays: cleaning.png too
 
 What is not known of a run (it has no circuit.json or no emergence.json) is left out of the counts.
 """

@@ -100,8 +100,8 @@ def read_circuit(folder, task):
     """The report of ablate.py on a run, {} if there is none, and the {Path: mean attention} of its
     circuit, {} if none was found. ValueError with one line for a report that cannot be read."""
     report = read_report(folder)
-    old = "removals" in report and "removals_at_the_papers_least" not in report
-    if report and "grade" not in report or old:
+    newest = "removals_at_the_papers_least" if "removals" in report else "grade"
+    if report and newest not in report:
         what = f"{folder}/circuit.json is of an older form"
         raise ValueError(f"{what}: run ablate.py again (python ablate.py {folder})")
     return report, paths_in(report, task) or {}

@@ -12,15 +12,7 @@ import math
 import torch
 
 import runs
-from circuit import (
-    Path,
-    destroyed_from,
-    mean_attention,
-    paths_of,
-    relays,
-    with_paths,
-    without,
-)
+from circuit import Path, destroyed_from, mean_attention, paths_of, relays, with_paths, without
 from data import partial_losses
 from depth import symbols_reached
 

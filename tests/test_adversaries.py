@@ -176,9 +176,7 @@ def test_a_model_that_needs_no_attention_has_no_circuit(capsys):
     means = mean_attention(patterns, CHAIN, batch.positions)
     circuit = {(0, 0): (Path(0, 0, 2, 1),), (1, 0): (Path(1, 0, 0, 2),)}
     certificate = ablate.certify(model, config, means, circuit, "zero", batch, 0)
-    assert (
-        certificate["controls"]["complement"] is None
-    )  # nothing is left for it in so small a task
+    assert certificate["controls"]["complement"] is None  # so small a task leaves nothing for it
     against = ablate.objections(certificate, 0.05)
     for name in ("random", "no_path"):
         assert any(f"a control passes: {name}" in text for text in against)
