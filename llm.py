@@ -37,7 +37,11 @@ FIELDS = {"answer", "served", "tokens_in", "tokens_out", "correct", "acceptable"
 def read_answers(path):
     """{question: [attempt, ...]}, question = (formulation, D, index), less a last line that a kill
     has cut off. ValueError, one line, if the file is something else."""
-    data, answers = path.read_bytes(), defaultdict(list)
+    try:
+        data, answers = path.read_bytes(), defaultdict(list)
+    except OSError as error:
+        what = f"{path} cannot be read ({error.strerror})"
+        raise ValueError(f"{what}: name an answers file") from None
     try:
         for line in data.split(b"\n")[:-1]:
             attempt = json.loads(line)

@@ -8,6 +8,7 @@ ablate.py says what for, and certifies what is found.
 
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -84,27 +85,30 @@ def candidates(model, config, batch, patterns, means):
     return found
 
 
-def together(path, circuit, means):
-    """How much of its attention the source of a path gives to the target, and how much to relays of
-    it: for each chain in that head that gives it most, of all that have this path in the circuit
-    (heads share work by slot), in the mean over chains and sequences."""
+class Support(NamedTuple):
+    """What the attention of the model as it is says for a path of a circuit, in the mean over
+    chains and sequences."""
+
+    direct: float  # of the source's attention: what the target gets
+    relayed: float  # what relays of the target get
+    splits: bool  # whether the source splits its attention in this head between several targets
+    enough: bool  # whether the path may belong to a circuit
+
+
+def support(path, circuit, means):
+    """The Support of a path. Of all heads that have the path in the circuit each chain counts in
+    that which gives it most: heads share work by slot.
+
+    A target must get half of the attention. What goes to relays counts, if it is no more than what
+    the target gets: else it is they that should be named. A head that looks for several symbols at
+    once may split its attention between their targets."""
     heads = [means[other[:2]] for other in same(path, circuit)]
     direct = torch.stack([head.direct[..., path.source, path.target] for head in heads]).amax(0)
     by_way = torch.stack([head.by_way[..., path.source, path.target] for head in heads]).amax(0)
-    return direct.mean().item(), by_way.mean().item()
-
-
-def well_attended(circuit, means):
-    """The paths of the circuit whose source gives its target half of its attention. What goes to
-    relays counts, if it is no more than what the target gets: else it is they that should be named.
-    A head that looks for several symbols at once may split its attention between them."""
-    kept = []
-    for path in paths_of(circuit):
-        direct, relayed = together(path, circuit, means)
-        enough = direct >= 0.5 or direct >= relayed >= 0.5 - direct
-        if enough or splits(path, circuit, means):
-            kept.append(path)
-    return kept
+    direct, relayed = direct.mean().item(), by_way.mean().item()
+    split = splits(path, circuit, means)
+    enough = split or direct >= 0.5 or direct >= relayed >= 0.5 - direct
+    return Support(direct, relayed, split, enough)
 
 
 def splits(path, circuit, means):
@@ -127,7 +131,7 @@ def same(path, circuit):
 def vouch(model, config, batch, circuit):
     """{Path: dict}, what the model as it is says of each path, on a batch that the search never
     saw: the mean attention in this head, and in all heads that have the path in the circuit (see
-    together), to the target and to relays; whether the head splits it between several targets;
+    support), to the target and to relays; whether the head splits it between several targets;
     whether all this is enough; where it is not split and less than half, the relays; and by how
     much each error rises, (B, symbols), if the target and its relays get no attention in this head
     (alive), and in any head that gives the target 0.05 or more (alive_everywhere)."""
@@ -135,13 +139,11 @@ def vouch(model, config, batch, circuit):
     patterns = own_patterns(model, config, batch.inputs)
     means = mean_attention(patterns, task, batch.positions)
     intact = knocked_out(model, config, batch, patterns, [])
-    attended = well_attended(circuit, means)
     for path in paths_of(circuit):
         # where its attention goes
-        attention = means[path[:2]].to_targets[path[2:]].item()
-        direct, relayed = together(path, circuit, means)
-        split, by_way = splits(path, circuit, means), []
-        if attention < 0.5 and not split:
+        attention, by_way = means[path[:2]].to_targets[path[2:]].item(), []
+        supported = support(path, circuit, means)
+        if attention < 0.5 and not supported.splits:
             by_way = relays(patterns, task, batch.positions, path)
 
         # what the model misses without
@@ -156,10 +158,10 @@ def vouch(model, config, batch, circuit):
             every = knocked_out(model, config, batch, patterns, everywhere, offsets)
         said[path] = dict(
             attention=attention,
-            in_all_heads=direct,
-            relayed=relayed,
-            splits=split,
-            well_attended=path in attended,
+            in_all_heads=supported.direct,
+            relayed=supported.relayed,
+            splits=supported.splits,
+            well_attended=supported.enough,
             relays=[dict(behind_target=offset, attention=share) for offset, share in by_way],
             alive=alive - intact,
             alive_everywhere=every - intact,
@@ -245,11 +247,12 @@ def search(held, fill, costs, means, limit):
         if key not in soundness:
             reached = symbols_reached(task, key, held.config["layers"])
             flows = bool(reached[learned].all())
-            soundness[key] = flows and well_attended(circuit, means) == list(key)
+            soundness[key] = flows and all(support(path, circuit, means).enough for path in key)
         return soundness[key]
 
-    start = with_paths(dict.fromkeys(sorted(means), simple[0]), paths)
-    start = with_paths(dict.fromkeys(sorted(means), simple[0]), well_attended(start, means))
+    bare = dict.fromkeys(sorted(means), simple[0])
+    start = with_paths(bare, paths)
+    start = with_paths(bare, [path for path in paths if support(path, start, means).enough])
     if not sound(start):
         return {}
     most = {head: mean.to_targets.max().item() for head, mean in means.items()}

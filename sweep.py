@@ -1,6 +1,7 @@
 """Many runs -> one table -> Figure 4: how many layers does each token need (Section 7)?
 
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
+python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
 python sweep.py --preset law                 # what each depth can do, and what training finds
 python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4"  # any grid of train.py
 python sweep.py --preset laptop --plot-only  # the figures again, from results.csv alone
@@ -43,6 +44,10 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "laptop": [
         (f"{LAPTOP} --D 5 --steps 1500", range(1, 6), 3),
         (f"{LAPTOP} --D 3 --steps 1500 --no-ic", (1, 3, 5), 3),
+    ],
+    "night": [
+        (f"{LAPTOP} --D 5 --steps 1500", range(1, 9), 8),
+        (f"{LAPTOP} --D 3 --steps 1500 --no-ic", range(1, 9), 3),
     ],
     "law": [
         (f"{LAPTOP} --D 5 --steps 1500", range(1, 6), 3),

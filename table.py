@@ -136,14 +136,14 @@ def symbols_in(rows):
     return range(1, 1 + max([row["D"] for row in rows], default=0))
 
 
-def draw_runs_and_mean(axes, rows, column, color, label):
-    """Every run as a dot, and a line through the means at each number of layers."""
+def draw_runs_and_mean(axes, rows, column, color, label, aside=0):
+    """Every run as a dot, so much aside, and a line through the means at each number of layers."""
     by_layers = {}
     for row in sorted(rows, key=lambda row: row["layers"]):
         if row.get(column) is not None:
             by_layers.setdefault(row["layers"], []).append(row[column])
     for layers, losses in by_layers.items():
-        axes.plot([layers] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
+        axes.plot([layers + aside] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
     means = [statistics.fmean(losses) for losses in by_layers.values()]
     axes.plot(list(by_layers), means, color=color, label=label)
 
@@ -166,7 +166,8 @@ def figure_4(rows, path):
     symbols, possible = symbols_in(curriculum), {}
     for k in symbols:
         color = runs.symbol_color(k, len(symbols))
-        draw_runs_and_mean(right, curriculum, f"x_{k}", color, f"$x_{k}$")
+        aside = 0.1 * (k - (1 + len(symbols)) / 2)
+        draw_runs_and_mean(right, curriculum, f"x_{k}", color, f"$x_{k}$", aside)
         possible.setdefault(causal_depth(k), []).append(f"$x_{k}$")
     above = dict(textcoords="offset points", ha="center", fontsize="small")
     for depth, names in possible.items():
@@ -217,7 +218,7 @@ def draw_least_depths(axes, rows, deepest, marker, color, shift, name):
     dots = []
     for k in symbols_in(rows):
         for i, depth in enumerate(least_depths(rows, k)):
-            dots.append((k + shift + 0.3 * i / seeds, min(depth, deepest + 1)))
+            dots.append((k + shift + 0.4 * i / seeds, min(depth, deepest + 1)))
     D, steps = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("D", "steps"))
     label = f"{name}: D={D}, {min(tried)} to {max(tried)} layers, {steps} steps, {seeds} seeds"
     axes.plot(*zip(*dots, strict=True), marker, color=color, ms=5, label=label)

@@ -182,7 +182,7 @@ python mechanisms/hops.py --task letters
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D, the paper's literal settings (cleaning.md; in results/ those of A are stopped early), its sweep
+# transformer D, the paper's literal settings (cleaning.md), Figure 4 with eight seeds (450 core-minutes), its sweep
 mkdir -p "$folder/literal"
 of_D="--layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
 of_D="$of_D --optimizer adamw --save-every 80 --eval-every 40"
@@ -197,4 +197,5 @@ make_runs << RUNS
 115 loss literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
 115 loss literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
+python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"

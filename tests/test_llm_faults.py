@@ -131,8 +131,9 @@ def test_llm_asks_as_many_at_a_time_as_told(tmp_path):
 def test_llm_second_process_on_one_answers_file_is_refused(tmp_path):
     path, flags = tmp_path / "a", "--model m --n 6 --D 5 --concurrency 4 --out".split()
     (tmp_path / "link").symlink_to("a")
-    with scripted_server(delay=0.05) as server:
-        # two at the same moment: one asks every question once, the other says what to do
+    with scripted_server(delay=0.5) as server:
+        # two at the same moment, which on a busy machine are seconds apart: one asks every question
+        # once, the other says what to do
         pair = [start("llm.py", *flags, path) for _ in range(2)]
         (_, err), (_, other_err) = (process.communicate(timeout=60) for process in pair)
         assert sorted(process.returncode for process in pair) == [0, 2], err + other_err
@@ -141,6 +142,7 @@ def test_llm_second_process_on_one_answers_file_is_refused(tmp_path):
         assert len(attempts_in(path)) == 30 == len(server.requests)
 
         # while one runs: refused by any name of the file, but not another file in the folder
+        server.delay = 0.05
         process = start("llm.py", *flags, path, "--n", 30)
         wait_for(lambda: len(server.requests) > 35)
         assert_refused(llm, *flags, path, says="another llm.py writes")
@@ -188,6 +190,7 @@ def test_llm_settings_are_never_mixed(tmp_path):
             assert_refused(llm, *same, says="is not an answers file")
             assert_refused(llm, "--plot", path, says="is not an answers file")
             assert path.read_text() == text
+        assert_refused(llm, "--plot", path.with_name("none"), says="cannot be read")
 
 
 def test_llm_bad_flags_get_one_line(tmp_path):

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 from unittest import mock
 
@@ -75,13 +76,14 @@ def test_dask_gets_the_runs_as_one_kind_and_the_longest_first(tmp_path):
 def test_presets_are_the_grids_of_the_committed_table(tmp_path):
     def settings(rows):
         names = [name for name in DEFAULTS if name not in (*MACHINE_FLAGS, "dtype")]
-        return sorted(str([row[name] for name in names]) for row in rows)
+        return {str([row[name] for name in names]) for row in rows}
 
     grids = {name: sweep.grid(groups, tmp_path) for name, groups in sweep.PRESETS.items()}
-    assert {name: len(grid) for name, grid in grids.items()} == dict(laptop=24, law=39, paper=128)
-    together = {flags["out"].name: flags for flags in grids["laptop"] + grids["law"]}
-    committed = read_table(HERE / "results/sweep/results.csv")
-    assert settings(together.values()) == settings(committed.values())
+    sizes = {name: len(grid) for name, grid in grids.items()}
+    assert sizes == dict(laptop=24, night=88, law=39, paper=128)
+    committed = settings(read_table(HERE / "results/sweep/results.csv").values())
+    assert settings(grids["laptop"] + grids["law"]) <= committed
+    assert committed <= settings(grids["night"] + grids["law"])
     assert len(sweep.grid([("--D 1", [2, 2], 1)], tmp_path)) == 1  # the same run twice is one
     with pytest.raises(ValueError, match="two sets have a run L1"):
         sweep.grid([("--eval-every 10", [1], 1), ("--eval-every 20", [1], 1)], tmp_path)
@@ -232,7 +234,7 @@ def test_the_figures_hold_every_run(tmp_path):
     # Figure 4: every run, and the means
     def dots(axes):
         lines = [line for line in axes.lines if line.get_marker() == "o"]
-        return sorted(tuple(point) for line in lines for point in line.get_xydata())
+        return sorted((round(x), y) for line in lines for x, y in line.get_xydata())
 
     assert dots(left) == sorted((row["layers"], row["val"]) for row in section_7)
     symbols = [(row, k) for row in section_7 if row["ic"] for k in range(1, 6)]
@@ -240,7 +242,7 @@ def test_the_figures_hold_every_run(tmp_path):
     with_ic = next(line for line in left.lines if line.get_label().startswith("with "))
     for layers, mean in zip(*with_ic.get_data(), strict=True):
         losses = [row["val"] for row in section_7 if row["ic"] and row["layers"] == layers]
-        assert len(losses) == 3 and abs(sum(losses) / 3 - mean) < 1e-12
+        assert len(losses) >= 3 and abs(statistics.fmean(losses) - mean) < 1e-12
 
     # the law
     law = next(line for line in drawn[1].axes[0].lines if line.get_label() == "the law")
