@@ -33,7 +33,9 @@ from circuit import (
     Path,
     check_roles,
     destroyed_from,
+    fields_of,
     mean_attention,
+    name_of,
     paths_of,
     to_the_token_before,
     with_paths,
@@ -104,16 +106,17 @@ def can_travel(task, paths, fill):
 def control_sets(task, causal, circuit, fill, seed, draws=100):
     """{control: [paths, ...]}, sets of paths with which a model should know little: random ones, as
     many as the circuit has, by which the symbols cannot all come to the query; its own, but to the
-    wrong step; from its sources to all but its targets; none. Where nothing is left of one of these
-    it is not there: to have no path is a control of its own."""
+    wrong step; from its sources to all but its targets; none. A kind of which there can be no set
+    stays an empty list: to have no path is a control of its own."""
     paths, generator = paths_of(circuit), torch.Generator().manual_seed(seed)
     legal = may_attend(task, causal).fill_diagonal_(False).nonzero().tolist()
     every = [Path(*head, *pair) for head in sorted(circuit) for pair in legal]
     sets = dict(random=[], wrong_step=[], complement=[], no_path=[()])
     for _ in range(10 * draws):  # in a tiny task few are of use
-        drawn = torch.randperm(len(every), generator=generator)[: len(paths)].tolist()
-        if not can_travel(task, [every[i] for i in drawn], fill):
-            sets["random"].append([every[i] for i in drawn])
+        order = torch.randperm(len(every), generator=generator)[: len(paths)]
+        drawn = [every[i] for i in order.tolist()]
+        if not can_travel(task, drawn, fill):
+            sets["random"].append(drawn)
         if len(sets["random"]) == draws:
             break
 
@@ -124,7 +127,8 @@ def control_sets(task, causal, circuit, fill, seed, draws=100):
             block = (task.roles[path.target].block + shift) % len(task.blocks)
             for target, role in enumerate(task.roles):
                 if (role.block, role.place) == (block, task.roles[path.target].place):
-                    moved |= {path._replace(target=target)} & set(every)
+                    moved.add(path._replace(target=target))
+        moved &= set(every)
         if moved:
             sets["wrong_step"].append(moved)
 
@@ -141,8 +145,8 @@ def control_sets(task, causal, circuit, fill, seed, draws=100):
 def controls(held, circuit, fill, seed):
     """({control: its lowest MSE}, the same of those sets alone by which the symbols cannot all come
     to the query: they must not pass). None where there is no set."""
-    bare, lowest, must_fail = without(circuit, paths_of(circuit), bare_head(fill)), {}, {}
-    task = runs.task_of(held.config)
+    bare = without(circuit, paths_of(circuit), bare_head(fill))
+    task, lowest, must_fail = runs.task_of(held.config), {}, {}
     sets = control_sets(task, held.config["causal"], circuit, fill, seed)
     for name, several in sets.items():
         every, powerless = [], []
@@ -175,13 +179,12 @@ def certify(model, config, means, circuit, fill, batch, seed):
 
     # the model as it is, and held to the circuit
     found = {}
-    for name, held in (("intact", {}), ("replaced", circuit)):
-        (errors,) = measure(model, config, means, batch, [held], fill)
+    for name, mechanisms in (("intact", {}), ("replaced", circuit)):
+        (errors,) = measure(model, config, means, batch, [mechanisms], fill)
         found[name] = interval(errors, generator)
     found["fills"] = {}
     for other in SIMPLE:
-        held = [simplified(circuit, other)]
-        (errors,) = measure(model, config, means, eighth, held, other)
+        (errors,) = measure(model, config, means, eighth, [simplified(circuit, other)], other)
         found["fills"][other] = interval(errors, generator)
 
     # the paper's step 6
@@ -197,17 +200,16 @@ def certify(model, config, means, circuit, fill, batch, seed):
     for path, errors in zip(paths, frozen, strict=True):
         others = [other for other in paths if other[2:] != path[2:]]
         predicted = learned & ~symbols_reached(task, others, config["layers"])
-        for what in ("alive", "alive_everywhere"):
-            said[path][what] = interval(said[path][what], generator)
-        partial = torch.tensor(said[path]["alive_everywhere"]["partial"]) + intact
+        rises = ("alive", "alive_everywhere")
+        rises = {name: interval(said[path][name], generator) for name in rises}
+        partial = torch.tensor(rises["alive_everywhere"]["partial"]) + intact
+        lost = learned & (partial > destroyed_from(task))
         found["removals"].append(
-            dict(
-                fields_of(path, task),
-                frozen=interval(errors, generator),
-                **said[path],
-                predicted=names_of(predicted),
-                destroyed=names_of(learned & (partial > destroyed_from(task))),
-            )
+            fields_of(path, task)
+            | dict(frozen=interval(errors, generator))
+            | said[path]
+            | rises
+            | dict(predicted=symbol_names(predicted), destroyed=symbol_names(lost))
         )
     held = Held(model, config, means, part(batch, 32))
     found["controls"], found["controls_that_must_fail"] = controls(held, circuit, fill, seed)
@@ -223,15 +225,9 @@ def fewer(sequences):
     return max(2, sequences // 8)
 
 
-def names_of(symbols):
+def symbol_names(symbols):
     """(symbols,) bool -> [x_1, ...], the names of those that are True."""
     return [f"x_{k}" for k, there in enumerate(symbols, 1) if there]
-
-
-def fields_of(path, task):
-    """A path as it is written: counted from 1, its roles by name."""
-    source, target = task.names[path.source], task.names[path.target]
-    return dict(layer=path.layer + 1, head=path.head + 1, source=source, target=target)
 
 
 def objections(certificate, threshold):
@@ -243,7 +239,7 @@ def objections(certificate, threshold):
         if mse is not None and mse < threshold:
             against.append(f"a control passes: {name}, with a loss of {mse:.4f}")
     for removal in certificate["removals"]:
-        name = "layer {layer} head {head}, {source} -> {target}".format(**removal)
+        name = name_of(removal)
         if not removal["well_attended"]:
             gets = "{in_all_heads:.3f} of the attention, relays {relayed:.3f}".format(**removal)
             against.append(f"{name} gets {gets}")
@@ -324,8 +320,9 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
     check(config, threshold, sequences, seed)
     config = config | dict(device="cpu")
     task, fresh = runs.task_of(config), runs.sequences(config, held_out("certificate", sequences))
-    report = dict(grade=None, fill=None, threshold=threshold, sequences=sequences, searches={})
-    report["objections"], began = {}, time.time()
+    report = dict(grade=None, fill=None, threshold=threshold, sequences=sequences)
+    report |= dict(searches={}, objections={})
+    began = time.time()
 
     # what its heads do, and the paths that it would miss
     own = runs.sequences(config, held_out("means", 512))
@@ -351,18 +348,17 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
     limit = baseline + 0.9 * (threshold - baseline)
     for grade, fills in GRADES.items():
         found, tried = search_fills(held, fills, costs, means, limit, report, began), []
-        for number, circuit in found:
-            fill = fills[number]
-            if (fill, paths_of(circuit)) in tried:
+        alike = [(fill, paths_of(circuit)) for fill, circuit in found]
+        for (fill, circuit), this in zip(found, alike, strict=True):
+            if this in tried:
                 continue
-            tried.append((fill, paths_of(circuit)))
+            tried.append(this)
             certificate = certify(model, config, means, circuit, fill, fresh, seed)
             against = objections(certificate, threshold)
             if against:
                 report["objections"][f"{grade}, fill {fill}, circuit {len(tried)}"] = against
                 continue
-            agree = [paths_of(other) for n, other in found if n == number].count(paths_of(circuit))
-            report |= dict(grade=grade, fill=fill, orders_that_agree=agree)
+            report |= dict(grade=grade, fill=fill, orders_that_agree=alike.count(this))
             report |= summary(task, config["causal"], circuit, certificate, threshold)
             heads = heads_of(circuit, certificate["removals"], task)
             return report | dict(heads=heads, **certificate)
@@ -374,7 +370,7 @@ def why_none(task, searches, costs, layers):
     """Why no circuit was certified, as text."""
     if searches:
         return "nothing found was below the threshold and vouched for"
-    reached = " ".join(names_of(symbols_reached(task, sorted(costs), layers))) or "nothing"
+    reached = " ".join(symbol_names(symbols_reached(task, sorted(costs), layers))) or "nothing"
     carried = f"the flow along all of these paths reaches only {reached}"
     return f"{carried}, or a target gets less than half of the attention"
 
@@ -393,8 +389,8 @@ def through_relays(task, means):
 
 
 def search_fills(held, fills, costs, means, limit, report, began):
-    """[(number of the fill, circuit), ...] found with any of these fills and in any order, those
-    with the fewest paths first, of these the strictest. What came out is noted in the report."""
+    """[(fill, circuit), ...] found with any of these fills and in any order, those with the fewest
+    paths first, of these the strictest. What came out is noted in the report."""
     found = []
     for number, fill in enumerate(fills):
         for order, (circuit, loss) in search(held, fill, costs, means, limit).items():
@@ -404,7 +400,7 @@ def search_fills(held, fills, costs, means, limit, report, began):
             if loss < limit:
                 found.append((len(paths_of(circuit)), number, loss, circuit))
     found.sort(key=lambda entry: entry[:3])
-    return [(number, circuit) for _, number, _, circuit in found]
+    return [(fills[number], circuit) for _, number, _, circuit in found]
 
 
 # ---- the command line
@@ -424,7 +420,7 @@ def write_table(path, report):
     for name, mse in report["controls"].items():
         rows.append(dict(what=f"control {name}", mse=mse))
 
-    symbols = names_of([True] * len(report["intact"]["partial"]))
+    symbols = symbol_names([True] * len(report["intact"]["partial"]))
     columns = ["what", "layer", "head", "source", "target", "attention", "mse", "low", "high"]
     with open(path, "w", newline="") as file:
         table = csv.DictWriter(file, [*columns, *symbols, "predicted", "destroyed"])
@@ -436,7 +432,7 @@ def write_table(path, report):
 
 def print_certificate(report, task):
     """The table of a certificate, a line per measurement."""
-    symbols = " ".join(f"{name:>6s}" for name in names_of([True] * (task.symbols - 1)))
+    symbols = " ".join(f"{name:>6s}" for name in symbol_names([True] * (task.symbols - 1)))
     print(f"{'':48s}     MSE [95% interval]     {symbols}")
 
     def line(what, found):
@@ -451,7 +447,7 @@ def print_certificate(report, task):
         line(f"    fill {fill}", found)
     line("first useful head uniform", report["first_head_uniform"])
     for removal in report["removals"]:
-        name = "layer {layer} head {head}, {source} -> {target}".format(**removal)
+        name = name_of(removal)
         line(f"without {name}", removal["frozen"])
         line(f"    rise in the model (attention {removal['attention']:.3f})", removal["alive"])
         line("    rise, in no head of the model", removal["alive_everywhere"])

@@ -29,10 +29,19 @@ class Path(NamedTuple):
     target: int  # of task.roles
 
 
-def path_name(path, task):
-    """layer 7 head 1, q -> 1b"""
+def fields_of(path, task):
+    """A path as it is written: counted from 1, its roles by name."""
     source, target = task.names[path.source], task.names[path.target]
-    return f"layer {path.layer + 1} head {path.head + 1}, {source} -> {target}"
+    return dict(layer=path.layer + 1, head=path.head + 1, source=source, target=target)
+
+
+def name_of(fields):
+    """layer 7 head 1, q -> 1b: a path as it is printed, from what fields_of wrote."""
+    return "layer {layer} head {head}, {source} -> {target}".format(**fields)
+
+
+def path_name(path, task):
+    return name_of(fields_of(path, task))
 
 
 def to_the_token_before(path, task):
@@ -122,10 +131,7 @@ def mean_attention(patterns, task, positions):
     times = torch.einsum("btks->kst", has_slot)[..., None]
 
     # which tokens stand in the block of a token, and which beside it in one slot
-    block_of, slot_of = torch.empty(2, task.T, dtype=torch.long)
-    for number, (start, size, count) in enumerate(task.blocks):
-        tokens = torch.arange(start, start + count * size)
-        block_of[tokens], slot_of[tokens] = number, (tokens - start) // size
+    block_of, slot_of = task.tokens.block, task.tokens.slot
     own_block = torch.arange(blocks)[:, None] == block_of  # (blocks, T)
     beside = (block_of[:, None] == block_of) & (slot_of[:, None] == slot_of)
     beside = beside & ~torch.eye(task.T, dtype=torch.bool)
@@ -256,10 +262,10 @@ class Held:
 
     def pattern(self, head, mechanism, fill):
         """Heads held alike share one pattern, unless it is read off a head's own mean attention."""
-        is_fill = isinstance(mechanism, str)
-        fitted = {mechanism if is_fill else fill} & {"position", "slot"}
-        steps = mechanism if is_fill else tuple(path[2:] for path in mechanism)
-        key = steps, None if is_fill else fill, head if fitted else None
+        rule, steps = mechanism, ()
+        if not isinstance(mechanism, str):
+            rule, steps = fill, tuple(path[2:] for path in mechanism)
+        key = rule, steps, head if rule in ("position", "slot") else None
         if key not in self.patterns:
             task, causal = runs.task_of(self.config), self.config["causal"]
             how = task, self.batch.positions, causal, fill, self.means[head]

@@ -97,9 +97,9 @@ class Task:
             held = [self.role_at(number, place).symbol for place in range(block.size)]
             for slot, place in itertools.product(range(block.slots), range(block.size)):
                 i, j = divmod(slot, self.N) if number in self.crossed else (slot, slot)
-                chain = (i, j)[place] if place < 2 else i
+                owner = j if place == 1 else i  # the chain whose symbol it shows
                 own = place < 2 or i == j
-                symbol = chain * self.symbols + held[place] if own else next(nobodys)
+                symbol = owner * self.symbols + held[place] if own else next(nobodys)
                 rows.append((number, slot, place, symbol))
         return Tokens(*torch.tensor(rows).T)
 
@@ -228,15 +228,15 @@ def make_batch(
     1 at the number of the symbol; all other tokens have zeros there."""
     task, B, device = TASKS[task](N, D), len(index), index.device
     block, slot, place, symbol = (column.to(device) for column in task.tokens)
-    start, size, slots = torch.tensor(task.blocks, device=device).T
+    start, size, count = torch.tensor(task.blocks, device=device).T
 
     # random numbers: first for each slot of each block, from the queries' block back to the first
     # (those of slots that a block lacks sort behind all others), then for the symbols
-    most = max(slots.tolist())
+    most = max(block.slots for block in task.blocks)
     shuffles, drawn = most * len(task.blocks), (1 + int(task.tokens.symbol.max())) * K
     bits = random_bits(seed, index, shuffles + drawn + N * mixture)
     order = bits[:, :shuffles].view(B, most, -1).flip(-1)
-    order = order.masked_fill(torch.arange(most, device=device)[:, None] >= slots, 2**63 - 1)
+    order = order.masked_fill(torch.arange(most, device=device)[:, None] >= count, 2**63 - 1)
     goes_to = order.argsort(1).argsort(1)  # (B, most, blocks) ranks: where each slot goes
     symbols = standard_normal(bits[:, shuffles : shuffles + drawn]).view(B, -1, K)
 
@@ -251,16 +251,15 @@ def make_batch(
     own = task.own_slots.to(device)
     slots = goes_to[:, own, torch.arange(len(task.blocks), device=device)]  # (B, N, blocks)
     asked = torch.tensor(targets or range(1, task.symbols), device=device)
-    answers = symbols[:, : N * task.symbols].view(B, N, -1, K)[:, :, asked].flatten(2)
+    answers = symbols[:, : N * task.symbols].view(B, N, -1, K)[:, :, asked]
     chain_of = slots[:, :, task.roles[0].block].argsort(1)  # (B, N) the chain in each slot
-    answers = answers.gather(1, chain_of[:, :, None].expand_as(answers))
+    answers = answers.gather(1, chain_of[..., None, None].expand_as(answers))  # (B, N, asked, K)
     if mixture:
         chosen = shift_right(bits[:, shuffles + drawn :], 1) % len(asked)  # (B, N) by slot
-        answers = answers.unflatten(2, (-1, K))  # (B, N, asked, K)
-        answers = answers.gather(2, chosen[..., None, None].expand(-1, -1, 1, K)).squeeze(2)
+        answers = answers.gather(2, chosen[..., None, None].expand(-1, -1, 1, K))
         told = F.one_hot(asked[chosen] - 1, task.symbols - 1).to(inputs)
         inputs = torch.cat([inputs, F.pad(told, (0, 0, task.T - N, 0))], -1)
-    return Batch(inputs, answers, task.positions(slots))
+    return Batch(inputs, answers.flatten(2), task.positions(slots))
 
 
 def partial_losses(predictions, targets, K):
@@ -309,7 +308,8 @@ def held_out(split, n, device="cpu"):
 
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
-    """(examples,) a permutation. Seeds are at least 0 and ~seed below: the two never meet."""
+    """(examples,) a permutation. ~seed is negative, and seeds of sequences are not: what is drawn
+    here and there never meets."""
     return random_bits(~seed, torch.tensor([epoch]), examples)[0].argsort()
 
 

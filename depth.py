@@ -47,7 +47,7 @@ def may_attend(task, causal=True):
     count = len(task.roles)
     read_at = torch.empty(count, dtype=torch.long)
     read_at[task.in_reading_order] = torch.arange(count)
-    return (read_at[:, None] >= read_at) | torch.tensor(not causal)
+    return (read_at[:, None] >= read_at) | (not causal)
 
 
 @functools.lru_cache
@@ -113,9 +113,8 @@ def least_possible(task, causal, learned):
     for role in task.roles[1:]:
         supplies[role.block] = max(role.symbol, supplies.get(role.block, 0))
     needed = [role for role in task.roles[1:] if learned[supplies[role.block] - 1]]
-    layers = zip(least_layers(few_chains(task), causal), learned, strict=True)
-    layers = max((count for count, known in layers if known), default=0)
-    return dict(least_paths=len(needed), least_layers=layers)
+    layers = torch.tensor(least_layers(few_chains(task), causal))[learned].tolist()
+    return dict(least_paths=len(needed), least_layers=max(layers, default=0))
 
 
 # ---- the laws

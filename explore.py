@@ -20,7 +20,7 @@ import vl_convert
 
 import analyze
 import runs
-from circuit import path_name
+from circuit import name_of, path_name
 from data import held_out, plateaus, token_names
 from diagram import path_title
 from emergence import checkpoints_of, read_circuit, read_emergence
@@ -145,9 +145,7 @@ def path_rows(run):
     """A row per path, with its attention at each step and what ablate.py says of its removal; and
     a row per path and symbol: by how much its error rises without the path."""
     paths, rises = [], []
-    removals = {}
-    for removal in run.report.get("removals", []):
-        removals["layer {layer} head {head}, {source} -> {target}".format(**removal)] = removal
+    removals = {name_of(removal): removal for removal in run.report.get("removals", [])}
     places = place_arrows(run.task, list(run.paths))
     for (path, attention), place in zip(run.paths.items(), places, strict=True):
         row = dict(path=title_of(run, path), layer=path.layer + 1, head=path.head + 1, **place)

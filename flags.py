@@ -153,15 +153,15 @@ def asked(flags):
 
 
 def settle_targets(flags):
-    """Say the same in one way, so that one run has one name: all symbols need no word, the last
-    alone is --no-ic."""
+    """Change the flags in place so that the same targets are always said in one way: all symbols
+    need no word, the last alone is --no-ic."""
     targets, D = [*asked(flags)], flags["D"]
     if targets == [*range(1, D + 1)]:
-        flags |= dict(targets=[])
+        flags["targets"] = []
     elif targets == [D]:
-        flags |= dict(targets=[], ic=False)
+        flags["targets"], flags["ic"] = [], False
     else:
-        flags |= dict(targets=targets)
+        flags["targets"] = targets
 
 
 def check_targets(flags):
@@ -216,8 +216,8 @@ def check_values(flags):
 def find_device(name):
     """The first device there is, for auto; ValueError for one that is not there."""
     if name == "auto":
-        mps = "mps" if torch.backends.mps.is_available() else "cpu"
-        return "cuda" if torch.cuda.is_available() else mps
+        other = "mps" if torch.backends.mps.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else other
     try:
         if torch.empty(1, device=name).device.type in ("cuda", "mps", "cpu"):
             return name
@@ -243,9 +243,8 @@ def cpu_capabilities():
 def check_memory(flags):
     """ValueError if a run would need more memory than there is, by a low estimate in bytes: float32
     weights, gradients and two averages; bfloat16 activations; the order of one epoch."""
-    # T by hand: a table of 10^12 roles would itself fill the memory
-    per_chain = 3 * flags["N"] + 5 if flags["task"] == "conditional" else 2 * flags["D"] + 1
-    T, size = flags["N"] * per_chain, head_size(flags) * flags["heads"]
+    T = TASKS[flags["task"]](flags["N"], flags["D"]).T
+    size = head_size(flags) * flags["heads"]
     weights = flags["layers"] * flags["width"] * (4 * size + 8 * flags["width"] * flags["mlp"])
     per_token = flags["width"] * (2 + 8 * flags["mlp"]) + 4 * size + flags["heads"] * T
     activations = flags["batch"] * T * (flags["layers"] * per_token + flags["K"])

@@ -67,8 +67,8 @@ class Block(nn.Module):
             pattern = scores.softmax(-1).view(B, self.heads, rows, T)
             if replaced:
                 heads = list(pattern.unbind(1))
-                for head, own in replaced.items():
-                    heads[head] = own[..., -rows:, :].to(pattern).expand(B, rows, T)
+                for head, given in replaced.items():
+                    heads[head] = given[..., -rows:, :].to(pattern).expand(B, rows, T)
                 pattern = torch.stack(heads, 1)
             taken = pattern.view(B * self.heads, rows, T) @ v
         taken = taken.view(B, self.heads, rows, self.head_size).transpose(1, 2).reshape(B, rows, A)
@@ -138,9 +138,10 @@ class Transformer(nn.Module):
                 raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
             replaced[layer][head] = pattern
 
-        x, seen, T = x if start else self.embed(x), [], x.shape[1]
+        seen, T = [], x.shape[1]
+        x = x if start else self.embed(x)
         for layer, block in enumerate(self.blocks[start:stop], start):
-            # only the queries of the last layer reach the loss
+            # in the last layer only what the queries hold reaches the loss
             last = layer == len(self.blocks) - 1 and not return_patterns and stop is None
             x, pattern = block(x, self.mask, self.angles, self.N if last else T, replaced[layer])
             if return_patterns:

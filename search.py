@@ -27,6 +27,7 @@ SIMPLE = {  # by fill: what a head without paths may become
 }
 PRICE = 0.002  # the loss that a path must save while the heads are chosen
 NEARLY_ALL = 0.9  # of the attention of a source, to the targets between which it splits it
+SURPLUS = 0.8  # of the attention in one slot of N: more to a target than to its like elsewhere
 COST = 0.01  # the loss that the removal of a path must cost the model as it is
 FAINT = 0.05  # a head with less mean attention is not said to attend
 
@@ -63,9 +64,10 @@ def knocked_out(model, config, batch, patterns, paths, offsets=(0,)):
 
 
 def candidates(model, config, batch, patterns, means):
-    """{Path: what it costs the model as it is to lose it}, the paths that a circuit may have. In at
-    least one of N slots the head attends so, rather than to the same role of other chains; and the
-    loss costs something: of this head, or of the last of all heads that attend so."""
+    """{Path: how much the MSE of the model rises without it}, the paths that a circuit may have.
+    The head must attend to the target, rather than to the same role of other chains, in about one
+    slot of N at least; and without the path the MSE must rise by COST, either with all other heads
+    as they are or where no other head with this path is left."""
     task, found = runs.task_of(config), {}
 
     def loss(paths):
@@ -73,7 +75,7 @@ def candidates(model, config, batch, patterns, means):
 
     intact = loss([])
     for pair in itertools.permutations(range(len(task.roles)), 2):
-        heads = [head for head in sorted(means) if means[head].surplus[pair] >= 0.8 / task.N]
+        heads = [head for head in sorted(means) if means[head].surplus[pair] >= SURPLUS / task.N]
         alike = [Path(*head, *pair) for head in heads]
         cost = {path: loss([path]) - intact for path in alike}
         if len(alike) > 1 and min(cost.values()) < COST:
@@ -102,7 +104,7 @@ def support(path, circuit, means):
     A target must get half of the attention. What goes to relays counts, if it is no more than what
     the target gets: else it is they that should be named. A head that looks for several symbols at
     once may split its attention between their targets."""
-    heads = [means[other[:2]] for other in same(path, circuit)]
+    heads = [means[other[:2]] for other in in_any_head(path, circuit)]
     direct = torch.stack([head.direct[..., path.source, path.target] for head in heads]).amax(0)
     by_way = torch.stack([head.by_way[..., path.source, path.target] for head in heads]).amax(0)
     direct, relayed = direct.mean().item(), by_way.mean().item()
@@ -122,7 +124,7 @@ def splits(path, circuit, means):
     return len(shares) > 1 and sum(shares.values()) >= NEARLY_ALL and shares[path] >= even / 2
 
 
-def same(path, circuit):
+def in_any_head(path, circuit):
     """The paths of the circuit between the same two roles, in any head."""
     return [other for other in paths_of(circuit) if other[2:] == path[2:]]
 
@@ -190,7 +192,8 @@ def descend(loss, sound, circuit, paths, simple, order):
             options += [without(circuit, [path], simple[0]) for path in sorted(there)]
             for path in own:
                 options.append(with_paths(circuit, [path]))
-                options.append(with_paths(without(circuit, same(path, circuit), simple[0]), [path]))
+                elsewhere = without(circuit, in_any_head(path, circuit), simple[0])
+                options.append(with_paths(elsewhere, [path]))
             best = min([circuit, *filter(sound, options)], key=cost)
             if best != circuit:
                 circuit = best
@@ -205,7 +208,7 @@ def prune(loss, sound, circuit, simple, limit):
         options = []
         for path, fill in itertools.product(paths_of(circuit), simple):
             options.append(without(circuit, [path], fill))
-            options.append(without(circuit, same(path, circuit), fill))
+            options.append(without(circuit, in_any_head(path, circuit), fill))
         best = min(filter(sound, options), key=loss, default=None)
         if best is None or loss(best) >= limit:
             return circuit
@@ -234,7 +237,8 @@ def search(held, fill, costs, means, limit):
     their paths the information flow reaches every symbol that the model has learned, and every path
     is well attended. {} if all candidates together are not sound."""
     task, simple, losses, soundness = runs.task_of(held.config), SIMPLE[fill], {}, {}
-    paths, learned = sorted(costs), held.errors({}).mean(0) < destroyed_from(task)
+    paths = sorted(costs)
+    learned = held.errors({}).mean(0) < destroyed_from(task)
 
     def loss(circuit, keep=False):
         key = tuple(circuit[head] for head in sorted(circuit))

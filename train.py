@@ -126,8 +126,9 @@ def compile_model(model, flags):
     if not flags["compile"]:
         return model
     compiled = torch.compile(model)
+    index = batch_index(flags["seed"], 0, flags["batch"], flags["examples"])
     try:
-        predict(compiled, flags, batch_index(flags["seed"], 0, flags["batch"], flags["examples"]))
+        predict(compiled, flags, index.to(flags["device"]))
     except RuntimeError as error:
         what = f"--compile does not work here ({type(error).__name__})"
         raise ValueError(f"{what}: install a compiler, or leave it out") from None

@@ -182,7 +182,7 @@ python mechanisms/hops.py --task letters
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D, the paper's literal settings (cleaning.md), Figure 4 with eight seeds (450 core-minutes), its sweep
+# transformer D, the paper's literal settings (cleaning.md; in results/ most of A's are stopped early), Figure 4 with eight seeds, its sweep
 mkdir -p "$folder/literal"
 of_D="--layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
 of_D="$of_D --optimizer adamw --save-every 80 --eval-every 40"
