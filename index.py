@@ -135,7 +135,7 @@ def draw_figure_4(symbols, width):
     return panels
 
 
-def draw_law(deepest, width):
+def draw_law(deepest, seeds, width):
     """law.png: the fewest layers that learned each symbol, beside the law."""
     x = alt.X("at:Q", title="k of x_k", scale=alt.Scale(nice=False, zero=False))
     x = x.axis(values=list(range(1, 100)), format="d", grid=False)
@@ -149,9 +149,8 @@ def draw_law(deepest, width):
         law = rows_of("laws").transform_filter(only).mark_line(interpolate="step", color=INK)
         law = law.transform_calculate(at="datum.k")
         dots = rows_of("law").transform_filter(only).mark_point(filled=True, size=70)
-        aside = (
-            "(datum.kind[0] == 'm' ? -0.26 : 0.1) + 0.13 * datum.seed"  # a seed beside the other
-        )
+        # a seed beside the other, held and learned apart
+        aside = f"(datum.kind[0] == 'm' ? -0.26 : 0.1) + {0.3 / seeds} * datum.seed"
         dots = dots.transform_calculate(at=f"datum.k + {aside}")
         dots = dots.encode(x=x, y=y, color=color, shape=shape)
         dots = dots.encode(tooltip=tips("kind", "k", "layers", "loss")).properties(name=name)
@@ -175,7 +174,8 @@ def draw_index(every, rows, narrow):
     if rows["figure_4"]:
         charts.append(beside(stack, *draw_figure_4(symbols, width)))
         deepest = max(row["layers"] for row in rows["figure_4"] + rows["law"])
-        charts.append(beside(stack, *draw_law(deepest, width)))
+        seeds = 1 + max([row["seed"] for row in rows["law"]], default=0)
+        charts.append(beside(stack, *draw_law(deepest, seeds, width)))
     drawn = beside(alt.vconcat, *charts).to_dict() | dict(config=THEME)
     name_marks(drawn)
     return drawn
