@@ -200,8 +200,9 @@ def certify(model, config, means, circuit, fill, batch, seed):
     for path, errors in zip(paths, frozen, strict=True):
         others = [other for other in paths if other[2:] != path[2:]]
         predicted = learned & ~symbols_reached(task, others, config["layers"])
-        rises = ("alive", "alive_everywhere")
-        rises = {name: interval(said[path][name], generator) for name in rises}
+        rises = {
+            what: interval(said[path][what], generator) for what in ("alive", "alive_everywhere")
+        }
         partial = torch.tensor(rises["alive_everywhere"]["partial"]) + intact
         lost = learned & (partial > destroyed_from(task))
         found["removals"].append(

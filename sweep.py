@@ -38,19 +38,21 @@ from table import one_line, read_table, report, row_of, write_table
 
 
 LAPTOP = "--heads 8 --lr 2e-3 --decay 0.3 --target 0"
+WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
+WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
 PAPER = "--heads 8 --batch 512 --examples 1048576 --steps 10000 --target 0"
 HELD = "--D 8 --circuit --steps 400 --target 0"
 PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "laptop": [
-        (f"{LAPTOP} --D 5 --steps 1500", range(1, 6), 3),
-        (f"{LAPTOP} --D 3 --steps 1500 --no-ic", (1, 3, 5), 3),
+        (WITH_IC, range(1, 6), 3),
+        (WITHOUT_IC, (1, 3, 5), 3),
     ],
     "night": [
-        (f"{LAPTOP} --D 5 --steps 1500", range(1, 9), 8),
-        (f"{LAPTOP} --D 3 --steps 1500 --no-ic", range(1, 9), 3),
+        (WITH_IC, range(1, 9), 8),
+        (WITHOUT_IC, range(1, 9), 3),
     ],
     "law": [
-        (f"{LAPTOP} --D 5 --steps 1500", range(1, 6), 3),
+        (WITH_IC, range(1, 6), 3),
         (f"{LAPTOP} --D 5 --steps 2000 --no-causal --rotary qk", range(2, 5), 2),
         (f"{HELD} --heads 1", range(1, 6), 2),
         (f"{HELD} --heads 2 --no-causal", range(1, 5), 2),

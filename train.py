@@ -126,9 +126,8 @@ def compile_model(model, flags):
     if not flags["compile"]:
         return model
     compiled = torch.compile(model)
-    index = batch_index(flags["seed"], 0, flags["batch"], flags["examples"])
     try:
-        predict(compiled, flags, index.to(flags["device"]))
+        predict(compiled, flags, batch_index(flags["seed"], 0, flags["batch"], flags["examples"]))
     except RuntimeError as error:
         what = f"--compile does not work here ({type(error).__name__})"
         raise ValueError(f"{what}: install a compiler, or leave it out") from None
@@ -137,7 +136,7 @@ def compile_model(model, flags):
 
 def predict(model, flags, index):
     """Predictions and targets for the examples `index`."""
-    batch = runs.sequences(flags, index)
+    batch = runs.sequences(flags, index.to(flags["device"]))
     held = held_paths(flags) if flags["circuit"] else []
     with runs.precision(flags):
         return model(batch.inputs, hold(held, runs.task_of(flags), batch.positions)), batch.targets
@@ -246,7 +245,7 @@ def train(flags, state=None, stopped=()):
         for group in (group for optimizer in trained_by for group in optimizer.param_groups):
             group["lr"] = learning_rate(step, flags)
         index = batch_index(flags["seed"], step, flags["batch"], flags["examples"])
-        predictions, targets = predict(compiled, flags, index.to(flags["device"]))
+        predictions, targets = predict(compiled, flags, index)
         loss = partial_losses(predictions, targets, flags["K"]).mean()
         loss.backward()
         if flags["clip"]:
