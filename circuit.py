@@ -147,14 +147,18 @@ def mean_attention(patterns, task, positions):
     means, taken = {}, torch.zeros(1)  # the most that a token took from another so far
     for layer, heads in enumerate(patterns):
         for head, pattern in enumerate(heads.float().unbind(1)):
+            # to each role of the own chain, and how much more than to that role of another
             direct = read_paths(pattern, task, positions)
             to_targets = direct.mean((0, 1))
             attending = pattern.gather(1, positions.view(len(slots), -1, 1).expand(-1, -1, task.T))
             to_all = (attending @ has_role.T).unflatten(1, positions.shape[1:]).mean((0, 1))
             surplus = to_targets - (to_all - to_targets) / others
+
+            # to tokens of other chains that took from that role in a layer before
             by_way = (pattern * stranger) @ taken.expand_as(pattern)
             by_way = read_paths(by_way, task, positions)
 
+            # by position alone, and what the slots of the own chain add to that
             in_slot = pattern.mean(0) * beside
             pattern = pattern * ~beside
             by_position = pattern.mean(0)

@@ -49,7 +49,8 @@ def draw_diagram(axes, task, paths, label, color):
         axes.add_patch(arrow)
 
         # its text upon it, lower where another arrow ends in the same place
-        same_end = [other for other in drawn if other[::2] == path[::2]]
+        end = path.layer, path.source
+        same_end = [other for other in drawn if (other.layer, other.source) == end]
         up = 0.62 - 0.2 * (len(same_end) % 3)
         box = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
         style = dict(fontsize=9, ha="center", va="center", bbox=box)

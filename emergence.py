@@ -100,6 +100,8 @@ def read_circuit(folder, task):
     """The report of ablate.py on a run, {} if there is none, and the {Path: mean attention} of its
     circuit, {} if none was found. ValueError with one line for a report that cannot be read."""
     report = read_report(folder)
+
+    # the key that was added last, of the report of a circuit and of one without
     newest = "removals_at_the_papers_least" if "removals" in report else "grade"
     if report and newest not in report:
         what = f"{folder}/circuit.json is of an older form"
@@ -132,12 +134,16 @@ def read_emergence(folder, paths):
     is measured on the checkpoints and then kept there. None where there is neither."""
     file, config = pathlib.Path(folder, "emergence.json"), runs.read_config(folder)
     known = by_path(runs.read_json(file), config, file) if file.exists() else None
-    if not known or not set(paths) <= set(known.paths):
-        if not checkpoints_of(folder):
-            if known:
-                what = f"{file} is of another circuit, and there are no checkpoints to measure"
-                print(f"{what}: not used", file=sys.stderr)
-            return None
+    enough = known and set(paths) <= set(known.paths)
+
+    # nothing to measure it on
+    if not enough and not checkpoints_of(folder):
+        if known:
+            what = f"{file} is of another circuit, and there are no checkpoints to measure"
+            print(f"{what}: not used", file=sys.stderr)
+        return None
+
+    if not enough:
         measured = measure_emergence(folder, paths)
         runs.write_text(file, json.dumps(measured) + "\n")
         known = by_path(measured, config, file)

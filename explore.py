@@ -213,19 +213,19 @@ def tell(run):
         done = shown + 1
         left = (time.time() - began) / done * (len(moments) - done)
         progress = f"\r{run.folder}: weights {done}/{len(moments)}, {left:.0f} s left "
-        print(progress, end="" if left else "\n", file=sys.stderr, flush=True)
+        print(progress, end="\n" if done == len(moments) else "", file=sys.stderr, flush=True)
 
     # what was measured before
     rows["paths"], rows["removals"] = path_rows(run)
     rows["history"], rows["rises"], rows["losses"] = training_rows(run)
 
     # at each step to choose, the maps of the last weights before it, if there are any
-    map_steps, shown = [step for step, _ in moments], []
+    map_steps, shown_at = [step for step, _ in moments], []
     last_step = runs.read_log(run.folder)[-1]["step"]
     steps = run.emergence.steps if run.emergence else map_steps or [last_step]
     for step in steps:
         before = [number for number, at in enumerate(map_steps) if at <= step]
-        shown.append(before[-1] if before else 0)
+        shown_at.append(before[-1] if before else 0)
     story = Story(
         task=task,
         config=config,
@@ -235,7 +235,7 @@ def tell(run):
         names=names_of(run, batch),
         steps=steps,
         sequences=run.emergence.sequences if run.emergence else 512,
-        shown=shown,
+        shown=shown_at,
         map_steps=map_steps,
         missing=why_missing(run, count),
     )

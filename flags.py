@@ -193,11 +193,11 @@ def check_values(flags):
         if isinstance(value, (int, float)) and not least <= value <= most:  # nan is neither
             bound = f"at most {most}" if value > most else f"at least {least}"
             raise ValueError(f"{typed} must be {bound}, not {value}")
-    if flags["task"] in TASKS and flags["task"] != "chain" and flags["D"] != DEFAULTS["D"]:
-        raise ValueError(NO_D.format(flags["task"]))
     for name, choices in ("task", TASKS), ("rotary", ENCODINGS):
         if flags[name] not in choices:
             raise ValueError(f"--{name} must be one of {', '.join(choices)}, not {flags[name]}")
+    if flags["task"] != "chain" and flags["D"] != DEFAULTS["D"]:
+        raise ValueError(NO_D.format(flags["task"]))
     check_targets(flags)
     if flags["K"] % 2:
         raise ValueError(f"--K must be even (rotary encodings turn pairs), not {flags['K']}")

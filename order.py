@@ -65,6 +65,7 @@ def emergence_steps(emergence):
     """{path: the step, interpolated, at which its mean attention first passes 0.5, or None}"""
     when = {}
     for path, history in emergence.paths.items():
+        # above 0.5 is, with the signs turned, below -0.5
         when[path] = first_below(emergence.steps, [-mean for mean in history.mean], -0.5)
     return when
 
@@ -132,7 +133,7 @@ def what_came_first(emergence, learned, task):
 
     # the induction head, and the first path between slots that belongs to none
     (upper, lower), beside = induction_head(when, task), beside_query_symbol(task)
-    others = [path for path in across if path.source or path.target not in beside]
+    others = [path for path in across if path.source != 0 or path.target not in beside]
     following = others[0] if others else None
     until = when.get(following, math.inf)
     comes_first = upper == across[0] and when.get(lower, math.inf) < until
