@@ -228,7 +228,7 @@ def draw_cleaning(every, file):
             axes.plot(*zip(*sorted(points), strict=True), color=color, lw=0.8, zorder=0)
         axes.set(xscale="log", ylabel=title, ylim=(0, 1.1 * axes.get_ylim()[1]))
         if read is with_zero_rows:
-            axes.axhline(0.05, color="gray", ls="--", lw=1, zorder=0)
+            axes.axhline(0.05, color="k", ls="--", lw=0.8, zorder=0)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(lw=0.3)
 
@@ -238,7 +238,7 @@ def draw_cleaning(every, file):
         panels[0, 0].plot([], [], "o", color=f"C{number}", label=label)
     panels[0, 0].plot([], [], "ko", mfc="none", label="no literal circuit")
     panels[0, 0].plot([], [], "k", lw=0.8, label="one run, at several checkpoints")
-    panels[0, 0].plot([], [], "--", color="gray", lw=1, label="0.05, what a circuit stays below")
+    panels[0, 0].plot([], [], "k--", lw=0.8, label="0.05, what a circuit stays below")
     for axes in panels[1]:
         axes.set_xlabel("e-folds of weight decay (rate x decay, summed over the steps)")
     figure.suptitle("What weight decay leaves of a solved model")

@@ -5,6 +5,7 @@ A table is {run: row}; a row is a dict of the run's flags, how it ended, its fin
 over the last 100 steps) and the step at which each symbol passed below 0.5; None where it did not.
 """
 
+import collections
 import csv
 import io
 import json
@@ -213,21 +214,24 @@ def with_attention(rows, causal, held):
 
 
 def draw_least_depths(axes, rows, deepest, marker, color, shift, name):
-    """A dot per seed at the least depth that learned each x_k, above the deepest if none did."""
+    """Marks at the least depths that learned each x_k, above the deepest if none did, each with
+    the number of its seeds."""
     seeds, tried = len({row["seed"] for row in rows}), [row["layers"] for row in rows]
-    dots = []
+    marks = collections.Counter()
     for k in symbols_in(rows):
-        for i, depth in enumerate(least_depths(rows, k)):
-            dots.append((k + shift + 0.4 * i / seeds, min(depth, deepest + 1)))
+        for depth in least_depths(rows, k):
+            marks[k + shift, min(depth, deepest + 1)] += 1
     D, steps = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("D", "steps"))
     label = f"{name}: D={D}, {min(tried)} to {max(tried)} layers, {steps} steps, {seeds} seeds"
-    axes.plot(*zip(*dots, strict=True), marker, color=color, ms=5, label=label)
+    axes.plot(*zip(*marks, strict=True), marker, color=color, ms=11, label=label)
+    for (x, depth), count in marks.items():
+        axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
 
 
 def figure_law(rows, path):
     """For each x_k the least depth in which it was learned, with attention held at a minimal
-    circuit (what a depth can do) and with attention learned (what training finds), beside the law;
-    left with a causal mask, right without."""
+    circuit (what a depth can do) and with attention learned (what training finds), with the number
+    of seeds, beside the law; left with a causal mask, right without."""
     figure, (left, right) = two_panels(4.6)
     deepest = max(row["layers"] for row in rows)
     for axes, causal, side, title in (
@@ -241,9 +245,9 @@ def figure_law(rows, path):
         edges = [k + 0.5 for k in range(most + 1)]
         axes.step(edges, law, where="post", color="black", label="the law")
         if held := with_attention(rows, causal, held=True):
-            draw_least_depths(axes, held, deepest, "s", "tab:green", -0.2, "minimal circuit held")
+            draw_least_depths(axes, held, deepest, "s", "tab:green", -0.15, "minimal circuit held")
         if found := with_attention(rows, causal, held=False):
-            draw_least_depths(axes, found, deepest, "o", "tab:blue", 0.1, "attention learned")
+            draw_least_depths(axes, found, deepest, "o", "tab:blue", 0.15, "attention learned")
 
         # above the deepest that was tried: learned in none of them
         axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92")
@@ -252,7 +256,8 @@ def figure_law(rows, path):
         axes.grid(axis="y", lw=0.3)
         where = dict(loc=f"outside lower {side}", fontsize="small")
         figure.legend(*axes.get_legend_handles_labels(), **where)
-    left.set(ylabel="fewest layers that learn $x_k$", ylim=(0.5, deepest + 1.5))
+    label = "fewest layers that learn $x_k$\n(in a mark: how many seeds)"
+    left.set(ylabel=label, ylim=(0.5, deepest + 1.5))
     runs.save_figure(figure, path)
 
 

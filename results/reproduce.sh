@@ -24,6 +24,16 @@ make_runs() {
   done
 }
 
+# NAME STEP EVERY: a checkpoint as a run of its own, and its circuit; a line of the log each EVERY steps
+certify_at() {
+  at="$folder/$1_at_$2"
+  mkdir -p "$at"
+  cp "$folder/$1/config.json" "$at"
+  cp "$folder/$1/ckpt/$(printf %06d "$2").pt" "$at/model.pt"
+  head -n $(($2 / $3 + 1)) "$folder/$1/log.jsonl" > "$at/log.jsonl"
+  [ -e "$at/circuit.json" ] || python ablate.py "$at"
+}
+
 # the main command, and with ten times the weight decay (circuits.md, order.md)
 main="--layers 12 --heads 1 --D 3"
 for seed in {0..4}; do
@@ -157,22 +167,17 @@ for seed in {3..9}; do
 done | make_runs
 make_runs <<< "12 loss cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
 for step in 1600 2000 2500 3000; do
-  at="$folder/cleaning/time_s0_at_$step"
-  mkdir -p "$at"
-  cp "$folder/cleaning/time_s0/config.json" "$at"
-  cp "$folder/cleaning/time_s0/ckpt/$(printf %06d $step).pt" "$at/model.pt"
-  head -n $((step / 50 + 1)) "$folder/cleaning/time_s0/log.jsonl" > "$at/log.jsonl"
-  [ -e "$at/circuit.json" ] || python ablate.py "$at"
+  certify_at cleaning/time_s0 "$step" 50
 done
 
 # many depths (depth.md): 115 and 40 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
-# two and three layers with more steps (depth.md; results/ has seeds 0, 2, 3, 4 and 0, 2): 40 core-minutes each
+# two and three layers with more steps (depth.md; results/ has NN): 70 and 120 core-minutes
 longer="--heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
-python sweep.py --layers 2 --seeds 5 --flags "$longer" --out "$folder/longer"
-python sweep.py --layers 3 --seeds 3 --flags "$longer" --out "$folder/longer"
+python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
+python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
 
 # the related systems (mechanisms/README.md)
 for file in memories recall bigrams layers theorems noise hops; do
@@ -182,7 +187,8 @@ python mechanisms/hops.py --task letters
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D, the paper's literal settings (cleaning.md; in results/ most of A's are stopped early), Figure 4 with eight seeds, its sweep
+# transformer D, the paper's literal settings (cleaning.md; in results/ those with an aid are stopped early), Figure 4 with
+# eight seeds, its sweep
 mkdir -p "$folder/literal"
 of_D="--layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
 of_D="$of_D --optimizer adamw --save-every 80 --eval-every 40"
@@ -192,10 +198,13 @@ make_runs << RUNS
 54 circuit D_rope $of_D --rotary qk --steps 3000
 83 loss literal/D_s0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
-115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
+115 circuit literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
 115 loss literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
 115 loss literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
 115 loss literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
+for step in 8400 11600 15200 16000; do
+  certify_at literal/no_aid_s1 "$step" 100
+done
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
