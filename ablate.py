@@ -212,6 +212,8 @@ def certify(model, config, means, circuit, fill, batch, seed):
             | rises
             | dict(predicted=symbol_names(predicted), destroyed=symbol_names(lost))
         )
+
+    # circuits that should fail
     held = Held(model, config, means, part(batch, 32))
     found["controls"], found["controls_that_must_fail"] = controls(held, circuit, fill, seed)
     return found
@@ -325,12 +327,14 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
     report |= dict(searches={}, objections={})
     began = time.time()
 
-    # what its heads do, and the paths that it would miss
+    # what its heads do
     own = runs.sequences(config, held_out("means", 512))
     check_roles(task, own, config["K"])
     patterns = own_patterns(model, config, own.inputs)
     means = mean_attention(patterns, task, own.positions)
     held = Held(model, config, means, runs.sequences(config, held_out("search", 128)))
+
+    # nothing to find in a model that has not learned enough
     losses = held.errors({}).mean(0)
     baseline = losses.mean().item()
     if not math.isfinite(baseline):
@@ -340,6 +344,8 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
         return report | dict(no_circuit=what)
     if not (losses < destroyed_from(task)).any():
         return report | dict(no_circuit="the model has learned no symbol")
+
+    # the paths that it would miss
     costs = candidates(model, config, part(own, 64), patterns, means)
     report["candidates"] = len(costs)
     print(f"{time.time() - began:5.1f} s  {len(costs)} paths may belong to the circuit", flush=True)
