@@ -203,7 +203,7 @@ make_runs << RUNS
 115 loss literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
 115 loss literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
-for step in 8400 11600 15200 16000 20800; do
+for step in 8400 11600 15200 16000 20000 20800; do
   certify_at literal/no_aid_s1 "$step" 100
 done
 python sweep.py --preset night --out "$folder/sweep"
