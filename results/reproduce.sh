@@ -174,7 +174,7 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
-# two and three layers with more steps (depth.md; results/ has NN): 70 and 120 core-minutes
+# two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="--heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
