@@ -336,14 +336,9 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
 
     # nothing to find in a model that has not learned enough
     losses = held.errors({}).mean(0)
-    baseline = losses.mean().item()
-    if not math.isfinite(baseline):
-        raise FloatingPointError("the loss of the model is not finite")
-    if baseline >= threshold:
-        what = f"the model itself has a loss of {baseline:.3f}, not below {threshold:g}"
-        return report | dict(no_circuit=what)
-    if not (losses < destroyed_from(task)).any():
-        return report | dict(no_circuit="the model has learned no symbol")
+    why = why_not_searched(task, losses, threshold)
+    if why is not None:
+        return report | dict(no_circuit=why)
 
     # the paths that it would miss
     costs = candidates(model, config, part(own, 64), patterns, means)
@@ -352,6 +347,7 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
 
     # the strictest grade with a circuit to which nothing can be objected, the fewest paths first;
     # fresh sequences may say a little more than those of the search
+    baseline = losses.mean().item()
     limit = baseline + 0.9 * (threshold - baseline)
     for grade, fills in GRADES.items():
         found, tried = search_fills(held, fills, costs, means, limit, report, began), []
@@ -369,8 +365,23 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
             report |= summary(task, config["causal"], circuit, certificate, threshold)
             heads = heads_of(circuit, certificate["removals"], task)
             return report | dict(heads=heads, **certificate)
+
     why = why_none(task, report["searches"], costs, config["layers"])
     return report | dict(no_circuit=why, relays=through_relays(task, means))
+
+
+def why_not_searched(task, losses, threshold):
+    """Why there is nothing to find in a model with these losses of x_1, x_2, ..., or None.
+
+    FloatingPointError for a loss that is not finite."""
+    mean = losses.mean().item()
+    if not math.isfinite(mean):
+        raise FloatingPointError("the loss of the model is not finite")
+    if mean >= threshold:
+        return f"the model itself has a loss of {mean:.3f}, not below {threshold:g}"
+    if not (losses < destroyed_from(task)).any():
+        return "the model has learned no symbol"
+    return None
 
 
 def why_none(task, searches, costs, layers):
