@@ -336,9 +336,9 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
 
     # nothing to find in a model that has not learned enough
     losses = held.errors({}).mean(0)
-    why = why_not_searched(task, losses, threshold)
-    if why is not None:
-        return report | dict(no_circuit=why)
+    nothing = why_not_searched(task, losses, threshold)
+    if nothing:
+        return report | dict(no_circuit=nothing)
 
     # the paths that it would miss
     costs = candidates(model, config, part(own, 64), patterns, means)
@@ -347,8 +347,7 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
 
     # the strictest grade with a circuit to which nothing can be objected, the fewest paths first;
     # fresh sequences may say a little more than those of the search
-    baseline = losses.mean().item()
-    limit = baseline + 0.9 * (threshold - baseline)
+    limit = 0.9 * threshold + 0.1 * losses.mean().item()
     for grade, fills in GRADES.items():
         found, tried = search_fills(held, fills, costs, means, limit, report, began), []
         alike = [(fill, paths_of(circuit)) for fill, circuit in found]
@@ -363,8 +362,8 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
                 continue
             report |= dict(grade=grade, fill=fill, orders_that_agree=alike.count(this))
             report |= summary(task, config["causal"], circuit, certificate, threshold)
-            heads = heads_of(circuit, certificate["removals"], task)
-            return report | dict(heads=heads, **certificate)
+            report["heads"] = heads_of(circuit, certificate["removals"], task)
+            return report | certificate
 
     why = why_none(task, report["searches"], costs, config["layers"])
     return report | dict(no_circuit=why, relays=through_relays(task, means))
