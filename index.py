@@ -36,15 +36,15 @@ from views import (
 def order_rows(every):
     """A row per run and thing learned: the step at which it crossed 0.5."""
     rows = []
-    for name, fact, config in every:
+    for name, fact in every:
+        where = dict(run=name, seed=fact["config"]["seed"], MSE=round(fact["mse"], 4))
         for symbol, step in fact["learned"].items():
-            where = dict(run=name, seed=config["seed"], MSE=round(fact["mse"], 4), symbol=symbol)
             if step is not None:
-                rows.append(where | dict(what=f"{symbol} below 0.5", step=round(step)))
+                row = where | dict(symbol=symbol, what=f"{symbol} below 0.5")
+                rows.append(row | dict(step=round(step)))
         upper, lower = induction_names(fact["task"])
         for key, path in dict(upper_step=upper, lower_step=lower).items():
             if fact.get(key) is not None:
-                where = dict(run=name, seed=config["seed"], MSE=round(fact["mse"], 4))
                 row = where | dict(what=f"{path} above 0.5", step=round(fact[key]))
                 rows.append(row | dict(symbol="attention"))
     return rows
@@ -165,7 +165,7 @@ def draw_law(deepest, seeds, width):
 def draw_index(every, rows, narrow):
     """Vega-Lite of all charts, a dict without the rows."""
     width, stack = (280, alt.vconcat) if narrow else (460, alt.hconcat)
-    last = max(config["D"] for *_, config in every)
+    last = max(fact["config"]["D"] for _, fact in every)
     symbols = [f"x_{k}" for k in range(1, last + 1)]
     charts = [note("None of these runs has learned a symbol.", "When each run learned what", width)]
     if rows["order"]:
@@ -184,13 +184,14 @@ def draw_index(every, rows, narrow):
 # ---- the page
 
 
-HEADS = "run, seed, layers, heads, D, optimizer, rotary, MSE, x_1 x_2 ... below 0.5, circuit"
+SHOWN = ["seed", "layers", "heads", "D", "optimizer", "rotary"]  # of the flags of a run
+HEADS = ["run", *SHOWN, "MSE", "x_1 x_2 ... below 0.5", "circuit"]
 
 
 def run_table(folder, every):
     """The runs as a table of HTML, those with an explorer.html linked to it."""
-    lines = ["".join(f"<th>{head}" for head in HEADS.split(", "))]
-    for name, fact, config in every:
+    lines = ["".join(f"<th>{head}" for head in HEADS)]
+    for name, fact in every:
         link = html.escape(name)
         if (folder / name / "explorer.html").exists():
             link = f'<a href="{html.escape(name)}/explorer.html">{link}</a>'
@@ -198,7 +199,7 @@ def run_table(folder, every):
         circuit = "not looked for" if not fact["report"] else "none"
         if "shape" in fact:
             circuit = f"{fact['report']['grade']}, {len(fact['shape'])} paths"
-        cells = [config[key] for key in ("seed", "layers", "heads", "D", "optimizer", "rotary")]
+        cells = [fact["config"][flag] for flag in SHOWN]
         cells += [f"{fact['mse']:.4f}", " ".join(steps), circuit]
         lines.append("".join(f"<td>{cell}" for cell in (link, *cells)))
     return f"<table><tr>{'<tr>'.join(lines)}</table>"
@@ -209,7 +210,7 @@ def index(folder):
     every = []
     for file in sorted(folder.glob("**/config.json")):
         run = file.parent
-        every.append((run.relative_to(folder).as_posix(), facts(run), runs.read_config(run)))
+        every.append((run.relative_to(folder).as_posix(), facts(run)))
     if not every:
         raise ValueError(f"{folder} holds no run directories: train.py makes them")
     swept = [row for row in table.read_table(folder / "sweep" / "results.csv").values()]
