@@ -326,7 +326,7 @@ def draw_curves(run):
     partial.set(ylim=(0, 1.2), ylabel="validation MSE")
     partial.set_title("each symbol alone", fontsize=11)
 
-    # what the levels mean; the legends where curves rarely are
+    # what the levels mean; the legends where no curves are
     for axes in (whole, partial):
         for level, meaning in plateaus(runs.task_of(config)):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
@@ -345,7 +345,8 @@ def draw_curves(run):
             )
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")
-    partial.legend(fontsize="small", loc="right", bbox_to_anchor=(1, 0.42))
+    below = dict(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
+    partial.legend(fontsize="small", handlelength=1, columnspacing=1, frameon=False, **below)
     runs.save_figure(figure, run / "curves.png")
 
 
