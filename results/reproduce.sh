@@ -199,12 +199,16 @@ make_runs << RUNS
 83 loss literal/D_s0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
 115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
+115 loss literal/no_aid_s2 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 2
 115 loss literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
 115 loss literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
 115 loss literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
 for step in 8400 11600 15200 16000 20000 20800; do
   certify_at literal/no_aid_s1 "$step" 100
+done
+for step in 20800 22000; do
+  certify_at literal/no_aid_s2 "$step" 100
 done
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
