@@ -210,5 +210,12 @@ done
 for step in 20800 22000; do
   certify_at literal/no_aid_s2 "$step" 100
 done
+held="$paper --steps 2500 --target 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
+held="$held --init $folder/literal/no_aid_s1_at_20000"
+make_runs << RUNS
+20 loss literal/from_20000_none $held --beta2 0.999 --clip 0
+20 loss literal/from_20000_beta2 $held --beta2 0.99 --clip 0
+20 loss literal/from_20000_clip $held --beta2 0.999 --clip 0.1
+RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
