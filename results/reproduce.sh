@@ -80,6 +80,13 @@ for seed in {6..9}; do
 done | make_runs
 make_runs <<< "19 circuit ${name}_steps3000_s0 $paper --rotary qk --steps 3000"
 
+# the same at twice the rate (cleaning.md)
+mkdir -p "$folder/rope"
+for seed in {0..9}; do
+  twice="--rotary qk --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8"
+  echo "14 circuit rope/s$seed $paper $twice --seed $seed"
+done | make_runs
+
 # without the implicit curriculum (depth.md), and in float32 (DEPARTURES.md)
 without="--no-ic --steps 8000 --target 0 --eval-every 400"
 make_runs << RUNS
