@@ -345,8 +345,8 @@ def draw_curves(run):
             )
         axes.set(xlabel="training step")
     whole.legend(fontsize="small", loc="lower left")
-    below = dict(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
-    partial.legend(fontsize="small", handlelength=1, columnspacing=1, frameon=False, **below)
+    look = dict(fontsize="small", ncols=3, handlelength=1, columnspacing=1, frameon=False)
+    figure.legend(*partial.get_legend_handles_labels(), loc="outside lower right", **look)
     runs.save_figure(figure, run / "curves.png")
 
 
