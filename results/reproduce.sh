@@ -82,9 +82,9 @@ make_runs <<< "19 circuit ${name}_steps3000_s0 $paper --rotary qk --steps 3000"
 
 # the same at twice the rate (cleaning.md)
 mkdir -p "$folder/rope"
+twice="$paper --rotary qk --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8"
 for seed in {0..9}; do
-  twice="--rotary qk --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8"
-  echo "14 circuit rope/s$seed $paper $twice --seed $seed"
+  echo "14 circuit rope/s$seed $twice --seed $seed"
 done | make_runs
 
 # without the implicit curriculum (depth.md), and in float32 (DEPARTURES.md)
@@ -217,12 +217,12 @@ done
 for step in 20800 22000; do
   certify_at literal/no_aid_s2 "$step" 100
 done
-held="$paper --steps 2500 --target 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
-held="$held --init $folder/literal/no_aid_s1_at_20000"
+solved="$paper --steps 2500 --target 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
+solved="$solved --init $folder/literal/no_aid_s1_at_20000"
 make_runs << RUNS
-20 loss literal/from_20000_none $held --beta2 0.999 --clip 0
-20 loss literal/from_20000_beta2 $held --beta2 0.99 --clip 0
-20 loss literal/from_20000_clip $held --beta2 0.999 --clip 0.1
+20 loss literal/from_20000_none $solved --beta2 0.999 --clip 0
+20 loss literal/from_20000_beta2 $solved --beta2 0.99 --clip 0
+20 loss literal/from_20000_clip $solved --beta2 0.999 --clip 0.1
 RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
