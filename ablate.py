@@ -16,8 +16,6 @@ their other tokens do. The grade of a circuit says how much of this was fitted t
 Layers and heads are counted from 1 in all that is printed or written.
 """
 
-import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
-
 import csv
 import itertools
 import json
@@ -26,9 +24,8 @@ import pathlib
 import sys
 import time
 
-import torch
-
-from circuit import (
+from parts import runs
+from parts.circuit import (
     Held,
     Path,
     check_roles,
@@ -41,11 +38,14 @@ from circuit import (
     with_paths,
     without,
 )
+from parts.flags import command_line
+from parts.flow import least_possible, may_attend, symbols_reached
+from parts.intervals import bootstrap
+from parts.search import SIMPLE, candidates, own_patterns, search, vouch
+
+import torch
+
 from data import held_out
-from depth import least_possible, may_attend, symbols_reached
-from flags import command_line
-from intervals import bootstrap
-from search import SIMPLE, candidates, own_patterns, search, vouch
 
 
 GRADES = {  # the strictest first, and the fills that each allows

@@ -7,23 +7,25 @@ If the run was trained with --save-every, how the circuit emerged is drawn too (
 figure is a function draw_...(run, file) and a row of FIGURES.
 """
 
-import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
-
 import math
 import pathlib
 from typing import NamedTuple
 
+from parts import emergence, runs
+from parts.circuit import check_roles
+from parts.flags import command_line, problem_name
+from parts.flow import starting_information
+
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy
 import torch
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
+from PIL import Image
 
-import emergence
-from circuit import check_roles
 from data import Task, held_out, token_names
-from depth import starting_information
-from flags import command_line, problem_name
-from diagram import USEFUL, diagram_size, draw_diagram, faint_note
 from train import draw_curves
 
 
@@ -97,6 +99,77 @@ def draw_attention_maps(run, file):
     figure.supxlabel(f"attended token of one held-out sequence\n({letters})", fontsize=10)
     figure.supylabel("attending token", fontsize=10)
     runs.save_figure(figure, file)
+
+
+# ---- a circuit as a diagram
+
+USEFUL = "tab:red"  # the colour of what is useful, in every figure
+DASHED_BELOW = 0.1  # a path with less mean attention is dashed
+
+
+def path_title(path, task, heads):
+    """layer 7: q -> 1b, with an arrow; the head too, if there are several."""
+    names, head = task.names, f" head {path.head + 1}" * (heads > 1)
+    source, target = names[path.source], names[path.target]
+    return f"layer {path.layer + 1}{head}: {source} \N{RIGHTWARDS ARROW} {target}"
+
+
+def diagram_size(task, paths):
+    """(width, height) in inches of the diagram of these paths, with room for a title."""
+    layers = len({path.layer for path in paths})
+    return max(8, 1.3 * len(task.roles) + 1), (1.3 if layers < 7 else 0.9) * layers + 1.6
+
+
+def faint_note(paths):
+    """Two lines for the title that say what dashed arrows are, if there are any."""
+    share = f"dashed: less than {DASHED_BELOW} in this head;\nother heads or relays do the rest"
+    return f"\n{share}" if min(paths.values()) < DASHED_BELOW else ""
+
+
+def draw_diagram(axes, task, paths, label, color):
+    """The roles of a chain across in the order in which they are read, the layers that have paths
+    upward, an arrow per path from where information is taken to where it goes.
+
+    paths: {Path: mean attention}; label, color: of the arrow of a path, functions. Returns {path:
+    (arrow, its text)}."""
+    layers = sorted({path.layer for path in paths})
+    across = {role: x for x, role in enumerate(task.in_reading_order)}
+    draw_roles(axes, task, layers)
+
+    drawn = {}
+    for path, attention in paths.items():
+        # from the target, below, to the source; straight, unless another head of the layer has it
+        below, start, to = layers.index(path.layer), across[path.target], across[path.source]
+        same_path = [other for other in drawn if other._replace(head=path.head) == path]
+        bend = f"arc3,rad={0.15 * len(same_path)}"
+        line = "-" if attention >= DASHED_BELOW else (0, (4, 4))
+        style = dict(color=color(path), ls=line, connectionstyle=bend, shrinkA=5, shrinkB=5)
+        ends = (start, below), (to, below + 1)
+        arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, **style)
+        axes.add_patch(arrow)
+
+        # its text upon it, lower where another arrow ends in the same place
+        end = path.layer, path.source
+        same_end = [other for other in drawn if (other.layer, other.source) == end]
+        up = 0.62 - 0.2 * (len(same_end) % 3)
+        box = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
+        style = dict(fontsize=9, ha="center", va="center", bbox=box)
+        drawn[path] = arrow, axes.text(start + up * (to - start), below + up, label(path), **style)
+    return drawn
+
+
+def draw_roles(axes, task, layers):
+    """A line for each role, with a dot at the input and after each of the layers."""
+    heights, names = range(len(layers) + 1), []
+    for x, role in enumerate(task.roles[number] for number in task.in_reading_order):
+        axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
+        axes.plot([x] * len(heights), heights, "o", color="white", markeredgecolor="gray", ms=7)
+        names.append(f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$\n{role.name}")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(heights, ["input", *(f"after layer {layer + 1}" for layer in layers)])
+    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
+    axes.set_xlabel("symbol and role, in the order of reading")
+    axes.spines[:].set_visible(False)
 
 
 # ---- Figures 5 and 7, left: the circuit
@@ -231,6 +304,164 @@ def draw_information_map(run, file, n=512):
     runs.save_figure(figure, file)
 
 
+# ---- Figures 6, 7 and Appendix D: how it emerged
+
+
+def draw_emergence(run, file):
+    """Figure 7: the circuit with its attention, and the step at which each path emerged."""
+    # left: how it ended
+    width, height = diagram_size(run.task, run.paths)
+    size = (1.7 * width, height + 0.3)
+    figure, panels = plt.subplots(1, 2, figsize=size, layout="constrained", sharey=True)
+    labels = {path: f"{attention:.2f}" for path, attention in run.paths.items()}
+    draw_diagram(panels[0], run.task, run.paths, labels.get, lambda path: USEFUL)
+    panels[0].set_title("mean attention at the end" + faint_note(run.paths), fontsize=11)
+
+    # right: how it began; the brightest colours of viridis are too faint for lines
+    when = emergence.emergence_steps(run.emergence)
+    known = [step for step in when.values() if step is not None]
+    shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
+    ends = (min(known), max(known)) if known else (0, 1)
+    scale = ScalarMappable(plt.Normalize(*ends), shades)
+    labels, colors = {}, {}
+    for path, step in when.items():
+        labels[path] = "never" if step is None else f"{step:.0f}"
+        colors[path] = "lightgray" if step is None else scale.to_rgba(step)
+    draw_diagram(panels[1], run.task, run.paths, labels.get, colors.get)
+    title = f"step at which it first passes 0.5 ({run.emergence.sequences} sequences)"
+    panels[1].set_title(title, fontsize=11)
+    if known:
+        figure.colorbar(scale, ax=panels[1], label="training step", shrink=0.8)
+    runs.save_figure(figure, file)
+
+
+def draw_paths(run, file):
+    """Appendix D: the attention of each path over training."""
+    # a panel per path
+    when, steps, columns = emergence.emergence_steps(run.emergence), run.emergence.steps, 4
+    lines = math.ceil(len(when) / columns)
+    shape = dict(figsize=(3.2 * columns, 2.1 * lines + 0.9), sharex=True, sharey=True)
+    figure, grid = plt.subplots(lines, columns, squeeze=False, layout="constrained", **shape)
+    for axes in grid.flat[len(when) :]:
+        axes.axis("off")
+    for axes, (path, history) in zip(grid.flat, run.emergence.paths.items(), strict=False):
+        # its attention
+        spread = dict(alpha=0.25, label="10% to 90% of the sequences")
+        axes.fill_between(steps, history.low, history.high, color="tab:blue", **spread)
+        axes.plot(steps, history.mean, color="tab:blue", label="mean attention")
+        label = "share of tokens whose largest attention this is"
+        axes.plot(steps, history.hits, color="tab:orange", lw=1, label=label)
+
+        # when it emerged
+        axes.axhline(0.5, color="gray", ls=":", lw=1)
+        if when[path] is not None:
+            axes.axvline(when[path], color=USEFUL, lw=1)
+            beside = dict(xytext=(3, 0), textcoords="offset points", color=USEFUL, fontsize=9)
+            axes.annotate(f"{when[path]:.0f}", (when[path], 0.05), **beside)
+        axes.set_title(path_title(path, run.task, run.config["heads"]), fontsize=10)
+        axes.set(ylim=(-0.03, 1.03))
+
+    # the scale, also where nothing is drawn below, and the legend
+    for axes in grid.flat[max(0, len(when) - columns) : len(when)]:
+        axes.tick_params(labelbottom=True)
+    label = f"training step; red: the mean passes 0.5 ({run.emergence.sequences} sequences)"
+    figure.supxlabel(label, fontsize=10)
+    above = dict(loc="outside upper center", ncols=3, fontsize=9, frameon=False)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), **above)
+    runs.save_figure(figure, file)
+
+
+def draw_removal(run, file):
+    """When a path starts to matter, and for which symbol: what its removal raises."""
+    removed = [history.without for history in run.emergence.paths.values()]
+    titles = [path_title(path, run.task, run.config["heads"]) for path in run.emergence.paths]
+    map_of_rises(run.emergence, removed, titles, "path", file)
+
+
+def draw_heads(run, file):
+    """The same of every head, whether it is in the circuit at the end or not (marked if it is)."""
+    useful, titles = {path[:2] for path in run.paths}, []
+    for layer, head in run.emergence.heads:
+        title = f"layer {layer + 1}"
+        title += f" head {head + 1}" if run.config["heads"] > 1 else ""
+        titles.append(title + " *" * ((layer, head) in useful))
+    what = "head (*: in the circuit)"
+    map_of_rises(run.emergence, list(run.emergence.heads.values()), titles, what, file)
+
+
+def map_of_rises(emerged, removed, titles, what, file):
+    """A map for each symbol: a row for each that was removed, a column per checkpoint."""
+    # what is drawn
+    steps, count, rises = emerged.steps, len(removed), emergence.removal_rises(emerged, removed)
+    middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
+    edges = [steps[0], *middles, steps[-1]]  # checkpoints may be unequally apart
+
+    # a panel per symbol
+    shape = dict(figsize=(3.3 * len(rises) + 2, 0.33 * count + 1.8), sharey=True)
+    figure, panels = plt.subplots(1, len(rises), squeeze=False, layout="constrained", **shape)
+    for axes, (symbol, rise) in zip(panels[0], rises.items(), strict=True):
+        rows = [number - 0.5 for number in range(count + 1)]
+        image = axes.pcolormesh(edges, rows, rise, cmap="Reds", vmin=0, vmax=1)
+        crossing = runs.first_below(steps, emerged.losses[symbol])
+        if crossing is not None:
+            axes.axvline(crossing, color="tab:blue", lw=1, ls="--")
+        axes.set(title=f"$x_{{{symbol[2:]}}}$", xlabel="training step", ylim=(count - 0.5, -0.5))
+
+    # the names and the scale
+    panels[0, 0].set_yticks(range(count), titles, fontsize=9)
+    figure.colorbar(image, ax=panels, label="rise of the partial loss (MSE)", extend="max")
+    title = f"What the removal of each {what} destroys ({emerged.sequences} sequences)\n"
+    figure.suptitle(title + "dashed: the symbol's loss passes 0.5", fontsize=11)
+    runs.save_figure(figure, file)
+
+
+def draw_animation(run, file):
+    """The circuit lighting up through training, the partial losses under it."""
+    # the frame that stays
+    steps, (width, height) = run.emergence.steps, diagram_size(run.task, run.paths)
+    shape = dict(figsize=(0.75 * width, 0.75 * (height + 3.2)), height_ratios=[height, 2.6])
+    figure, (above, below) = plt.subplots(2, 1, layout="constrained", **shape)
+    drawn = draw_diagram(above, run.task, run.paths, lambda path: "0.00", lambda path: USEFUL)
+    symbols = run.emergence.losses
+    for symbol, losses in symbols.items():
+        color = runs.symbol_color(int(symbol[2:]), run.task.symbols - 1)
+        below.plot(steps, losses, color=color, label=f"$x_{{{symbol[2:]}}}$")
+    now = below.axvline(0, color=USEFUL)
+    below.set(xlabel="training step", ylabel="MSE of each symbol", ylim=(0, 1.2))
+    below.set_xlim(steps[0], steps[-1])
+    below.legend(fontsize="small", ncols=len(symbols), loc="upper right")
+
+    def show(checkpoint):
+        title = f"Who attends to whom after {steps[checkpoint]} training steps"
+        above.set_title(title, fontsize=11)
+        now.set_xdata([steps[checkpoint]] * 2)
+        for path, history in run.emergence.paths.items():
+            (arrow, text), mean = drawn[path], history.mean[checkpoint]
+            arrow.set_alpha(max(0.04, mean))
+            text.set(text=f"{mean:.2f}", alpha=max(0.15, mean))
+        figure.canvas.draw()
+        return Image.fromarray(numpy.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+
+    # a frame per checkpoint, and the last for a second more
+    figure.set_dpi(75)
+    show(0)
+    figure.set_layout_engine("none")  # to lay out every frame anew takes most of the time
+    frames = [show(checkpoint) for checkpoint in range(len(steps))]
+    frames += frames[-1:] * 8
+    moving = dict(save_all=True, append_images=frames[1:], duration=125, loop=0)
+    runs.write_file(file, lambda temporary: frames[0].save(temporary, "GIF", **moving))
+    plt.close(figure)
+
+
+EMERGENCE_FIGURES = {
+    "emergence.png": draw_emergence,
+    "paths.png": draw_paths,
+    "removal.png": draw_removal,
+    "emergence.gif": draw_animation,
+}
+HEAD_FIGURES = {"heads.png": draw_heads}  # not in every emergence.json
+
+
 # ---- the command line
 
 
@@ -249,7 +480,7 @@ def draw(folder):
     if run.paths:
         figures |= CIRCUIT_FIGURES
     if run.emergence:
-        figures |= emergence.FIGURES | (emergence.HEAD_FIGURES if run.emergence.heads else {})
+        figures |= EMERGENCE_FIGURES | (HEAD_FIGURES if run.emergence.heads else {})
     for name, draw_figure in figures.items():
         draw_figure(run, folder / name)
         print(folder / name, flush=True)

@@ -20,6 +20,7 @@ def main():
 
     here = Path(__file__).parent
     flags = ["-q", "--disable-warnings", "-p", "no:cacheprovider", "--rootdir", str(here)]
+    flags += ["-o", f"pythonpath={here}"]
     flags += ["-n", str(os.cpu_count()), "--dist", "worksteal", "--durations", "5"]
     chosen = ["-k", " or ".join(words)] if words else []
     sys.exit(pytest.main([*flags, *chosen, str(here / "tests")]))  # 5 if there is no such test

@@ -6,8 +6,6 @@ python train.py --layers 3 --heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --
 python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
 """
 
-import runs  # noqa: I001 -- first: it says how threads wait, before torch loads
-
 import ctypes
 import json
 import math
@@ -16,12 +14,14 @@ import signal
 import sys
 import time
 
+from parts import runs
+from parts.circuit import hold
+from parts.flags import DTYPES, asked, parse, problem_name, run_directory
+from parts.flow import held_paths
+
 import torch
 
-from circuit import hold
 from data import ENCODINGS, TASKS, batch_index, held_out, partial_losses, plateaus
-from depth import held_paths
-from flags import DTYPES, asked, parse, problem_name, run_directory
 
 
 # ---- optimizers

@@ -18,20 +18,16 @@ then be spared. ablate.py, which takes paths from the model as it is, can see th
 import contextlib
 import sys
 import time
-from pathlib import Path
+
+from parts import circuit, runs
+from parts.flags import command_line
+from parts.flow import may_attend
 
 import torch
 
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
-from planted import CIRCUITS, Planted, needed, paths_from
-
 import ablate
-import circuit
-import runs
 from data import batch_index, held_out, partial_losses
-from depth import may_attend
-from flags import command_line
+from tests.planted import CIRCUITS, Planted, needed, paths_from
 from train import learning_rate, optimizers, parse_flags
 
 

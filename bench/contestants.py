@@ -3,18 +3,15 @@ the matrix products that no one can avoid.
 """
 
 import math
-import sys
-from pathlib import Path
+
+from parts.flags import DEFAULTS
+from parts.runs import build
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from data import chain
-from flags import DEFAULTS
-from runs import build
 
 
 N, K = 4, 4

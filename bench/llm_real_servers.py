@@ -21,13 +21,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from llm import __main__ as llm
+from tests.common import wait_for
+from tests.scripted_server import attempts_in
+
 
 HERE = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(HERE), str(HERE / "tests")]
-from common import wait_for
-from scripted_server import attempts_in
-
-import llm
 
 
 WORDS = sorted({word for name in llm.FORMULATIONS for word in llm.make_question(name, 5, 0, 0)[2]})

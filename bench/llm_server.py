@@ -25,12 +25,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from llm import __main__ as llm
+from tests import scripted_server as scripted
+
 
 HERE = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(HERE), str(HERE / "tests")]
-import scripted_server as scripted
-
-import llm
 
 
 FAULTS = ["rate limit", "overloaded", "bad gateway", "silent", "broken JSON", "error as 200"]

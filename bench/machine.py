@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 
-sys.path.append(str(Path(__file__).parents[1]))
 SETTINGS = {
     "one thread": {"OMP_NUM_THREADS": "1"},
     "all cores, 300000 turns (GCC's default)": {"GOMP_SPINCOUNT": "300000"},
@@ -96,7 +95,7 @@ def measure_neighbours():
 
 def measure_writes():
     """{whether it waits for the disk: [seconds, ...]} of writing a state, 19 MB."""
-    import runs
+    from parts import runs
 
     step, model, trained_by = main_command()
     step(0)

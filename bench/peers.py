@@ -22,8 +22,8 @@ import sys
 import time
 
 import torch
-from contestants import TORCH, K, N, flax_step, floor_step, torch_step
 
+from bench.contestants import TORCH, K, N, flax_step, floor_step, torch_step
 from data import batch_index, make_batch
 from train import keep_freed_memory
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from contestants import K, N, floor_step, ours, torch_step
-from peers import SHAPES, timed
 
+from bench.contestants import K, N, floor_step, ours, torch_step
+from bench.peers import SHAPES, timed
 from data import batch_index, make_batch
 from train import keep_freed_memory
 

@@ -10,17 +10,14 @@ can make a sequence run in a cycle, easy to foretell: accuracy is also given wit
 
 import csv
 import json
-import sys
 import time
 from pathlib import Path
+
+from parts.runs import measure_and_draw, save_figure
 
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
-
-
-sys.path.append(str(Path(__file__).parents[1]))
-from runs import measure_and_draw, save_figure
 
 
 N, K = 65, 5  # characters, triggers

@@ -5,13 +5,9 @@ steps between evaluations they are trained with.
 """
 
 import math
-import sys
-from pathlib import Path
 
 import torch
 
-
-sys.path.append(str(Path(__file__).parents[1]))
 from model import Block
 
 

@@ -16,15 +16,14 @@ import sys
 import time
 from pathlib import Path
 
+from parts.flags import command_line
+from parts.runs import save_figure, symbol_color, write_text
+
 import matplotlib.pyplot as plt
 import torch
-from hop_tasks import Letters, Ring, Transformer
 from torch.nn.functional import cross_entropy
 
-
-sys.path.append(str(Path(__file__).parents[1]))
-from flags import command_line
-from runs import save_figure, symbol_color, write_text
+from mechanisms.hop_tasks import Letters, Ring, Transformer
 
 
 SOLVED = 0.95  # accuracy

@@ -8,18 +8,14 @@ tokens well must doubt what followed a token once, as the reader does who knows 
 counts. There the loss is that of the scored tokens alone.
 """
 
-import sys
-from pathlib import Path
+from parts.flags import DEFAULTS
+from parts.runs import measure_and_draw, measure_each, save_figure
 
 import matplotlib.pyplot as plt
 import torch
-from bigrams import K, N, accuracies, read_bigrams, sample
 from torch.nn.functional import cross_entropy, one_hot
 
-
-sys.path.append(str(Path(__file__).parents[1]))
-from flags import DEFAULTS
-from runs import measure_and_draw, measure_each, save_figure
+from mechanisms.bigrams import K, N, accuracies, read_bigrams, sample
 from train import learning_rate, optimizers
 
 

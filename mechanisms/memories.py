@@ -8,17 +8,13 @@ numbers. The fact is always z -> z: among random vectors any one-to-one map is t
 """
 
 import math
-import sys
-from pathlib import Path
+
+from parts.intervals import bootstrap
+from parts.runs import measure_and_draw, measure_each, save_figure
 
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, normalize
-
-
-sys.path.append(str(Path(__file__).parents[1]))
-from intervals import bootstrap
-from runs import measure_and_draw, measure_each, save_figure
 
 
 LOADS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08)  # facts / d^2 after one step

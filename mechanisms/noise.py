@@ -8,18 +8,15 @@ or half the time by one and the same noise token ("the" in "in the"). Tested is 
 spaces after the first: does the model name the output, or the noise? With how much of its last MLP?
 """
 
-import sys
 import time
-from pathlib import Path
+
+from parts.runs import measure_and_draw, save_figure
 
 import matplotlib.pyplot as plt
 import torch
-from bigrams import N, read_bigrams
 from torch.nn.functional import cross_entropy
 
-
-sys.path.append(str(Path(__file__).parents[1]))
-from runs import measure_and_draw, save_figure
+from mechanisms.bigrams import N, read_bigrams
 
 
 NOISE, OFTEN = N, 0.5  # the token after the N characters, and how often it follows a space

@@ -9,17 +9,13 @@ alone attends: all that a model sees of a sequence is how often each of the V to
 """
 
 import math
-import sys
-from pathlib import Path
+
+from parts.intervals import bootstrap
+from parts.runs import measure_and_draw, measure_each, save_figure
 
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
-
-
-sys.path.append(str(Path(__file__).parents[1]))
-from intervals import bootstrap
-from runs import measure_and_draw, measure_each, save_figure
 
 
 SWEEPS = {  # what is varied: {its value: (S, R, D, initial weight)}

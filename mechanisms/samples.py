@@ -9,17 +9,13 @@ trigger, and attention is even over the tokens before: all that one step learns 
 """
 
 import math
-import sys
 import time
-from pathlib import Path
+
+from parts.intervals import bootstrap
+from parts.runs import measure_and_draw, save_figure
 
 import matplotlib.pyplot as plt
 import torch
-
-
-sys.path.append(str(Path(__file__).parents[1]))
-from intervals import bootstrap
-from runs import measure_and_draw, save_figure
 
 
 OFTEN = 0.5  # how often noise follows a trigger

@@ -7,18 +7,14 @@ The simplified model of bigrams.py, at zero, takes one long gradient step for ea
 in the order of the theorem.
 """
 
-import sys
-from pathlib import Path
+from parts.intervals import bootstrap
+from parts.runs import measure_and_draw, measure_each, save_figure
 
 import matplotlib.pyplot as plt
 import torch
-from bigrams import MEMORIES, N, Simplified, read_bigrams, sample
 from torch.nn.functional import cross_entropy
 
-
-sys.path.append(str(Path(__file__).parents[1]))
-from intervals import bootstrap
-from runs import measure_and_draw, measure_each, save_figure
+from mechanisms.bigrams import MEMORIES, N, Simplified, read_bigrams, sample
 
 
 WIDTH, SEQUENCES = 256, 2048  # while the other varies

@@ -37,11 +37,10 @@ def run_main(module, *arguments):
 
 
 def start(script, *arguments, **more):
-    """The command line as a process of its own, for tests that kill it."""
-    command = [sys.executable, HERE / script, *map(str, arguments)]
-    return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more
-    )
+    """The command line as a process of its own, for tests that kill it; script: train, pages.index,
+    ..."""
+    command, pipe = [sys.executable, "-m", script, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, **dict(cwd=HERE) | more)
 
 
 def wait_for(condition, seconds=60):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors this small more thre
 os.environ.setdefault("MPLBACKEND", "Agg")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 HERE = Path(__file__).parents[1]
-sys.path[:0] = [str(HERE), str(HERE / "mechanisms"), str(HERE / "bench"), str(HERE / "tests")]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from common import wait_for
+from tests.common import wait_for
 
 
 def free_port():

@@ -19,12 +19,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork would lose more threads
 os.environ.setdefault("MPLBACKEND", "Agg")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from common import TINY, logged, run_main, weights_equal  # noqa: E402
+from parts import runs  # noqa: E402
 
-import runs  # noqa: E402
 import train  # noqa: E402
+from tests.common import TINY, logged, run_main, weights_equal  # noqa: E402
 
 
 FLAGS = [*TINY, *"--steps 80 --save-every 40 --target 0 --examples 100".split()]

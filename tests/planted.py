@@ -2,12 +2,13 @@
 
 import itertools
 
+from parts.circuit import Path, read_paths, write_pattern
+from parts.flow import starting_information, symbols_reached
+
 import torch
 
 import train
-from circuit import Path, read_paths, write_pattern
 from data import chain
-from depth import starting_information, symbols_reached
 
 
 def paths_from(task, *texts):

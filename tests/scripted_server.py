@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from common import run_main
-
-import llm
+from llm import __main__ as llm
+from tests.common import run_main
 
 
 KEY = "sk-test-0123456789-do-not-print"

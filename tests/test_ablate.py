@@ -5,16 +5,8 @@ import json
 import random
 from unittest import mock
 
-import pytest
-import torch
-from common import TINY, assert_refused, contents, run_main
-from planted import CIRCUITS, Wrapped, needed, plant, settings
-
-import ablate
-import runs
-import search
-import train
-from circuit import (
+from parts import runs, search
+from parts.circuit import (
     Held,
     Path,
     mean_attention,
@@ -23,7 +15,15 @@ from circuit import (
     read_report,
     write_pattern,
 )
+
+import pytest
+import torch
+
+import ablate
+import train
 from data import chain, held_out, partial_losses
+from tests.common import TINY, assert_refused, contents, run_main
+from tests.planted import CIRCUITS, Wrapped, needed, plant, settings
 
 
 def circuits_found(model, D, layers, heads=1):

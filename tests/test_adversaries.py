@@ -4,15 +4,15 @@ that are held by their means alone."""
 
 import functools
 
+from parts import runs, search
+from parts.circuit import Path, mean_attention, path_name, paths_in, paths_of
+
 import pytest
 import torch
-from planted import Tokens, attending, settings
 
 import ablate
-import runs
-import search
-from circuit import Path, mean_attention, path_name, paths_in, paths_of
 from data import chain, held_out
+from tests.planted import Tokens, attending, settings
 
 
 # ---- models that solve the task as no arrow says, or as several say

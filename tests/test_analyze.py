@@ -4,22 +4,21 @@ import itertools
 import json
 import shutil
 
+from parts import circuit, emergence, runs
+from parts.circuit import Path
+
+import diagram
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from common import TINY, assert_refused, contents, run_main
 from matplotlib.colors import to_rgba
-from other_tasks import MIXED, TASKS, TRIPLES, sequences_of, write_circuit
 
 import analyze
-import circuit
-import diagram
-import emergence
-import runs
 import train
-from circuit import Path
 from data import Role, Task
 from model import Transformer
+from tests.common import TINY, assert_refused, contents, run_main
+from tests.other_tasks import MIXED, TASKS, TRIPLES, sequences_of, write_circuit
 
 
 def run_of(task, paths=None, heads=1):

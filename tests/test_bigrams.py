@@ -5,13 +5,12 @@ import json
 from collections import Counter
 from functools import partial, update_wrapper
 
-import bigrams
-import layers
 import pytest
-import theorems
 import torch
-from bigrams import K, N, Simplified, accuracies, attention_kept, read_bigrams, sample
-from common import HERE, assert_refused, run_main
+
+from mechanisms import bigrams, layers, theorems
+from mechanisms.bigrams import K, N, Simplified, accuracies, attention_kept, read_bigrams, sample
+from tests.common import HERE, assert_refused, run_main
 
 
 def seeded(seed=0):

@@ -3,13 +3,14 @@
 import itertools
 import json
 
+from parts import circuit
+from parts.circuit import Path, hold, mean_attention, read_paths, write_pattern
+
 import pytest
 import torch
-from planted import find_positions
 
-import circuit
-from circuit import Path, hold, mean_attention, read_paths, write_pattern
 from data import Role, Task, chain, conditional, make_batch
+from tests.planted import find_positions
 
 
 TRIPLES = (

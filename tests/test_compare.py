@@ -2,18 +2,17 @@
 
 import json
 
+from parts import emergence, runs
+from parts.circuit import Path
+
 import matplotlib.pyplot as plt
 import pytest
-from common import assert_refused, run_main
-from other_tasks import MIXED, TASKS, TRIPLES
 
-import compare
-import emergence
-import order
-import runs
 import train
-from circuit import Path
 from data import chain
+from studies import compare, order
+from tests.common import assert_refused, run_main
+from tests.other_tasks import MIXED, TASKS, TRIPLES
 
 
 LOWER, UPPER, OTHER = (1, 1, "1b", "1a"), (2, 1, "q", "1b"), (3, 1, "q", "2b")

@@ -6,24 +6,23 @@ import itertools
 import math
 from pathlib import Path
 
+from parts import circuit, emergence, runs
+from parts import flags as table
+from parts import flow as depth
+from parts.circuit import write_pattern
+
 import pytest
 import torch
-from common import TINY, assert_refused, bits_behind, run_main
-from other_tasks import write_circuit
-from planted import Planted, find_positions, needed, paths_from
 
 import ablate
 import analyze
-import circuit
-import compare
 import data
-import depth
-import emergence
-import flags as table
-import runs
 import train
-from circuit import write_pattern
 from data import conditional, make_batch, partial_losses, plateaus
+from studies import compare
+from tests.common import TINY, assert_refused, bits_behind, run_main
+from tests.other_tasks import write_circuit
+from tests.planted import Planted, find_positions, needed, paths_from
 
 
 HELD = "--task conditional --N 2 --K 2 --heads 2 --width 32 --batch 64 --lr 0.003 --device cpu"

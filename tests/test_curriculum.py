@@ -3,13 +3,14 @@
 import json
 from unittest import mock
 
-import pytest
-from common import assert_refused, run_main
+from parts import runs
 
-import curriculum
-import runs
+import pytest
+
 import train
-from table import report
+from studies import curriculum
+from sweep import report
+from tests.common import assert_refused, run_main
 
 
 def write_run(folder, flags, **losses):

@@ -8,10 +8,10 @@ import statistics
 
 import pytest
 import torch
-from common import assert_refused, bits_behind, run_main, solve
-from other_tasks import MIXED, TASKS, TRIPLES, sequences_of
 
 import data
+from tests.common import assert_refused, bits_behind, run_main, solve
+from tests.other_tasks import MIXED, TASKS, TRIPLES, sequences_of
 
 
 # ---- random numbers

@@ -3,14 +3,15 @@
 import itertools
 import math
 
+from parts import flow as depth
+from parts.circuit import one_hot
+
 import pytest
 import torch
-from common import assert_refused, run_main
-from other_tasks import MIXED, TRIPLES, sequences_of
 
-import depth
-from circuit import one_hot
 from data import chain, conditional, make_batch
+from tests.common import assert_refused, run_main
+from tests.other_tasks import MIXED, TRIPLES, sequences_of
 
 
 def test_depth_laws_against_the_simulation():

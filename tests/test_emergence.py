@@ -5,21 +5,21 @@ import json
 import shutil
 from pathlib import Path as File
 
+from parts import emergence, runs
+from parts.circuit import Path
+
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from common import TINY, assert_refused, run_main
-from other_tasks import TASKS, sequences_of, write_circuit
 from PIL import Image
 
 import analyze
 import data
-import emergence
-import order
-import runs
 import train
-from circuit import Path
 from model import Transformer
+from studies import order
+from tests.common import TINY, assert_refused, run_main
+from tests.other_tasks import TASKS, sequences_of, write_circuit
 
 
 PATHS = [(1, 1, "1b", "1a"), (1, 2, "q", "1b"), (2, 1, "q", "1a")]

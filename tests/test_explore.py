@@ -9,19 +9,23 @@ import shutil
 import numpy
 import pytest
 import torch
-from common import HERE, TINY, assert_refused, run_main
 from matplotlib.colors import to_rgb
-from other_tasks import write_circuit
+
+from tests.common import HERE, TINY, assert_refused, run_main
+from tests.other_tasks import write_circuit
 
 
 pytest.importorskip("altair", reason="needs altair and vl-convert-python")
 
-import explore  # noqa: E402
-import index  # noqa: E402
-import runs  # noqa: E402
+from parts import runs  # noqa: E402
+
 import train  # noqa: E402
 from data import held_out  # noqa: E402
-from views import CHAINS  # noqa: E402
+from pages import (
+    explore,  # noqa: E402
+    index,  # noqa: E402
+)
+from pages.views import CHAINS  # noqa: E402
 
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/"  # a name, of the language of the charts

@@ -6,9 +6,13 @@ import pickle
 import subprocess
 from pathlib import Path
 
+from parts import runs
+
 import pytest
 import torch
-from common import (
+
+import train
+from tests.common import (
     TINY,
     assert_one_line,
     assert_refused,
@@ -18,9 +22,6 @@ from common import (
     train_until,
     weights_equal,
 )
-
-import runs
-import train
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")

@@ -3,7 +3,8 @@
 import ast
 
 import pytest
-from common import HERE
+
+from tests.common import HERE
 
 
 FOLDERS = [HERE, HERE / "tests", HERE / "mechanisms", HERE / "bench"]

@@ -3,11 +3,12 @@
 import json
 from unittest import mock
 
-import hops
 import pytest
 import torch
-from common import assert_refused, run_main
-from hop_tasks import Letters, Ring, Transformer
+
+from mechanisms import hops
+from mechanisms.hop_tasks import Letters, Ring, Transformer
+from tests.common import assert_refused, run_main
 
 
 def seeded(seed=0):

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 
-import layers
 import torch
-from bigrams import N, read_bigrams, sample
+
+from mechanisms import layers
+from mechanisms.bigrams import N, read_bigrams, sample
 
 
 def draw_batch(B, T):

@@ -7,9 +7,13 @@ from pathlib import Path
 from string import ascii_lowercase
 from unittest import mock
 
+from parts.intervals import wilson
+
 import matplotlib
-from common import assert_refused, run_main
-from scripted_server import (
+
+from llm import __main__ as llm
+from tests.common import assert_refused, run_main
+from tests.scripted_server import (
     attempts_in,
     guessing,
     perfect,
@@ -18,9 +22,6 @@ from scripted_server import (
     scripted_server,
     solve,
 )
-
-import llm
-from intervals import wilson
 
 
 # Appendix A: what each example chose, in the order in which the generators choose, and the example

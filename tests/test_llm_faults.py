@@ -5,8 +5,9 @@ import json
 import signal
 import time
 
-from common import assert_refused, contents, start, wait_for
-from scripted_server import (
+from llm import __main__ as llm
+from tests.common import assert_refused, contents, start, wait_for
+from tests.scripted_server import (
     COLOURED,
     acceptable_answers,
     attempts_in,
@@ -17,8 +18,6 @@ from scripted_server import (
     scripted_server,
     solve,
 )
-
-import llm
 
 
 def test_llm_survives_every_fault_and_keeps_each_answer_once(tmp_path):
@@ -93,7 +92,7 @@ def test_llm_stopped_run_goes_on_where_it_was(tmp_path):
         path = tmp_path / blow.name
         flags = "--model", "m", "--n", 30, "--D", 5, "--concurrency", 8, "--out", path
         with scripted_server(delay=0.02) as server:
-            process = start("llm.py", *flags)
+            process = start("llm", *flags)
             wait_for(lambda: len(server.answers) > 50)
             process.send_signal(blow)
             out, err = process.communicate(timeout=20)
@@ -134,7 +133,7 @@ def test_llm_second_process_on_one_answers_file_is_refused(tmp_path):
     with scripted_server(delay=0.5) as server:
         # two at the same moment, which on a busy machine are seconds apart: one asks every question
         # once, the other says what to do
-        pair = [start("llm.py", *flags, path) for _ in range(2)]
+        pair = [start("llm", *flags, path) for _ in range(2)]
         (_, err), (_, other_err) = (process.communicate(timeout=60) for process in pair)
         assert sorted(process.returncode for process in pair) == [0, 2], err + other_err
         assert f"another llm.py writes to {path}: wait until it ends, or" in err + other_err
@@ -143,7 +142,7 @@ def test_llm_second_process_on_one_answers_file_is_refused(tmp_path):
 
         # while one runs: refused by any name of the file, but not another file in the folder
         server.delay = 0.05
-        process = start("llm.py", *flags, path, "--n", 30)
+        process = start("llm", *flags, path, "--n", 30)
         wait_for(lambda: len(server.requests) > 35)
         assert_refused(llm, *flags, path, says="another llm.py writes")
         assert_refused(llm, *flags, tmp_path / "link", says="another llm.py writes")

@@ -2,10 +2,9 @@
 
 import base64
 
-from common import assert_refused, contents
-from scripted_server import KEY, attempts_in, environment, run_llm, scripted_server
-
-import llm
+from llm import __main__ as llm
+from tests.common import assert_refused, contents
+from tests.scripted_server import KEY, attempts_in, environment, run_llm, scripted_server
 
 
 def test_llm_unusable_addresses_and_keys_get_one_line_without_secrets(tmp_path):

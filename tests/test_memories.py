@@ -4,11 +4,12 @@ import json
 import math
 from unittest import mock
 
-import memories
 import numpy as np
 import pytest
 import torch
-from common import assert_refused, contents, run_main
+
+from mechanisms import memories
+from tests.common import assert_refused, contents, run_main
 
 
 TINY = {"one step": (8, 12), "matrix": (4, 6), "MLP": (4, 6)}

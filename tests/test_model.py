@@ -3,11 +3,12 @@
 import itertools
 import math
 
+from parts import runs
+
 import pytest
 import torch
 
 import data
-import runs
 import train
 from model import Transformer, rotate
 

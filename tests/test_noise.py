@@ -3,14 +3,14 @@
 import json
 from functools import partial
 
-import noise
 import numpy
 import pytest
-import samples
 import torch
-from bigrams import N, read_bigrams
-from common import assert_refused, run_main
-from noise import NOISE, TwoLayers, margin, measures, truncated
+
+from mechanisms import noise, samples
+from mechanisms.bigrams import N, read_bigrams
+from mechanisms.noise import NOISE, TwoLayers, margin, measures, truncated
+from tests.common import assert_refused, run_main
 
 
 def seeded(seed=0):

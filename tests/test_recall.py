@@ -5,9 +5,10 @@ import math
 from unittest import mock
 
 import pytest
-import recall
 import torch
-from common import assert_refused, contents, run_main
+
+from mechanisms import recall
+from tests.common import assert_refused, contents, run_main
 
 
 def sequences(S, R, noise, length, batch=6, seed=0):

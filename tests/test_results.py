@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 
-import pytest
-from common import HERE
+from parts import runs
+from parts.flags import MACHINE_FLAGS, asked
 
-import runs
+import pytest
+
 import sweep
 import train
-from flags import MACHINE_FLAGS, asked
+from tests.common import HERE
 
 
 RUNS = sorted(path.parent for path in (HERE / "results").rglob("config.json"))

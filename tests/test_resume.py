@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 
+from parts import runs
+
 import pytest
-from common import (
-    HERE,
+
+import train
+from tests.common import (
     TINY,
     assert_refused,
     contents,
@@ -19,9 +22,6 @@ from common import (
     wait_for,
     weights_equal,
 )
-
-import runs
-import train
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")
@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
 def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, whole):
     """And while it trains, nobody else may; what a kill leaves locked is locked no more."""
     run = tmp_path / "run"
-    process = start("train.py", *LONG, "--out", run)
+    process = start("train", *LONG, "--out", run)
     wait_for(lambda: (run / "log.jsonl").exists() and len(logged(run)) > 3)
     assert_refused(train, *LONG, "--out", run, "--resume", says="in use by another process")
     wait_for(lambda: len(logged(run)) > 10)
@@ -65,7 +65,7 @@ def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_few_kills_at_random_and_before_file_events():
     """The short form of what tests/kill_many.py does 200 times."""
-    command = [sys.executable, HERE / "tests" / "kill_many.py", "--kills", "4", "--every", "60"]
+    command = [sys.executable, "-m", "tests.kill_many", "--kills", "4", "--every", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     counts = [int(line.split()[1]) for line in done.stdout.splitlines() if "kills" in line]

@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from parts import flags as table
+from parts import runs
+
 import pytest
 import torch
-from common import (
+
+import train
+from tests.common import (
     HERE,
     TINY,
     assert_refused,
@@ -18,10 +23,6 @@ from common import (
     train_until,
     weights_equal,
 )
-
-import flags as table
-import runs
-import train
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")

@@ -8,17 +8,16 @@ import statistics
 import subprocess
 from unittest import mock
 
+from parts import runs
+from parts.flags import DEFAULTS, MACHINE_FLAGS
+
 import psutil
 import pytest
-from common import HERE, assert_refused, contents, run_main, start, wait_for
 from dask.utils import key_split
-from dask_cluster import cluster
 from distributed import Client, Security
 
-import runs
 import sweep
-from flags import DEFAULTS, MACHINE_FLAGS
-from table import (
+from sweep import (
     claims,
     figure_4,
     figure_law,
@@ -27,6 +26,8 @@ from table import (
     read_table,
     write_table,
 )
+from tests.common import HERE, assert_refused, contents, run_main, start, wait_for
+from tests.dask_cluster import cluster
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --target 0"
@@ -39,7 +40,7 @@ TINY += " --device cpu"
 def test_a_sweep_runs_each_run_once(tmp_path):
     grid = ["--layers", 1, 2, "--seeds", 2, "--flags", TINY, "--flags", f"{TINY} --no-ic"]
     grid += ["--out", tmp_path]
-    process = start("sweep.py", *grid, "--workers", 2)
+    process = start("sweep", *grid, "--workers", 2)
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0 and "8/8 runs, 0 failed" in out and not err, out + err
     assert len(read_table(tmp_path / "results.csv")) == 8
@@ -93,7 +94,7 @@ def check_sweep_with_a_killed_worker(folder, worker_of, *more, **environment):
     """A sweep of which a worker process is killed in the middle: each run must end once, as if
     nothing had been."""
     grid = ["--layers", 1, 2, "--seeds", 2, "--out", folder]
-    process = start("sweep.py", *grid, *more, "--flags", f"{TINY} --steps 300", **environment)
+    process = start("sweep", *grid, *more, "--flags", f"{TINY} --steps 300", **environment)
     wait_for(lambda: len(list(folder.glob("*/state.pt"))) >= 2, 120)
     os.kill(worker_of(process), signal.SIGKILL)
     other = ["--layers", 3, "--out", folder]  # it would write the same table

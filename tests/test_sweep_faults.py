@@ -9,12 +9,12 @@ from unittest import mock
 
 import psutil
 import pytest
-from common import HERE, assert_one_line, assert_refused, run_main, start, wait_for
-from dask_cluster import cluster
 from distributed import Client
 
 import sweep
-from table import read_table, row_of
+from sweep import read_table, row_of
+from tests.common import HERE, assert_one_line, assert_refused, run_main, start, wait_for
+from tests.dask_cluster import cluster
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --target 0"
@@ -170,7 +170,7 @@ def test_clusters_that_cannot_do_it_are_refused_in_one_line(tmp_path):
 def test_a_sweep_whose_scheduler_is_killed_ends_in_one_line(tmp_path):
     more = ["--flags", f"{TINY} --steps 100000", "--out", tmp_path / "sweep"]
     with cluster(tmp_path, 1) as (address, scheduler, _):
-        process = start("sweep.py", *grid(tmp_path, 1)[:4], *more, "--scheduler", address)
+        process = start("sweep", *grid(tmp_path, 1)[:4], *more, "--scheduler", address)
         wait_for(lambda: list(tmp_path.glob("sweep/*/state.pt")), 120)
         scheduler.kill()
         _, err = process.communicate(timeout=30)

@@ -3,9 +3,17 @@
 import json
 from pathlib import Path
 
+from parts import flags as table
+from parts import runs
+
 import pytest
 import torch
-from common import (
+
+import ablate
+import data
+import train
+from sweep import read_table, row_of, write_table
+from tests.common import (
     TINY,
     assert_refused,
     contents,
@@ -15,13 +23,6 @@ from common import (
     train_until,
     weights_equal,
 )
-
-import ablate
-import data
-import flags as table
-import runs
-import train
-from table import read_table, row_of, write_table
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")

@@ -4,15 +4,16 @@ import math
 from pathlib import Path
 from unittest import mock
 
+from parts import flags as table
+from parts import runs
+
 import pytest
 import torch
-from common import TINY, assert_refused, contents, logged, run_main, solve, weights_equal
 
-import compare
 import data
-import flags as table
-import runs
 import train
+from studies import compare
+from tests.common import TINY, assert_refused, contents, logged, run_main, solve, weights_equal
 
 
 # ---- numbers in, numbers out

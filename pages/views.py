@@ -7,12 +7,13 @@ checkpoint, layer, head, token and path. Their data come as rows by name; nothin
 import textwrap
 from typing import NamedTuple
 
+from parts import runs
+
 import altair as alt
 from matplotlib.colors import to_hex
 
-import runs
+from analyze import DASHED_BELOW, USEFUL
 from data import Task
-from diagram import DASHED_BELOW, USEFUL
 
 
 RED, BLUE, ORANGE, GRAY = (to_hex(color) for color in (USEFUL, "tab:blue", "tab:orange", "gray"))

@@ -10,12 +10,21 @@ import itertools
 import math
 from typing import NamedTuple
 
+from parts import runs
+from parts.circuit import (
+    Path,
+    destroyed_from,
+    mean_attention,
+    paths_of,
+    relays,
+    with_paths,
+    without,
+)
+from parts.flow import symbols_reached
+
 import torch
 
-import runs
-from circuit import Path, destroyed_from, mean_attention, paths_of, relays, with_paths, without
 from data import partial_losses
-from depth import symbols_reached
 
 
 SIMPLE = {  # by fill: what a head without paths may become

@@ -13,10 +13,11 @@ import inspect
 import pathlib
 from typing import NamedTuple
 
+from parts import runs
+
 import torch
 import torch.nn.functional as F
 
-import runs
 from data import partial_losses, plateaus
 
 

@@ -23,10 +23,11 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from parts.intervals import wilson
+
 from filelock import FileLock, Timeout
 
-from intervals import wilson
-from questions import FORMULATIONS, make_question
+from llm.questions import FORMULATIONS, make_question
 
 
 # ---- the answers file: one line per attempt, each with the settings of its run
@@ -322,10 +323,10 @@ def figure2(models, path):
     import matplotlib
 
     matplotlib.use("Agg")
+    from parts.runs import write_file
+
     import matplotlib.pyplot as plt
     import numpy as np
-
-    from runs import write_file
 
     def percent(rows):  # heights (R,), and how far the intervals reach below and above them (2, R)
         heights = np.array([row["correct"] / row["n"] for row in rows])

@@ -5,23 +5,11 @@ Of one run; compare.py counts over many. A path emerges when its mean attention 
 
 import math
 
-from circuit import destroyed_from, to_the_token_before
-from runs import first_below
+from parts.circuit import destroyed_from, to_the_token_before
+from parts.emergence import emergence_steps, removal_rises
 
 
 SPARED = 0.05  # a head whose removal raises no error by more can be spared
-
-
-# ---- symbols
-
-
-def in_order(steps):
-    """Whether symbols were learned in order, the last ones perhaps never; None for fewer than two
-    that were."""
-    reached = [step for step in steps if step is not None]
-    if len(reached) < 2:
-        return None
-    return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
 # ---- the induction head of a task
@@ -61,15 +49,6 @@ def induction_head(when, task):
 # ---- paths
 
 
-def emergence_steps(emergence):
-    """{path: the step, interpolated, at which its mean attention first passes 0.5, or None}"""
-    when = {}
-    for path, history in emergence.paths.items():
-        # above 0.5 is, with the signs turned, below -0.5
-        when[path] = first_below(emergence.steps, [-mean for mean in history.mean], -0.5)
-    return when
-
-
 def previous_token_first(when, learned, task):
     """Whether, of the paths that emerged until the last symbol was learned, those in the first
     layer attend to the previous token; None if that is not known."""
@@ -80,17 +59,6 @@ def previous_token_first(when, learned, task):
         return None
     first_layer = min(path.layer for path in in_time)
     return all(to_the_token_before(path, task) for path in in_time if path.layer == first_layer)
-
-
-def removal_rises(emergence, removed):
-    """{symbol: a row for each of removed: by how much its removal raises the loss, at each
-    checkpoint}; removed: [{symbol: losses}, ...], of paths or of heads."""
-    rises = {}
-    for symbol, losses in emergence.losses.items():
-        rises[symbol] = []
-        for curves in removed:
-            rises[symbol].append([a - b for a, b in zip(curves[symbol], losses, strict=True)])
-    return rises
 
 
 def later_symbol_lost(emergence, path, task):

@@ -10,16 +10,18 @@ import os
 import pathlib
 import statistics
 
+from parts import runs
+from parts.emergence import read_circuit, read_emergence
+from parts.flags import command_line
+from parts.intervals import wilson
+from parts.runs import in_order
+
 import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.markers import TICKDOWN, TICKUP
 
-import runs
-from diagram import USEFUL
-from emergence import read_circuit, read_emergence
-from flags import command_line
-from intervals import wilson
-from order import in_order, induction_names, what_came_first, what_heads_did
+from analyze import USEFUL
+from studies.order import induction_names, what_came_first, what_heads_did
 from train import learning_rate
 
 

@@ -6,16 +6,15 @@ python index.py results     # writes results/index.html, one file that any brows
 import html
 import pathlib
 
+from parts import runs
+from parts.flags import command_line
+from parts.flow import DEPTH_LAWS
+
 import altair as alt
 
-import runs
-import table
-from compare import facts
-from depth import DEPTH_LAWS
-from explore import page
-from flags import command_line
-from order import induction_names
-from views import (
+import sweep
+from pages.explore import page
+from pages.views import (
     BLUE,
     GRAY,
     INK,
@@ -28,6 +27,8 @@ from views import (
     rows_of,
     symbol_colors,
 )
+from studies.compare import facts
+from studies.order import induction_names
 
 
 # ---- rows
@@ -58,7 +59,7 @@ def figure_4_rows(table_rows):
             curriculum = f"{'with' if row['ic'] else 'without'} implicit curriculum, D={row['D']}"
             where = dict(run=row["run"], seed=row["seed"], layers=row["layers"], kind=curriculum)
             rows.append(where | dict(symbol="all", loss=round(row["val"], 4)))
-            for k in table.symbols_in([row]) if row["ic"] else ():
+            for k in sweep.symbols_in([row]) if row["ic"] else ():
                 rows.append(where | dict(symbol=f"x_{k}", loss=round(row[f"x_{k}"], 4)))
     return rows
 
@@ -69,18 +70,18 @@ def law_rows(table_rows):
     rows, laws = [], []
     for causal, mask in (True, "causal mask"), (False, "no mask"):
         for held, kind in (True, "minimal circuit held"), (False, "attention learned"):
-            group = table.with_attention(table_rows, causal, held)
-            for k in table.symbols_in(group):
+            group = sweep.with_attention(table_rows, causal, held)
+            for k in sweep.symbols_in(group):
                 found = {}  # the shallowest run of each seed that learned x_k
                 for row in sorted(group, key=lambda row: row["layers"]):
-                    if table.learned(row, k):
+                    if sweep.learned(row, k):
                         found.setdefault(row["seed"], row)
                 for row in found.values():
                     where = dict(run=row["run"], seed=row["seed"], layers=row["layers"])
                     rows.append(
                         where | dict(k=k, mask=mask, kind=kind, loss=round(row[f"x_{k}"], 4))
                     )
-        for k in table.symbols_in(table_rows):
+        for k in sweep.symbols_in(table_rows):
             laws.append(dict(mask=mask, k=k, layers=DEPTH_LAWS[causal](k)))
     return rows, laws
 
@@ -213,8 +214,8 @@ def index(folder):
         every.append((run.relative_to(folder).as_posix(), facts(run)))
     if not every:
         raise ValueError(f"{folder} holds no run directories: train.py makes them")
-    swept = [row for row in table.read_table(folder / "sweep" / "results.csv").values()]
-    swept = table.plain(row for row in swept if not row["error"] and row["val"] is not None)
+    swept = [row for row in sweep.read_table(folder / "sweep" / "results.csv").values()]
+    swept = sweep.plain(row for row in swept if not row["error"] and row["val"] is not None)
     law, laws = law_rows(swept)
     rows = dict(order=order_rows(every), figure_4=figure_4_rows(swept), law=law, laws=laws)
     inside = '<p><a href="explorer.html">Some of them from inside</a></p>'

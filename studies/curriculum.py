@@ -11,12 +11,12 @@ import re
 import statistics
 from pathlib import Path
 
+from parts import runs
+from parts.flags import MACHINE_FLAGS, asked, command_line, problem_name
+from parts.intervals import wilson
+
 import matplotlib
 import matplotlib.pyplot as plt
-
-import runs
-from flags import MACHINE_FLAGS, asked, command_line, problem_name
-from intervals import wilson
 
 
 REGIMES = {  # what is asked: in words that fit every D, its colour

@@ -13,11 +13,12 @@ import dataclasses
 import functools
 import itertools
 
+from parts.flags import command_line
+
 import torch
 import torch.nn.functional as F
 
 from data import NO_D, TASKS, chain, conditional
-from flags import command_line
 
 
 # ---- the information flow

@@ -14,20 +14,20 @@ import shlex
 import sys
 import time
 
+from parts import runs
+from parts.circuit import name_of, path_name
+from parts.emergence import checkpoints_of, read_circuit, read_emergence, removal_rises
+from parts.flags import command_line
+
 import altair
 import torch
 import vl_convert
 
 import analyze
-import runs
-from circuit import name_of, path_name
+from analyze import path_title
 from data import held_out, plateaus, token_names
-from diagram import path_title
-from emergence import checkpoints_of, read_circuit, read_emergence
-from flags import command_line
-from order import removal_rises
+from pages.views import Story, draw_run, place_arrows
 from train import asked_symbols
-from views import Story, draw_run, place_arrows
 
 
 SEQUENCES = 8  # to choose from, fewer where their maps would be more than MOST numbers

@@ -18,26 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-
-def how_threads_wait():
-    """How many turns a thread of OpenMP waits in a circle for the others before it sleeps, as text.
-    On a quiet machine many turns are fastest; on a busy one they take the time of the very thread
-    that is waited for (bench/machine.py)."""
-    try:
-        running = Path("/proc/loadavg").read_text().split()[3].split("/")[0]
-    except OSError:  # another system, another OpenMP
-        return "0"
-    return "10000" if int(running) <= 1 else "0"  # we are one of the running
-
-
-os.environ.setdefault("GOMP_SPINCOUNT", how_threads_wait())  # read once, when torch loads
-
-
-import torch
-from filelock import FileLock, Timeout
-
-from data import ENCODINGS, TASKS, make_batch
-from flags import (
+from parts.flags import (
     DEFAULTS,
     MACHINE_FLAGS,
     asked,
@@ -47,6 +28,11 @@ from flags import (
     head_size,
     native_dtype,
 )
+
+import torch
+from filelock import FileLock, Timeout
+
+from data import ENCODINGS, TASKS, make_batch
 from model import Transformer
 
 
@@ -222,6 +208,15 @@ def crossings(rows):
     """{symbol: the step at which its loss passes below 0.5, or None} of the rows of a log."""
     steps, names = [row["step"] for row in rows], [name for name in rows[0] if name[:2] == "x_"]
     return {name: first_below(steps, [row[name] for row in rows]) for name in names}
+
+
+def in_order(steps):
+    """Whether symbols were learned in order, the last ones perhaps never; None for fewer than two
+    that were."""
+    reached = [step for step in steps if step is not None]
+    if len(reached) < 2:
+        return None
+    return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
 def task_of(config):
