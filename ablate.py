@@ -29,7 +29,6 @@ from parts.circuit import (
     Held,
     Path,
     check_roles,
-    destroyed_from,
     fields_of,
     mean_attention,
     name_of,
@@ -59,15 +58,13 @@ PAPERS_LEAST = 0.17  # the lowest MSE after the removal of a path in Appendix E
 # ---- certifying
 
 
-def measure(model, config, means, batch, circuits, fill):
+def measure(model, flags, means, batch, circuits, fill):
     """[(B, symbols), ...] the errors of several circuits that have most in common with the first,
     on 256 sequences at a time: more would fill the memory."""
     measured = []
     for tensors in zip(*(tensor.split(256) for tensor in batch), strict=True):
-        held = Held(model, config, means, type(batch)(*tensors))
-        measured.append(
-            [held.errors(circuit, fill, circuit is circuits[0]) for circuit in circuits]
-        )
+        held = Held(model, flags, means, type(batch)(*tensors))
+        measured.append([held.errors(circuit, fill) for circuit in circuits])
     return [torch.cat(parts) for parts in zip(*measured, strict=True)]
 
 
@@ -146,8 +143,8 @@ def controls(held, circuit, fill, seed):
     """({control: its lowest MSE}, the same of those sets alone by which the symbols cannot all come
     to the query: they must not pass). None where there is no set."""
     bare = without(circuit, paths_of(circuit), bare_head(fill))
-    task, lowest, must_fail = runs.task_of(held.config), {}, {}
-    sets = control_sets(task, held.config["causal"], circuit, fill, seed)
+    task, lowest, must_fail = held.flags.problem, {}, {}
+    sets = control_sets(task, held.flags.causal, circuit, fill, seed)
     for name, several in sets.items():
         every, powerless = [], []
         for chosen in several:
@@ -165,7 +162,7 @@ def bare_head(fill):
     return "position" if fill == "slot" else fill
 
 
-def certify(model, config, means, circuit, fill, batch, seed):
+def certify(model, flags, means, circuit, fill, batch, seed):
     """What is measured of a circuit, a dict:
 
     intact: no head held; replaced: all of them; fills: with each other fill; first_head_uniform and
@@ -174,37 +171,37 @@ def certify(model, config, means, circuit, fill, batch, seed):
     flow says are lost without it in any head (predicted), which the model loses (destroyed);
     controls and controls_that_must_fail. Intact and replaced are of all sequences of the batch,
     what vouch says of the first 256, controls of the first 32, the rest of an eighth."""
-    task, generator = runs.task_of(config), torch.Generator().manual_seed(seed)
+    task, generator = flags.problem, torch.Generator().manual_seed(seed)
     paths, eighth = paths_of(circuit), part(batch, fewer(len(batch.inputs)))
 
     # the model as it is, and held to the circuit
     found = {}
     for name, mechanisms in (("intact", {}), ("replaced", circuit)):
-        (errors,) = measure(model, config, means, batch, [mechanisms], fill)
+        (errors,) = measure(model, flags, means, batch, [mechanisms], fill)
         found[name] = interval(errors, generator)
     found["fills"] = {}
     for other in SIMPLE:
-        (errors,) = measure(model, config, means, eighth, [simplified(circuit, other)], other)
+        (errors,) = measure(model, flags, means, eighth, [simplified(circuit, other)], other)
         found["fills"][other] = interval(errors, generator)
 
     # the paper's step 6
     changed = [circuit, circuit | {paths[0][:2]: "uniform"}]
     changed += [without(circuit, [path], bare_head(fill)) for path in paths]
-    _, uniform, *frozen = measure(model, config, means, eighth, changed, fill)
+    _, uniform, *frozen = measure(model, flags, means, eighth, changed, fill)
     found["first_head_uniform"] = interval(uniform, generator)
 
     # every path in the model as it is
-    said, found["removals"] = vouch(model, config, part(batch, 256), circuit), []
+    said, found["removals"] = vouch(model, flags, part(batch, 256), circuit), []
     intact = torch.tensor(found["intact"]["partial"])
-    learned = intact < destroyed_from(task)
+    learned = intact < task.destroyed
     for path, errors in zip(paths, frozen, strict=True):
         others = [other for other in paths if other[2:] != path[2:]]
-        predicted = learned & ~symbols_reached(task, others, config["layers"])
+        predicted = learned & ~symbols_reached(task, others, flags.layers)
         rises = {
             what: interval(said[path][what], generator) for what in ("alive", "alive_everywhere")
         }
         partial = torch.tensor(rises["alive_everywhere"]["partial"]) + intact
-        lost = learned & (partial > destroyed_from(task))
+        lost = learned & (partial > task.destroyed)
         found["removals"].append(
             fields_of(path, task)
             | dict(frozen=interval(errors, generator))
@@ -214,7 +211,7 @@ def certify(model, config, means, circuit, fill, batch, seed):
         )
 
     # circuits that should fail
-    held = Held(model, config, means, part(batch, 32))
+    held = Held(model, flags, means, part(batch, 32))
     found["controls"], found["controls_that_must_fail"] = controls(held, circuit, fill, seed)
     return found
 
@@ -256,7 +253,7 @@ def summary(task, causal, circuit, certificate, threshold):
     paths, removals = paths_of(circuit), certificate["removals"]
     losses = [removal["frozen"]["mse"] for removal in removals]
     first = [path for path in paths if path.layer == paths[0].layer]
-    learned = torch.tensor(certificate["intact"]["partial"]) < destroyed_from(task)
+    learned = torch.tensor(certificate["intact"]["partial"]) < task.destroyed
     return dict(
         sufficient=certificate["replaced"]["high"] < threshold,
         paths=len(paths),
@@ -285,7 +282,7 @@ def heads_of(circuit, removals, task):
     return heads
 
 
-def check(config, threshold, sequences, seed):
+def check(flags, threshold, sequences, seed):
     """ValueError with one line for what cannot be."""
     if not 0 < threshold < math.inf:
         raise ValueError(f"--threshold must be above 0 and finite, not {threshold}")
@@ -293,21 +290,21 @@ def check(config, threshold, sequences, seed):
         raise ValueError(f"--sequences must be at least 2, not {sequences}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"--seed must be from 0 to {2**63 - 1}, not {seed}")
-    if config["N"] < 2:
+    if flags.N < 2:
         raise ValueError("the run was trained with --N 1: one chain leaves nothing to look for")
-    if config["circuit"]:
+    if flags.circuit:
         known = "its attention is known, there is nothing to find"
         raise ValueError(f"the run was trained with --circuit: {known}")
-    if config["mixture"]:
+    if flags.mixture:
         one = "its queries say one symbol each"
         raise ValueError(f"the run was trained with --mixture: {one}, choose one that says all")
-    if config["targets"] or not config["ic"]:
-        typed = "--targets" if config["targets"] else "--no-ic"
+    if flags.targets or not flags.ic:
+        typed = "--targets" if flags.targets else "--no-ic"
         raise ValueError(f"the run was trained with {typed}: choose one that predicts all symbols")
 
 
 @torch.no_grad()
-def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
+def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     """The circuit of a model and its certificate: the dict that main writes into circuit.json.
 
     model: anything on the CPU, ready to evaluate, that can be called like model.Transformer:
@@ -316,23 +313,23 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
     named in `patterns`, numbers from 0, attend so instead of as they would. With return_patterns it
     returns (predictions, [attention after softmax (B, heads, T, T) of each layer]). With arguments
     `start` and `stop` as model.Transformer has them it is searched several times as fast.
-    config: the flags of a run, as runs.load gives them, or train.parse_flags(["--D", "2"]).
+    flags: the flags of a run, as runs.load gives them, or train.parse_flags(["--D", "2"]).
     threshold: the highest MSE of a sufficient circuit; sequences: fresh ones for the certificate;
     seed: of the bootstrap and of random circuits. ValueError for what cannot be; FloatingPointError
     for a model whose loss is not finite."""
-    check(config, threshold, sequences, seed)
-    config = config | dict(device="cpu")
-    task, fresh = runs.task_of(config), runs.sequences(config, held_out("certificate", sequences))
+    check(flags, threshold, sequences, seed)
+    flags = flags.but(device="cpu")
+    task, fresh = flags.problem, runs.sequences(flags, held_out("certificate", sequences))
     report = dict(grade=None, fill=None, threshold=threshold, sequences=sequences)
     report |= dict(searches={}, objections={})
     began = time.time()
 
     # what its heads do
-    own = runs.sequences(config, held_out("means", 512))
-    check_roles(task, own, config["K"])
-    patterns = own_patterns(model, config, own.inputs)
+    own = runs.sequences(flags, held_out("means", 512))
+    check_roles(task, own, flags.K)
+    patterns = own_patterns(model, flags, own.inputs)
     means = mean_attention(patterns, task, own.positions)
-    held = Held(model, config, means, runs.sequences(config, held_out("search", 128)))
+    held = Held(model, flags, means, runs.sequences(flags, held_out("search", 128)))
 
     # nothing to find in a model that has not learned enough
     losses = held.errors({}).mean(0)
@@ -341,7 +338,7 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
         return report | dict(no_circuit=nothing)
 
     # the paths that it would miss
-    costs = candidates(model, config, part(own, 64), patterns, means)
+    costs = candidates(model, flags, part(own, 64), patterns, means)
     report["candidates"] = len(costs)
     print(f"{time.time() - began:5.1f} s  {len(costs)} paths may belong to the circuit", flush=True)
 
@@ -355,17 +352,17 @@ def find_circuit(model, config, threshold=0.05, sequences=4096, seed=0):
             if this in tried:
                 continue
             tried.append(this)
-            certificate = certify(model, config, means, circuit, fill, fresh, seed)
+            certificate = certify(model, flags, means, circuit, fill, fresh, seed)
             against = objections(certificate, threshold)
             if against:
                 report["objections"][f"{grade}, fill {fill}, circuit {len(tried)}"] = against
                 continue
             report |= dict(grade=grade, fill=fill, orders_that_agree=alike.count(this))
-            report |= summary(task, config["causal"], circuit, certificate, threshold)
+            report |= summary(task, flags.causal, circuit, certificate, threshold)
             report["heads"] = heads_of(circuit, certificate["removals"], task)
             return report | certificate
 
-    why = why_none(task, report["searches"], costs, config["layers"])
+    why = why_none(task, report["searches"], costs, flags.layers)
     return report | dict(no_circuit=why, relays=through_relays(task, means))
 
 
@@ -378,7 +375,7 @@ def why_not_searched(task, losses, threshold):
         raise FloatingPointError("the loss of the model is not finite")
     if mean >= threshold:
         return f"the model itself has a loss of {mean:.3f}, not below {threshold:g}"
-    if not (losses < destroyed_from(task)).any():
+    if not (losses < task.destroyed).any():
         return "the model has learned no symbol"
     return None
 
@@ -504,18 +501,18 @@ def parse_flags():
 
 
 def main():
-    p, flags = parse_flags()
+    p, args = parse_flags()
     try:
-        model, config = runs.load(flags.run)
-        report = find_circuit(model, config, flags.threshold, flags.sequences, flags.seed)
+        model, flags = runs.load(args.run)
+        report = find_circuit(model, flags, args.threshold, args.sequences, args.seed)
     except ValueError as error:
         p.error(error)
     except FloatingPointError:
-        p.error(f"the loss of {flags.run} is not finite: train it again")
+        p.error(f"the loss of {args.run} is not finite: train it again")
 
     # what was found is printed, whether it can be written or not
     if report["grade"]:
-        print_certificate(report, runs.task_of(config))
+        print_certificate(report, flags.problem)
     print("---")
     for key, value in report.items():
         if not isinstance(value, (list, dict)):
@@ -526,11 +523,11 @@ def main():
         where = "layer {layer} head {head}, {source} gives {attention}".format(**relay)
         print(f"relayed: {where} to tokens that took from its {relay['target']} before")
     try:
-        write_report(flags.run, report)
+        write_report(args.run, report)
     except OSError as error:
         print(f"ablate.py: {error}", file=sys.stderr)
         sys.exit(1)
-    print(f"circuit: {flags.run / 'circuit.json' if report['grade'] else 'none'}")
+    print(f"circuit: {args.run / 'circuit.json' if report['grade'] else 'none'}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from parts import emergence, runs
 from parts.circuit import check_roles
-from parts.flags import command_line, problem_name
+from parts.flags import command_line
 from parts.flow import starting_information
 
 import matplotlib
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
     folder: pathlib.Path
     model: torch.nn.Module
-    config: dict  # the flags
+    flags: dict  # the flags
     task: Task
     report: dict  # of ablate.py, {} if there is none
     paths: dict  # {Path: mean attention} of its circuit, {} if none is known
@@ -43,15 +43,15 @@ class Run(NamedTuple):
 
 def read_run(folder):
     """The Run in a run directory; ValueError with one line if it cannot be analysed."""
-    model, config = runs.load(folder)
-    if config["circuit"]:
+    model, flags = runs.load(folder)
+    if flags.circuit:
         what = "was trained with --circuit: its attention is known, there is nothing to find"
         raise ValueError(f"{folder} {what}")
-    task = runs.task_of(config)
-    check_roles(task, runs.sequences(config, held_out("validation", 8)), config["K"])
+    task = flags.problem
+    check_roles(task, runs.sequences(flags, held_out("validation", 8)), flags.K)
     report, paths = emergence.read_circuit(folder, task)
     emerged = emergence.read_emergence(folder, paths) if paths else None
-    return Run(folder, model, config, task, report, paths, emerged)
+    return Run(folder, model, flags, task, report, paths, emerged)
 
 
 # ---- Appendix C: attention maps
@@ -60,11 +60,11 @@ def read_run(folder):
 @torch.no_grad()
 def attention_of_one(run):
     """The names of the T tokens of one held-out sequence, and {(layer, head): (T, T) attention}."""
-    batch, maps = runs.sequences(run.config, held_out("validation", 1)), {}
+    batch, maps = runs.sequences(run.flags, held_out("validation", 1)), {}
     for layer, patterns in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
         for head, pattern in enumerate(patterns[0]):
             maps[layer, head] = pattern
-    symbols = batch.inputs[0, :, : run.config["K"]]
+    symbols = batch.inputs[0, :, : run.flags.K]
     return token_names(run.task, symbols, batch.positions[0]), maps
 
 
@@ -72,7 +72,7 @@ def draw_attention_maps(run, file):
     """Every head on one sequence, a row for each attending token; useful heads are framed."""
     # a panel per head
     names, maps = attention_of_one(run)
-    heads, useful = run.config["heads"], {path[:2] for path in run.paths}
+    heads, useful = run.flags.heads, {path[:2] for path in run.paths}
     columns = heads if heads > 1 else min(4, len(maps))
     lines = math.ceil(len(maps) / columns)
     shape = dict(figsize=(4 * columns, 4.1 * lines), squeeze=False, layout="constrained")
@@ -181,7 +181,7 @@ def draw_circuit(run, file):
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     labels = {path: f"{attention:.2f}" for path, attention in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels.get, lambda path: USEFUL)
-    layers, seed, problem = run.config["layers"], run.config["seed"], problem_name(run.config)
+    layers, seed, problem = run.flags.layers, run.flags.seed, run.flags.problem.title
     grade = f"Circuit ({run.report['grade']}) of {layers} layers, {problem}, seed {seed}"
     title = f"{grade}: arrows carry mean attention (512 sequences);\n"
     title += f"useless heads are uniform or identity, rows without an arrow: {run.report['fill']}"
@@ -221,7 +221,7 @@ def draw_shared_information(run, file):
             axes.add_patch(FancyArrowPatch((a, height), (b, height), **style))
     axes.legend(loc="upper right", ncols=2, frameon=False)
     axes.set(xlim=(-0.6, len(run.task.roles) - 0.4), ylim=(-1, 1.3))
-    problem = problem_name(run.config)
+    problem = run.flags.problem.title
     axes.set_title(f"What the roles of one chain share before any layer, {problem}")
     axes.axis("off")
     runs.save_figure(figure, file)
@@ -278,8 +278,8 @@ def information(model, task, batch, K):
 def draw_information_map(run, file, n=512):
     """One panel per role, layers upward, symbols across."""
     # a map per role
-    batch = runs.sequences(run.config, held_out("information", 2 * n))
-    scores = information(run.model, run.task, batch, run.config["K"])
+    batch = runs.sequences(run.flags, held_out("information", 2 * n))
+    scores = information(run.model, run.task, batch, run.flags.K)
     roles, useful = run.task.roles, {path.layer for path in run.paths}
     size = max(6.5, 1.5 * len(roles) + 1.5), 0.32 * len(scores) + 2
     shape = dict(figsize=size, sharey=True, layout="constrained")
@@ -358,7 +358,7 @@ def draw_paths(run, file):
             axes.axvline(when[path], color=USEFUL, lw=1)
             beside = dict(xytext=(3, 0), textcoords="offset points", color=USEFUL, fontsize=9)
             axes.annotate(f"{when[path]:.0f}", (when[path], 0.05), **beside)
-        axes.set_title(path_title(path, run.task, run.config["heads"]), fontsize=10)
+        axes.set_title(path_title(path, run.task, run.flags.heads), fontsize=10)
         axes.set(ylim=(-0.03, 1.03))
 
     # the scale, also where nothing is drawn below, and the legend
@@ -374,7 +374,7 @@ def draw_paths(run, file):
 def draw_removal(run, file):
     """When a path starts to matter, and for which symbol: what its removal raises."""
     removed = [history.without for history in run.emergence.paths.values()]
-    titles = [path_title(path, run.task, run.config["heads"]) for path in run.emergence.paths]
+    titles = [path_title(path, run.task, run.flags.heads) for path in run.emergence.paths]
     map_of_rises(run.emergence, removed, titles, "path", file)
 
 
@@ -383,7 +383,7 @@ def draw_heads(run, file):
     useful, titles = {path[:2] for path in run.paths}, []
     for layer, head in run.emergence.heads:
         title = f"layer {layer + 1}"
-        title += f" head {head + 1}" if run.config["heads"] > 1 else ""
+        title += f" head {head + 1}" if run.flags.heads > 1 else ""
         titles.append(title + " *" * ((layer, head) in useful))
     what = "head (*: in the circuit)"
     map_of_rises(run.emergence, list(run.emergence.heads.values()), titles, what, file)

@@ -11,6 +11,7 @@ import argparse
 import functools
 import itertools
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -94,6 +95,7 @@ class Task:
     chain j at place 1, and at the others one that belongs to this pair alone. Chain n's own slot is
     that of the pair (n, n); the tokens of the other slots are nobody's and have no role."""
 
+    title: str  # D=3
     N: int
     roles: tuple[Role, ...]
     crossed: tuple[int, ...] = ()  # blocks
@@ -170,6 +172,29 @@ class Task:
         """The Role that stands in this block at this place of its slot."""
         return next(role for role in self.roles if role[2:] == (block, place))
 
+    @property
+    def plateaus(self):
+        """[(loss, what a model with this loss does), ...] for each symbol, above the solution at 0;
+        the candidates are those that its block shows, fewer once another symbol of the slot is
+        known."""
+        one_of_N = 1 - 1 / self.N
+        if not self.crossed:
+            return [(1, "knows nothing"), (one_of_N, f"averages the {self.N} candidates")]
+        last = f"$x_{self.symbols - 1}$"
+        return [
+            (1, "knows nothing"),
+            (1 - 1 / self.N**2, f"{last}: averages all {self.N**2}"),
+            (one_of_N, f"averages {self.N} candidates; {last}: knows $x_1$ or $x_2$"),
+        ]
+
+    @property
+    def destroyed(self):
+        """The loss from which on a symbol counts as destroyed: half way to the lowest plateau."""
+        return min(loss for loss, _ in self.plateaus) / 2
+
+
+LEARNED = 0.5  # a symbol is learned when its loss passes below, in every figure
+
 
 @functools.lru_cache
 def chain(N, D):
@@ -179,7 +204,7 @@ def chain(N, D):
     for k in range(1, D + 1):
         rows.append(Role(f"{k}a", symbol=k - 1, block=D - k, place=0))
         rows.append(Role(f"{k}b", symbol=k, block=D - k, place=1))
-    return Task(N, tuple(rows))
+    return Task(f"D={D}", N, tuple(rows))
 
 
 @functools.lru_cache
@@ -190,7 +215,9 @@ def conditional(N, D=3):
 
     A query's x and y are those of its chain: symbols are drawn afresh and the blocks shuffled each
     on its own, so which of all x meets which of all y is as random as if two permutations were
-    drawn."""
+    drawn. ValueError for another D."""
+    if D != 3:
+        raise ValueError(f"--task conditional has three symbols, D = 3: leave out --D {D}")
     triples, y_pairs, x_pairs, queries = range(4)
     rows = (
         Role("q", symbol=0, block=queries, place=0),
@@ -202,11 +229,10 @@ def conditional(N, D=3):
         Role("3b", symbol=2, block=triples, place=1),
         Role("3c", symbol=3, block=triples, place=2),
     )
-    return Task(N, rows, crossed=(triples,))
+    return Task("conditional", N, rows, crossed=(triples,))
 
 
 TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
-NO_D = "--D is for --task chain: --task {} has three symbols, leave it out"
 
 
 # ---- where the position of a token enters
@@ -303,20 +329,6 @@ def partial_losses(predictions, targets, K):
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 
-def plateaus(task):
-    """[(loss, what a model with this loss does), ...] for each symbol, above the solution at 0; the
-    candidates are those that its block shows, fewer once another symbol of the slot is known."""
-    N = task.N
-    if not task.crossed:
-        return [(1, "knows nothing"), (1 - 1 / N, f"averages the {N} candidates")]
-    last = f"$x_{task.symbols - 1}$"
-    return [
-        (1, "knows nothing"),
-        (1 - 1 / N**2, f"{last}: averages all {N**2}"),
-        (1 - 1 / N, f"averages {N} candidates; {last}: knows $x_1$ or $x_2$"),
-    ]
-
-
 # ---- which examples: training counts up from 0, what is held out counts down from -1
 
 SPLITS = {  # where each held-out part begins; it ends where the next one does
@@ -385,47 +397,33 @@ def token_names(task, symbols, positions):
     return names
 
 
-def describe(seed, N, D, K, name="chain"):
-    """One worked sequence: tokens, roles, targets."""
-    batch, task = make_batch(seed, torch.arange(1), N, D, K, task=name), TASKS[name](N, D)
+def describe(task, batch, K):
+    """The first sequence of a batch: its tokens, the roles, what must be said at each query."""
     names = token_names(task, batch.inputs[0, :, :K], batch.positions[0])
-    letters = ", ".join(name_symbol(0, k) for k in range(task.symbols))
-    lines = [
-        f"{N} chains of {D} steps, {K} numbers per symbol: {task.T} tokens.",
-        f"Chain 1 has {letters}; the letter is the place in the chain, the number the chain.",
-    ]
-    if task.crossed:
-        last = name_symbol(0, D)
-        lines.append(
-            f"Every B is shown with every C: {last}.2, of B1 and C2, is no query's answer."
-        )
-    lines.append("")
+    chain_1 = ", ".join(name_symbol(0, k) for k in range(task.symbols))
+    lines = [f"{task.N} chains, {K} numbers per symbol: {task.T} tokens. Chain 1 is {chain_1}.", ""]
 
     # the blocks in the order of reading
-    for number, block in enumerate(task.blocks):
-        end = block.start + block.slots * block.size
-        slots = [" ".join(names[t : t + block.size]) for t in range(block.start, end, block.size)]
-        held = " ".join(task.role_at(number, place).name for place in range(block.size))
-        rows = ["   ".join(slots[slot : slot + N]) for slot in range(0, len(slots), N)]
+    for number, (start, size, slots) in enumerate(task.blocks):
+        shown = [" ".join(names[start + size * slot :][:size]) for slot in range(slots)]
+        rows = ["   ".join(shown[slot : slot + task.N]) for slot in range(0, slots, task.N)]
+        roles = " ".join(task.role_at(number, place).name for place in range(size))
         text = f"\n{'':16s}".join(rows)
-        lines.append(f"tokens {block.start:3d}-{end - 1:<3d}  {text}   roles: {held}")
+        lines.append(f"tokens {start:3d}-{start + size * slots - 1:<3d}  {text}   roles: {roles}")
 
-    # what is asked, query by query, and where it stands
-    lines += ["", "What the model must say at each query, and where it stands:"]
+    # what is asked, query by query
+    lines += ["", "What the model must say at each query:"]
     for n in batch.positions[0, :, 0].argsort().tolist():
-        said, found = [], []
-        for role, token in zip(task.roles, batch.positions[0, n].tolist(), strict=True):
-            if role.block != task.roles[0].block and role.place == task.blocks[role.block].size - 1:
-                said.append(names[token])
-                after = " ".join(names[token - role.place : token])
-                found.append(f"{names[token]} at {token} after {after}")
-        lines.append(f"  {name_symbol(n, 0)}: {' '.join(said)}    {', '.join(found)}")
+        said = " ".join(name_symbol(n, k) for k in range(1, task.symbols))
+        lines.append(f"  {name_symbol(n, 0)}: {said}")
     numbers = " ".join(f"{x:.2f}" for x in batch.inputs[0, 0].tolist())
     lines += ["", f"Token 0 ({names[0]}) as numbers, its symbol's, then its position's: {numbers}"]
     return "\n".join(lines)
 
 
 def main():
+    if hasattr(signal, "SIGPIPE"):  # `python data.py | head -1` ends quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     p = argparse.ArgumentParser(
         description=__doc__,
         allow_abbrev=False,
@@ -433,22 +431,25 @@ def main():
     )
     p.error = lambda message: p.exit(2, f"data.py: {message}\n")
     p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
-    p.add_argument("--N", type=int, default=4, help="chains per sequence (default: 4)")
-    p.add_argument("--D", type=int, help="retrieval steps per chain (default: 3)")
-    p.add_argument("--K", type=int, default=4, help="dimensions per symbol, even (default: 4)")
-    p.add_argument("--seed", type=int, default=0, help="which sequence to show (default: 0)")
+    for name, default, what in (
+        ("N", 4, "chains per sequence"),
+        ("D", 3, "retrieval steps per chain"),
+        ("K", 4, "dimensions per symbol, even"),
+        ("seed", 0, "which sequence to show"),
+    ):
+        p.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default})")
     flags = p.parse_args()
-    if flags.task != "chain" and flags.D is not None:
-        p.error(NO_D.format(flags.task))
-    flags.D = 3 if flags.D is None else flags.D
-    if min(flags.N, flags.D, flags.K - 1) < 1 or flags.K % 2:
-        p.error("--N and --D must be at least 1, and --K even and at least 2")
-    triples = flags.N if flags.task == "conditional" else 1
-    if flags.N * triples * flags.D * flags.K > 10**6:
-        p.error("--N, --D and --K may make at most 10^6 together: nobody reads a longer sequence")
+    if not (1 <= flags.N <= 100 and 1 <= flags.D <= 100 and 2 <= flags.K <= 100) or flags.K % 2:
+        p.error("--N, --D and --K must be at least 1 and at most 100, and --K even")
     if not 0 <= flags.seed < 2**63:
         p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
-    print(describe(flags.seed, flags.N, flags.D, flags.K, flags.task))
+    try:
+        task = TASKS[flags.task](flags.N, flags.D)
+    except ValueError as error:
+        p.error(error)
+    one = torch.arange(1)
+    batch = make_batch(flags.seed, one, flags.N, flags.D, flags.K, task=flags.task)
+    print(describe(task, batch, flags.K))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ attention patterns can be read and replaced: all that reverse-engineering its ci
     predictions = model(x)                                    # (B, 28, 8) -> (B, 4, 12)
     predictions, patterns = model(x, return_patterns=True)    # patterns[layer]: (B, heads, 28, 28)
     predictions = model(x, patterns={(6, 0): torch.eye(28)})  # layer 6, head 0 attends to itself
-    stream = model(x, stop=6)                                 # (B, 28, 128), what layer 6 reads
-    predictions = model(stream, start=6)                      # the same as model(x)
 """
 
 import math
@@ -88,7 +86,8 @@ class Transformer(nn.Module):
     """Reads T tokens of `inputs` numbers and predicts `outputs` numbers at each of the last N, the
     queries.
 
-    angles (T, head_size/2): how far RoPE turns the queries and keys of each token; None: not."""
+    rotary (T, head_size/2): the angles by which RoPE turns the queries and keys of each token;
+    None: not."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Transformer(nn.Module):
         head_size,
         mlp=True,
         causal=True,
-        angles=None,
+        rotary=None,
     ):
         super().__init__()
         self.N = N
@@ -112,41 +111,35 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, outputs)
         mask = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
         self.register_buffer("mask", mask, persistent=False)
-        self.register_buffer("angles", angles, persistent=False)
+        self.register_buffer("rotary", rotary, persistent=False)
 
         # as GPT-2: what adds to the residual stream starts smaller, the more additions there are
-        additions = layers * (2 if mlp else 1)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                adds = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(additions) if adds else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        adding = [block.out for block in self.blocks]
+        adding += [block.down for block in self.blocks if mlp]
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                small = math.sqrt(len(adding)) if module in adding else 1
+                nn.init.normal_(module.weight, std=0.02 / small)
+                nn.init.zeros_(module.bias)
 
-    def forward(self, x, patterns=None, return_patterns=False, start=0, stop=None):
+    def forward(self, x, patterns=None, return_patterns=False):
         """x (B, T, inputs) -> predictions (B, N, outputs); with return_patterns also every layer's
         attention pattern after softmax, a list of (B, heads, T, T), rows the attending token.
 
         patterns: {(layer, head): (T, T) or (B, T, T)} to use instead of what those heads compute;
-        ValueError for a head that is not there.
-
-        With stop it returns, alone, the residual stream (B, T, width) that layer `stop` would read;
-        with start, x is this stream at layer `start`, and the list of patterns begins there."""
+        ValueError for a head that is not there."""
         replaced = [{} for _ in self.blocks]
         for (layer, head), pattern in (patterns or {}).items():
             if not (0 <= layer < len(self.blocks) and 0 <= head < self.blocks[layer].heads):
                 raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
             replaced[layer][head] = pattern
 
-        seen, T = [], x.shape[1]
-        x = x if start else self.embed(x)
-        for layer, block in enumerate(self.blocks[start:stop], start):
+        x, seen = self.embed(x), []
+        for layer, block in enumerate(self.blocks):
             # in the last layer only what the queries hold reaches the loss
-            last = layer == len(self.blocks) - 1 and not return_patterns and stop is None
-            x, pattern = block(x, self.mask, self.angles, self.N if last else T, replaced[layer])
-            if return_patterns:
-                seen.append(pattern)
-        if stop is not None:
-            return x
+            last = layer == len(self.blocks) - 1 and not return_patterns
+            rows = self.N if last else x.shape[1]
+            x, pattern = block(x, self.mask, self.rotary, rows, replaced[layer])
+            seen.append(pattern)
         predictions = self.head(self.ln(x[:, -self.N :]))
         return (predictions, seen) if return_patterns else predictions

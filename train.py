@@ -7,21 +7,20 @@ python train.py --layers 4 --heads 2 --task conditional     # the last step depe
 """
 
 import ctypes
-import json
 import math
 import shlex
 import signal
 import sys
 import time
 
-from parts import runs
+from parts import Refused, program, runs
 from parts.circuit import hold
-from parts.flags import DTYPES, asked, parse, problem_name, run_directory
+from parts.flags import SETTINGS, parse, run_directory
 from parts.flow import held_paths
 
 import torch
 
-from data import ENCODINGS, TASKS, batch_index, held_out, partial_losses, plateaus
+from data import LEARNED, batch_index, held_out, partial_losses
 
 
 # ---- optimizers
@@ -46,11 +45,11 @@ class Muon(torch.optim.Optimizer):
     matrix by matrix and always in bfloat16, slow on most laptops; here all matrices of one shape go
     through the same products, in the dtype given."""
 
-    def __init__(self, matrices, weight_decay, dtype, momentum=0.95):
+    def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
         shapes = {}
         for matrix in matrices:
             shapes.setdefault(matrix.shape, []).append(matrix)
-        defaults = dict(lr=0.0, weight_decay=weight_decay, momentum=momentum)
+        defaults = dict(lr=lr, weight_decay=weight_decay, momentum=momentum)
         super().__init__([dict(params=group) for group in shapes.values()], defaults)
         self.dtype = dtype
 
@@ -77,10 +76,10 @@ def adamw(parameters, flags):
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [
-        dict(params=matrices, weight_decay=flags["weight_decay"]),
+        dict(params=matrices, weight_decay=flags.weight_decay),
         dict(params=vectors, weight_decay=0.0),
     ]
-    return torch.optim.AdamW(groups, betas=(0.9, flags["beta2"]), fused=True)
+    return torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)
 
 
 def adamw_alone(model, flags):
@@ -91,187 +90,199 @@ def muon_and_adamw(model, flags):
     """Muon for the matrices inside the layers, AdamW for the rest."""
     inside, rest = [], []
     for name, parameter in model.named_parameters():
-        ours = name.startswith("blocks") and parameter.ndim > 1
+        ours = name.startswith("blocks") and parameter.ndim == 2
         (inside if ours else rest).append(parameter)
-    return [adamw(rest, flags), Muon(inside, flags["weight_decay"], DTYPES[flags["dtype"]])]
+    dtype = getattr(torch, flags.dtype)
+    return [adamw(rest, flags), Muon(inside, flags.lr, flags.weight_decay, dtype)]
 
 
 OPTIMIZERS = {"muon": muon_and_adamw, "adamw": adamw_alone}  # (model, flags) -> [optimizer, ...]
 
 
-def optimizers(model, flags):
-    """The optimizers that together train all parameters."""
-    return OPTIMIZERS[flags["optimizer"]](model, flags)
+def schedule(step, flags):
+    """The share of the learning rate at a step: linear warm-up, constant, then linear to 0 over the
+    last `decay` fraction of the steps."""
+    rise = (step + 1) / flags.warmup if flags.warmup else 1
+    fall = (flags.steps - step) / (flags.decay * flags.steps) if flags.decay else 1
+    return min(rise, 1, fall)
 
 
-def learning_rate(step, flags):
-    """Linear warm-up, constant, then linear to 0 over the last `decay` fraction of the steps."""
-    rise = (step + 1) / flags["warmup"] if flags["warmup"] else 1
-    fall = (flags["steps"] - step) / (flags["decay"] * flags["steps"]) if flags["decay"] else 1
-    return flags["lr"] * min(rise, 1, fall)
+# ---- what training changes
+
+
+class State:
+    """All that a step changes, and state.pt keeps: a running mean of yours goes here. From the
+    start, or as `saved`, what state_dict gave; Refused if this is of another run."""
+
+    def __init__(self, flags, saved=None):
+        torch.manual_seed(flags.seed)
+        self.flags = flags
+        self.model = (runs.build(flags) if saved else runs.untrained(flags)).to(flags.device)
+        self.optimizers = OPTIMIZERS[flags.optimizer](self.model, flags)
+        self.step, self.seconds = 0, 0.0
+        self.train_loss = torch.zeros(2, device=flags.device)  # sum, number since the last row
+        self.rows = []  # of log.jsonl
+        for group in self.groups():
+            group["initial_lr"] = group["lr"]
+        if saved:
+            try:
+                self.load_state_dict(saved)
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+                raise runs.unusable(flags.out / "state.pt", "is of another run") from None
+
+    def groups(self):
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def state_dict(self):
+        return dict(
+            flags={name: getattr(self.flags, name) for name in SETTINGS},
+            threads=torch.get_num_threads(),
+            model=self.model.state_dict(),
+            optimizers=[optimizer.state_dict()["state"] for optimizer in self.optimizers],
+            **{name: getattr(self, name) for name in ("step", "seconds", "train_loss", "rows")},
+        )
+
+    def load_state_dict(self, saved):
+        if saved["flags"] != {name: getattr(self.flags, name) for name in SETTINGS}:
+            raise ValueError("other flags")
+        self.model.load_state_dict(saved["model"])
+        for optimizer, averages in zip(self.optimizers, saved["optimizers"], strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict(dict(state=averages, param_groups=groups))
+            for parameter, own in optimizer.state.items():  # fused AdamW would not look
+                if own.get("exp_avg", parameter).shape != parameter.shape:
+                    raise ValueError("an average of another parameter")
+            if saved["step"] and not averages:
+                raise ValueError("no averages")
+        torch.set_num_threads(saved["threads"])  # other sums have other last bits
+        self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
+        self.train_loss = saved["train_loss"].view(2)
 
 
 # ---- training
 
 
 def parse_flags(arguments=None):
-    """The flags of a run as a dict, from the command line; a bad one ends the program."""
-    choices = {"task": TASKS, "optimizer": OPTIMIZERS, "rotary": ENCODINGS, "dtype": DTYPES}
-    return parse(arguments, __doc__, choices)
+    """The Flags of a run from the command line; a bad one ends the program."""
+    flags = parse(arguments, __doc__)
+    held_paths(flags)  # refuses what it cannot hold
+    return flags
 
 
 def compile_model(model, flags):
-    """The model, with --compile compiled; ValueError if this machine cannot: a CPU takes a C++
+    """The model, with --compile compiled; Refused if this machine cannot: a CPU takes a C++
     compiler."""
-    if not flags["compile"]:
+    if not flags.compile:
         return model
     compiled = torch.compile(model)
     try:
-        predict(compiled, flags, batch_index(flags["seed"], 0, flags["batch"], flags["examples"]))
+        predict(compiled, flags, batch_index(flags.seed, 0, flags.batch, flags.examples))
     except RuntimeError as error:
         what = f"--compile does not work here ({type(error).__name__})"
-        raise ValueError(f"{what}: install a compiler, or leave it out") from None
+        raise Refused(f"{what}: install a compiler, or leave it out") from None
     return compiled
 
 
 def predict(model, flags, index):
     """Predictions and targets for the examples `index`."""
-    batch = runs.sequences(flags, index.to(flags["device"]))
-    held = held_paths(flags) if flags["circuit"] else []
+    batch = runs.sequences(flags, index.to(flags.device))
     with runs.precision(flags):
-        return model(batch.inputs, hold(held, runs.task_of(flags), batch.positions)), batch.targets
+        held = hold(held_paths(flags), flags.problem, batch.positions)
+        return model(batch.inputs, held), batch.targets
 
 
 @torch.no_grad()
 def evaluate(model, flags, split="validation", n=1024):
     """The partial losses, a list, on n sequences that training never sees; with --mixture every
     query is asked for each of the symbols in turn."""
-    turns, of_symbols = [flags], []
-    if flags["mixture"]:
-        turns = [flags | dict(targets=[k]) for k in asked(flags)]
+    turns = [flags.but(targets=[k]) for k in flags.asked] if flags.mixture else [flags]
+    of_symbols = []
     for turn in turns:
         losses = []
-        for index in held_out(split, n, flags["device"]).split(256):
-            losses.append(partial_losses(*predict(model, turn, index), flags["K"]))
+        for index in held_out(split, n, flags.device).split(256):
+            losses.append(partial_losses(*predict(model, turn, index), flags.K))
         of_symbols += torch.cat(losses).mean(0).tolist()
     return of_symbols
 
 
-def asked_symbols(flags):
-    """The names of the targets, x_1, x_2, ..., of one query."""
-    return [f"x_{k}" for k in asked(flags)]
-
-
-def log_row(model, flags, step, seconds, train_loss):
+def log_row(model, state):
     """One evaluation, as it goes into log.jsonl. FloatingPointError if a loss is not finite."""
+    flags, step = state.flags, state.step
     losses = evaluate(model, flags)
     row = dict(
         step=step,
-        seconds=round(seconds, 2),
-        lr=learning_rate(step, flags),
-        train=(train_loss[0] / train_loss[1]).item() if step else None,
+        seconds=round(state.seconds, 2),
+        lr=flags.lr * schedule(step, flags),
+        train=(state.train_loss[0] / state.train_loss[1]).item() if step else None,
         val=sum(losses) / len(losses),
-        **dict(zip(asked_symbols(flags), losses, strict=True)),
+        **dict(zip(flags.symbols, losses, strict=True)),
     )
     if not math.isfinite(row["val"] + (row["train"] or 0)):
         what = f"the loss is no longer finite at step {step}"
         again = "start again with a lower --lr or --clip and another --out"
-        raise FloatingPointError(f"{what}: {again}; {flags['out']} keeps the last good state")
+        raise FloatingPointError(f"{what}: {again}; {flags.out} keeps the last good state")
 
     # few sequences make most of so small an error, and the lowest of many is biased
-    if step == flags["steps"] or row["val"] < flags["target"]:
+    if step == flags.steps or row["val"] < flags.target:
         losses = evaluate(model, flags, "confirmation", 8192)
         row["confirmed"] = sum(losses) / len(losses)
     return row
 
 
-def train(flags, state=None, stopped=()):
-    """Train the run `flags` from the state of an earlier stop (None = from the start) to the target
-    or the last step. True when it has ended, False when `stopped` fills up first.
-
-    FloatingPointError when a loss is no longer finite; state.pt then keeps the last time it was."""
-    # the model, its optimizers, and where they stand
-    run, every, steps = flags["out"], flags["eval_every"], flags["steps"]
-    torch.manual_seed(flags["seed"])
-    model = (runs.build(flags) if state else runs.untrained(flags)).to(flags["device"])
-    compiled = compile_model(model, flags)
-    trained_by, rows, step = optimizers(model, flags), [], 0
-    train_loss = torch.zeros(2, device=flags["device"])  # sum, number since the last evaluation
-    started = time.time()
-    if state:
-        rows = restore(state, model, trained_by, flags)
-        step, train_loss = state["step"], state["train_loss"].flatten()
-        started -= state["seconds"]
-    since = time.time(), step
+def train(state, stopped=()):
+    """Train from `state` to the target or the last step. True when it has ended, False when
+    `stopped` fills up first. FloatingPointError when a loss is no longer finite; state.pt then
+    keeps the last time it was."""
+    flags, model = state.flags, state.model
+    run, compiled = flags.out, compile_model(model, flags)
+    began = time.monotonic() - state.seconds
+    shown = state.seconds, state.step  # when the last line was printed
 
     def save_state():
-        now = dict(
-            model=model.state_dict(),
-            optimizers=[optimizer.state_dict() for optimizer in trained_by],
-            step=step,
-            rows=len(rows),
-            train_loss=train_loss,
-            seconds=time.time() - started,
-        )
-        runs.write_tensors(run / "state.pt", now)
+        state.seconds = time.monotonic() - began
+        runs.write_tensors(run / "state.pt", state.state_dict())
 
     while True:  # the top of the loop is the state that is saved: after `step` steps
-        if flags["save_every"] and step % flags["save_every"] == 0:
+        step = state.step
+        if flags.save_every and step % flags.save_every == 0:
             (run / "ckpt").mkdir(exist_ok=True)
             runs.write_tensors(run / f"ckpt/{step:06d}.pt", model.state_dict())
 
         # evaluate, save, and end when the target is met twice or the steps are done
-        if step % every == 0 or step == steps:
-            row = log_row(compiled, flags, step, time.time() - started, train_loss)
-            save_state()
-            rows.append(row)
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            runs.write_text(run / "log.jsonl", lines)
-            print_row(row, steps, (step - since[1]) / (time.time() - since[0]))
-            since = time.time(), step
-            if step == steps or row.get("confirmed", math.inf) < flags["target"]:
-                draw_curves(run)
+        if step % flags.eval_every == 0 or step == flags.steps:
+            state.seconds = time.monotonic() - began
+            row = log_row(compiled, state)
+            save_state()  # its rows end before this one: after a kill it is evaluated again
+            state.rows.append(row)
+            runs.write_rows(run / "log.jsonl", state.rows)
+            print_row(row, flags.steps, (step - shown[1]) / max(state.seconds - shown[0], 1e-9))
+            shown = state.seconds, step
+            if step == flags.steps or row.get("confirmed", math.inf) < flags.target:
                 runs.write_tensors(run / "model.pt", model.state_dict())
+                draw_curves(run)
                 return True
-            train_loss.zero_()
+            state.train_loss.zero_()
 
         # an evaluation has just saved; what blew up never is
         if stopped:
-            if step % every and train_loss.isfinite().all():
+            if step % flags.eval_every and state.train_loss.isfinite().all():
                 save_state()
             return False
 
         # one step
-        for group in (group for optimizer in trained_by for group in optimizer.param_groups):
-            group["lr"] = learning_rate(step, flags)
-        index = batch_index(flags["seed"], step, flags["batch"], flags["examples"])
+        for group in state.groups():
+            group["lr"] = group["initial_lr"] * schedule(step, flags)
+        index = batch_index(flags.seed, step, flags.batch, flags.examples)
         predictions, targets = predict(compiled, flags, index)
-        loss = partial_losses(predictions, targets, flags["K"]).mean()
+        loss = partial_losses(predictions, targets, flags.K).mean()
         loss.backward()
-        if flags["clip"]:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"])
-        for optimizer in trained_by:
+        if flags.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
+        for optimizer in state.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
-        step += 1
-
-
-def restore(state, model, trained_by, flags):
-    """Put model and optimizers where they stood. The rows of the log until then; ValueError if some
-    are missing or the state is of another run."""
-    try:
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(trained_by, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-            for parameter, own in optimizer.state.items():  # fused AdamW would not look
-                if own.get("exp_avg", parameter).shape != parameter.shape:
-                    raise ValueError("an average of another parameter")
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-        raise runs.unusable(flags["out"] / "state.pt", "is of another run") from None
-    rows = runs.rows_before(flags["out"], state)
-    print(f"resumed {flags['out']} at step {state['step']}")
-    return rows
+        state.train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
+        state.step += 1
 
 
 def print_row(row, steps, rate):
@@ -291,13 +302,13 @@ def print_row(row, steps, rate):
 
 def draw_curves(run):
     """curves.png: training and validation loss, and the partial losses with the step where each
-    passes 0.5."""
+    passes below LEARNED."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    config, rows = runs.read_config(run), runs.read_log(run)
+    flags, rows = runs.read_flags(run), runs.read_log(run)
     steps = [row["step"] for row in rows]
     figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 
@@ -305,30 +316,30 @@ def draw_curves(run):
     whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     validation = [row["val"] for row in rows]
     whole.plot(steps, validation, color="black", label="validation, 1024 sequences")
-    if config["target"]:
-        label = f"target {config['target']:g}"
-        whole.axhline(config["target"], color="tab:green", ls="--", lw=1, label=label)
-    shape = f"{config['layers']} layers x {config['heads']} head{'s' * (config['heads'] > 1)}"
-    error = rows[-1].get("confirmed", rows[-1]["val"])
-    problem = f"{problem_name(config)}, seed {config['seed']}"
-    title = f"{shape}, {problem}: MSE {error:.4f} at step {steps[-1]}"
-    lowest = min([*validation, config["target"] or 1])
+    if flags.target:
+        label = f"target {flags.target:g}"
+        whole.axhline(flags.target, color="tab:green", ls="--", lw=1, label=label)
+    shape = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
+    problem = f"{flags.problem.title}, seed {flags.seed}"
+    title = f"{shape}, {problem}: validation MSE {validation[-1]:.4f} at step {steps[-1]}"
+    lowest = min([*validation, flags.target or 1])
     whole.set(yscale="log", ylabel="mean squared error", ylim=(lowest / 2, None))  # for the legend
     whole.set_title(title, fontsize=11)
 
     # right: each symbol alone
     for name, crossing in runs.crossings(rows).items():
-        color, label = runs.symbol_color(int(name[2:]), config["D"]), f"${name}$"
+        symbols = flags.problem.symbols - 1
+        color, label = runs.symbol_color(int(name[2:]), symbols), f"${name}$"
         if crossing is not None:
-            partial.plot(crossing, 0.5, "o", color=color)
-            label += f", below 0.5 at step {crossing:.0f}"
+            partial.plot(crossing, LEARNED, "o", color=color)
+            label += f", below {LEARNED} at step {crossing:.0f}"
         partial.plot(steps, [row[name] for row in rows], color=color, label=label)
     partial.set(ylim=(0, 1.2), ylabel="validation MSE")
     partial.set_title("each symbol alone", fontsize=11)
 
     # what the levels mean; the legends where no curves are
     for axes in (whole, partial):
-        for level, meaning in plateaus(runs.task_of(config)):
+        for level, meaning in flags.problem.plateaus:
             axes.axhline(level, color="tab:red", ls=":", lw=1)
             near = axes is whole and 0.9 < level < 1  # a log scale has no room for its text
             axes.annotate(
@@ -352,15 +363,15 @@ def draw_curves(run):
 
 def summary(run):
     """The end of a run in lines of "name: value", easy to grep."""
-    config, rows = runs.read_config(run), runs.read_log(run)
+    flags, rows = runs.read_flags(run), runs.read_log(run)
     last = rows[-1]
     lines = ["---", f"run: {run}"]
-    if config["target"]:
-        solved = max(last["val"], last.get("confirmed", math.inf)) < config["target"]
+    if flags.target:
+        solved = max(last["val"], last.get("confirmed", math.inf)) < flags.target
         lines.append(f"solved: {solved}")
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
     for name, step in runs.crossings(rows).items():
-        lines.append(f"{name}_below_0.5_at_step: {'never' if step is None else round(step)}")
+        lines.append(f"{name}_below_{LEARNED}_at_step: {'never' if step is None else round(step)}")
     return "\n".join(lines)
 
 
@@ -380,43 +391,38 @@ def keep_freed_memory():
 
 def run_once(flags, stopped=()):
     """Train the run in its directory, or go on with it. True when it has ended, False when
-    `stopped` filled up first. ValueError, FloatingPointError or OSError if it cannot be."""
-    run = flags["out"]
-    if flags["init"] and not (run / "config.json").exists():
+    `stopped` filled up first. Refused, FloatingPointError or OSError if it cannot be."""
+    run = flags.out
+    if flags.init and not (run / "config.json").exists():
         runs.untrained(flags)  # an --init that cannot be is refused before anything is written
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"cannot write to {run} ({error.strerror})"
-        raise ValueError(f"{what}: choose another --out") from None
-    runs.check_folder(run)
+    run.mkdir(parents=True, exist_ok=True)
     with runs.alone_in(run):
-        if not (run / "config.json").exists():
-            runs.create_run(run, flags)
-            return train(flags, None, stopped)
-        runs.check_same_run(run, flags)
+        runs.open_run(flags)
         if (run / "model.pt").exists():
-            runs.check_log(run)
             return True
-        return train(flags, runs.read_state(run, flags["device"]), stopped)
+        file = run / "state.pt"
+        if not file.exists() and (run / "log.jsonl").exists():
+            raise runs.unusable(file, "is missing")  # to start over would overwrite the log
+        saved = runs.read_tensors(file, flags.device) if file.exists() else None
+        if saved:
+            print(f"resumed {run} at step {saved['step']}")
+        return train(State(flags, saved), stopped)
 
 
 def main():
-    flags, stopped = parse_flags(), []
-    keep_freed_memory()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: stopped.append(number))
-    flags["out"] = flags["out"] or run_directory(flags)
-    try:
+    stopped = []
+    with program("train.py"):
+        flags = parse_flags()
+        keep_freed_memory()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: stopped.append(number))
+        flags.out = flags.out or run_directory(flags)
         if run_once(flags, stopped):
-            print(summary(flags["out"]))
+            print(summary(flags.out))
             return
-    except (FloatingPointError, OSError, ValueError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
-    again = shlex.join(argument for argument in sys.argv[1:] if argument != "--resume")
-    print(f"stopped and saved; to go on: python train.py {again} --resume")
-    sys.exit(128 + stopped[0])
+        again = shlex.join(argument for argument in sys.argv[1:] if argument != "--resume")
+        print(f"stopped and saved; to go on: python train.py {again} --resume")
+        sys.exit(128 + stopped[0])
 
 
 if __name__ == "__main__":

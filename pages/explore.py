@@ -25,9 +25,8 @@ import vl_convert
 
 import analyze
 from analyze import path_title
-from data import held_out, plateaus, token_names
+from data import held_out, token_names
 from pages.views import Story, draw_run, place_arrows
-from train import asked_symbols
 
 
 SEQUENCES = 8  # to choose from, fewer where their maps would be more than MOST numbers
@@ -43,11 +42,11 @@ def read_run(folder):
     folder is no run directory."""
     if (folder / "model.pt").exists():
         return analyze.read_run(folder)
-    config = runs.read_config(folder)
-    task = runs.task_of(config)
+    flags = runs.read_flags(folder)
+    task = flags.problem
     report, paths = read_circuit(folder, task)
     emerged = read_emergence(folder, paths) if paths else None
-    return analyze.Run(folder, None, config, task, report, paths, emerged)
+    return analyze.Run(folder, None, flags, task, report, paths, emerged)
 
 
 def moments_of(run):
@@ -102,8 +101,8 @@ def map_rows(run, weights, batch, shown):
 def information_rows(run, weights, shown):
     """A row per layer, role and symbol, as information_map.png shows them."""
     model, rows = runs.load(run.folder, weights)[0], []
-    batch = runs.sequences(run.config, held_out("information", 1024))
-    scores = analyze.information(model, run.task, batch, run.config["K"])
+    batch = runs.sequences(run.flags, held_out("information", 1024))
+    scores = analyze.information(model, run.task, batch, run.flags.K)
     for level, of_roles in enumerate(scores.clamp(0, 1).tolist()):
         for role, of_symbols in enumerate(of_roles):
             for symbol, score in enumerate(of_symbols):
@@ -115,7 +114,7 @@ def information_rows(run, weights, shown):
 
 def names_of(run, batch):
     """The names of all tokens of each sequence."""
-    shown = zip(batch.inputs[..., : run.config["K"]], batch.positions, strict=True)
+    shown = zip(batch.inputs[..., : run.flags.K], batch.positions, strict=True)
     return [token_names(run.task, symbols, positions) for symbols, positions in shown]
 
 
@@ -161,21 +160,21 @@ def path_rows(run):
             row["alive"] = interval.format(**removal["alive"])
             for name in ("destroyed", "predicted"):
                 row[name] = ", ".join(removal[name]) or "nothing"
-            for k, rise in zip(asked_symbols(run.config), removal["alive"]["partial"], strict=True):
+            for k, rise in zip(run.flags.symbols, removal["alive"]["partial"], strict=True):
                 rises.append(dict(path=row["path"], symbol=k, rise=round(rise, 4)))
         paths.append(row)
     return paths, rises
 
 
 def title_of(run, path):
-    return path_title(path, run.task, run.config["heads"])
+    return path_title(path, run.task, run.flags.heads)
 
 
 def training_rows(run):
     """Rows of each path at each checkpoint; of its removal by symbol; and of the losses."""
     history, rises, losses = [], [], []
     for row in runs.read_log(run.folder):
-        for symbol in asked_symbols(run.config):
+        for symbol in run.flags.symbols:
             losses.append(dict(step=row["step"], symbol=symbol, loss=round(row[symbol], 4)))
     if not run.emergence:
         return history, rises, losses
@@ -197,10 +196,10 @@ def training_rows(run):
 def tell(run):
     """The Story of a run and its rows, {name: [row, ...]}."""
     # the sequences whose maps fit into a page
-    config, task, moments = run.config, run.task, moments_of(run)
-    size = task.T**2 * config["layers"] * config["heads"] * max(1, len(moments))
+    flags, task, moments = run.flags, run.task, moments_of(run)
+    size = task.T**2 * flags.layers * flags.heads * max(1, len(moments))
     count = min(SEQUENCES, MOST // size)
-    batch = runs.sequences(config, held_out("validation", max(1, count)))
+    batch = runs.sequences(flags, held_out("validation", max(1, count)))
     rows = dict(tokens=token_rows(run, batch), arrows=arrow_rows(run, batch))
     rows["maps"], rows["information"] = [], []
 
@@ -228,8 +227,8 @@ def tell(run):
         shown_at.append(before[-1] if before else 0)
     story = Story(
         task=task,
-        config=config,
-        symbols=asked_symbols(config),
+        flags=flags,
+        symbols=flags.symbols,
         titles=[row["path"] for row in rows["paths"]],
         layers=sorted({path.layer for path in run.paths}),
         names=names_of(run, batch),
@@ -295,7 +294,7 @@ SETTINGS = (
 
 def about(run, command):
     """What a page says of a run: two sentences, its settings and verdict, how it was made."""
-    config, report, last = run.config, run.report, runs.read_log(run.folder)[-1]
+    report, last = run.report, runs.read_log(run.folder)[-1]
     said = [
         "Choose a sequence, a layer and a token to see who attends to whom in this trained"
         " transformer, and what can be read where.",
@@ -313,7 +312,7 @@ def about(run, command):
         verdict += "."
     else:
         verdict += why_missing(run, 1)["circuit"]
-    settings = ", ".join(f"{name} {config.get(name)}" for name in SETTINGS)
+    settings = ", ".join(f"{name} {getattr(run.flags, name, None)}" for name in SETTINGS)
     made = f"Made by {command} with Altair {altair.__version__}; all data are in this file."
     parts = [" ".join(said), f"Verdict: {verdict}", f"Settings: {settings}.", made]
     return "".join(f"<p>{html.escape(part)}</p>" for part in parts)
@@ -355,7 +354,7 @@ def explorer(folders, command):
     for folder in folders:
         run = read_run(folder)
         story, rows = tell(run)
-        levels = [f"{level:.3g}: {what}" for level, what in plateaus(run.task)]
+        levels = [f"{level:.3g}: {what}" for level, what in run.task.plateaus]
         levels = [text.replace("$", "") for text in levels]  # marks of formulas
         specs = dict(wide=draw_run(story, False, levels), narrow=draw_run(story, True, levels))
         pages[str(folder)] = dict(about=about(run, command), rows=rows, **specs)

@@ -38,7 +38,7 @@ def order_rows(every):
     """A row per run and thing learned: the step at which it crossed 0.5."""
     rows = []
     for name, fact in every:
-        where = dict(run=name, seed=fact["config"]["seed"], MSE=round(fact["mse"], 4))
+        where = dict(run=name, seed=fact["flags"].seed, MSE=round(fact["mse"], 4))
         for symbol, step in fact["learned"].items():
             if step is not None:
                 row = where | dict(symbol=symbol, what=f"{symbol} below 0.5")
@@ -166,7 +166,7 @@ def draw_law(deepest, seeds, width):
 def draw_index(every, rows, narrow):
     """Vega-Lite of all charts, a dict without the rows."""
     width, stack = (280, alt.vconcat) if narrow else (460, alt.hconcat)
-    last = max(fact["config"]["D"] for _, fact in every)
+    last = max(fact["flags"].D for _, fact in every)
     symbols = [f"x_{k}" for k in range(1, last + 1)]
     charts = [note("None of these runs has learned a symbol.", "When each run learned what", width)]
     if rows["order"]:
@@ -200,7 +200,7 @@ def run_table(folder, every):
         circuit = "not looked for" if not fact["report"] else "none"
         if "shape" in fact:
             circuit = f"{fact['report']['grade']}, {len(fact['shape'])} paths"
-        cells = [fact["config"][flag] for flag in SHOWN]
+        cells = [getattr(fact["flags"], flag) for flag in SHOWN]
         cells += [f"{fact['mse']:.4f}", " ".join(steps), circuit]
         lines.append("".join(f"<td>{cell}" for cell in (link, *cells)))
     return f"<table><tr>{'<tr>'.join(lines)}</table>"

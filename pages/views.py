@@ -38,7 +38,7 @@ class Story(NamedTuple):
     """What the views need to know of a run, beside the rows."""
 
     task: Task
-    config: dict
+    flags: dict
     symbols: list  # x_1, x_2, ..., those that were asked for
     titles: list  # of the paths of its circuit
     layers: list  # those with paths, from 0
@@ -62,11 +62,11 @@ OF_PATH = "datum.path == at_path.path[0]"
 def pointing(story):
     """The selections of Vega-Lite: where marks of these names are
     pointed at, the value of a field is chosen. First shown: the last query in the last path."""
-    last_layer = (story.layers or range(story.config["layers"]))[-1] + 1
+    last_layer = (story.layers or range(story.flags.layers))[-1] + 1
     arrow, over = "@arrows_marks:click", "@cells_marks:pointerover, @tiles_marks:pointerover"
     either, T = f"{arrow}, @information_marks:click", story.task.T
-    numbers = dict(layer=(1, story.config["layers"], last_layer, either, "information"))
-    numbers["head"] = 1, story.config["heads"], 1, arrow, None
+    numbers = dict(layer=(1, story.flags.layers, last_layer, either, "information"))
+    numbers["head"] = 1, story.flags.heads, 1, arrow, None
     numbers["token"] = 0, T - 1, T - 1, over, "cells"
     binds = {name: slider(name, *ends[:2]) for name, ends in numbers.items()}
     chosen = {name: (value, on, mark) for name, (*_, value, on, mark) in numbers.items()}
@@ -383,7 +383,7 @@ def draw_removal(story, width):
     tip = ["symbol:N", alt.Tooltip("rise:Q", format=".3f")]
     bars = rows_of("removals").transform_filter(OF_PATH).mark_bar(stroke=GRAY, strokeWidth=1)
     y = alt.Y("symbol:N", title=None, scale=alt.Scale(domain=story.symbols))
-    color = symbol_colors(story.symbols, story.config["D"])
+    color = symbol_colors(story.symbols, story.flags.D)
     color.legend = None
     bars = bars.encode(x=x, y=y, color=color, tooltip=tip)
     return beside(alt.vconcat, lines, bars.properties(width=width - 30), spacing=4)
@@ -405,7 +405,7 @@ def draw_history(story, width, plateaus):
     x = alt.X("step:Q", title="training step", scale=scale)
     now = alt.Chart(NOTHING).transform_calculate(step="steps[moment]")
     now = now.mark_rule(color=RED, strokeWidth=1.5).encode(x=x)
-    colors = symbol_colors(story.symbols, story.config["D"])
+    colors = symbol_colors(story.symbols, story.flags.D)
     shape, panels = dict(width=width, height=95), []
     if "history" in story.missing:
         panels.append(note(story.missing["history"], "The chosen path over training", width))
@@ -443,7 +443,7 @@ def draw_history(story, width, plateaus):
 
 def draw_information(story, width, height):
     """For each role a column per symbol, layers upward: how well it can be read there."""
-    task, tops, title = story.task, story.config["layers"] + 1, "What can be read where"
+    task, tops, title = story.task, story.flags.layers + 1, "What can be read where"
     if "information" in story.missing:
         return note(story.missing["information"], title, width)
 
@@ -513,7 +513,7 @@ def draw_run(story, narrow, plateaus=()):
     if story.titles:
         circuit.append(draw_removal(story, width))
     left = [draw_map(story, width), draw_history(story, width, plateaus)]
-    read = draw_information(story, width, 14 * story.config["layers"] + 30)
+    read = draw_information(story, width, 14 * story.flags.layers + 30)
     tokens = draw_tokens(story, width if narrow else 2 * width + 110, lines)
     if narrow:
         chart = beside(alt.vconcat, tokens, left[0], *circuit, left[1], read)

@@ -1,7 +1,10 @@
 """What the stages share, each file importing only those before it: flags, flow, runs, circuit,
-search, emergence; intervals. Imported before torch loads, which reads how threads wait."""
+search, emergence; intervals. Imported before torch loads, which then reads how threads wait."""
 
+import contextlib
+import errno
 import os
+import sys
 from pathlib import Path
 
 
@@ -17,3 +20,44 @@ def how_threads_wait():
 
 
 os.environ.setdefault("GOMP_SPINCOUNT", how_threads_wait())  # read once, when torch loads
+
+
+class Refused(ValueError):
+    """What a user can mend, in one line that says how. Anything else that is raised is a bug."""
+
+
+ADVICE = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "choose a folder that can be written",
+}
+
+
+@contextlib.contextmanager
+def program(name):
+    """Around the main of a script: what its user can mend ends it with one line and exit code 2, a
+    disk or a loss that blew up with 1, Ctrl-C with 130; a bug keeps its traceback. A pipe whose
+    reader is gone (`| head -1`) ends it quietly."""
+    try:
+        yield
+        sys.stdout.flush()
+        return
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        code, said = 130, "stopped"
+    except Refused as error:
+        code, said = 2, error
+    except FloatingPointError as error:
+        code, said = 1, error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        code, said = 1, "there is too little memory: choose smaller sizes"
+    except OSError as error:
+        advice = ADVICE.get(error.errno, "once that is mended, run the same command again")
+        code, said = 1, f"{error.filename}: {error.strerror or error}: {advice}"
+    print(f"{name}: {said}", file=sys.stderr)
+    sys.exit(code)

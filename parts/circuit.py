@@ -9,7 +9,6 @@ FILLS. Layers, heads and roles are numbers from 0; circuit.json and all that is 
 roles and counts layers and heads from 1.
 """
 
-import inspect
 import pathlib
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from parts import runs
 import torch
 import torch.nn.functional as F
 
-from data import partial_losses, plateaus
+from data import partial_losses
 
 
 class Path(NamedTuple):
@@ -254,16 +253,11 @@ def write_pattern(mechanism, task, positions, causal, fill="zero", mean=None):
 
 
 class Held:
-    """A model held to circuits on one batch. A pattern is written once. The residual stream before
-    each layer is kept for one circuit; others are computed from the first layer on in which they
-    differ, if the model can start there (arguments `start` and `stop`), else whole."""
+    """A model held to circuits on one batch. A pattern is written once."""
 
-    def __init__(self, model, config, means, batch):
-        self.model, self.config, self.means, self.batch = model, config, means, batch
-        self.patterns, self.kept, self.streams = {}, {}, []
-        arguments = inspect.signature(getattr(model, "forward", model)).parameters
-        self.can_start = {"start", "stop"} <= arguments.keys()
-        self.layers_computed = 0
+    def __init__(self, model, flags, means, batch):
+        self.model, self.flags, self.means, self.batch = model, flags, means, batch
+        self.patterns = {}
 
     def pattern(self, head, mechanism, fill):
         """Heads held alike share one pattern, unless it is read off a head's own mean attention."""
@@ -272,44 +266,21 @@ class Held:
             rule, steps = fill, tuple(path[2:] for path in mechanism)
         key = rule, steps, head if rule in ("position", "slot") else None
         if key not in self.patterns:
-            task, causal = runs.task_of(self.config), self.config["causal"]
-            how = task, self.batch.positions, causal, fill, self.means[head]
-            self.patterns[key] = write_pattern(mechanism, *how)
+            how = self.flags.problem, self.batch.positions, self.flags.causal
+            self.patterns[key] = write_pattern(mechanism, *how, fill, self.means[head])
         return self.patterns[key]
 
     @torch.no_grad()
-    def errors(self, circuit, fill="zero", keep=False):
+    def errors(self, circuit, fill="zero"):
         """(B, symbols) squared error of each sequence on each symbol; heads that are not in the
-        circuit compute their patterns from what they then find. keep: whether later circuits may
-        start from this one's residual stream."""
-        layers, start, x = self.config["layers"], 0, self.batch.inputs
+        circuit compute their patterns from what they then find."""
         patterns = {head: self.pattern(head, own, fill) for head, own in circuit.items()}
-        by_layer = [{} for _ in range(layers)]
-        for head, pattern in patterns.items():
-            by_layer[head[0]][head] = id(pattern)
-
-        with runs.precision(self.config):
-            if self.can_start and self.streams:
-                while start < layers - 1 and by_layer[start] == self.kept[start]:
-                    start += 1
-                x = self.streams[start]
-            self.layers_computed += layers - start
-            if self.can_start and keep:
-                self.kept, self.streams = by_layer, [*self.streams[:start], x]
-                while start < layers - 1:
-                    x = self.model(x, patterns, start=start, stop=start + 1)
-                    self.streams.append(x)
-                    start += 1
-            predictions = self.model(x, patterns, **({"start": start} if start else {}))
-        return partial_losses(predictions, self.batch.targets, self.config["K"])
+        with runs.precision(self.flags):
+            predictions = self.model(self.batch.inputs, patterns)
+        return partial_losses(predictions, self.batch.targets, self.flags.K)
 
 
 # ---- what ablate.py found
-
-
-def destroyed_from(task):
-    """The loss from which on a symbol counts as destroyed: half way to the lowest plateau."""
-    return min(loss for loss, _ in plateaus(task)) / 2
 
 
 def read_report(run):

@@ -33,12 +33,12 @@ def checkpoints_of(folder):
 def measure_emergence(folder, paths, n=32):
     """What happens to each path over the checkpoints, on n sequences, as emergence.json keeps it: a
     dict with a row per checkpoint."""
-    config, rows, began = runs.read_config(folder), [], time.time()
-    task = runs.task_of(config)
-    batch, files = runs.sequences(config, held_out("emergence", n)), checkpoints_of(folder)
+    flags, rows, began = runs.read_flags(folder), [], time.time()
+    task = flags.problem
+    batch, files = runs.sequences(flags, held_out("emergence", n)), checkpoints_of(folder)
     for done, file in enumerate(files, 1):
         model = runs.load(folder, f"ckpt/{file.name}")[0]
-        rows.append(dict(step=int(file.stem)) | measure_checkpoint(model, config, paths, batch))
+        rows.append(dict(step=int(file.stem)) | measure_checkpoint(model, flags, paths, batch))
         left = (time.time() - began) / done * (len(files) - done)
         progress = f"\rcheckpoint {done}/{len(files)}, {left:.0f} s left "
         print(progress, end="" if done < len(files) else "\n", file=sys.stderr, flush=True)
@@ -50,15 +50,15 @@ def measure_emergence(folder, paths, n=32):
 
 
 @torch.no_grad()
-def measure_checkpoint(model, config, paths, batch):
+def measure_checkpoint(model, flags, paths, batch):
     """The partial losses and, of each path, its mean attention, the 10% and 90% quantiles of it
     over sequences, for which share of tokens it is the largest (hits), and the partial losses
     without it (its attention taken away, all else alive); and those without each head."""
-    task, of_paths, of_heads = runs.task_of(config), [], []
+    task, of_paths, of_heads = flags.problem, [], []
     predictions, patterns = model(batch.inputs, return_patterns=True)
 
     def losses(predictions):
-        return rounded(partial_losses(predictions, batch.targets, config["K"]).mean(0))
+        return rounded(partial_losses(predictions, batch.targets, flags.K).mean(0))
 
     for path in paths:
         # what each token with the role gives to the target, and what it gives at most, (B, N)
@@ -125,8 +125,8 @@ class Emergence(NamedTuple):
 def read_emergence(folder, paths):
     """The Emergence of these paths: what emergence.json says or, if it does not know them all, what
     is measured on the checkpoints and then kept there. None where there is neither."""
-    file, config = pathlib.Path(folder, "emergence.json"), runs.read_config(folder)
-    known = by_path(runs.read_json(file), config, file) if file.exists() else None
+    file, flags = pathlib.Path(folder, "emergence.json"), runs.read_flags(folder)
+    known = by_path(runs.read_json(file), flags, file) if file.exists() else None
     enough = known and set(paths) <= set(known.paths)
 
     # nothing to measure it on
@@ -139,13 +139,13 @@ def read_emergence(folder, paths):
     if not enough:
         measured = measure_emergence(folder, paths)
         runs.write_text(file, json.dumps(measured) + "\n")
-        known = by_path(measured, config, file)
+        known = by_path(measured, flags, file)
     return known._replace(paths={path: known.paths[path] for path in paths})
 
 
-def by_path(measured, config, file):
+def by_path(measured, flags, file):
     """The Emergence in what emergence.json holds, a dict; ValueError if it is of another task."""
-    symbols, names, histories = [f"x_{k}" for k in asked(config)], runs.task_of(config).names, {}
+    symbols, names, histories = [f"x_{k}" for k in asked(flags)], flags.problem.names, {}
 
     def by_symbol(losses):  # a list per checkpoint -> a curve per symbol
         return dict(zip(symbols, zip(*losses, strict=True), strict=True))
@@ -161,7 +161,7 @@ def by_path(measured, config, file):
             curves = [[values[kind] for values in own] for kind in kinds]
             histories[path] = History(*curves, by_symbol([values["without"] for values in own]))
         steps, losses = [row["step"] for row in rows], by_symbol([row["losses"] for row in rows])
-        numbers = itertools.product(range(config["layers"]), range(config["heads"]))
+        numbers = itertools.product(range(flags.layers), range(flags.heads))
         of_heads = zip(*(row.get("heads", []) for row in rows), strict=True)
         heads = dict(zip(numbers, map(by_symbol, of_heads), strict=False))
     except (IndexError, KeyError, TypeError, ValueError):

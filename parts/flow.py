@@ -1,7 +1,7 @@
 """How deep a transformer must be: the information flow of Section 5 and the laws that follow.
 
-    python depth.py --D 20                # layers for 1 to 20 retrieval steps: laws and simulation
-    python depth.py --task conditional    # layers for x, y and z of conditional retrieval
+    python -m parts.flow --D 20              # 1 to 20 retrieval steps: laws and simulation
+    python -m parts.flow --task conditional  # x, y and z of conditional retrieval
 
 Every role starts with pieces of information: its symbol, and where its slot stands. In each layer
 it may attend to a role with which it shares a piece (Assumption 1), and then holds all that this
@@ -11,14 +11,14 @@ attended to from each of the others: in a chain it always does.
 
 import dataclasses
 import functools
-import itertools
 
+from parts import Refused, program
 from parts.flags import command_line
 
 import torch
 import torch.nn.functional as F
 
-from data import NO_D, TASKS, chain, conditional
+from data import TASKS, chain, conditional
 
 
 # ---- the information flow
@@ -96,15 +96,11 @@ def symbols_reached(task, paths, layers):
 def least_layers(task, causal=True):
     """[layers, ...] the fewest after which the query can hold x_1, x_2, ..."""
     needed = torch.ones(task.symbols - 1, dtype=torch.long)
-    for reached in known_to_query(task, itertools.repeat(may_attend(task, causal))):
+    for reached in known_to_query(task, [may_attend(task, causal)] * (1 + task.T)):
         if reached.all():
             return needed.tolist()
         needed += ~reached
-
-
-def simulated_depth(task, causal=True):
-    """The fewest layers after which the query can hold the last symbol."""
-    return least_layers(few_chains(task), causal)[-1]
+    raise ValueError("the query can never hold some symbol: no role leads there from another")
 
 
 def least_possible(task, causal, learned):
@@ -147,7 +143,7 @@ def causal_depth(D):
 DEPTH_LAWS = {True: causal_depth, False: unmasked_depth}  # by causal
 
 
-def minimal_circuit(D, layers, causal=True):
+def minimal_circuit(D, layers, causal):
     """[(layer, head, source, target), ...], paths along which the query comes to hold as many of
     x_1..x_D as the information flow allows in so many layers; roles by number in chain(N, D).
     One head per layer with a causal mask, two without."""
@@ -168,7 +164,7 @@ def minimal_circuit(D, layers, causal=True):
     return paths
 
 
-def conditional_circuit(layers):
+def conditional_circuit(D, layers, causal):
     """The paths along which the query of conditional retrieval comes to hold x and y with two
     layers, z with three, with a mask and without; two heads per layer, of which one looks for x and
     one for y."""
@@ -181,17 +177,29 @@ def conditional_circuit(layers):
     return paths
 
 
+# task: (D, layers, causal) -> paths, what --circuit holds
+MINIMAL_CIRCUITS = {"chain": minimal_circuit, "conditional": conditional_circuit}
+
+
 def held_paths(flags):
-    """The paths of a run trained with --circuit."""
-    if flags["task"] == "conditional":
-        return conditional_circuit(flags["layers"])
-    return minimal_circuit(flags["D"], flags["layers"], flags["causal"])
+    """The paths that these flags hold attention at, [] without --circuit. Refused if there are none
+    for the task, or they take another number of heads."""
+    if not flags.circuit:
+        return []
+    if flags.task not in MINIMAL_CIRCUITS:
+        what = f"no paths that hold --task {flags.task} are known"
+        raise Refused(f"{what}: add them to MINIMAL_CIRCUITS in parts/flow.py")
+    paths = MINIMAL_CIRCUITS[flags.task](flags.D, flags.layers, flags.causal)
+    heads = 1 + max(head for _, head, _, _ in paths)
+    if flags.heads != heads:
+        raise Refused(f"--circuit takes --heads {heads} here, not {flags.heads}")
+    return paths
 
 
 # ---- the command line
 
 
-def depth_table(most):
+def chain_table(most):
     """The laws for 1..most retrieval steps, as text; each exact law beside its simulation."""
     lines = [
         "Layers needed to retrieve x_D              no mask               causal mask",
@@ -199,8 +207,7 @@ def depth_table(most):
         "floor(log2 D)+2  simulated",
     ]
     for D in range(1, most + 1):
-        task = chain(1, D)
-        unmasked, causal = simulated_depth(task, causal=False), simulated_depth(task)
+        unmasked, causal = (least_layers(chain(1, D), mask)[-1] for mask in (False, True))
         lines.append(
             f"{D:4d}   {paper_bound(D):^27d}   {unmasked_depth(D):^16d}  {unmasked:^9d}   "
             f"{causal_depth(D):^15d}  {causal:^9d}"
@@ -208,32 +215,31 @@ def depth_table(most):
     return "\n".join(lines)
 
 
-def conditional_table():
-    """The same for conditional retrieval, as text: that a triple is told by what is shared from
-    every other, and that any shared piece will do, as in a chain."""
-    lines = ["Layers needed in conditional retrieval    x_1 = x   x_2 = y   x_3 = z"]
+def symbol_table(make, D):
+    """The simulation for x_1, x_2, ... of any task, as text: each told from those of other chains
+    by what is shared, and with any shared piece."""
+    lines = []
     for causal, mask in (True, "causal mask"), (False, "no mask"):
-        for N, told in (2, "told from all other triples"), (1, "any shared piece will do"):
-            layers = least_layers(conditional(N), causal)
-            cells = "".join(f"{count:^10d}" for count in layers)
-            lines.append(f"{mask + ', ' + told:40s}{cells}".rstrip())
-    return "\n".join(lines)
+        for N, told in (2, "told from all others"), (1, "any shared piece will do"):
+            layers = least_layers(make(N, D), causal)
+            cells = "".join(f"{count:8d}" for count in layers)
+            lines.append(f"{mask + ', ' + told:40s}{cells}")
+    names = "".join(f"{f'x_{k}':>8s}" for k in range(1, 1 + len(layers)))
+    return "\n".join([f"{'Layers needed':40s}{names}", *lines])
 
 
 def main():
-    p = command_line("depth.py", __doc__)
-    p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
-    p.add_argument("--D", type=int, help="retrieval steps, at most (default: 20)")
-    flags = p.parse_args()
-    if flags.task == "conditional":
-        if flags.D is not None:
-            p.error(NO_D.format(flags.task))
-        print(conditional_table())
-        return
-    D = 20 if flags.D is None else flags.D
-    if not 1 <= D <= 200:
-        p.error(f"--D must be from 1 to 200, not {D}")
-    print(depth_table(D))
+    with program("parts.flow"):
+        p = command_line("python -m parts.flow", __doc__)
+        p.add_argument("--task", default="chain", choices=TASKS, help="(default: chain)")
+        p.add_argument("--D", type=int, default=20, help="retrieval steps, at most (default: 20)")
+        flags = p.parse_args()
+        if not 1 <= flags.D <= 200:
+            p.error(f"--D must be from 1 to 200, not {flags.D}")
+        if flags.task == "chain":
+            print(chain_table(flags.D))
+        else:
+            print(symbol_table(TASKS[flags.task], 3))
 
 
 if __name__ == "__main__":

@@ -1,42 +1,37 @@
 """Run directories, of which everything downstream reads: written whole or not at all, opened once.
 
-    model, config = load("results/A")     # ready to evaluate; config: all flags of the run
+    model, flags = load("results/A")     # ready to evaluate; flags: all flags of the run
 
 out/L12_H1_D3_s0/ (the name is made from the flags) holds config.json; log.jsonl, one row per
 evaluation; model.pt, the final weights; state.pt, what --resume needs; ckpt/, with --save-every;
-circuit.json and ablation.csv of ablate.py; emergence.json and figures of analyze.py.
+circuit.json of ablate.py; emergence.json and figures of analyze.py.
 """
 
-import argparse
 import contextlib
+import hashlib
 import io
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
-from parts.flags import (
-    DEFAULTS,
-    MACHINE_FLAGS,
-    asked,
-    check_values,
-    command_line,
-    cpu_capabilities,
-    head_size,
-    native_dtype,
-)
+from parts import Refused
+from parts.flags import ROWS, SETTINGS, Flags, check, cpu_capabilities, native_dtype
 
 import torch
 from filelock import FileLock, Timeout
 
-from data import ENCODINGS, TASKS, make_batch
+from data import ENCODINGS, LEARNED, make_batch
 from model import Transformer
 
 
 BEFORE = {"optimizer": "adamw"}  # what a config.json older than the flag was trained with
+MADE_BY = ["device", "hardware", "threads", "torch", "git", "code"]  # what else it says
 
 
 # ---- files
@@ -54,8 +49,7 @@ def write_file(path, write):
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)  # a full disk needs the room
-        what = f"cannot write {path} ({error.strerror or error})"
-        raise OSError(f"{what}: make room; what was written before is whole") from None
+        raise OSError(error.errno, error.strerror or str(error), f"cannot write {path}") from None
 
 
 def flush(path):
@@ -67,7 +61,12 @@ def flush(path):
 
 
 def write_text(path, text):
-    write_file(path, lambda temporary: temporary.write_text(text))
+    write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_rows(path, rows):
+    """A file of JSON lines."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_tensors(path, tensors):
@@ -78,30 +77,41 @@ def write_tensors(path, tensors):
 
 
 def read_tensors(path, device="cpu"):
-    """What write_tensors wrote; ValueError with one line if it cannot be read."""
+    """What write_tensors wrote; Refused if it cannot be read."""
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums
+            damaged = file.testzip()
+        if not damaged:
+            return torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise unusable(path, "is missing") from None
     except Exception as error:  # a damaged file raises whatever the unpickler stumbled on
-        raise unusable(path, f"is damaged ({type(error).__name__})") from None
+        damaged = type(error).__name__
+    raise unusable(path, f"is damaged ({damaged})")
 
 
-def read_json(path, kind=dict, lines=False):
-    """The object of type `kind` in a JSON file, or with lines=True a list of them, one per line.
-    ValueError with one line if the file holds anything else."""
+def read_json(path, lines=False):
+    """The dict in a JSON file, or with lines=True a list of them, one per line. Refused if the file
+    holds anything else, or numbers that are not finite."""
+
+    def finite(text):
+        if not math.isfinite(value := float(text)):
+            raise ValueError(f"{text} is not finite")
+        return value
+
     try:
         text = Path(path).read_text(encoding="utf-8")
-        objects = [json.loads(part) for part in (text.splitlines() if lines else [text])]
+        parts = text.splitlines() if lines else [text]
+        found = [json.loads(part, parse_constant=finite, parse_float=finite) for part in parts]
     except (OSError, RecursionError, ValueError) as error:
         raise unusable(path, f"cannot be read ({type(error).__name__})") from None
-    if not objects or not all(isinstance(found, kind) for found in objects):
-        raise unusable(path, "holds something else" if objects else "is empty")
-    return objects if lines else objects[0]
+    if not found or not all(isinstance(one, dict) for one in found):
+        raise unusable(path, "holds something else" if found else "is empty")
+    return found if lines else found[0]
 
 
 def unusable(path, what):
-    return ValueError(f"{path} {what}: restore it, or use another run directory")
+    return Refused(f"{path} {what}: restore it, or use another run directory")
 
 
 def save_figure(figure, path):
@@ -119,80 +129,52 @@ def symbol_color(k, symbols):
     return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
 
 
-# ---- the scripts in mechanisms/
-
-
-def measure_and_draw(script, about, measure, draw, **counts):
-    """Their command line: measure(args) -> dict, kept as JSON; draw(dict, path of a PNG).
-
-    counts: {flag: default}, whole numbers from 1. Bad input ends in one line and exit code 2."""
-    name = Path(script).stem
-    p = command_line(f"{name}.py", about.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    for flag, default in counts.items():
-        p.add_argument(f"--{flag}", type=int, default=default, help=f"number of {flag}")
-    p.add_argument("--seed", type=int, default=0, help="the first of the seeds")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help=f"draw what {name}.json holds")
-    args = p.parse_args()
-    for flag in counts:
-        if vars(args)[flag] < 1:
-            p.error(f"--{flag} must be at least 1, not {vars(args)[flag]}")
-
-    path, start = args.out / f"{name}.json", time.time()
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            results = measure(args)
-            took = dict(seconds=time.time() - start, processor=time.process_time())
-            write_text(path, json.dumps(dict(command=sys.argv[1:]) | took | results))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        p.error(f"{path}: {error}; run without --plot-only, --out a folder that can be written")
-
-
-def measure_each(tasks):
-    """{group: [arguments | {"values": one a seed}, ...]} of tasks, each of them (its rough share
-    of the time, group, function, arguments, seeds). Prints the time left."""
-    results, done, start = {}, 0, time.time()
-    for share, group, function, arguments, seeds in tasks:
-        values = [function(seed, **arguments) for seed in seeds]
-        results.setdefault(group, []).append(arguments | dict(values=values))
-        done += share
-        left = (time.time() - start) * (sum(task[0] for task in tasks) / done - 1)
-        print(f"{group} {arguments}: about {left:.0f} s left", flush=True)
-    return results
+def progress(what, done, total, began):
+    """The line on stderr that says how far a measurement is."""
+    left = (time.time() - began) / done * (total - done)
+    end = "\n" if done == total else ""
+    print(f"\r{what} {done}/{total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
 
 
 # ---- reading a run
 
 
-def read_config(run):
-    """The flags of a run, a dict; flags that it does not know have their default."""
+def read_flags(run):
+    """The Flags of a run; those that it does not know have their default. Refused if they cannot
+    be, or if it knows one that we do not: it was trained by other code."""
     path = Path(run, "config.json")
     if not path.is_file():
-        raise ValueError(f"{run} is no run directory: it has no config.json; train.py makes one")
-    config = DEFAULTS | BEFORE | read_json(path)
+        raise Refused(f"{run} is no run directory: it has no config.json; train.py makes one")
+    config = read_json(path)
+    unknown = config.keys() - {*SETTINGS, *MADE_BY}
+    if unknown or "layers" not in config:
+        what = f"has flags that are not known here: {', '.join(sorted(unknown))}"
+        raise unusable(path, what if unknown else "holds no flags")
+    defaults = {name: flag.default for name, flag in ROWS.items()}
+    flags = Flags(**(defaults | BEFORE | config))
     try:
-        check_values(config)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be: {error}") from None
-    return config
+        check(flags)
+    except Refused as error:
+        raise Refused(f"{path} cannot be: {error}") from None
+    return flags
 
 
 def read_log(run):
-    """The rows of log.jsonl, a list of dicts with one row per evaluation."""
-    path = Path(run, "log.jsonl")
-    rows = read_json(path, lines=True)
+    """The rows of log.jsonl, a list of dicts with one row per evaluation; Refused unless their
+    steps rise and their values are numbers."""
+    path, flags = Path(run, "log.jsonl"), read_flags(run)
+    rows, needed = read_json(path, lines=True), ["step", "seconds", "lr", "val", *flags.symbols]
     for row in rows:
-        values = (row | dict(train=row.get("train") or 0)).values()  # none before the first step
-        numbers = all(isinstance(value, (int, float)) for value in values)
-        if not numbers or not {"step", "val", *rows[0]} <= row.keys():
+        values = [row.get(name) for name in needed] + [row.get("train") or 0]  # none at first
+        if not all(type(value) in (int, float) for value in values):
             raise unusable(path, "holds something else than a log")
+    steps = [row["step"] for row in rows]
+    if steps != sorted({*steps}) or not all(isinstance(step, int) for step in steps):
+        raise unusable(path, "has rows twice, or not in order")
     return rows
 
 
-def first_below(steps, losses, level=0.5):
+def first_below(steps, losses, level=LEARNED):
     """The step, linearly interpolated, at which a curve first passes below level: the first step if
     it begins there (with --init); None if never."""
     if losses and losses[0] < level:
@@ -205,7 +187,7 @@ def first_below(steps, losses, level=0.5):
 
 
 def crossings(rows):
-    """{symbol: the step at which its loss passes below 0.5, or None} of the rows of a log."""
+    """{symbol: the step at which it was learned, or None} of the rows of a log."""
     steps, names = [row["step"] for row in rows], [name for name in rows[0] if name[:2] == "x_"]
     return {name: first_below(steps, [row[name] for row in rows]) for name in names}
 
@@ -219,176 +201,150 @@ def in_order(steps):
     return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
-def task_of(config):
-    return TASKS[config["task"]](config["N"], config["D"])
-
-
-def build(config):
-    """The untrained transformer of a config, on the CPU."""
-    T, K, size = task_of(config).T, config["K"], head_size(config)
-    encoding = ENCODINGS[config["rotary"]]
-    return Transformer(
-        T,
-        config["N"],
-        inputs=K + encoding.appended(T, K).shape[1] + config["mixture"] * config["D"],
-        outputs=K * (1 if config["mixture"] else len(asked(config))),
-        head_size=size,
-        angles=encoding.angles and encoding.angles(T, size),
-        **{key: config[key] for key in ("layers", "heads", "width", "mlp", "causal")},
-    )
+def build(flags):
+    """The untrained transformer of these flags, on the CPU."""
+    T, encoding = flags.problem.T, ENCODINGS[flags.rotary]
+    told = flags.problem.symbols - 1 if flags.mixture else 0
+    own = flags.part("model") | dict(head_size=flags.size)
+    own["rotary"] = encoding.angles and encoding.angles(T, flags.size)
+    inputs = flags.K + encoding.appended(T, flags.K).shape[1] + told
+    outputs = flags.K * (1 if flags.mixture else len(flags.asked))
+    return Transformer(T, flags.N, inputs, outputs, **own)
 
 
 def load(run, weights="model.pt", device="cpu"):
-    """(model, config) of a run directory, ready to evaluate; `weights` may name a checkpoint,
-    "ckpt/000080.pt". ValueError with one line if the directory holds no such run."""
-    config = read_config(run) | dict(device=device)  # here, not where it was trained
+    """(model, flags) of a run directory, ready to evaluate; `weights` may name a checkpoint,
+    "ckpt/000080.pt". Refused if the directory holds no such run."""
+    flags = read_flags(run).but(device=device)  # here, not where it was trained
     if native_dtype(device) == "float32":
-        config["dtype"] = "float32"  # bfloat16 would be many times slower
-    model, path = build(config), Path(run, weights)
+        flags.dtype = "float32"  # bfloat16 would be many times slower
+    model, path = build(flags), Path(run, weights)
     try:
         model.load_state_dict(read_tensors(path))
     except (AttributeError, RuntimeError, TypeError):
         raise unusable(path, "holds the weights of another model than config.json") from None
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise unusable(path, "holds weights that are not finite")
-    return model.to(device).eval(), config
+    return model.to(device).eval(), flags
 
 
 def untrained(flags):
     """The transformer of these flags before its first step, on the CPU: with --init the weights of
-    that run, where it has such. ValueError with one line if it is of another shape."""
+    that run, where it has such. Refused if it is of another shape."""
     model = build(flags)
-    if not flags["init"]:
+    if not flags.init:
         return model
     try:
-        other, config = load(flags["init"])
-    except ValueError as error:
-        raise ValueError(f"--init: {error}") from None
+        other, theirs = load(flags.init)
+    except Refused as error:
+        raise Refused(f"--init: {error}") from None
 
     # heads of another number may have weights of the same shape
-    flags, config = (each | dict(head_size=head_size(each)) for each in (flags, config))
-    shape = ["layers", "heads", "width", "head_size", "mlp", "K", "rotary", "mixture"]
-    shape += ["D"] if flags["mixture"] else []
-    different = [key for key in shape if flags[key] != config[key]]
+    def shape(one):
+        given = one.part("model") | dict(head_size=one.size, K=one.K, mixture=one.mixture)
+        return given | (dict(D=one.D) if one.mixture else {})
+
+    different = [f"{key} {was}" for key, was in shape(theirs).items() if shape(flags)[key] != was]
     if different:
-        said = ", ".join(f"{key} {config[key]}, not {flags[key]}" for key in different)
-        what = f"--init {flags['init']} is of another shape ({said})"
-        raise ValueError(f"{what}: choose the flags of that run, or another one")
+        what = f"--init {flags.init} is of another shape ({', '.join(different)})"
+        raise Refused(f"{what}: choose the flags of that run, or another one")
 
     # the outputs of symbols that both are asked for; with --mixture the same K numbers say each
-    symbols = [[0], [0]] if flags["mixture"] else [asked(flags), asked(config)]
+    asked, known = ([0], [0]) if flags.mixture else (flags.asked, theirs.asked)
     weights, ours = other.state_dict(), model.state_dict()
     for name in ("head.weight", "head.bias"):
-        rows = ours[name].unflatten(0, (-1, flags["K"]))
-        learned = weights.pop(name).unflatten(0, (-1, flags["K"]))
-        for k in set(symbols[0]) & set(symbols[1]):
-            rows[symbols[0].index(k)] = learned[symbols[1].index(k)]
+        rows = ours[name].unflatten(0, (-1, flags.K))
+        learned = weights.pop(name).unflatten(0, (-1, flags.K))
+        for k in {*asked} & {*known}:
+            rows[asked.index(k)] = learned[known.index(k)]
     model.load_state_dict(ours | weights)
     return model
 
 
-def sequences(config, index):
+def sequences(flags, index):
     """The Batch of the examples `index` of a run's problem and seed."""
-    flags = {key: config[key] for key in ("task", "N", "D", "K", "rotary", "mixture")}
-    return make_batch(config["seed"], index, targets=asked(config), **flags)
+    same = {name: getattr(flags, name) for name in ("task", "N", "D", "K", "rotary", "mixture")}
+    return make_batch(flags.seed, index, targets=flags.asked, **same)
 
 
-def precision(config):
+def precision(flags):
     """A context in which activations, the residual stream among them, and matrix products are of
     --dtype. Weights, attention scores, LayerNorm's statistics, the loss and the optimizer stay
     float32."""
-    kind, rounded = torch.device(config["device"]).type, config["dtype"] == "bfloat16"
-    return torch.autocast(kind, torch.bfloat16, enabled=rounded)
+    kind = torch.device(flags.device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
 
-# ---- opening a run to train it
+# ---- opening a run to change it
 
 
 @contextlib.contextmanager
 def alone_in(folder):
-    """Only one process at a time; ValueError for the others. A kill leaves nothing locked."""
+    """Only one process at a time; Refused for the others. A kill leaves nothing locked."""
+    lock = FileLock(folder / ".lock")
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with lock.acquire(timeout=0):
             yield
     except Timeout:
         what = f"{folder} is in use by another process"
-        raise ValueError(f"{what}: wait until it ends, or choose another --out") from None
+        raise Refused(f"{what}: wait until it ends, or choose another --out") from None
 
 
-def check_folder(run):
-    """ValueError if a folder holds something else than a run, or what a kill left of one."""
-    left = [path for path in run.iterdir() if path.suffix != ".tmp" and path.name != ".lock"]
-    if left and not (run / "config.json").exists():
-        raise ValueError(f"{run} holds something else than a run: choose another --out")
+def code_hash():
+    """Of the files that make a model and its batches."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for name in ("data.py", "model.py", "train.py"):
+        digest.update((root / name).read_bytes())
+    return digest.hexdigest()[:12]
 
 
-def check_same_run(run, flags):
-    """ValueError with one line if the run directory holds a run with other flags than these."""
-    config = read_config(run)
-    different = []
-    for key, value in flags.items():
-        if key not in MACHINE_FLAGS and config[key] != value:
-            different.append(f"{key} {config[key]}, not {value}")
+def open_run(flags):
+    """Make the folder and config.json of a new run, or see that those of an old one are the same.
+    Refused if they are not; OSError if it cannot be written."""
+    run = flags.out
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / "config.json"
+    if not path.exists():
+        left = [one for one in run.iterdir() if one.suffix != ".tmp" and one.name != ".lock"]
+        if left:
+            raise Refused(f"{run} holds something else than a run: choose another --out")
+        config = {name: getattr(flags, name) for name in SETTINGS} | made_by(flags)
+        write_text(path, json.dumps(config, indent=1) + "\n")
+        return
+    there, different = read_flags(run), []
+    for name in SETTINGS:
+        if getattr(there, name) != getattr(flags, name):
+            different.append(f"{name} {getattr(there, name)}, not {getattr(flags, name)}")
     if different:
         what = f"{run} holds a run with other flags ({', '.join(different)})"
-        raise ValueError(f"{what}: choose another --out")
-    if not flags["resume"]:
+        raise Refused(f"{what}: choose another --out")
+    if not flags.resume:
         what = f"{run} holds this run already"
-        raise ValueError(f"{what}: add --resume to go on, or choose another --out")
+        raise Refused(f"{what}: add --resume to go on, or choose another --out")
+    if getattr(there, "code", code_hash()) != code_hash():
+        files = "data.py, model.py or train.py have changed since this run began"
+        print(f"{run}: {files}: it ends as no run from its start would", file=sys.stderr)
 
 
-def read_state(run, device):
-    """state.pt of a run, or None if it never came so far."""
-    if (run / "state.pt").exists():
-        state = read_tensors(run / "state.pt", device)
-        if not isinstance(state, dict) or not {"model", "optimizers", "step"} <= state.keys():
-            raise unusable(run / "state.pt", "holds something else")
-        return state
-    if (run / "log.jsonl").exists():  # to start over would overwrite it
-        raise unusable(run / "state.pt", "is missing")
-    return None
-
-
-def rows_before(run, state):
-    """The rows of the log when the state was saved; ValueError if some are missing."""
-    if state.get("rows") == 0:
-        return []
-    rows = [row for row in read_log(run) if row["step"] < state["step"]]
-    if len(rows) != state.get("rows", len(rows)):  # an old state does not know
-        raise unusable(run / "log.jsonl", f"has {len(rows)} of {state['rows']} rows")
-    return rows
-
-
-def check_log(run):
-    """ValueError if the log of a run that has ended lacks rows; its state.pt, if kept, knows."""
-    if (run / "state.pt").exists():
-        state = read_state(run, "cpu")
-        rows_before(run, state)
-        if read_log(run)[-1]["step"] != state["step"]:
-            raise unusable(run / "log.jsonl", f"does not end at step {state['step']}")
-
-
-def create_run(run, flags):
-    """Make config.json, with which a run directory begins."""
-    cuda = "cuda" in flags["device"]
+def made_by(flags):
+    """What config.json says beside the flags."""
+    cuda = "cuda" in flags.device
     processor = cpu_capabilities().get("cpu_name", platform.machine())
-    made_by = dict(
-        device=flags["device"],
-        hardware=torch.cuda.get_device_name(flags["device"]) if cuda else processor,
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        git=git_hash(),
-    )
-    config = {key: value for key, value in flags.items() if key not in MACHINE_FLAGS} | made_by
-    write_text(run / "config.json", json.dumps(config, indent=1) + "\n")
-
-
-def git_hash():
-    """Of our code, "-dirty" if changed since; None outside a clone."""
     command = ["git", "describe", "--always", "--dirty"]
     try:
-        folder = Path(__file__).parent
-        git = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        git = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     except OSError:
-        return None
-    return git.stdout.strip() or None
+        git = None
+    return dict(
+        device=flags.device,
+        hardware=torch.cuda.get_device_name(flags.device) if cuda else processor,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        git=(git and git.stdout.strip()) or None,  # -dirty: changed since; None: no clone
+        code=code_hash(),
+    )
+
+
+def checkpoints_of(run):
+    """The checkpoints of a run, first step first."""
+    return sorted(Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))

@@ -1,7 +1,7 @@
 """The search for a circuit: which paths the model itself vouches for, and the fewest that will do.
 
-    costs = candidates(model, config, batch, patterns, means)
-    found = search(Held(model, config, means, batch), "zero", costs, means, limit=0.045)
+    costs = candidates(model, flags, batch, patterns, means)
+    found = search(Held(model, flags, means, batch), "zero", costs, means, limit=0.045)
 
 ablate.py says what for, and certifies what is found.
 """
@@ -13,7 +13,6 @@ from typing import NamedTuple
 from parts import runs
 from parts.circuit import (
     Path,
-    destroyed_from,
     mean_attention,
     paths_of,
     relays,
@@ -45,21 +44,21 @@ FAINT = 0.05  # a head with less mean attention is not said to attend
 
 
 @torch.no_grad()
-def own_patterns(model, config, inputs, patterns=None):
+def own_patterns(model, flags, inputs, patterns=None):
     """The attention of every layer, a list of (B, heads, T, T)."""
-    with runs.precision(config):
+    with runs.precision(flags):
         return model(inputs, patterns=patterns, return_patterns=True)[1]
 
 
 @torch.no_grad()
-def knocked_out(model, config, batch, patterns, paths, offsets=(0,)):
+def knocked_out(model, flags, batch, patterns, paths, offsets=(0,)):
     """(B, symbols) squared error of the model as it is, but that along these paths no attention
     goes to the targets, nor to the tokens at the other offsets from them. patterns: its own."""
     held, sequence = {}, torch.arange(len(batch.inputs))[:, None]
     for path in sorted(paths):
         if path[:2] not in held:  # what the head does after what was taken away below
             below = any(layer < path.layer for layer, _ in held)
-            own = own_patterns(model, config, batch.inputs, held) if below else patterns
+            own = own_patterns(model, flags, batch.inputs, held) if below else patterns
             held[path[:2]] = own[path.layer][: len(sequence), path.head].clone()
         source, target = batch.positions[:, :, path.source], batch.positions[:, :, path.target]
         for offset in offsets:
@@ -67,20 +66,20 @@ def knocked_out(model, config, batch, patterns, paths, offsets=(0,)):
             inside = (tokens >= 0) & (tokens < batch.inputs.shape[1])
             at = sequence.expand_as(tokens)[inside], source[inside], tokens[inside]
             held[path[:2]][at] = 0
-    with runs.precision(config):
+    with runs.precision(flags):
         predictions = model(batch.inputs, held)
-    return partial_losses(predictions, batch.targets, config["K"])
+    return partial_losses(predictions, batch.targets, flags.K)
 
 
-def candidates(model, config, batch, patterns, means):
+def candidates(model, flags, batch, patterns, means):
     """{Path: how much the MSE of the model rises without it}, the paths that a circuit may have.
     The head must attend to the target, rather than to the same role of other chains, in about one
     slot of N at least; and without the path the MSE must rise by COST, either with all other heads
     as they are or where no other head with this path is left."""
-    task, found = runs.task_of(config), {}
+    task, found = flags.problem, {}
 
     def loss(paths):
-        return knocked_out(model, config, batch, patterns, paths).mean().item()
+        return knocked_out(model, flags, batch, patterns, paths).mean().item()
 
     intact = loss([])
     for pair in itertools.permutations(range(len(task.roles)), 2):
@@ -139,17 +138,17 @@ def in_any_head(path, circuit):
 
 
 @torch.no_grad()
-def vouch(model, config, batch, circuit):
+def vouch(model, flags, batch, circuit):
     """{Path: dict}, what the model as it is says of each path, on a batch that the search never
     saw: the mean attention in this head, and in all heads that have the path in the circuit (see
     support), to the target and to relays; whether the head splits it between several targets;
     whether all this is enough; where it is not split and less than half, the relays; and by how
     much each error rises, (B, symbols), if the target and its relays get no attention in this head
     (alive), and in any head that gives the target 0.05 or more (alive_everywhere)."""
-    task, said = runs.task_of(config), {}
-    patterns = own_patterns(model, config, batch.inputs)
+    task, said = flags.problem, {}
+    patterns = own_patterns(model, flags, batch.inputs)
     means = mean_attention(patterns, task, batch.positions)
-    intact = knocked_out(model, config, batch, patterns, [])
+    intact = knocked_out(model, flags, batch, patterns, [])
     for path in paths_of(circuit):
         # where its attention goes
         attention, by_way = means[path[:2]].to_targets[path[2:]].item(), []
@@ -163,10 +162,10 @@ def vouch(model, config, batch, circuit):
             if mean.to_targets[path[2:]] >= FAINT:
                 everywhere.append(Path(*head, *path[2:]))
         offsets = [0, *(offset for offset, _ in by_way)]
-        alive = knocked_out(model, config, batch, patterns, [path], offsets)
+        alive = knocked_out(model, flags, batch, patterns, [path], offsets)
         every = alive
         if everywhere != [path]:
-            every = knocked_out(model, config, batch, patterns, everywhere, offsets)
+            every = knocked_out(model, flags, batch, patterns, everywhere, offsets)
         said[path] = dict(
             attention=attention,
             in_all_heads=supported.direct,
@@ -206,7 +205,6 @@ def descend(loss, sound, circuit, paths, simple, order):
             best = min([circuit, *filter(sound, options)], key=cost)
             if best != circuit:
                 circuit = best
-                loss(circuit, keep=True)
     return circuit
 
 
@@ -222,7 +220,6 @@ def prune(loss, sound, circuit, simple, limit):
         if best is None or loss(best) >= limit:
             return circuit
         circuit = best
-        loss(circuit, keep=True)
 
 
 def settle(loss, sound, circuit, costs, simple, limit):
@@ -245,20 +242,20 @@ def search(held, fill, costs, means, limit):
     candidate paths, through the heads in several orders. Only sound circuits are looked at: along
     their paths the information flow reaches every symbol that the model has learned, and every path
     is well attended. {} if all candidates together are not sound."""
-    task, simple, losses, soundness = runs.task_of(held.config), SIMPLE[fill], {}, {}
+    task, simple, losses, soundness = held.flags.problem, SIMPLE[fill], {}, {}
     paths = sorted(costs)
-    learned = held.errors({}).mean(0) < destroyed_from(task)
+    learned = held.errors({}).mean(0) < task.destroyed
 
-    def loss(circuit, keep=False):
+    def loss(circuit):
         key = tuple(circuit[head] for head in sorted(circuit))
-        if keep or key not in losses:
-            losses[key] = held.errors(circuit, fill, keep).mean().item()
+        if key not in losses:
+            losses[key] = held.errors(circuit, fill).mean().item()
         return losses[key]
 
     def sound(circuit):
         key = tuple(paths_of(circuit))
         if key not in soundness:
-            reached = symbols_reached(task, key, held.config["layers"])
+            reached = symbols_reached(task, key, held.flags.layers)
             flows = bool(reached[learned].all())
             soundness[key] = flows and all(support(path, circuit, means).enough for path in key)
         return soundness[key]
@@ -276,7 +273,6 @@ def search(held, fill, costs, means, limit):
     }
     found = {}
     for name, order in orders.items():
-        loss(start, keep=True)
         circuit = descend(loss, sound, start, paths, simple, order)
         if loss(circuit) < limit:
             circuit = prune(loss, sound, circuit, simple, limit)

@@ -22,28 +22,28 @@ from matplotlib.markers import TICKDOWN, TICKUP
 
 from analyze import USEFUL
 from studies.order import induction_names, what_came_first, what_heads_did
-from train import learning_rate
+from train import schedule
 
 
 # ---- the facts of one run
 
 
-def decay_of(config, steps):
+def decay_of(flags, steps):
     """e-folds of weight decay in so many steps: weights that nothing needs shrink by exp(-this)."""
-    rates = (learning_rate(step, config) for step in range(steps))
-    return config["weight_decay"] * sum(rates)
+    rates = (flags.lr * schedule(step, flags) for step in range(steps))
+    return flags.weight_decay * sum(rates)
 
 
 def facts(folder):
     """What is compared over runs, a dict without what is not known."""
-    config, log = runs.read_config(folder), runs.read_log(folder)
-    task, learned = runs.task_of(config), runs.crossings(log)
+    flags, log = runs.read_flags(folder), runs.read_log(folder)
+    task, learned = flags.problem, runs.crossings(log)
     report, paths = read_circuit(folder, task)
     found = dict(
         run=folder.name,
-        config=config,
-        kind=f"{config['optimizer']}, --rotary {config['rotary']}",
-        decay=decay_of(config, log[-1]["step"]),
+        flags=flags,
+        kind=f"{flags.optimizer}, --rotary {flags.rotary}",
+        decay=decay_of(flags, log[-1]["step"]),
         steps=log[-1]["step"],
         task=task,
         mse=log[-1].get("confirmed", log[-1]["val"]),
@@ -224,8 +224,8 @@ def draw_cleaning(every, file):
                 beside = x * 1.07 ** there.count(spot)  # where others would hide it
                 there.append(spot)
                 axes.plot(beside, y, "o", mec=color, mfc=face, ms=6, alpha=0.8)
-                lines.setdefault((str(fact["config"]), color), []).append((x, y))
-                runs_of[fact["kind"]].add(str(fact["config"]))
+                lines.setdefault((str(fact["flags"]), color), []).append((x, y))
+                runs_of[fact["kind"]].add(str(fact["flags"]))
         for (_, color), points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), color=color, lw=0.8, zorder=0)
         axes.set(xscale="log", ylabel=title, ylim=(0, 1.1 * axes.get_ylim()[1]))

@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 
 from parts import runs
-from parts.flags import MACHINE_FLAGS, asked, command_line, problem_name
+from parts.flags import SETTINGS, command_line
 from parts.intervals import wilson
 
 import matplotlib
@@ -24,7 +24,7 @@ REGIMES = {  # what is asked: in words that fit every D, its colour
     "mixture": ("one of them, at random", "#0072B2"),
     "last": ("$x_D$ alone", "#D55E00"),
 }
-NOT_OF_A_KIND = [*MACHINE_FLAGS, "seed", "init", "dtype", "hardware", "threads", "torch", "git"]
+OF_A_KIND = [name for name in SETTINGS if name not in ("seed", "init", "dtype")]
 
 
 # ---- the facts of one run
@@ -34,7 +34,7 @@ def stages(folder):
     """[folder, ...] of a run and of those that it began with, the first one first. ValueError with
     one line if one is not there."""
     found = [Path(folder)]
-    while init := runs.read_config(found[0])["init"]:
+    while init := runs.read_flags(found[0]).init:
         beside = found[0].parent / Path(init).name  # they may have been moved together
         found.insert(0, Path(init) if Path(init).exists() else beside)
         if len(found) > 100:
@@ -42,19 +42,19 @@ def stages(folder):
     return found
 
 
-def what_is_asked(config):
+def what_is_asked(flags):
     """x_1, x_3; or "one of x_1, x_3"."""
-    symbols = ", ".join(f"x_{k}" for k in asked(config))
-    return f"one of {symbols}" if config["mixture"] else symbols
+    symbols = ", ".join(f"x_{k}" for k in flags.asked)
+    return f"one of {symbols}" if flags.mixture else symbols
 
 
-def regime(config):
+def regime(flags):
     """Which of REGIMES; None for some of the symbols."""
-    if config["targets"] or config["init"] or config["task"] != "chain":
+    if flags.targets or flags.init or flags.task != "chain":
         return None
-    if config["mixture"]:
+    if flags.mixture:
         return "mixture"
-    return "all" if config["ic"] else "last"
+    return "all" if flags.ic else "last"
 
 
 def facts(folder):
@@ -62,22 +62,22 @@ def facts(folder):
     together, or None}; last: {k: its loss at the end} of those asked for in the last stage."""
     learned, before, ends, kind, labels = {}, 0, [], [], []
     for stage in stages(folder):
-        config, log = runs.read_config(stage), runs.read_log(stage)
+        flags, log = runs.read_flags(stage), runs.read_log(stage)
         for name, step in runs.crossings(log).items():
             if learned.get(int(name[2:])) is None:
                 learned[int(name[2:])] = None if step is None else before + step
         before += log[-1]["step"]
         ends.append(before)
-        labels.append(what_is_asked(config))
-        kind.append(str({key: config[key] for key in sorted(config.keys() - {*NOT_OF_A_KIND})}))
+        labels.append(what_is_asked(flags))
+        kind.append(str([getattr(flags, name) for name in OF_A_KIND]))
     last = {int(name[2:]): log[-1][name] for name in log[-1] if name[:2] == "x_"}
-    size = f"{config['layers']} layers x {config['heads']} head{'s' * (config['heads'] > 1)}"
+    size = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     return dict(
-        D=config["D"],
-        regime=regime(config),
+        D=flags.D,
+        regime=regime(flags),
         kind=tuple(kind),
         label="; then ".join(labels),
-        problem=f"{problem_name(config)}, {size}",
+        problem=f"{flags.problem.title}, {size}",
         learned=dict(sorted(learned.items())),
         last=last,
         ends=ends,

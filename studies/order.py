@@ -5,7 +5,7 @@ Of one run; compare.py counts over many. A path emerges when its mean attention 
 
 import math
 
-from parts.circuit import destroyed_from, to_the_token_before
+from parts.circuit import to_the_token_before
 from parts.emergence import emergence_steps, removal_rises
 
 
@@ -66,7 +66,7 @@ def later_symbol_lost(emergence, path, task):
     there is only one."""
     removed = removal_rises(emergence, [emergence.paths[path].without])
     rises = [of_symbol[0][-1] for of_symbol in removed.values()]
-    return max(rises[1:]) > destroyed_from(task) if rises[1:] else None
+    return max(rises[1:]) > task.destroyed if rises[1:] else None
 
 
 def what_heads_did(emergence, circuit_heads, task):
@@ -75,7 +75,7 @@ def what_heads_did(emergence, circuit_heads, task):
     not removed. circuit_heads: {(layer, head), ...}."""
     if not emergence.heads:
         return {}
-    needed_at, spared, lost = {}, [], destroyed_from(task)
+    needed_at, spared, lost = {}, [], task.destroyed
     rises = removal_rises(emergence, list(emergence.heads.values()))
     of_heads = zip(*rises.values(), strict=True)  # for each head a curve per symbol
     for head, own in zip(emergence.heads, of_heads, strict=True):
