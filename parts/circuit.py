@@ -1,18 +1,20 @@
-"""What a path is, what heads do in the mean, and how a model is held to paths.
+"""What a path is, how attention is read and written, and how a model is held to paths.
 
     patterns = hold(paths, task, positions)             # {(layer, head): (B, T, T)}
     predictions = model(x, patterns)
-    paths = paths_in(read_report("results/A"), task)    # {Path: mean attention}, of ablate.py
+    paths = paths_in(read_report("results/A"), task)    # [Path, ...], of ablate.py
 
 A circuit gives every head a mechanism, {(layer, head): mechanism}: a tuple of Paths, or one of
-FILLS. Layers, heads and roles are numbers from 0; circuit.json and all that is printed names the
-roles and counts layers and heads from 1.
+MECHANISMS. Layers, heads and roles are numbers from 0; circuit.json and all that is printed names
+the roles and counts layers and heads from 1.
 """
 
+import itertools
 import pathlib
+import re
 from typing import NamedTuple
 
-from parts import runs
+from parts import Refused, runs
 
 import torch
 import torch.nn.functional as F
@@ -20,34 +22,70 @@ import torch.nn.functional as F
 from data import partial_losses
 
 
+class Place(NamedTuple):
+    """A token of a chain: the one with a role, or so many tokens behind it, which has no role in
+    this chain (before it, if negative)."""
+
+    role: int  # of task.roles
+    behind: int = 0
+
+    def name(self, task):
+        """3b, 3b+1, ..."""
+        return task.names[self.role] + (f"{self.behind:+d}" if self.behind else "")
+
+    def tokens(self, task, positions):
+        """Where it stands (B, N), from positions (B, N, roles), and whether it does: there may be
+        no token so far behind."""
+        tokens = positions[:, :, self.role] + self.behind
+        return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
+
+
 class Path(NamedTuple):
-    """In layer `layer`, head `head`, role `source` attends to `target`, of its own chain."""
+    """In layer `layer`, head `head`, the token at `source` attends to that at `target`, both of its
+    own chain."""
 
     layer: int
     head: int
-    source: int  # of task.roles
-    target: int  # of task.roles
+    source: Place
+    target: Place
 
 
 def fields_of(path, task):
-    """A path as it is written: counted from 1, its roles by name."""
-    source, target = task.names[path.source], task.names[path.target]
+    """A path as it is written: counted from 1, its places by name."""
+    source, target = path.source.name(task), path.target.name(task)
     return dict(layer=path.layer + 1, head=path.head + 1, source=source, target=target)
 
 
-def name_of(fields):
-    """layer 7 head 1, q -> 1b: a path as it is printed, from what fields_of wrote."""
-    return "layer {layer} head {head}, {source} -> {target}".format(**fields)
+def path_from(fields, task):
+    """The Path of what fields_of wrote; raises what a dict does that is of another task."""
+    ends = []
+    for name in (fields["source"], fields["target"]):
+        role, behind = re.fullmatch(r"(\w+)([+-]\d+)?", name).groups()
+        ends.append(Place(task.names.index(role), int(behind or 0)))
+    return Path(fields["layer"] - 1, fields["head"] - 1, *ends)
 
 
 def path_name(path, task):
-    return name_of(fields_of(path, task))
+    """layer 7 head 1, q -> 1b: a path as it is printed."""
+    return "layer {layer} head {head}, {source} -> {target}".format(**fields_of(path, task))
+
+
+def head_name(head):
+    return f"layer {head[0] + 1} head {head[1] + 1}"
 
 
 def to_the_token_before(path, task):
-    """Whether source and target are neighbours in one slot, the target first."""
-    source, target = task.roles[path.source], task.roles[path.target]
-    return (target.block, target.place + 1) == (source.block, source.place)
+    """Whether the source attends to the token right before it."""
+    if path.source.role == path.target.role:
+        return path.source.behind == path.target.behind + 1
+    source, target = task.roles[path.source.role], task.roles[path.target.role]
+    apart = source.place + path.source.behind - target.place - path.target.behind
+    return source.block == target.block and apart == 1
+
+
+def symbol_names(symbols):
+    """(symbols,) bool -> [x_1, ...], the names of those that are True."""
+    return [f"x_{k}" for k, there in enumerate(symbols, 1) if there]
 
 
 # ---- circuits
@@ -58,25 +96,27 @@ def paths_of(circuit):
     return sorted(path for own in circuit.values() if not isinstance(own, str) for path in own)
 
 
-def with_paths(circuit, paths):
-    """The circuit with these paths added."""
-    for path in paths:
-        own = circuit[path[:2]]
-        own = () if isinstance(own, str) else own
-        circuit = circuit | {path[:2]: tuple(sorted({*own, path}))}
-    return circuit
+def without(circuit, path, otherwise):
+    """The circuit without a path; a head that loses its last does what `otherwise` says of it."""
+    left = tuple(other for other in circuit[path[:2]] if other != path)
+    return circuit | {path[:2]: left or otherwise[path[:2]]}
 
 
-def without(circuit, paths, fill):
-    """The circuit without these paths; a head that loses all becomes the fill."""
-    for path in paths:
-        left = tuple(other for other in circuit[path[:2]] if other != path)
-        circuit = circuit | {path[:2]: left or fill}
-    return circuit
+def flow(paths, task, positions):
+    """(symbols-1,) bool, which of x_1, x_2, ... every query holds, of its chain, if each token
+    starts with what it shows and, layer by layer, takes all that the targets of its paths hold
+    (Section 5); in sequences with these positions, (B, N, roles)."""
+    sequence, chains = torch.arange(len(positions))[:, None, None], torch.arange(task.N)
+    holds = torch.zeros(len(positions), task.T, task.N, task.symbols)
+    holds[sequence, positions, chains[:, None], task.column("symbol")] = 1
+    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
+        taken = one_hot(layer, task, positions) @ holds.flatten(2)
+        holds = (holds + taken.view_as(holds)).clamp(max=1)
+    return (holds[sequence[..., 0], positions[:, :, 0], chains, 1:] > 0).all(0).all(0)
 
 
 def check_roles(task, batch, K):
-    """ValueError unless the sequences of a batch are of the task: its roles stand where the table
+    """Refused unless the sequences of a batch are of the task: its roles stand where the table
     says, and share a symbol where it says. Else every figure would be wrong."""
     roles, symbol, right = batch.positions.shape[2], task.column("symbol"), False
     if roles == len(task.roles):
@@ -86,120 +126,97 @@ def check_roles(task, batch, K):
         right = torch.equal(task.positions(task.slots(batch.positions)), batch.positions)
         right = right and (same == (symbol[:, None] == symbol)).all()
     if not right:
-        raise ValueError("the sequences are not of the table of roles in runs.task_of: change one")
+        raise Refused("the sequences are not of the table of roles in data.TASKS: change one")
+
+
+def check_model(model, flags, inputs):
+    """Refused, in one line, unless a model answers as ablate.find_circuit asks, inputs (B, T, ...):
+    else no circuit would be its."""
+    B, T = inputs.shape[:2]
+    with runs.precision(flags):
+        said, layers = model(inputs, return_patterns=True)
+        again = model(inputs)
+    if [tuple(one.shape) for one in layers] != [(B, flags.heads, T, T)] * flags.layers:
+        shapes = f"{flags.layers} layers of (B, {flags.heads}, {T}, {T})"
+        raise Refused(f"the model must return patterns of {shapes}, as its flags say")
+    if not torch.allclose(said.float(), again.float(), atol=0.01):
+        raise Refused("the model says something else the second time: no dropout, eval()")
+    if any(not torch.allclose(one.float().sum(-1), torch.ones(1), atol=0.01) for one in layers):
+        raise Refused("rows of the model's patterns must sum to 1: (attending, attended)")
+    if flags.causal and any(one.triu(1).any() for one in layers):
+        raise Refused("the model attends to later tokens: its flags must say causal=False")
+
+    # a planted pattern comes back in its head, and changes none in its layer or below
+    planted = torch.rand(T, T, generator=torch.Generator().manual_seed(0)).tril()
+    planted = planted / planted.sum(-1, keepdim=True)
+    for layer, head in itertools.product(range(flags.layers), range(flags.heads)):
+        expected = [one.clone() for one in layers[: layer + 1]]
+        expected[layer][:, head] = planted
+        with runs.precision(flags):
+            seen = model(inputs, patterns={(layer, head): planted}, return_patterns=True)[1]
+        if not all(map(lambda a, b: torch.allclose(a, b, atol=0.01), seen, expected)):
+            where = f"the pattern given for layer {layer}, head {head} (from 0)"
+            raise Refused(f"the model must use {where} there and nowhere else, and return it")
 
 
 # ---- attention read
 
 
-def read_paths(pattern, task, positions):
-    """(B, T, T) attention -> (B, N, roles, roles): how much each role attends to each role of its
-    own chain."""
-    count = len(task.roles)
-    attending = pattern[:, None].expand(-1, task.N, -1, -1)
-    attending = attending.gather(2, positions[..., None].expand(-1, -1, -1, task.T))
-    return attending.gather(3, positions[:, :, None].expand(-1, -1, count, -1))
+def read_path(pattern, path, task, positions):
+    """(B, N) how much each chain's source attends to its target, of one head's (B, T, T); nothing
+    where one of them is not there."""
+    sequence = torch.arange(len(positions))[:, None]
+    (source, there), (target, too) = (end.tokens(task, positions) for end in path[2:])
+    return pattern[sequence, source, target] * (there & too)
 
 
-def tokens_of(task, role):
-    """(slots,) the tokens where a role can stand, slot by slot."""
-    start, size, slots = task.blocks[task.roles[role].block]
-    return start + size * torch.arange(slots) + task.roles[role].place
-
-
-class MeanAttention(NamedTuple):
-    """What one head does, chain by chain and in the mean over sequences."""
-
-    direct: torch.Tensor  # (B, N, roles, roles) how much each role attends to each of its own chain
-    by_way: torch.Tensor  # the same shape: how much to tokens of other chains that took it before
-    to_targets: torch.Tensor  # (roles, roles) the mean of `direct`
-    surplus: torch.Tensor  # (roles, roles) how much more than to that role of another chain
-    by_position: torch.Tensor  # (T, T) where a token attends, but for the others of its own slot
-    by_slot: torch.Tensor  # (blocks, slots, T, T) to add for a token whose chain has this slot of
-    # this block; in the token's own block: its attention to the other tokens of its slot
-
-
-def mean_attention(patterns, task, positions):
-    """{(layer, head): MeanAttention} from the patterns of all layers, a list of (B, heads, T, T),
-    with positions (B, N, roles)."""
-    # which slot of each block the chain of each token has, none if it has no chain; how often
-    blocks, sequence = len(task.blocks), torch.arange(len(positions))[:, None, None]
-    slots = torch.full((len(positions), task.T, blocks), -1)
-    slots[sequence, positions] = task.slots(positions)[:, :, None]
-    most = max(block.slots for block in task.blocks)
-    has_slot = F.one_hot(slots + 1, 1 + most)[..., 1:].float()  # (B, T, blocks, most)
-    times = torch.einsum("btks->kst", has_slot)[..., None]
-
-    # which tokens stand in the block of a token, and which beside it in one slot
-    block_of, slot_of = task.tokens.block, task.tokens.slot
-    own_block = torch.arange(blocks)[:, None] == block_of  # (blocks, T)
-    beside = (block_of[:, None] == block_of) & (slot_of[:, None] == slot_of)
-    beside = beside & ~torch.eye(task.T, dtype=torch.bool)
-
-    # which tokens can have which role, how many, and which belong to the chain of a token
-    tokens = [tokens_of(task, role) for role in range(len(task.roles))]
-    has_role = torch.stack([F.one_hot(own, task.T).sum(0) for own in tokens]).float()  # (roles, T)
-    others = (has_role.sum(1) - 1).clamp(min=1)
-    chain_of = torch.full(slots.shape[:2], -1)
-    chain_of[sequence, positions] = torch.arange(task.N)[:, None]
-    stranger = chain_of[:, :, None] != chain_of[:, None]
-
-    means, taken = {}, torch.zeros(1)  # the most that a token took from another so far
-    for layer, heads in enumerate(patterns):
-        for head, pattern in enumerate(heads.float().unbind(1)):
-            # to each role of the own chain, and how much more than to that role of another
-            direct = read_paths(pattern, task, positions)
-            to_targets = direct.mean((0, 1))
-            attending = pattern.gather(1, positions.view(len(slots), -1, 1).expand(-1, -1, task.T))
-            to_all = (attending @ has_role.T).unflatten(1, positions.shape[1:]).mean((0, 1))
-            surplus = to_targets - (to_all - to_targets) / others
-
-            # to tokens of other chains that took from that role in a layer before
-            by_way = (pattern * stranger) @ taken.expand_as(pattern)
-            by_way = read_paths(by_way, task, positions)
-
-            # by position alone, and what the slots of the own chain add to that
-            in_slot = pattern.mean(0) * beside
-            pattern = pattern * ~beside
-            by_position = pattern.mean(0)
-            known = torch.einsum("btu,btks->kstu", pattern, has_slot) / times.clamp(min=1)
-            added = (known - by_position) * (times > 0)
-            by_slot = torch.where(own_block[:, None, :, None], in_slot, added)
-            own = direct, by_way, to_targets, surplus, by_position, by_slot
-            means[layer, head] = MeanAttention(*own)
-        taken = torch.maximum(taken, heads.float().amax(1))
-    return means
-
-
-def relays(patterns, task, positions, path, least=0.05):
-    """[(offset, attention), ...]: the tokens of other chains, so far behind the target, to which
-    the source attends and which took as much from the target in an earlier layer; those that get
-    at least so much in the mean, the most important first."""
+def places_attended(pattern, task, positions, source):
+    """{Place: how much more of the source's attention goes to this place of its own chain than to
+    that of other chains, in the mean}, of one head's pattern (B, T, T)."""
     sequence, T = torch.arange(len(positions))[:, None], task.T
-    taken = torch.zeros(len(positions), T, T)
-    for heads in patterns[: path.layer]:
-        taken = torch.maximum(taken, heads.float().amax(1))
+    tokens, there = source.tokens(task, positions)
+    given = (pattern[sequence, tokens] * there[..., None])[:, :, None]  # (B, N, 1, T)
+    given = F.pad(given, (T, T)).expand(-1, -1, task.N, -1)
+    found = {}
+    for number, (start, size, _) in enumerate(task.blocks):
+        # from every chain to what stands around the slot of every chain, (N, N, 2T)
+        slots = start + size * task.slots(positions)[:, None, :, number, None]
+        around = (slots + torch.arange(2 * T)).expand(-1, task.N, -1, -1)
+        to = given.gather(3, around).mean(0)
+        own = to.diagonal().mean(-1)
+        surplus = own - (to.sum((0, 1)) / task.N - own) / max(1, task.N - 1)
+        for index, more in enumerate(surplus.tolist()):
+            found[place_at(task, number, index - T)] = more
+    return {place: more for place, more in found.items() if place != source}
 
-    # (B, N, T) what each chain's source takes of its target by way of each token
-    source, target = positions[:, :, path.source], positions[:, :, path.target]
-    by_way = patterns[path.layer][sequence, path.head, source].float() * taken.mT[sequence, target]
-    by_way.scatter_(2, positions, 0)  # what goes by the own chain is a path of its own
-    behind = T + torch.arange(T) - target[..., None]
-    share = torch.zeros(2 * T).index_add_(0, behind.flatten(), by_way.flatten())
-    share = share / target.numel()
-    order = share.argsort(descending=True).tolist()
-    return [(i - T, share[i].item()) for i in order if share[i] >= least]
+
+def place_at(task, block, offset):
+    """The Place so many tokens behind the first of a slot."""
+    size = task.blocks[block].size
+    inside = min(max(offset, 0), size - 1)
+    return Place(task.roles.index(task.role_at(block, inside)), offset - inside)
+
+
+def mean_pattern(pattern, task):
+    """(T, T) where each token attends in the mean of (B, T, T), but for the other tokens of its own
+    slot, which would bring the symbol of a pair without any path."""
+    block, slot = task.tokens.block, task.tokens.slot
+    beside = (block[:, None] == block) & (slot[:, None] == slot) & ~torch.eye(task.T).bool()
+    mean = pattern.mean(0) * ~beside
+    return mean / mean.sum(-1, keepdim=True).clamp(min=1e-9)
 
 
 # ---- attention written
 
 
 def one_hot(paths, task, positions):
-    """(B, T, T) attention: shared equally among the targets of a role's paths, zero without."""
-    B, T, sequence = len(positions), task.T, torch.arange(len(positions))[:, None]
-    pattern = positions.new_zeros(B, T, T, dtype=torch.float)
-    for _, _, source, target in paths:
-        pattern[sequence, positions[:, :, source], positions[:, :, target]] = 1
+    """(B, T, T) attention: shared equally among the targets of a source's paths, zero without."""
+    sequence = torch.arange(len(positions))[:, None]
+    pattern = torch.zeros(len(positions), task.T, task.T)
+    for _, _, *ends in paths:
+        (source, there), (target, too) = (end.tokens(task, positions) for end in ends)
+        pattern[sequence, source, target] += (there & too).float()
+    pattern = (pattern > 0).float()
     return pattern / pattern.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -211,70 +228,70 @@ def hold(paths, task, positions):
     return {head: one_hot(own, task, positions) for head, own in heads.items()}
 
 
-def shared_out(pattern):
-    """Attention of which every token gives 1 in all, or none."""
-    return pattern / pattern.sum(-1, keepdim=True).clamp(min=1e-9)
-
-
 def uniform(T, causal):
     """(T, T) every token attends equally to all that it may attend to."""
-    allowed = torch.ones(T, T)
-    return shared_out(allowed.tril() if causal else allowed)
+    allowed = torch.ones(T, T).tril() if causal else torch.ones(T, T)
+    return allowed / allowed.sum(-1, keepdim=True)
 
 
-FILLS = {  # what a token without a path does: (T, causal, MeanAttention) -> (T, T)
+MECHANISMS = {  # what a head without paths does, or with them a token without: (T, causal, mean)
     "zero": lambda T, causal, mean: torch.zeros(T, T),  # the paper's
-    "identity": lambda T, causal, mean: torch.eye(T),
     "uniform": lambda T, causal, mean: uniform(T, causal),
-    "position": lambda T, causal, mean: shared_out(mean.by_position),
+    "identity": lambda T, causal, mean: torch.eye(T),
+    "position": lambda T, causal, mean: mean,
 }
-
-
-def write_pattern(mechanism, task, positions, causal, fill="zero", mean=None):
-    """The attention of a head, (T, T) or (B, T, T). mechanism: one of FILLS, or Paths; then `fill`
-    says what tokens without a path do. With the fill "slot" a token with a path is not one-hot: it
-    attends as in the mean over those sequences in which what it looks for has the same slot."""
-    if isinstance(mechanism, str):
-        return FILLS[mechanism](task.T, causal, mean)
-    if fill != "slot":
-        pattern = one_hot(mechanism, task, positions)
-        has_path = pattern.sum(-1, keepdim=True) > 0
-        return torch.where(has_path, pattern, FILLS[fill](task.T, causal, mean))
-
-    pattern, slots = mean.by_position.repeat(len(positions), 1, 1), task.slots(positions)
-    sequence = torch.arange(len(positions))[:, None]
-    for source, block in {(path.source, task.roles[path.target].block) for path in mechanism}:
-        tokens = positions[:, :, source]
-        pattern[sequence, tokens] += mean.by_slot[block, slots[:, :, block], tokens]
-    return shared_out(pattern.clamp(min=0))
 
 
 # ---- a model held to a circuit
 
 
 class Held:
-    """A model held to circuits on one batch. A pattern is written once."""
+    """A model, free or held to circuits, on one batch. means: {(layer, head): (T, T)} of
+    mean_pattern."""
 
-    def __init__(self, model, flags, means, batch):
-        self.model, self.flags, self.means, self.batch = model, flags, means, batch
-        self.patterns = {}
-
-    def pattern(self, head, mechanism, fill):
-        """Heads held alike share one pattern, unless it is read off a head's own mean attention."""
-        rule, steps = mechanism, ()
-        if not isinstance(mechanism, str):
-            rule, steps = fill, tuple(path[2:] for path in mechanism)
-        key = rule, steps, head if rule in ("position", "slot") else None
-        if key not in self.patterns:
-            how = self.flags.problem, self.batch.positions, self.flags.causal
-            self.patterns[key] = write_pattern(mechanism, *how, fill, self.means[head])
-        return self.patterns[key]
+    def __init__(self, model, flags, batch, means=None):
+        self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
+        self.own, self.written = None, {}
+        self.means = means or {}
+        if not means:
+            for head, pattern in self.attention().items():
+                self.means[head] = mean_pattern(pattern, self.task)
+        self.intact = self.errors({}).mean(0)  # (symbols,) of the free model
 
     @torch.no_grad()
+    def attention(self, patterns=None):
+        """{(layer, head): (B, T, T)} of the free model, or with some heads replaced."""
+        if patterns or self.own is None:
+            with runs.precision(self.flags):
+                layers = self.model(self.batch.inputs, patterns=patterns, return_patterns=True)[1]
+            found = {}
+            for layer, heads in enumerate(layers):
+                found |= {(layer, head): one for head, one in enumerate(heads.float().unbind(1))}
+            if patterns:
+                return found
+            self.own = found
+        return self.own
+
+    def pattern(self, head, mechanism, fill):
+        """(T, T) or (B, T, T), of a head that does this; fill: what tokens without a path do."""
+        T, causal = self.task.T, self.flags.causal
+        if isinstance(mechanism, str):
+            return MECHANISMS[mechanism](T, causal, self.means[head])
+        key = fill, *(path[2:] for path in mechanism)  # heads held alike share it
+        if key not in self.written:
+            along = one_hot(mechanism, self.task, self.batch.positions)
+            rest = MECHANISMS[fill](T, causal, None)
+            self.written[key] = torch.where(along.sum(-1, keepdim=True) > 0, along, rest)
+        return self.written[key]
+
     def errors(self, circuit, fill="zero"):
         """(B, symbols) squared error of each sequence on each symbol; heads that are not in the
         circuit compute their patterns from what they then find."""
         patterns = {head: self.pattern(head, own, fill) for head, own in circuit.items()}
+        return self.errors_with(patterns)
+
+    @torch.no_grad()
+    def errors_with(self, patterns):
         with runs.precision(self.flags):
             predictions = self.model(self.batch.inputs, patterns)
         return partial_losses(predictions, self.batch.targets, self.flags.K)
@@ -284,23 +301,19 @@ class Held:
 
 
 def read_report(run):
-    """The report of ablate.find_circuit in a run directory; {} if it was never looked for."""
+    """The report of ablate.find_circuit in a run directory; {} if it was never looked for. Refused
+    if it cannot be read, or is of an older form."""
     file = pathlib.Path(run, "circuit.json")
-    return runs.read_json(file) if file.exists() else {}
+    report = runs.read_json(file) if file.exists() else {}
+    if report and "verdict" not in report:
+        raise Refused(f"{file} is of an older form: run ablate.py again (python ablate.py {run})")
+    return report
 
 
 def paths_in(report, task):
-    """{Path: mean attention} of a report; None if it holds no circuit. ValueError with one line if
-    it is of another task."""
-    if "heads" not in report:
-        return None
-    found = {}
+    """{Path: the row on it} of a report, {} if it holds no circuit. Refused if it is of another
+    task."""
     try:
-        for head in report["heads"]:
-            for row in head["mechanism"] if isinstance(head["mechanism"], list) else []:
-                source, target = task.names.index(row["source"]), task.names.index(row["target"])
-                path = Path(head["layer"] - 1, head["head"] - 1, source, target)
-                found[path] = row["attention"]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError("circuit.json is of another task: run ablate.py again") from None
-    return found
+        return {path_from(row, task): row for row in report.get("paths", [])}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Refused("circuit.json is of another task: run ablate.py again") from None

@@ -26,7 +26,7 @@ from parts.flags import ROWS, SETTINGS, Flags, check, cpu_capabilities, native_d
 import torch
 from filelock import FileLock, Timeout
 
-from data import ENCODINGS, LEARNED, make_batch
+from data import ENCODINGS, LEARNED, held_out, make_batch
 from model import Transformer
 
 
@@ -225,7 +225,22 @@ def load(run, weights="model.pt", device="cpu"):
         raise unusable(path, "holds the weights of another model than config.json") from None
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise unusable(path, "holds weights that are not finite")
-    return model.to(device).eval(), flags
+    model = model.to(device).eval()
+    if weights == "model.pt" and not flags.circuit and not flags.mixture:
+        check_score(model, flags, run)
+    return model, flags
+
+
+@torch.no_grad()
+def check_score(model, flags, run):
+    """Refused unless a model has the validation error that the last row of its log says."""
+    batch = sequences(flags, held_out("validation", 1024, flags.device))
+    with precision(flags):
+        now = (model(batch.inputs) - batch.targets).square().mean().item()
+    logged = read_log(run)[-1]["val"]
+    if not abs(now - logged) < 0.1 * logged + 0.002:
+        what = f"{run} has a loss of {now:.4f}, and its log says {logged:.4f}"
+        raise Refused(f"{what}: it was trained by other code, check that out")
 
 
 def untrained(flags):

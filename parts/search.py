@@ -1,281 +1,237 @@
-"""The search for a circuit: which paths the model itself vouches for, and the fewest that will do.
+"""The search for a circuit: the paths that the free model misses, and the fewest that will do.
 
-    costs = candidates(model, flags, batch, patterns, means)
-    found = search(Held(model, flags, means, batch), "zero", costs, means, limit=0.045)
+    costs = candidates(held)
+    circuit, loss = search(held, "zero", costs, simple_heads(held, costs, 0.05), limit=0.045)
 
-ablate.py says what for, and certifies what is found.
+ablate.py says what for, and certifies what is found. Free: no head is held.
 """
 
 import itertools
-import math
-from typing import NamedTuple
 
-from parts import runs
 from parts.circuit import (
     Path,
-    mean_attention,
+    Place,
+    flow,
     paths_of,
-    relays,
-    with_paths,
+    places_attended,
     without,
 )
-from parts.flow import symbols_reached
 
 import torch
 
-from data import partial_losses
+
+SURPLUS = 0.8  # of the attention in one slot of N: more to a place than to its like elsewhere
+COST = 0.01  # the loss that the removal of a path must cost the free model
+FAINT = 0.1  # a head with less mean attention is not said to attend
 
 
-SIMPLE = {  # by fill: what a head without paths may become
-    "zero": ["uniform", "identity"],
-    "identity": ["uniform", "identity"],
-    "uniform": ["uniform", "identity"],
-    "position": ["position"],
-    "slot": ["position"],
-}
-PRICE = 0.002  # the loss that a path must save while the heads are chosen
-NEARLY_ALL = 0.9  # of the attention of a source, to the targets between which it splits it
-SURPLUS = 0.8  # of the attention in one slot of N: more to a target than to its like elsewhere
-COST = 0.01  # the loss that the removal of a path must cost the model as it is
-FAINT = 0.05  # a head with less mean attention is not said to attend
+# ---- the free model, disturbed
 
 
-# ---- paths that the model itself vouches for
+def knocked_out(held, paths):
+    """(B, symbols) squared error of the free model, but that along these paths no attention goes to
+    the targets."""
+    changed = {}
+    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
+        own = held.attention(changed)  # what heads do after what was taken away below
+        for path in layer:
+            tokens = [end.tokens(held.task, held.batch.positions) for end in path[2:]]
+            (source, there), (target, too) = tokens
+            rows = torch.arange(len(source))[:, None].expand_as(source)[there & too]
+            pattern = changed.setdefault(path[:2], own[path[:2]].clone())
+            pattern[rows, source[there & too], target[there & too]] = 0
+    return held.errors_with(changed)
 
 
-@torch.no_grad()
-def own_patterns(model, flags, inputs, patterns=None):
-    """The attention of every layer, a list of (B, heads, T, T)."""
-    with runs.precision(flags):
-        return model(inputs, patterns=patterns, return_patterns=True)[1]
+def replaced(held, paths, others=False, seed=0):
+    """(B, symbols) squared error of the free model, but that what the source of these paths, of one
+    head and source, reads at their targets (with others: at all other tokens) is what stands at the
+    same place of another slot, of a chain as independent as one of another sequence. The attention
+    that each value gets is left alone."""
+    task, positions, (head, source) = held.task, held.batch.positions, (paths[0][:2], paths[0][2])
+    sequence, generator = torch.arange(len(positions))[:, None], torch.Generator().manual_seed(seed)
+    tokens, _ = source.tokens(task, positions)
+    own = held.attention()[head]
+    rows, named = own[sequence, tokens], torch.zeros(*tokens.shape, task.T).bool()  # (B, N, T)
+    for path in paths:
+        target, there = path.target.tokens(task, positions)
+        named.scatter_(2, target[..., None], there[..., None])
+
+    # to which slot each token's attention moves: not its own, nor one where a target stands
+    block, slot, place, _ = task.tokens
+    start, size, slots = torch.tensor(task.blocks)[block].T
+    wanted = torch.rand(*rows.shape, int(slots.max()), generator=generator)  # (B, N, T, slots)
+    numbers = torch.arange(wanted.shape[-1])
+    wanted = wanted.masked_fill(numbers >= slots[:, None], -3) - (numbers == slot[:, None]).float()
+    for path in paths if others else []:
+        target, _ = path.target.tokens(task, positions)
+        here = (block[target][..., None] == block)[..., None]  # (B, N, T, 1)
+        wanted -= 2.0 * (here & (numbers == slot[target][..., None, None]))
+    moved_to = start + size * wanted.argmax(-1) + place
+
+    # what is moved, and what stays
+    moves = ~named if others else named
+    changed = (rows * ~moves).scatter_add(2, moved_to, rows * moves)
+    pattern = own.clone()
+    pattern[sequence, tokens] = changed
+    return held.errors_with({head: pattern})
 
 
-@torch.no_grad()
-def knocked_out(model, flags, batch, patterns, paths, offsets=(0,)):
-    """(B, symbols) squared error of the model as it is, but that along these paths no attention
-    goes to the targets, nor to the tokens at the other offsets from them. patterns: its own."""
-    held, sequence = {}, torch.arange(len(batch.inputs))[:, None]
-    for path in sorted(paths):
-        if path[:2] not in held:  # what the head does after what was taken away below
-            below = any(layer < path.layer for layer, _ in held)
-            own = own_patterns(model, flags, batch.inputs, held) if below else patterns
-            held[path[:2]] = own[path.layer][: len(sequence), path.head].clone()
-        source, target = batch.positions[:, :, path.source], batch.positions[:, :, path.target]
-        for offset in offsets:
-            tokens = target + offset
-            inside = (tokens >= 0) & (tokens < batch.inputs.shape[1])
-            at = sequence.expand_as(tokens)[inside], source[inside], tokens[inside]
-            held[path[:2]][at] = 0
-    with runs.precision(flags):
-        predictions = model(batch.inputs, held)
-    return partial_losses(predictions, batch.targets, flags.K)
+# ---- what a circuit may have
 
 
-def candidates(model, flags, batch, patterns, means):
-    """{Path: how much the MSE of the model rises without it}, the paths that a circuit may have.
-    The head must attend to the target, rather than to the same role of other chains, in about one
-    slot of N at least; and without the path the MSE must rise by COST, either with all other heads
-    as they are or where no other head with this path is left."""
-    task, found = flags.problem, {}
-
-    def loss(paths):
-        return knocked_out(model, flags, batch, patterns, paths).mean().item()
-
-    intact = loss([])
-    for pair in itertools.permutations(range(len(task.roles)), 2):
-        heads = [head for head in sorted(means) if means[head].surplus[pair] >= SURPLUS / task.N]
-        alike = [Path(*head, *pair) for head in heads]
-        cost = {path: loss([path]) - intact for path in alike}
-        if len(alike) > 1 and min(cost.values()) < COST:
-            nothing_left = loss(alike)
-            for path in alike:
-                alone_left = loss([other for other in alike if other != path])
-                cost[path] = max(cost[path], nothing_left - alone_left)
-        found |= {path: cost[path] for path in alike if cost[path] >= COST}
+def candidates(held):
+    """{Path: (symbols,) by how much each error of the free model rises without it}, the paths that
+    a circuit may have: the source attends to the target, rather than to that place of other chains,
+    in about one slot of N at least; and without the path the MSE rises by COST, in this head alone
+    or where no other head with this path is left. A token without a role is a target where it is a
+    relay: in a layer before it attends to its slot, or to a relay nearer to that."""
+    found, sources = {}, [Place(role) for role in range(len(held.task.roles))]
+    for source in sources:  # grows
+        for alike in attended(held, source):
+            cost = {path: knocked_out(held, [path]).mean(0) - held.intact for path in alike}
+            if len(alike) > 1 and min(rise.mean() for rise in cost.values()) < COST:
+                nothing_left = knocked_out(held, alike).mean(0)
+                for path in alike:
+                    alone_left = knocked_out(held, [other for other in alike if other != path])
+                    cost[path] = torch.maximum(cost[path], nothing_left - alone_left.mean(0))
+            own = {path: rise for path, rise in cost.items() if rise.mean() >= COST}
+            found |= own
+            target = alike[0].target
+            if own and target.behind and target not in sources:
+                sources.append(target)
     return found
 
 
-class Support(NamedTuple):
-    """What the attention of the model as it is says for a path of a circuit, in the mean over
-    chains and sequences."""
-
-    direct: float  # of the source's attention: what the target gets
-    relayed: float  # what relays of the target get
-    splits: bool  # whether the source splits its attention in this head between several targets
-    enough: bool  # whether the path may belong to a circuit
-
-
-def support(path, circuit, means):
-    """The Support of a path. Of all heads that have the path in the circuit each chain counts in
-    that which gives it most: heads share work by slot.
-
-    A target must get half of the attention. What goes to relays counts, if it is no more than what
-    the target gets: else it is they that should be named. A head that looks for several symbols at
-    once may split its attention between their targets."""
-    heads = [means[other[:2]] for other in in_any_head(path, circuit)]
-    direct = torch.stack([head.direct[..., path.source, path.target] for head in heads]).amax(0)
-    by_way = torch.stack([head.by_way[..., path.source, path.target] for head in heads]).amax(0)
-    direct, relayed = direct.mean().item(), by_way.mean().item()
-    split = splits(path, circuit, means)
-    enough = split or direct >= 0.5 or direct >= relayed >= 0.5 - direct
-    return Support(direct, relayed, split, enough)
+def attended(held, source):
+    """[[Path, ...], ...] from a source to each place that it attends to, in all heads that do."""
+    task, by_target = held.task, {}
+    for head, pattern in held.attention().items():
+        for target, more in places_attended(pattern, task, held.batch.positions, source).items():
+            if more >= SURPLUS / task.N and (nearer(target, source, task) or not source.behind):
+                by_target.setdefault(target, []).append(Path(*head, source, target))
+    for target, alike in list(by_target.items()):
+        if target.behind and not source.behind:
+            since = [path.layer for own in attended(held, target) for path in own]
+            by_target[target] = [path for path in alike if min(since, default=99) < path.layer]
+    return [alike for alike in by_target.values() if alike]
 
 
-def splits(path, circuit, means):
-    """Whether the source splits its attention between several targets in this head: together they
-    get nearly all of it, and the target of this path at least half of an even share."""
-    shares = {}
-    for other in paths_of(circuit):
-        if other[:3] == path[:3]:
-            shares[other] = means[path[:2]].to_targets[other[2:]].item()
-    even = sum(shares.values()) / len(shares)
-    return len(shares) > 1 and sum(shares.values()) >= NEARLY_ALL and shares[path] >= even / 2
+def nearer(place, other, task):
+    """Whether a place is in the slot from which the other counts, or nearer to it."""
+    block = task.roles[place.role].block
+    same = block == task.roles[other.role].block and place.behind * other.behind >= 0
+    return same and abs(place.behind) < abs(other.behind)
 
 
-def in_any_head(path, circuit):
-    """The paths of the circuit between the same two roles, in any head."""
-    return [other for other in paths_of(circuit) if other[2:] == path[2:]]
+def simple_heads(held, costs, threshold):
+    """{head: mechanism}, what a head without paths does, and {head: by how much the MSE of the free
+    model rises when it alone is held to that}: the cheaper of uniform and identity; heads without
+    candidates attend by position where otherwise all of them together would cost too much."""
+    price = {}
+    for head, name in itertools.product(held.means, ("uniform", "identity", "position")):
+        price[head, name] = (held.errors({head: name}).mean(0) - held.intact).mean().item()
+    simple = {}
+    for head in held.means:
+        simple[head] = min(("uniform", "identity"), key=lambda name: price[head, name])
 
-
-@torch.no_grad()
-def vouch(model, flags, batch, circuit):
-    """{Path: dict}, what the model as it is says of each path, on a batch that the search never
-    saw: the mean attention in this head, and in all heads that have the path in the circuit (see
-    support), to the target and to relays; whether the head splits it between several targets;
-    whether all this is enough; where it is not split and less than half, the relays; and by how
-    much each error rises, (B, symbols), if the target and its relays get no attention in this head
-    (alive), and in any head that gives the target 0.05 or more (alive_everywhere)."""
-    task, said = flags.problem, {}
-    patterns = own_patterns(model, flags, batch.inputs)
-    means = mean_attention(patterns, task, batch.positions)
-    intact = knocked_out(model, flags, batch, patterns, [])
-    for path in paths_of(circuit):
-        # where its attention goes
-        attention, by_way = means[path[:2]].to_targets[path[2:]].item(), []
-        supported = support(path, circuit, means)
-        if attention < 0.5 and not supported.splits:
-            by_way = relays(patterns, task, batch.positions, path)
-
-        # what the model misses without
-        everywhere = []
-        for head, mean in means.items():
-            if mean.to_targets[path[2:]] >= FAINT:
-                everywhere.append(Path(*head, *path[2:]))
-        offsets = [0, *(offset for offset, _ in by_way)]
-        alive = knocked_out(model, flags, batch, patterns, [path], offsets)
-        every = alive
-        if everywhere != [path]:
-            every = knocked_out(model, flags, batch, patterns, everywhere, offsets)
-        said[path] = dict(
-            attention=attention,
-            in_all_heads=supported.direct,
-            relayed=supported.relayed,
-            splits=supported.splits,
-            well_attended=supported.enough,
-            relays=[dict(behind_target=offset, attention=share) for offset, share in by_way],
-            alive=alive - intact,
-            alive_everywhere=every - intact,
-        )
-    return said
+    # the dearest first
+    idle = sorted(held.means.keys() - {path[:2] for path in costs})
+    gain = {head: price[head, simple[head]] - price[head, "position"] for head in idle}
+    for head in sorted(idle, key=gain.get, reverse=True):
+        together = held.errors({other: simple[other] for other in idle}).mean(0) - held.intact
+        if together.mean() < 0.8 * threshold:
+            break
+        simple[head] = "position"
+    for head in held.means.keys() - {*idle}:
+        if price[head, simple[head]] >= threshold > price[head, "position"]:
+            simple[head] = "position"
+    return simple, {head: price[head, simple[head]] for head in simple}
 
 
 # ---- searching
 
 
-def descend(loss, sound, circuit, paths, simple, order):
-    """Head after head, in the given order, takes the mechanism with which the loss and the price of
-    its paths are least: a simple one, one path less, one more, or one that other heads had; until a
-    round changes little."""
+def search(held, fill, costs, simple, prices, limit, threshold):
+    """(circuit, its loss) with this fill. From all candidate paths one after the other is taken
+    away, that which the free model misses least first, as long as the loss stays below the limit
+    or falls, and the circuit stays whole: along its paths the flow reaches every symbol that is
+    learned, no path is missing without which the free model loses one, heads without paths cost the
+    free model less than the threshold, alone and together, and what is left of a head carries.
+    None if all candidates together are not whole."""
+    task, lost = held.task, held.task.destroyed
+    learned = held.intact < lost
+    core = {path for path in costs if (learned & (held.intact + costs[path] > lost)).any()}
+    known = {}
 
-    def cost(circuit):
-        return loss(circuit) + PRICE * len(paths_of(circuit))
+    def remember(function):
+        def looked_up(*key):
+            if (function, key) not in known:
+                known[function, key] = function(*key)
+            return known[function, key]
 
-    before = math.inf
-    while cost(circuit) < before - PRICE / 2:
-        before = cost(circuit)
-        for head in order:
-            own = [path for path in paths if path[:2] == head]
-            there = set(own) & set(paths_of(circuit))
-            options = [circuit | {head: fill} for fill in simple]
-            options += [without(circuit, [path], simple[0]) for path in sorted(there)]
-            for path in own:
-                options.append(with_paths(circuit, [path]))
-                elsewhere = without(circuit, in_any_head(path, circuit), simple[0])
-                options.append(with_paths(elsewhere, [path]))
-            best = min([circuit, *filter(sound, options)], key=cost)
-            if best != circuit:
-                circuit = best
-    return circuit
+        return looked_up
 
+    @remember
+    def flows(paths):
+        return bool(flow(paths, task, held.batch.positions[:8])[learned].all())
 
-def prune(loss, sound, circuit, simple, limit):
-    """The circuit without what can be spared: path after path, or the same path in all heads at
-    once, each time what is missed least, as long as the loss stays below the limit."""
-    while True:
-        options = []
-        for path, fill in itertools.product(paths_of(circuit), simple):
-            options.append(without(circuit, [path], fill))
-            options.append(without(circuit, in_any_head(path, circuit), fill))
-        best = min(filter(sound, options), key=loss, default=None)
-        if best is None or loss(best) >= limit:
-            return circuit
-        circuit = best
+    @remember
+    def complete(heads):
+        idle = {head: simple[head] for head in heads}
+        return (held.errors(idle).mean(0) - held.intact).mean() < threshold
 
+    @remember
+    def carries(paths):
+        target, others = replaced(held, paths), replaced(held, paths, others=True)
+        return target.mean() > others.mean()
 
-def settle(loss, sound, circuit, costs, simple, limit):
-    """The circuit with each path in that head, of those which do at little cost, in which the model
-    as it is would miss it most: which of parallel heads is named is no accident."""
-    limit = min(limit, loss(circuit) + COST)
-    for path in paths_of(circuit):
-        options = {path: circuit}
-        for other in costs.keys() - set(paths_of(circuit)):
-            if other[2:] == path[2:]:
-                moved = with_paths(without(circuit, [path], simple[0]), [other])
-                if sound(moved) and loss(moved) < limit:
-                    options[other] = moved
-        circuit = options[max(options, key=costs.get)]
-    return circuit
-
-
-def search(held, fill, costs, means, limit):
-    """{order: (circuit, its loss)} by coordinate descent with one fill, from the circuit of all
-    candidate paths, through the heads in several orders. Only sound circuits are looked at: along
-    their paths the information flow reaches every symbol that the model has learned, and every path
-    is well attended. {} if all candidates together are not sound."""
-    task, simple, losses, soundness = held.flags.problem, SIMPLE[fill], {}, {}
-    paths = sorted(costs)
-    learned = held.errors({}).mean(0) < task.destroyed
+    def whole(circuit, head):
+        if not flows(tuple(paths_of(circuit))):
+            return False
+        if isinstance(circuit[head], str):
+            idle = tuple(sorted(head for head, own in circuit.items() if isinstance(own, str)))
+            return prices[head] < threshold and complete(idle)
+        return all(carries(group) for group in groups_of(circuit[head]))
 
     def loss(circuit):
-        key = tuple(circuit[head] for head in sorted(circuit))
-        if key not in losses:
-            losses[key] = held.errors(circuit, fill).mean().item()
-        return losses[key]
+        return held.errors(circuit, fill).mean().item()
 
-    def sound(circuit):
-        key = tuple(paths_of(circuit))
-        if key not in soundness:
-            reached = symbols_reached(task, key, held.flags.layers)
-            flows = bool(reached[learned].all())
-            soundness[key] = flows and all(support(path, circuit, means).enough for path in key)
-        return soundness[key]
+    circuit = dict(simple)
+    for path in sorted(costs):
+        own = circuit[path[:2]]
+        circuit[path[:2]] = (path,) if isinstance(own, str) else (*own, path)
+    if not flows(tuple(paths_of(circuit))):
+        return None
+    now, before = loss(circuit), None
+    while circuit != before:
+        before = circuit
+        for path in sorted({*paths_of(circuit)} - core, key=lambda path: costs[path].mean()):
+            fewer = without(circuit, path, simple)
+            if whole(fewer, path[:2]):
+                then = loss(fewer)
+                if then < max(limit, now):
+                    circuit, now = fewer, then
+    return circuit, now
 
-    bare = dict.fromkeys(sorted(means), simple[0])
-    start = with_paths(bare, paths)
-    start = with_paths(bare, [path for path in paths if support(path, start, means).enough])
-    if not sound(start):
-        return {}
-    most = {head: mean.to_targets.max().item() for head, mean in means.items()}
-    orders = {
-        "last layer first": sorted(means, reverse=True),
-        "first layer first": sorted(means),
-        "least attention first": sorted(means, key=most.get),
-    }
-    found = {}
-    for name, order in orders.items():
-        circuit = descend(loss, sound, start, paths, simple, order)
-        if loss(circuit) < limit:
-            circuit = prune(loss, sound, circuit, simple, limit)
-            circuit = settle(loss, sound, circuit, costs, simple, limit)
-        found[name] = circuit, loss(circuit)
+
+def groups_of(paths):
+    """The paths of one head by source, tuples; none of a mechanism that is a word."""
+    if isinstance(paths, str):
+        return []
+    by_source = itertools.groupby(sorted(paths), key=lambda path: path[:3])
+    return [tuple(group) for _, group in by_source]
+
+
+def other_choices(held, fill, circuit, costs, limit):
+    """[(path, other), ...] where the path could as well be in another head."""
+    found = []
+    for path, other in itertools.product(paths_of(circuit), costs.keys() - {*paths_of(circuit)}):
+        if other[2:] == path[2:]:
+            moved = without(circuit, path, {path[:2]: "uniform"})
+            own = moved[other[:2]]
+            moved[other[:2]] = (other,) if isinstance(own, str) else tuple(sorted((*own, other)))
+            flows = flow(paths_of(moved), held.task, held.batch.positions[:8]).all()
+            if flows and held.errors(moved, fill).mean() < limit:
+                found.append((path, other))
     return found
