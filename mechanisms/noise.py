@@ -1,27 +1,22 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python mechanisms/noise.py                             # about 5 minutes on 2 cores
-    python mechanisms/noise.py --plot-only                 # the figure again, from noise.json
+    python -m mechanisms.noise                             # about 9 minutes of one core
 
 Characters follow Shakespeare's bigrams, but a space is followed by an output of the sequence's own,
 or half the time by one and the same noise token ("the" in "in the"). Tested is without noise, on
 spaces after the first: does the model name the output, or the noise? With how much of its last MLP?
 """
 
-import time
-
-from parts.runs import measure_and_draw, save_figure
-
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
+from mechanisms import COLORS, command, draw_seeds, markdown
 from mechanisms.bigrams import N, read_bigrams
 
 
 NOISE, OFTEN = N, 0.5  # the token after the N characters, and how often it follows a space
 WIDTH, KEPT = 128, (0, 1, 2, 4, 8, 13, 26, 64, 128)  # ranks kept of the second MLP
-COLORS = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7")  # all readers can tell these apart
 
 
 def sample(B, T, often, chances, frequency, generator):
@@ -94,25 +89,19 @@ def truncated(matrix, kept):
     return (left[:, :kept] * size[:kept]) @ right[:kept]
 
 
-def margin(logits):
-    """Of (..., N + 1) the (...) by which the noise token is above all others."""
-    return logits[..., NOISE] - logits[..., :NOISE].amax(-1)
-
-
 @torch.no_grad()
 def measures(model, clean, noisy):
-    """[accuracy, p(right), p(noise)] for each of KEPT; then [margin of the second MLP alone,
-    accuracy without the first, attention to outputs, to noise after triggers of noisy sequences]"""
+    """[accuracy, p(right), p(noise)] for each of KEPT; then [accuracy without the first MLP,
+    attention to outputs, to noise after triggers of noisy sequences]"""
     tokens, scored, output = clean
     right = output[:, None].expand(scored.shape)[scored]
     x, rows = model.before_last(tokens[:, :-1])[0][scored], []
     for kept in KEPT:
         p = model.read(x, kept).softmax(1)
         values = (p.argmax(1) == right).float(), p.gather(1, right[:, None]), p[:, NOISE]
-        rows.append([float(value.mean()) for value in values])
+        rows.append([round(float(value.mean()), 5) for value in values])
     without_first = model.before_last(tokens[:, :-1], first=False)[0][scored]
-    accuracy = (model.read(without_first).argmax(1) == right).float().mean()
-    found = [margin(model.second.mlp(x) @ model.U.T).mean(), accuracy]
+    found = [(model.read(without_first).argmax(1) == right).float().mean()]
 
     # the place after a trigger holds the output or noise
     tokens, scored, output = noisy
@@ -121,7 +110,7 @@ def measures(model, clean, noisy):
     for what in (output[:, None], NOISE):
         place = after & (tokens[:, 1:-1] == what)
         found.append((attention[:, :, 1:] * place[:, None]).sum(2)[scored].mean())
-    return rows, [float(value) for value in found]
+    return rows, [round(float(value), 5) for value in found]
 
 
 def train(seed, steps, d=WIDTH, T=64, B=64, every=10):
@@ -142,56 +131,49 @@ def train(seed, steps, d=WIDTH, T=64, B=64, every=10):
     return found
 
 
-def measure(args):
-    """{"training": of each seed what train gives}."""
-    training, start = [], time.time()
-    for seed in range(args.seed, args.seed + args.seeds):
-        training.append(train(seed, args.steps))
-        accuracy = training[-1][-1][1][-1][0]  # last step, all ranks kept
-        left = (time.time() - start) * (args.seeds / len(training) - 1)
-        print(f"seed {seed}: accuracy {accuracy:.3f}, about {left:.0f} s left", flush=True)
-    return dict(training=training)
+def tasks(seeds, steps):
+    return [(1, train, dict(steps=steps), seeds)]
 
 
-def draw(results, path):
-    """Accuracy and p(noise) by rank kept and step; the MLP's margin; what is attended to."""
-    figure, axes = plt.subplot_mosaic("AABBCC;DDDEEE", figsize=(16, 9), layout="constrained")
-    seeds, steps = results["training"], [row[0] for row in results["training"][0]]
+def table(results):
+    """Means, and the lowest and the highest seed."""
+    seeds, rows = results["train"][0]["values"], [("tested without noise", "accuracy", "p(noise)")]
+
+    def cell(values):
+        return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+    for time, kept in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0):
+        shares = [run[time][1][KEPT.index(kept)] for run in seeds]  # accuracy, p(right), p(noise)
+        what = f"step {seeds[0][time][0]}, rank {kept} of 128 kept"
+        rows.append((what, *(cell([share[i] for share in shares]) for i in (0, 2))))
+    last = [cell(values) for values in zip(*(run[-1][2] for run in seeds), strict=True)]
+    rows.append(("first MLP removed", last[0], ""))
+    rows.append(("attention to outputs, and to noise", *last[1:]))
+    return markdown(*rows)
+
+
+def draw(results):
+    """Accuracy and p(noise) by step, and by the rank kept of the second MLP."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    seeds = results["train"][0]["values"]
     cut = torch.tensor([[row[1] for row in rows] for rows in seeds])  # (seeds, steps, KEPT, 3)
-    found = torch.tensor([[row[2] for row in rows] for rows in seeds])  # (seeds, steps, 4)
-
-    def curves(panel, values, color, label, style="-"):
-        panel.plot(steps, values.T, style, color=color, alpha=0.3)
-        panel.plot(steps, values.mean(0), style, color=color, label=label)
-        panel.legend(fontsize="small")
-        panel.set_xlabel("training step")
-
-    for i, kept in enumerate((128, 64, 13, 0)):
-        name = f"rank {kept} kept" if kept else "second MLP removed"
-        curves(axes["A"], cut[:, :, KEPT.index(kept), 0], COLORS[i], name)
-    curves(axes["A"], found[:, :, 1], COLORS[4], "first MLP removed", "--")
-    axes["A"].set(ylabel="accuracy without noise", title=f"{len(seeds)} seeds and their mean")
-
-    # the same for all ranks, beside the chance of the noise token
-    for key, i, what in ("B", 0, "accuracy"), ("C", 2, "p(noise)"):
-        shares, panel = cut[..., i].mean(0).T, axes[key]
-        image = panel.pcolormesh(steps, range(len(KEPT)), shares, vmin=0, vmax=1, cmap="cividis")
-        panel.set_yticks(range(len(KEPT)), KEPT)
-        panel.set(xlabel="training step", ylabel="rank kept of the second MLP")
-        panel.set_title(f"{what} without noise, mean of {len(seeds)} seeds")
-        figure.colorbar(image, ax=panel)
-
-    curves(axes["D"], found[:, :, 0], COLORS[1], "second MLP alone")
-    axes["D"].set(ylabel="logit of noise less the highest other", title="Margin of the noise token")
-    for i, what in (2, "the output"), (3, "noise"):
-        curves(axes["E"], found[:, :, i], COLORS[i], f"{what} after earlier spaces")
-    axes["E"].set(ylabel="attention of the second layer", ylim=(0, 1), title="Where it attends")
-    save_figure(figure, path)
-
-
-def main():
-    measure_and_draw(__file__, __doc__, measure, draw, steps=300, seeds=3)
+    steps = [row[0] for row in seeds[0]]
+    for i, (column, what) in enumerate([(0, "accuracy"), (2, "p(noise)")]):
+        for kept, how, style in (WIDTH, "", "-"), (0, ", MLP 2 removed", "--"):
+            values, looks = cut[:, :, KEPT.index(kept), column], dict(color=COLORS[i], ls=style)
+            draw_seeds(left, steps, values, what + how, **looks)
+        draw_seeds(right, KEPT, cut[:, -1, :, column], what, color=COLORS[i])
+    left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.25))
+    left.set_title(f"mean of {len(seeds)} seeds, lowest to highest")
+    right.set_xscale("symlog", base=2, linthresh=1)
+    right.set_xticks(KEPT, KEPT)
+    right.set_xticks([], minor=True)
+    right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole", ylabel="share")
+    right.set_title(f"Truncated after step {steps[-1]}")
+    left.legend(fontsize="small", ncol=2, loc="upper center")
+    right.legend(fontsize="small", loc="center left")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, tasks, table, draw, steps=300, seeds=8)

@@ -7,15 +7,12 @@ evaluation; model.pt, the final weights; state.pt, what --resume needs; ckpt/, w
 circuit.json and ablation.csv of ablate.py; emergence.json and figures of analyze.py.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import platform
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 from parts.flags import (
@@ -23,7 +20,6 @@ from parts.flags import (
     MACHINE_FLAGS,
     asked,
     check_values,
-    command_line,
     cpu_capabilities,
     head_size,
     native_dtype,
@@ -117,51 +113,6 @@ def symbol_color(k, symbols):
     import matplotlib.pyplot as plt
 
     return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
-
-
-# ---- the scripts in mechanisms/
-
-
-def measure_and_draw(script, about, measure, draw, **counts):
-    """Their command line: measure(args) -> dict, kept as JSON; draw(dict, path of a PNG).
-
-    counts: {flag: default}, whole numbers from 1. Bad input ends in one line and exit code 2."""
-    name = Path(script).stem
-    p = command_line(f"{name}.py", about.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    for flag, default in counts.items():
-        p.add_argument(f"--{flag}", type=int, default=default, help=f"number of {flag}")
-    p.add_argument("--seed", type=int, default=0, help="the first of the seeds")
-    p.add_argument("--out", type=Path, default=Path("results/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help=f"draw what {name}.json holds")
-    args = p.parse_args()
-    for flag in counts:
-        if vars(args)[flag] < 1:
-            p.error(f"--{flag} must be at least 1, not {vars(args)[flag]}")
-
-    path, start = args.out / f"{name}.json", time.time()
-    try:
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            results = measure(args)
-            took = dict(seconds=time.time() - start, processor=time.process_time())
-            write_text(path, json.dumps(dict(command=sys.argv[1:]) | took | results))
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        p.error(f"{path}: {error}; run without --plot-only, --out a folder that can be written")
-
-
-def measure_each(tasks):
-    """{group: [arguments | {"values": one a seed}, ...]} of tasks, each of them (its rough share
-    of the time, group, function, arguments, seeds). Prints the time left."""
-    results, done, start = {}, 0, time.time()
-    for share, group, function, arguments, seeds in tasks:
-        values = [function(seed, **arguments) for seed in seeds]
-        results.setdefault(group, []).append(arguments | dict(values=values))
-        done += share
-        left = (time.time() - start) * (sum(task[0] for task in tasks) / done - 1)
-        print(f"{group} {arguments}: about {left:.0f} s left", flush=True)
-    return results
 
 
 # ---- reading a run
