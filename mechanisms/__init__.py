@@ -6,6 +6,7 @@ the files share: their command line, and how seeds are drawn.
 """
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
@@ -95,13 +96,14 @@ def mean(values, digits=2):
 
 def markdown(*rows):
     """A table of rows of cells, the first its head."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def of_page(module, folder):
-    """The table of what a file measured, for a page."""
-    return module.table(read_json(Path(folder, Path(module.__file__).stem + ".json")))
+def table_of(name):
+    """The table of a file's numbers in results/mechanisms, for the page."""
+    results = read_json(Path("results/mechanisms", f"{name}.json"))
+    return importlib.import_module(f"mechanisms.{name}").table(results)
 
 
 def draw_means(axes, x, values, **style):

@@ -142,13 +142,11 @@ def table(results):
     def cell(values):
         return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
-    for time, kept in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0):
+    for time, kept in (-1, WIDTH), (-1, 26), (-1, 13), (-1, 0), (5, WIDTH), (5, 0):
         shares = [run[time][1][KEPT.index(kept)] for run in seeds]  # accuracy, p(right), p(noise)
-        what = f"step {seeds[0][time][0]}, rank {kept} of 128 kept"
+        what = f"step {seeds[0][time][0]}, rank {kept} of {WIDTH}"
         rows.append((what, *(cell([share[i] for share in shares]) for i in (0, 2))))
-    last = [cell(values) for values in zip(*(run[-1][2] for run in seeds), strict=True)]
-    rows.append(("first MLP removed", last[0], ""))
-    rows.append(("attention to outputs, and to noise", *last[1:]))
+    rows.append(("first MLP removed instead", cell([run[-1][2][0] for run in seeds]), ""))
     return markdown(*rows)
 
 

@@ -13,7 +13,7 @@ from mechanisms import command, markdown
 from mechanisms.bigrams import MEMORIES, N, Simplified, read_bigrams, sample
 
 
-SIZES = ((64, 2048), (128, 2048), (256, 512), (256, 2048), (256, 8192), (512, 2048))  # d, sequences
+SIZES = ((64, 2048), (128, 2048), (256, 2048), (512, 2048), (256, 512), (256, 8192))  # d, sequences
 KINDS = ("uniform", "Shakespeare")  # bigrams
 
 
