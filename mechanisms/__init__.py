@@ -35,7 +35,7 @@ def command(script, about, tasks, table, draw=None, **counts):
         p.add_argument(f"--{flag}", type=int, default=default, help=f"number of {flag}")
     p.add_argument("--seed", type=int, default=0, help="the first of the seeds")
     p.add_argument("--out", type=Path, default=Path("out/mechanisms"), help="folder")
-    p.add_argument("--plot-only", action="store_true", help="of what the JSON file there holds")
+    p.add_argument("--plot-only", action="store_true", help="of what is kept there")
     args = p.parse_args()
     for flag in ("seed", *counts):
         least, value = int(flag in counts), vars(args)[flag]
@@ -53,12 +53,12 @@ def command(script, about, tasks, table, draw=None, **counts):
             if not {function.__name__ for _, function, _, _ in todo} <= results.keys():
                 raise unusable(path, "holds something else")
         except ValueError as error:
-            p.error(f"{error} (--out), or measure, without --plot-only")
+            p.error(f"{error}; without --plot-only it is made")
         print(table(results))
         if draw:
             save_figure(draw(results), path.with_suffix(".png"))
     except OSError as error:
-        p.error(f"{error}, or choose another --out")
+        p.error(f"{error}; --out must be a folder with room")
 
 
 def measure(path, todo):

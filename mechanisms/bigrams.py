@@ -21,12 +21,12 @@ from mechanisms import COLORS, command, draw_seeds, markdown, mean
 N, K = 65, 5  # characters, triggers
 MEMORIES = ("W_OV2", "W_KQ2", "W_KQ1")  # in the order of the slides
 COLUMNS = ("step", "accuracy", "without cycles", *MEMORIES, "head 1", "head 2")
-RUNS = {  # what differs from jointly trained memories and triggers drawn for each sequence
-    "random triggers": {},
-    "fixed triggers": dict(triggers="fixed"),
-    "W_OV1 a third": dict(remap=1 / 3),
-    "keys frozen to step 60": dict(frozen=("W_KQ2", "W_KQ1"), until=60),
-    "W_OV2 frozen to step 60": dict(frozen=("W_OV2",), until=60),
+RUNS = {  # triggers; size of W_OV1; which memories are frozen until step 60
+    "random triggers": ("random", 1.0, ()),
+    "fixed triggers": ("fixed", 1.0, ()),
+    "W_OV1 a third": ("random", 1 / 3, ()),
+    "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
+    "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
 }
 
 
@@ -114,8 +114,9 @@ def attention_kept(tokens, scored, first, second):
     return [float(first.diagonal(-1, 1, 2).mean()), float(induction.mean())]
 
 
-def fit(seed, steps, triggers="random", remap=1.0, frozen=(), until=0, d=128, T=64, B=128):
-    """Rows of COLUMNS, one every 10 steps."""
+def train(seed, label, steps, d=128, T=64, B=128):
+    """Rows of COLUMNS, one every 10 steps, of one of RUNS."""
+    triggers, remap, frozen = RUNS[label]
     generator = torch.Generator().manual_seed(seed)
     _, chances, frequency = read_bigrams()
     queries = frequency.topk(K if triggers == "fixed" else N).indices
@@ -130,17 +131,12 @@ def fit(seed, steps, triggers="random", remap=1.0, frozen=(), until=0, d=128, T=
             shares = accuracies(logits, tokens, scored, cyclic) + model.recalls(queries)
             rows.append([step, *shares, *attention_kept(tokens, scored, *maps)])
         for name in frozen:
-            model.get_parameter(name).requires_grad_(step >= until)
+            model.get_parameter(name).requires_grad_(step >= 60)
         some, asked, _, _ = sample(B, T, triggers, chances, frequency, generator)
         optimizer.zero_grad()
         cross_entropy(model(some[:, :-1])[0][asked], some[:, 1:][asked]).backward()
         optimizer.step()
     return rows
-
-
-def train(seed, label, steps):
-    """fit of one of RUNS."""
-    return fit(seed, steps, **RUNS[label])
 
 
 def tasks(seeds, steps):
@@ -149,16 +145,15 @@ def tasks(seeds, steps):
 
 def table(results):
     """Mean steps to half recall and to accuracy 0.9; at the end accuracy, and the heads' shares."""
-    rows = [
-        ("run", *(f"{name} half" for name in MEMORIES), "accuracy 0.9", *COLUMNS[2::4], "head 2")
-    ]
+    half = [f"{name} half" for name in MEMORIES]
+    rows = [("run", *half, "accuracy 0.9", "without cycles", "head 1", "head 2")]
     for row in results["train"]:
         curves, cells = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
         for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
             reached = curves[:, :, column] >= level
             steps = curves[0, reached.int().argmax(1), 0][reached.any(1)]
-            late = f" ({(~reached.any(1)).sum()} never)" * bool((~reached.any(1)).any())
-            cells.append(f"{steps.mean():.0f}{late}")
+            never = len(curves) - len(steps)
+            cells.append(f"{steps.mean():.0f}" + f" ({never} never)" * (never > 0))
         rows.append((row["label"], *cells, *(mean(curves[:, -1, i]) for i in (2, 6, 7))))
     return markdown(*rows)
 

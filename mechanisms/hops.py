@@ -18,7 +18,7 @@ from model import Block
 
 
 SOLVED = 0.95  # accuracy
-REGIMES = ("hard", "mixture", "curriculum")
+REGIMES = ("mixture", "curriculum", "hard")
 GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
 GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
 GRID += [(2, N, regime, False) for N in (6, 8) for regime in ("mixture", "hard")]
@@ -154,39 +154,23 @@ def tasks(seeds, steps):
     return todo
 
 
-def runs_of(results, k, N, regime, hop_token=False):
-    """The runs of these arguments, one a seed."""
-    for row in results["train"]:
-        if (row["k"], row["N"], row["regime"], row["hop_token"]) == (k, N, regime, hop_token):
-            return row["values"]
-    return []
-
-
-def solved_at(run):
-    """The step at which the last level was SOLVED; None if the run ended before."""
-    return run["rows"][-1][0] if run["rows"][-1][-1] >= SOLVED else None
-
-
-def best_attention(run):
-    """Of each layer, (layers, k), the head that attends most to the place of the theory."""
-    heads = torch.tensor(run["attended"]["places"])  # (layers, heads, k)
-    return torch.stack([own[own[:, 2**layer // 2].argmax()] for layer, own in enumerate(heads)])
+def runs_of(results):
+    """{(k, N, regime, hop_token): the runs, one a seed}."""
+    return {(*row.values(),)[:4]: row["values"] for row in results["train"]}
 
 
 def table(results):
     """Steps to SOLVED at k hops, one a seed, a dash for never."""
-    shapes = sorted({(row["k"], row["N"]) for row in results["train"]}, key=lambda kN: kN[::-1])
+    runs = runs_of(results)
+    shapes = [*dict.fromkeys(key[:2] for key in runs)]
     rows = [("steps to 95%", *(f"k = {k}, N = {N}" for k, N in shapes))]
-    for token in (False, True):
-        for regime in REGIMES:
-            cells = []
-            for k, N in shapes:
-                steps = sorted(
-                    solved_at(run) or math.inf for run in runs_of(results, k, N, regime, token)
-                )
-                cells.append(", ".join(map(str, steps)).replace("inf", "-"))
-            if any(cells):
-                rows.append((regime + ", hop token" * token, *cells))
+    for regime, token in dict.fromkeys(key[2:] for key in runs):
+        cells = []
+        for shape in shapes:
+            last = [run["rows"][-1] for run in runs.get((*shape, regime, token), [])]
+            steps = sorted(row[0] if row[-1] >= SOLVED else math.inf for row in last)
+            cells.append(", ".join(map(str, steps)).replace("inf", "-"))
+        rows.append((regime + ", hop token" * token, *cells))
     return markdown(*rows)
 
 
@@ -196,7 +180,7 @@ def draw(results):
     k = max(row["k"] for row in results["train"])
     colors = plt.get_cmap("viridis")([0.3 * level for level in range(k.bit_length())])
     for panel, regime in zip(axes, ("mixture", "curriculum"), strict=False):
-        runs = runs_of(results, k, 4, regime)
+        runs = runs_of(results)[k, 4, regime, False]
         for level, color in enumerate(colors):
             panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
             for run in runs:
@@ -204,16 +188,19 @@ def draw(results):
                 panel.plot([row[0] for row in run["rows"]], accuracies, color=color)
         panel.axhline(1 / 4, color="0.5", lw=1, ls="--", label="a guess")
         panel.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
-        panel.set_title(f"{regime}, k = {k}, N = 4, {len(runs)} seeds")
+        panel.set_title(f"{regime.capitalize()}, k = {k}, N = 4, {len(runs)} seeds")
     axes[0].legend(fontsize="small", loc="lower center", ncol=3)
 
-    runs = runs_of(results, k, 4, "mixture")
-    best = torch.stack([best_attention(run) for run in runs]).mean(0)  # (layers, k)
+    # of each layer the head that attends most to the place of the theory
+    places = [run["attended"]["places"] for run in runs_of(results)[k, 4, "mixture", False]]
+    heads = torch.tensor(places).transpose(0, 1)  # (layers, seeds, heads, k)
+    best = [own[range(len(own)), own[:, :, 2**i // 2].argmax(1)] for i, own in enumerate(heads)]
+    best = torch.stack(best).mean(1)  # (layers, k)
     extent, panel = (-0.5, k - 0.5, 0.5, len(best) + 0.5), axes[2]
     image = panel.imshow(best, "cividis", clim=(0, 1), aspect="auto", origin="lower", extent=extent)
     panel.set(xlabel="places ahead on the ring", xticks=range(k))
     panel.set(ylabel="layer", yticks=range(1, len(best) + 1))
-    panel.set_title(f"better head, mixture, k = {k}, mean of {len(runs)} seeds")
+    panel.set_title(f"Better head, mixture, k = {k}, {len(places)} seeds")
     figure.colorbar(image, ax=panel, label="share of its attention")
     return figure
 

@@ -64,12 +64,8 @@ def train(seed, layers, triggers, steps, d=64, T=64, B=64):
 
 
 def tasks(seeds, steps):
-    todo = []
-    for triggers in ("fixed", "random"):
-        for layers in (1, 2):
-            arguments = dict(layers=layers, triggers=triggers, steps=steps)
-            todo.append((layers, train, arguments, seeds))
-    return todo
+    both = [dict(layers=n, triggers=some) for some in ("fixed", "random") for n in (1, 2)]
+    return [(row["layers"], train, row | dict(steps=steps), seeds) for row in both]
 
 
 def table(results):

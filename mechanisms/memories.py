@@ -72,12 +72,12 @@ def capacity(seed, memory, d, steps):
     generator, hidden = torch.Generator().manual_seed(seed), 2 * d if memory == "MLP" else 0
     low, high = 2, d * max(d, 2 * hidden)  # bisection between these
     while high > 1.02 * low + 1:
-        right = round(math.sqrt(low * high))
+        middle = round(math.sqrt(low * high))
         if memory == "one step":
-            recalled = one_step_recall(seed, right, d) > 0.99
+            recalled = one_step_recall(seed, middle, d) > 0.99
         else:
-            recalled = learns(right, d, hidden, steps, generator)
-        low, high = (right, high) if recalled else (low, right)
+            recalled = learns(middle, d, hidden, steps, generator)
+        low, high = (middle, high) if recalled else (low, middle)
     return low
 
 
@@ -137,9 +137,8 @@ def draw(results):
     right.set_yticks([], minor=True)
     right.set(xlabel="parameters p", ylabel="N / p, facts stored per parameter")
     right.set_title(f"N facts are recalled to 99%, {facts.shape[1]} seeds")
-
-    for axes in (left, right):
-        axes.legend(fontsize="small")
+    left.legend(fontsize="small")
+    right.legend(fontsize="small")
     return figure
 
 

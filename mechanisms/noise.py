@@ -50,10 +50,10 @@ class Layer(torch.nn.Module):
             setattr(self, name, torch.nn.Parameter(spread / shape[1] ** 0.5))
 
     def attend(self, x):
-        """The stream (B, T, d) after the head, and its attention (B, T, T)."""
+        """The stream (B, T, d) after the head."""
         future = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)
         attention = (x @ self.key @ x.mT / x.shape[2] ** 0.5 + future).softmax(2)
-        return x + attention @ (x @ (self.out @ self.value).T), attention
+        return x + attention @ (x @ (self.out @ self.value).T)
 
     def mlp(self, x, kept=None):
         """What the MLP adds to x (..., d), its first matrix as it is or cut to this rank."""
@@ -71,8 +71,8 @@ class TwoLayers(torch.nn.Module):
         self.first, self.second = Layer(d, generator), Layer(d, generator)
 
     def before_last(self, tokens, first=True):
-        """What the second MLP reads (B, T, d), with or without the first; the second attention."""
-        x, _ = self.first.attend(self.E[tokens] + self.P[: tokens.shape[1]])
+        """What the second MLP reads (B, T, d), with or without the first."""
+        x = self.first.attend(self.E[tokens] + self.P[: tokens.shape[1]])
         return self.second.attend(x + self.first.mlp(x) if first else x)
 
     def read(self, x, kept=None):
@@ -80,7 +80,7 @@ class TwoLayers(torch.nn.Module):
         return (x + self.second.mlp(x, kept)) @ self.U.T
 
     def forward(self, tokens):
-        return self.read(self.before_last(tokens)[0])
+        return self.read(self.before_last(tokens))
 
 
 def truncated(matrix, kept):
@@ -90,40 +90,27 @@ def truncated(matrix, kept):
 
 
 @torch.no_grad()
-def measures(model, clean, noisy):
-    """[accuracy, p(right), p(noise)] for each of KEPT; then [accuracy without the first MLP,
-    attention to outputs, to noise after triggers of noisy sequences]"""
-    tokens, scored, output = clean
-    right = output[:, None].expand(scored.shape)[scored]
-    x, rows = model.before_last(tokens[:, :-1])[0][scored], []
-    for kept in KEPT:
+def measures(model, tokens, scored, output):
+    """[accuracy, p(noise)] for each of KEPT, and without the first MLP."""
+    right, found = output[:, None].expand(scored.shape)[scored], []
+    for kept in (*KEPT, None):
+        x = model.before_last(tokens[:, :-1], first=kept is not None)[scored]
         p = model.read(x, kept).softmax(1)
-        values = (p.argmax(1) == right).float(), p.gather(1, right[:, None]), p[:, NOISE]
-        rows.append([round(float(value.mean()), 5) for value in values])
-    without_first = model.before_last(tokens[:, :-1], first=False)[0][scored]
-    found = [(model.read(without_first).argmax(1) == right).float().mean()]
-
-    # the place after a trigger holds the output or noise
-    tokens, scored, output = noisy
-    attention = model.before_last(tokens[:, :-1])[1]
-    after = tokens[:, :-2] == read_bigrams()[2].argmax()
-    for what in (output[:, None], NOISE):
-        place = after & (tokens[:, 1:-1] == what)
-        found.append((attention[:, :, 1:] * place[:, None]).sum(2)[scored].mean())
-    return rows, [round(float(value), 5) for value in found]
+        values = (p.argmax(1) == right).float(), p[:, NOISE]
+        found.append([round(float(value.mean()), 5) for value in values])
+    return found
 
 
 def train(seed, steps, d=WIDTH, T=64, B=64, every=10):
-    """[step, *measures] of every so many steps; the loss includes noise."""
+    """[step, measures] of every so many steps; the loss includes noise."""
     generator = torch.Generator().manual_seed(seed)
     _, *table = read_bigrams()
     model = TwoLayers(d, T, generator)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    clean, noisy = (sample(256, T, often, *table, generator) for often in (0, OFTEN))
-    found = []
+    clean, found = sample(256, T, 0, *table, generator), []
     for step in range(steps + 1):
         if step % every == 0:
-            found.append([step, *measures(model, clean, noisy)])
+            found.append([step, measures(model, *clean)])
         tokens, scored, _ = sample(B, T, OFTEN, *table, generator)
         optimizer.zero_grad()
         cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored]).backward()
@@ -135,34 +122,35 @@ def tasks(seeds, steps):
     return [(1, train, dict(steps=steps), seeds)]
 
 
+def shares(results):
+    """Steps, and [accuracy, p(noise)] (seeds, steps, KEPT and without the first MLP, 2)."""
+    seeds = results["train"][0]["values"]
+    return [step for step, _ in seeds[0]], torch.tensor([[row[1] for row in run] for run in seeds])
+
+
 def table(results):
     """Means, and the lowest and the highest seed."""
-    seeds, rows = results["train"][0]["values"], [("tested without noise", "accuracy", "p(noise)")]
-
-    def cell(values):
-        return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-    for time, kept in (-1, WIDTH), (-1, 26), (-1, 13), (-1, 0), (5, WIDTH), (5, 0):
-        shares = [run[time][1][KEPT.index(kept)] for run in seeds]  # accuracy, p(right), p(noise)
-        what = f"step {seeds[0][time][0]}, rank {kept} of {WIDTH}"
-        rows.append((what, *(cell([share[i] for share in shares]) for i in (0, 2))))
-    rows.append(("first MLP removed instead", cell([run[-1][2][0] for run in seeds]), ""))
+    steps, values = shares(results)
+    rows = [("tested without noise", "accuracy", "p(noise)")]
+    for time, kept in (-1, WIDTH), (-1, 26), (-1, 13), (-1, 0), (5, WIDTH), (5, 0), (-1, None):
+        seeds = values[:, time, (*KEPT, None).index(kept)].T  # (2, seeds)
+        cells = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in seeds]
+        how = "first MLP removed instead" if kept is None else f"rank {kept} of {WIDTH}"
+        rows.append((f"step {steps[time]}, {how}", *cells))
     return markdown(*rows)
 
 
 def draw(results):
     """Accuracy and p(noise) by step, and by the rank kept of the second MLP."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    seeds = results["train"][0]["values"]
-    cut = torch.tensor([[row[1] for row in rows] for rows in seeds])  # (seeds, steps, KEPT, 3)
-    steps = [row[0] for row in seeds[0]]
-    for i, (column, what) in enumerate([(0, "accuracy"), (2, "p(noise)")]):
+    steps, values = shares(results)
+    for i, what in enumerate(("accuracy", "p(noise)")):
         for kept, how, style in (WIDTH, "", "-"), (0, ", MLP 2 removed", "--"):
-            values, looks = cut[:, :, KEPT.index(kept), column], dict(color=COLORS[i], ls=style)
-            draw_seeds(left, steps, values, what + how, **looks)
-        draw_seeds(right, KEPT, cut[:, -1, :, column], what, color=COLORS[i])
+            looks = dict(color=COLORS[i], ls=style)
+            draw_seeds(left, steps, values[:, :, KEPT.index(kept), i], what + how, **looks)
+        draw_seeds(right, KEPT, values[:, -1, : len(KEPT), i], what, color=COLORS[i])
     left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.25))
-    left.set_title(f"mean of {len(seeds)} seeds, lowest to highest")
+    left.set_title(f"mean of {len(values)} seeds, lowest to highest")
     right.set_xscale("symlog", base=2, linthresh=1)
     right.set_xticks(KEPT, KEPT)
     right.set_xticks([], minor=True)

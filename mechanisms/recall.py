@@ -122,11 +122,8 @@ def stored_share(seed, H, m, steps, S=16, R=16, D=8, d=16, head_size=4, noise=8,
 def tasks(seeds, steps):
     todo = [(5, train_linear, dict(S=16, R=4, D=8, init=1e-5, steps=steps), seeds)]
     todo += [(0.5, plateau, dict(table=table), seeds) for table in TABLES]
-    for H in HEADS:
-        for m in HIDDEN:
-            arguments = dict(H=H, m=m, steps=math.ceil(steps / 8))
-            todo.append((2, stored_share, arguments, seeds))
-    return todo
+    sizes = [dict(H=H, m=m, steps=math.ceil(steps / 8)) for H in HEADS for m in HIDDEN]
+    return todo + [(2, stored_share, size, seeds) for size in sizes]
 
 
 def table(results):
@@ -140,7 +137,7 @@ def table(results):
 
 def draw(results):
     """Losses beside the flow, entry and exit of the plateau, share of facts stored."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.6, 3.4), layout="constrained")
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
@@ -175,7 +172,7 @@ def draw(results):
     right.set_xticks(range(shape[1]), HIDDEN)
     right.set_yticks(range(shape[0]), HEADS)
     right.set(xlabel="MLP width", ylabel="heads")
-    right.set_title("Share of 256 facts stored; parameters")
+    right.set_title(f"Facts stored; parameters; {len(curves)} seeds")
     left.legend(fontsize="small")
     middle.legend(fontsize="small")
     return figure

@@ -64,14 +64,10 @@ def one_step(n, samples, generator, T=64):
 
 def learnt(seed, n, trials):
     """Of LEARNT the share of trials that have it after each of SAMPLES, of copies the mean share,
-    (SAMPLES, 3); and after the last the means of the two margins."""
-    values = []
-    for trial in range(trials):
-        generator = torch.Generator().manual_seed(seed + trial)
-        values.append(one_step(n, SAMPLES, generator))
-    values = torch.tensor(values)  # (trials, SAMPLES, LEARNT)
-    shares = torch.cat([(values[:, :, :2] > 0).float(), values[:, :, 2:]], 2).mean(0)
-    return dict(shares=shares.tolist(), margins=values[:, -1, :2].mean(0).tolist())
+    (SAMPLES, 3)."""
+    generators = (torch.Generator().manual_seed(seed + trial) for trial in range(trials))
+    values = torch.tensor([one_step(n, SAMPLES, generator) for generator in generators])
+    return torch.cat([(values[:, :, :2] > 0).float(), values[:, :, 2:]], 2).mean(0).tolist()
 
 
 def needed(shares, level):
@@ -90,15 +86,11 @@ def tasks(seeds):
 
 
 def table(results):
-    """Samples needed for LEARNT, and the margins of the noise after the last of SAMPLES."""
-    found = {row["n"]: row["values"][0] for row in results["learnt"]}
-    rows = [("characters n", *found)]
+    """Samples needed for LEARNT."""
+    rows = [("characters n", *(row["n"] for row in results["learnt"]))]
     for i, (name, level) in enumerate(LEARNT.items()):
-        shares = [[row[i] for row in values["shares"]] for values in found.values()]
-        rows.append((f"samples: {name}", *(f"{needed(some, level):.0f}" for some in shares)))
-    for i, name in enumerate([*LEARNT][:2]):
-        margins = [f"{values['margins'][i]:.4f}" for values in found.values()]
-        rows.append((f"margin: {name}", *margins))
+        shares = [[share[i] for share in row["values"][0]] for row in results["learnt"]]
+        rows.append((name, *(f"{needed(some, level):.0f}" for some in shares)))
     return markdown(*rows)
 
 

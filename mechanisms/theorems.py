@@ -50,12 +50,8 @@ def three_steps(seed, kind, d, sequences, T=32):
 
 
 def tasks(seeds):
-    todo = []
-    for kind in KINDS:
-        for d, n in SIZES:
-            arguments = dict(kind=kind, d=d, sequences=n)
-            todo.append((n * (d + 300) ** 2, three_steps, arguments, seeds))
-    return todo
+    every = [dict(kind=kind, d=d, sequences=n) for kind in KINDS for d, n in SIZES]
+    return [(a["sequences"] * (a["d"] + 300) ** 2, three_steps, a, seeds) for a in every]
 
 
 def table(results):

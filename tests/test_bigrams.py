@@ -200,14 +200,16 @@ def test_gradient_at_zero_is_a_sum_of_memories():
 
 
 def test_frozen_memories_wait():
-    run = partial(bigrams.fit, 0, 20, d=32, T=32, B=16)
-    rows = run(frozen=("W_KQ2", "W_KQ1"), until=10)
-    assert [row[0] for row in rows] == [0, 10, 20] and len(rows[0]) == len(bigrams.COLUMNS)
-    assert rows[1][4] == pytest.approx(1 / N) and rows[1][5] == pytest.approx(1 / 31)
-    assert rows[1][3] != pytest.approx(1 / N)  # W_OV2 has learnt
-    assert rows[1][6:] == rows[0][6:] != rows[2][6:]  # attention stays even for so long
-    assert all(row[3] == pytest.approx(1 / N) for row in run(frozen=("W_OV2",), until=99))
-    assert rows == run(frozen=("W_KQ2", "W_KQ1"), until=10)  # a seed is a run
+    run = partial(bigrams.train, 0, d=32, T=16, B=16)
+    rows = run("keys frozen to step 60", 70)
+    assert [row[0] for row in rows] == [*range(0, 80, 10)]
+    assert len(rows[0]) == len(bigrams.COLUMNS)
+    assert rows[6][4] == pytest.approx(1 / N) and rows[6][5] == pytest.approx(1 / 15)
+    assert rows[6][3] != pytest.approx(1 / N)  # W_OV2 has learnt
+    assert rows[6][6:] == rows[0][6:] != rows[7][6:]  # attention stays even for so long
+    rows = run("W_OV2 frozen to step 60", 70)
+    assert rows[6][3] == pytest.approx(1 / N) != rows[7][3]
+    assert rows == run("W_OV2 frozen to step 60", 70)  # a seed is a run
 
 
 # ---- theorems.py

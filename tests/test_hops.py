@@ -171,6 +171,9 @@ def test_curriculum_adds_a_level_when_the_newest_is_solved():
     assert asked == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
 
 
-def test_solved_at():
-    assert hops.solved_at(dict(rows=[[0, 0.1, 0.2], [25, 0.99, 0.96]])) == 25
-    assert hops.solved_at(dict(rows=[[0, 0.1, 0.2], [25, 0.99, 0.9]])) is None
+def test_table_names_the_steps_of_solved_runs():
+    runs = [dict(rows=[[0, 0.1], [at, accuracy]]) for at, accuracy in ((75, 0.96), (25, 0.95))]
+    row = dict(k=2, N=4, regime="hard", hop_token=False, steps=90)
+    missed = dict(rows=[[0, 0.1], [90, 0.94]])
+    results = dict(train=[row | dict(values=[missed, *runs]), row | dict(k=4, values=[missed])])
+    assert hops.table(results).splitlines()[-1] == "|hard|25, 75, -|-|"

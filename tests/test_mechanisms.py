@@ -111,29 +111,32 @@ def test_a_bug_keeps_its_traceback(tmp_path):
 # ---- every file
 
 
+SMALL_WIDTHS = {"one step": (16, 24), "matrix": (4, 6), "MLP": (4, 6)}
 SMALL_GRID = [(2, 4, regime, token) for regime in hops.REGIMES for token in (False, True)]
-TINY = {  # what is replaced, the defaults of a function, and what tasks takes
-    memories: (dict(WIDTHS=dict.fromkeys(memories.WIDTHS, (4, 6)), LOADS=(0.1,)), dict(steps=5)),
-    recall: (dict(TABLES=[(4, 2, 2, 0.1)], HEADS=(1, 2), HIDDEN=(0, 4)), dict(steps=16)),
-    bigrams: (dict(fit=partial(bigrams.fit, d=16, T=32, B=8)), dict(steps=20)),
-    layers: (dict(Generic=lambda layers, d, *rest: GENERIC(layers, 8, *rest)), dict(steps=2)),
-    theorems: (dict(SIZES=((16, 512), (32, 256))), {}),
-    noise: (dict(TwoLayers=lambda d, *rest: TWO_LAYERS(16, *rest)), dict(steps=50)),
-    samples: (dict(CHARACTERS=(8, 12), SAMPLES=(1, 4, 16)), {}),
-    hops: (dict(GRID=SMALL_GRID), dict(steps=2)),
+TINY = {  # what is replaced, the defaults of train, and what tasks takes
+    memories: (dict(WIDTHS=SMALL_WIDTHS, LOADS=(0.1,)), None, [5]),
+    recall: (dict(TABLES=[(4, 2, 2, 0.1)], HEADS=(1, 2), HIDDEN=(0, 4)), None, [16]),
+    bigrams: ({}, (8, 16, 8), [10]),
+    layers: ({}, (8, 16, 8), [2]),
+    theorems: (dict(SIZES=((16, 512), (32, 256))), None, []),
+    noise: (dict(KEPT=(0, 13, 26, 128)), (16, 24, 8, 10), [50]),
+    samples: (dict(CHARACTERS=(8, 12), SAMPLES=(1, 4, 16)), None, []),
+    hops: (dict(GRID=SMALL_GRID), None, [2]),
 }
-GENERIC, TWO_LAYERS = layers.Generic, noise.TwoLayers
 
 
 @pytest.mark.parametrize("module", TINY, ids=lambda module: module.__name__)
-def test_at_a_tiny_size(module, tmp_path, capsys):
-    replaced, arguments = TINY[module]
-    with mock.patch.multiple(module, **replaced):
-        mechanisms.measure(tmp_path / "a.json", module.tasks(range(3, 5), **arguments))
-        results = json.loads((tmp_path / "a.json").read_text())
-        text = module.table(results)
-        if hasattr(module, "draw"):
-            plt.close(module.draw(results))
+def test_at_a_tiny_size(module, tmp_path, monkeypatch):
+    replaced, defaults, arguments = TINY[module]
+    for name, value in replaced.items():
+        monkeypatch.setattr(module, name, value)
+    if defaults:
+        monkeypatch.setattr(module.train, "__defaults__", defaults)
+    mechanisms.measure(tmp_path / "a.json", module.tasks(range(3, 5), *arguments))
+    results = json.loads((tmp_path / "a.json").read_text())
+    text = module.table(results)
+    if hasattr(module, "draw"):
+        plt.close(module.draw(results))
     head, line, *rows = text.splitlines()
     assert rows and all(row.count("|") == head.count("|") for row in [line, *rows])
 

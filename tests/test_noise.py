@@ -102,34 +102,35 @@ def planted(strength, d=128, T=48):
     return model
 
 
-def test_planted_bigram_is_measured_and_cut():
-    rows, (without_first, *_) = measures(planted(40.0), draw(0.0), draw(0.5, seed=1))
-    assert [row[2] > 0.9 for row in rows] == [kept > 0 for kept in noise.KEPT]
-    assert rows[-1][0] == 0 and without_first == 0
-    assert measures(planted(-40.0), draw(0.0), draw(0.5, seed=1))[0][-1][2] < 1e-4
+def test_planted_bigram_is_measured_and_cut(monkeypatch):
+    monkeypatch.setattr(noise, "KEPT", (0, 1, 8))
+    *rows, without_first = measures(planted(40.0), *draw(0.0))
+    assert [row[1] > 0.9 for row in rows] == [kept > 0 for kept in noise.KEPT]
+    assert rows[-1][0] == without_first[0] == 0 and without_first[1] > 0.9
+    assert measures(planted(-40.0), *draw(0.0))[-1][1] < 1e-4
 
 
-def test_measures_of_a_model_that_cannot_know():
-    """All weights zero, all logits alike: every p is 1 / (N + 1), attention is even."""
+def test_without_first_mlp_is_what_the_second_reads_of_attention_alone():
+    model, (tokens, scored, output) = TwoLayers(16, 48, seeded()), draw(0.0)
+    found = measures(model, tokens, scored, output)
+    model.first.down.data.zero_()
+    p = model(tokens[:, :-1]).softmax(2)
+    right = (p.argmax(2) == output[:, None])[scored].float().mean()
+    assert found[-1] == pytest.approx([float(right), float(p[scored][:, NOISE].mean())], abs=1e-4)
+    assert found[-1] != pytest.approx(found[-2], abs=1e-4)
+
+
+def test_a_model_that_cannot_know_says_so():
+    """All weights zero, all logits alike: p is 1 / (N + 1)."""
     model = planted(0.0)
     model.U = torch.zeros_like(model.U)
-    tokens, scored, output = noisy = draw(0.5, B=40, seed=1)
-    rows, found = measures(model, draw(0.0, B=40), noisy)
-    for row in rows:
-        assert row[1:] == pytest.approx([1 / (N + 1)] * 2, abs=1e-5)
-    space, shares = read_bigrams()[0].index(" "), ([], [])
-    for sequence, flags, own in zip(tokens.tolist(), scored.tolist(), output.tolist(), strict=True):
-        for t in (t for t, flag in enumerate(flags) if flag):
-            after = [sequence[s] for s in range(1, t + 1) if sequence[s - 1] == space]
-            shares[0].append(after.count(own) / (t + 1))
-            shares[1].append(after.count(NOISE) / (t + 1))
-    expected = [sum(share) / len(share) for share in shares]
-    assert found[1:] == pytest.approx(expected, abs=1e-5)
+    for _, p in measures(model, *draw(0.0, B=40)):
+        assert p == pytest.approx(1 / (N + 1), abs=1e-5)
 
 
 def test_training_learns_the_noise_first():
-    (_, start, _), *_, (step, rows, _) = noise.train(0, 20, d=48, T=32, B=32)
-    assert step == 20 and rows[-1][2] > start[-1][2] + 0.1 and rows[-1][2] > 0.2 > rows[0][2]
+    (_, start), *_, (step, (*rows, _)) = noise.train(0, 20, d=48, T=32, B=32)
+    assert step == 20 and rows[-1][1] > start[-1][1] + 0.1 and rows[-1][1] > 0.2 > rows[0][1]
     assert noise.train(1, 10, d=16, T=16, B=4) == noise.train(1, 10, d=16, T=16, B=4)
 
 
@@ -173,9 +174,9 @@ def test_needed_by_hand():
 
 
 def test_shares_are_of_trials(monkeypatch):
-    """Three planted trials: the noise is named in two, then one; a third of all is copied."""
-    planted = iter([[[1, -1, 0]] * 2, [[1, 1, 0.5], [-3, 1, 0.5]], [[-1, 1, 0.5], [-1, 2, 0.5]]])
+    """Three planted trials of two numbers of samples each."""
+    trials = [[[1, -1, 0], [1, 1, 0.5]], [[1, 1, 0.5], [-3, 1, 0.5]], [[-1, 1, 0.5], [-1, 2, 0.5]]]
+    planted = iter(trials)
     monkeypatch.setattr(samples, "one_step", lambda *_: next(planted))
-    found = samples.learnt(0, 5, 3)
-    assert found["shares"] == pytest.approx(numpy.array([[2, 2, 1], [1, 2, 1]]) / 3)
-    assert found["margins"] == pytest.approx([-1, 2 / 3])
+    expected = torch.tensor([[2.0, 2.0, 1.0], [1.0, 3.0, 1.5]]) / 3
+    torch.testing.assert_close(torch.tensor(samples.learnt(0, 5, 3)), expected)
