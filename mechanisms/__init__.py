@@ -89,7 +89,7 @@ def interval(values):
 
 
 def mean(values, digits=2):
-    """ "0.75 [0.70, 0.80]": the mean of values (n,), and its interval."""
+    """The mean of values (n,) and its interval, as in 0.75 [0.70, 0.80]."""
     low, high = interval(values)
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
