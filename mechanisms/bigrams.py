@@ -1,7 +1,6 @@
 """The bigram task (Bietti's slides): in which order the memories of an induction head arise.
 
-    python mechanisms/bigrams.py                           # about 3 minutes on 2 cores
-    python mechanisms/bigrams.py --plot-only               # the figure again, from bigrams.json
+    python -m mechanisms.bigrams                           # about 4 minutes of one core
 
 Characters follow Shakespeare's bigrams, but each of K triggers is followed by an output of the
 sequence's own; scored is what follows a trigger that occurred before. Outputs that are triggers
@@ -10,26 +9,24 @@ can make a sequence run in a cycle, easy to foretell: accuracy is also given wit
 
 import csv
 import json
-import time
 from pathlib import Path
-
-from parts.runs import measure_and_draw, save_figure
 
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
 
+from mechanisms import COLORS, command, draw_seeds, markdown, mean
+
 
 N, K = 65, 5  # characters, triggers
 MEMORIES = ("W_OV2", "W_KQ2", "W_KQ1")  # in the order of the slides
-COLUMNS = ("step", "accuracy", "without cycles", *MEMORIES, "W_KQ1, first half", "head 1", "head 2")
-COLORS = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7")  # all readers can tell these apart
-RUNS = {  # what differs from jointly trained memories and triggers drawn for each sequence
-    "random triggers": {},
-    "fixed triggers": dict(triggers="fixed"),
-    "W_OV1 a third": dict(remap=1 / 3),
-    "keys frozen to step 60": dict(frozen=("W_KQ2", "W_KQ1"), until=60),
-    "W_OV2 frozen to step 60": dict(frozen=("W_OV2",), until=60),
+COLUMNS = ("step", "accuracy", "without cycles", *MEMORIES, "head 1", "head 2")
+RUNS = {  # triggers; size of W_OV1; which memories are frozen until step 60
+    "random triggers": ("random", 1.0, ()),
+    "fixed triggers": ("fixed", 1.0, ()),
+    "W_OV1 a third": ("random", 1 / 3, ()),
+    "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
+    "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
 }
 
 
@@ -101,8 +98,7 @@ class Simplified(torch.nn.Module):
         output = (self.U @ self.W_OV2 @ E.T).argmax(0) == tokens
         trigger = (E @ self.W_KQ2 @ self.W_OV1 @ E.T).argmax(1) == tokens
         previous = (P @ self.W_KQ1 @ P.T)[1:].argmax(1) == torch.arange(len(P) - 1)
-        recalled = (output, trigger[queries], previous, previous[: len(P) // 2])
-        return [float(each.float().mean()) for each in recalled]
+        return [float(each.float().mean()) for each in (output, trigger[queries], previous)]
 
 
 def accuracies(logits, tokens, scored, cyclic):
@@ -118,8 +114,9 @@ def attention_kept(tokens, scored, first, second):
     return [float(first.diagonal(-1, 1, 2).mean()), float(induction.mean())]
 
 
-def train(seed, steps, triggers="random", remap=1.0, frozen=(), until=0, d=128, T=64, B=128):
-    """Rows of COLUMNS; 32 tokens of a sequence without a cycle; both heads' attention there, %."""
+def train(seed, label, steps, d=128, T=64, B=128):
+    """Rows of COLUMNS, one every 10 steps, of one of RUNS."""
+    triggers, remap, frozen = RUNS[label]
     generator = torch.Generator().manual_seed(seed)
     _, chances, frequency = read_bigrams()
     queries = frequency.topk(K if triggers == "fixed" else N).indices
@@ -134,67 +131,47 @@ def train(seed, steps, triggers="random", remap=1.0, frozen=(), until=0, d=128, 
             shares = accuracies(logits, tokens, scored, cyclic) + model.recalls(queries)
             rows.append([step, *shares, *attention_kept(tokens, scored, *maps)])
         for name in frozen:
-            model.get_parameter(name).requires_grad_(step >= until)
+            model.get_parameter(name).requires_grad_(step >= 60)
         some, asked, _, _ = sample(B, T, triggers, chances, frequency, generator)
         optimizer.zero_grad()
         cross_entropy(model(some[:, :-1])[0][asked], some[:, 1:][asked]).backward()
         optimizer.step()
-    shown = int(cyclic.int().argmin())
-    percent = (100 * torch.stack(maps)[:, shown, :32, :32]).round().int()
-    return rows, tokens[shown, :32].tolist(), percent.tolist()
+    return rows
 
 
-def measure(args):
-    """{label of RUNS: rows of COLUMNS for each seed}, and "shown": one run's tokens and maps."""
-    runs = [(label, seed) for label in RUNS for seed in range(args.seed, args.seed + args.seeds)]
-    results, start = {}, time.time()
-    for done, (label, seed) in enumerate(runs, 1):
-        rows, *shown = train(seed, args.steps, **RUNS[label])
-        results.setdefault(label, []).append(rows)
-        if label == "fixed triggers":
-            results["shown"] = shown
-        left = (time.time() - start) * (len(runs) / done - 1)
-        print(f"{label}, seed {seed}: {rows[-1][2]:.3f}, about {left:.0f} s left", flush=True)
-    return results
+def tasks(seeds, steps):
+    return [(1, train, dict(label=label, steps=steps), seeds) for label in RUNS]
 
 
-def draw(results, path):
-    """Recall against steps, accuracy of all runs, and the attention of the two heads."""
-    grid = dict(mosaic="AABBCC;DDDEEE", height_ratios=(2, 3))
-    figure, axes = plt.subplot_mosaic(**grid, figsize=(15, 13), layout="constrained")
-    curves = {label: torch.tensor(results[label]) for label in RUNS}  # (seeds, times, COLUMNS)
-    names = ["accuracy without cycles", *COLUMNS[3:7]]
-    lines = [("A", "random triggers", i, name) for i, name in enumerate(names, 2)]
-    lines += [("B", "fixed triggers", i, name) for i, name in enumerate(names, 2)]
-    lines += [("C", label, 2, label) for label in RUNS]
-    for i, (key, label, column, name) in enumerate(lines):
-        steps, values = curves[label][0, :, 0], curves[label][:, :, column]
-        axes[key].plot(steps, values.T, color=COLORS[i % 5], alpha=0.3)
-        axes[key].plot(steps, values.mean(0), color=COLORS[i % 5], label=name)
-        axes[key].set(xlabel="training step", ylabel="share recalled, or foretold", title=label)
-        axes[key].set(ylim=(-0.03, 1.03))
-        axes[key].legend(fontsize="small", loc="lower right")
-    axes["C"].set(ylabel="accuracy without cycles", title=f"{len(values)} seeds and their mean")
-
-    # the attention of one run, tokens as they are written
-    characters, _, frequency = read_bigrams()
-    written = [{"\n": "\u21b5", " ": "\u2423"}.get(some, some) for some in characters]
-    names = [written[token] for token in results["shown"][0]]
-    triggers = [written[token] for token in frequency.topk(K).indices]
-    rows = [f"\u25b8 {name}" if name in triggers else name for name in names]
-    for i, place in enumerate(("at the token before", "after the same trigger")):
-        panel, share = axes["DE"[i]], curves["fixed triggers"][:, -1, 7 + i].mean()
-        image = panel.imshow(results["shown"][1][i], cmap="cividis", vmin=0, vmax=100)
-        panel.set(xticks=range(32), xticklabels=names, xlabel="attended token")
-        panel.set(yticks=range(32), yticklabels=rows, ylabel="attending token, \u25b8 a trigger")
-        panel.set_title(f"Head {i + 1}, fixed triggers: on average {share:.0%} is {place}")
-    figure.colorbar(image, ax=axes["E"], label="attention, %")
-    save_figure(figure, path)
+def table(results):
+    """Mean steps to half recall and to accuracy 0.9; at the end accuracy, and the heads' shares."""
+    half = [f"{name} half" for name in MEMORIES]
+    rows = [("run", *half, "accuracy 0.9", "without cycles", "head 1", "head 2")]
+    for row in results["train"]:
+        curves, cells = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
+        for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
+            reached = curves[:, :, column] >= level
+            steps = curves[0, reached.int().argmax(1), 0][reached.any(1)]
+            never = len(curves) - len(steps)
+            cells.append(f"{steps.mean():.0f}" + f" ({never} never)" * (never > 0))
+        rows.append((row["label"], *cells, *(mean(curves[:, -1, i]) for i in (2, 6, 7))))
+    return markdown(*rows)
 
 
-def main():
-    measure_and_draw(__file__, __doc__, measure, draw, steps=160, seeds=5)
+def draw(results):
+    """Recall and accuracy against steps, with random and with fixed triggers."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
+    colors = dict(zip(COLUMNS[2:6], ("black", *COLORS), strict=False))
+    for panel, row in zip(panels, results["train"], strict=False):
+        values = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
+        for i, (name, color) in enumerate(colors.items(), 2):
+            label = "accuracy " * (i == 2) + name
+            draw_seeds(panel, values[0, :, 0], values[:, :, i], label, color=color)
+        panel.set(xlabel="training step", ylabel="share recalled, or foretold", ylim=(-0.03, 1.03))
+        panel.set_title(f"{row['label']}: mean of {len(values)} seeds, lowest to highest")
+        panel.legend(fontsize="small", loc="lower right")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, tasks, table, draw, steps=160, seeds=5)

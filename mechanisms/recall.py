@@ -1,7 +1,6 @@
 """Factual recall (Bietti's slides): the hallucination plateau, its gradient flow, who stores facts.
 
-    python mechanisms/recall.py                            # about 4 minutes on 2 cores
-    python mechanisms/recall.py --plot-only                # the figure again, from recall.json
+    python -m mechanisms.recall                            # about 3 minutes of one core
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the fact a*(s, r) is asked. Each
 relation has D answers of its own, A_r, each right for S/D subjects. Nothing has a position and EOS
@@ -10,21 +9,15 @@ alone attends: all that a model sees of a sequence is how often each of the V to
 
 import math
 
-from parts.intervals import bootstrap
-from parts.runs import measure_and_draw, measure_each, save_figure
-
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
+from mechanisms import COLORS, command, draw_means, draw_seeds, markdown
 
-SWEEPS = {  # what is varied: {its value: (S, R, D, initial weight)}
-    "S / R (S R = 128, D = 4)": {128 / R**2: (128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)},
-    "D (S = 16, R = 4)": {D: (16, 4, D, 1e-5) for D in (2, 4, 8, 16)},
-    "initial weight (S = 16, R = 4, D = 8)": {10**-i: (16, 4, 8, 10**-i) for i in range(1, 7)},
-}
+
+TABLES = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
 HEADS, HIDDEN = (1, 2, 4, 8, 16), (0, 16, 32, 64, 128)
-COLORS = ("#0072B2", "#D55E00", "#009E73", "black")  # all readers can tell these apart
 
 
 def draw_facts(S, R, D, generator):
@@ -126,72 +119,64 @@ def stored_share(seed, H, m, steps, S=16, R=16, D=8, d=16, head_size=4, noise=8,
     return sum(recent) / len(recent)
 
 
-def measure(args):
-    """{group: rows of arguments and "values", one a seed}."""
-    seeds = range(args.seed, args.seed + args.seeds)
-    system = dict(S=16, R=4, D=8, init=1e-5, steps=args.steps)
-    tasks = [(5, "curves", train_linear, system, seeds)]  # 5 = roughly, in seconds
-    for name, tables in SWEEPS.items():
-        tasks += [(0.5, name, plateau, dict(table=table), seeds) for table in tables.values()]
-    for H in HEADS:
-        for m in HIDDEN:
-            arguments = dict(H=H, m=m, steps=math.ceil(args.steps / 8))
-            tasks.append((2, "stored", stored_share, arguments, seeds))
-    return measure_each(tasks)
+def tasks(seeds, steps):
+    todo = [(5, train_linear, dict(S=16, R=4, D=8, init=1e-5, steps=steps), seeds)]
+    todo += [(0.5, plateau, dict(table=table), seeds) for table in TABLES]
+    sizes = [dict(H=H, m=m, steps=math.ceil(steps / 8)) for H in HEADS for m in HIDDEN]
+    return todo + [(2, stored_share, size, seeds) for size in sizes]
 
 
-def draw(results, path):
-    """Losses beside the flow, share of facts stored, entry and exit of the plateau."""
-    figure, axes = plt.subplot_mosaic("AAAABB;CCDDEE", figsize=(15, 9), layout="constrained")
-    losses, heat, *sweeps = axes.values()
-    S, R, D, init, _, values = results["curves"][0].values()
-    curves = torch.tensor(values)  # (seeds, times, time and measures)
-    names = "total loss, ln RD", "relation loss, ln R", "subject loss, ln D", "1 - p(a*)"
-    for i, name in enumerate(names):
-        losses.plot(curves[0, :, 0], curves[:, :, i + 1].T, color=COLORS[i], lw=3, alpha=0.5)
-        losses.plot([], [], color=COLORS[i], lw=3, label=name + " at first" * (i < 3))
+def table(results):
+    times = torch.tensor([row["values"] for row in results["plateau"]]).mean(1).T  # (4, tables)
+    rows = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in TABLES))]
+    for i, what in enumerate(["relation known", "facts begin"]):
+        rows.append((f"{what}, steps x lr", *(f"{x:.0f}" for x in times[i])))
+        rows.append((f"{what}, by the flow", *(f"{x:.0f}" for x in times[i + 2])))
+    return markdown(*rows)
+
+
+def draw(results):
+    """Losses beside the flow, entry and exit of the plateau, share of facts stored."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.6, 3.4), layout="constrained")
+    row = results["train_linear"][0]
+    S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
+    names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
+    for i, name in enumerate(names):  # curves: (seeds, times, time and measures)
+        color = (*COLORS[:3], "black")[i]
+        draw_seeds(left, curves[0, :, 0], curves[:, :, i + 1], name, color=color, lw=2.5)
     for kind in (R, R, D), (S, D, R):
-        expected = zip(*flow(*kind, init, end=curves[0, -1, 0]), strict=True)
-        losses.plot(*expected, "k--", lw=1)
-    losses.plot([], [], "k--", lw=1, label="gradient flow (two of the losses)")
+        left.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
+    left.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
     levels = {"0": 0, "1 - 1/D": 1 - 1 / D, "ln R": math.log(R), "ln D": math.log(D)}
-    losses.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
-    losses.set(xlabel="steps x lr (learning rate)", ylabel="nats; black: probability")
-    where = f"S = {S}, R = {R}, D = {D}, initial weight {init:g}"
-    losses.set_title(f"{where}; {len(curves)} seeds")
-    losses.legend()
+    left.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
+    left.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
+    left.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
 
-    # facts, and parameters of heads and MLP
-    shares = torch.tensor([row["values"] for row in results["stored"]]).mean(1)
-    heat.imshow(shares.view(len(HEADS), -1).numpy(), cmap="cividis", clim=(0, 1), origin="lower")
-    for i, row in enumerate(results["stored"]):
+    # points are measured, lines are the flow's, between them is the plateau
+    values, x = torch.tensor([row["values"] for row in results["plateau"]]), range(len(TABLES))
+    flows = values[:, 0, 2:].T
+    for i, label in enumerate(["entry: relation known", "exit: facts begin"]):
+        draw_means(middle, x, values[:, :, i], fmt="o", color=COLORS[i + 1], label=label)
+        middle.plot(x, flows[i], color=COLORS[i + 1])
+    middle.fill_between(x, *flows, flows[0] < flows[1], interpolate=True, color="0.9")
+    middle.set_xticks(x, [f"{S / R:g}" for S, R, _, _ in TABLES])
+    middle.set(xlabel="S / R (S R = 128, D = 4)", ylabel="steps x lr", ylim=0)
+    middle.set_title(f"Plateau, {values.shape[1]} seeds; lines: flow")
+
+    shares = torch.tensor([row["values"] for row in results["stored_share"]]).mean(1)
+    shape = len(HEADS), len(HIDDEN)
+    right.imshow(shares.view(shape), cmap="cividis", clim=(0, 1), origin="lower", aspect="auto")
+    for i, row in enumerate(results["stored_share"]):
         text, ink = f"{shares[i]:.2f}\n{256 * row['H'] + 32 * row['m']}", "wk"[shares[i] > 0.6]
-        heat.text(i % len(HIDDEN), i // len(HIDDEN), text, ha="center", va="center", color=ink)
-    heat.set_xticks(range(len(HIDDEN)), HIDDEN)
-    heat.set_yticks(range(len(HEADS)), HEADS)
-    heat.set(xlabel="MLP width", ylabel="heads")
-    heat.set_title(f"Share of 256 facts stored, {len(curves)} seeds;\nbelow it: parameters")
-
-    # entry and exit: points are measured, lines are the flow's, between them is the plateau
-    for panel, name in zip(sweeps, SWEEPS, strict=True):
-        values = torch.tensor([row["values"] for row in results[name]]).movedim(2, 0)
-        x, means = range(len(SWEEPS[name])), values.mean(2)  # (4, x) of values (4, x, seeds)
-        for i, label in (0, "entry: relation known"), (1, "exit: facts begin"):
-            bounds = [bootstrap(v, torch.Generator().manual_seed(0)) for v in values[i]]
-            spread = (torch.tensor(bounds).T - means[i]).abs()
-            panel.errorbar(x, means[i], spread, fmt="o", color=COLORS[i + 1], label=label)
-            panel.plot(x, means[i + 2], color=COLORS[i + 1])
-        panel.fill_between(x, *means[2:], means[2] < means[3], interpolate=True, color="0.9")
-        panel.set_xticks(x, [f"{value:g}" for value in SWEEPS[name]])
-        panel.set(xlabel=name, ylabel="steps x lr", ylim=0)
-        panel.set_title(f"{len(curves)} seeds; lines: gradient flow")
-        panel.legend(fontsize="small")
-    save_figure(figure, path)
-
-
-def main():
-    measure_and_draw(__file__, __doc__, measure, draw, steps=8192, seeds=5)
+        right.text(i % shape[1], i // shape[1], text, ha="center", va="center", color=ink)
+    right.set_xticks(range(shape[1]), HIDDEN)
+    right.set_yticks(range(shape[0]), HEADS)
+    right.set(xlabel="MLP width", ylabel="heads")
+    right.set_title(f"Facts stored; parameters; {len(curves)} seeds")
+    left.legend(fontsize="small")
+    middle.legend(fontsize="small")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, tasks, table, draw, steps=8192, seeds=5)

@@ -1,7 +1,6 @@
 """How many samples MLP and attention need for one gradient step (Bietti's slides, a theorem).
 
-    python mechanisms/samples.py                           # about half a minute on 2 cores
-    python mechanisms/samples.py --plot-only               # the figure again, from samples.json
+    python -m mechanisms.samples                           # about half a minute of one core
 
 The task of noise.py with n characters, all equally frequent: after a trigger comes noise, or else
 the sequence's own output. Embeddings are one-hot, the MLP is a matrix that reads the last token, a
@@ -9,13 +8,10 @@ trigger, and attention is even over the tokens before: all that one step learns 
 """
 
 import math
-import time
 
-from parts.intervals import bootstrap
-from parts.runs import measure_and_draw, save_figure
-
-import matplotlib.pyplot as plt
 import torch
+
+from mechanisms import command, markdown
 
 
 OFTEN = 0.5  # how often noise follows a trigger
@@ -26,7 +22,6 @@ LEARNT = {  # what one step learns: the share of trials, or of copies, that coun
     "noise by attention": 0.95,
     "copying by attention": 0.5,
 }
-COLORS = ("#0072B2", "#D55E00", "#009E73")  # all readers can tell these apart
 
 
 def sample(B, n, T, generator):
@@ -67,10 +62,17 @@ def one_step(n, samples, generator, T=64):
     return found
 
 
-def needed(learnt, level):
-    """Samples at which learnt (trials, SAMPLES) passes the level in the mean, between powers of two
-    by a line; infinite if it does not."""
-    shares = learnt.mean(0).tolist()
+def learnt(seed, n, trials):
+    """Of LEARNT the share of trials that have it after each of SAMPLES, of copies the mean share,
+    (SAMPLES, 3)."""
+    generators = (torch.Generator().manual_seed(seed + trial) for trial in range(trials))
+    values = torch.tensor([one_step(n, SAMPLES, generator) for generator in generators])
+    return torch.cat([(values[:, :, :2] > 0).float(), values[:, :, 2:]], 2).mean(0).tolist()
+
+
+def needed(shares, level):
+    """Samples at which shares, one for each of SAMPLES, pass the level, between powers of two by a
+    line; infinite if they do not."""
     after = next((i for i, share in enumerate(shares) if share >= level), None)
     if not after:
         return math.inf if after is None else float(SAMPLES[0])
@@ -78,69 +80,19 @@ def needed(learnt, level):
     return SAMPLES[after] * 0.5**rest
 
 
-def summary(values):
-    """{name of LEARNT: dict} of values (trials, SAMPLES, LEARNT): the samples needed and, of the
-    noise, the margin after all samples, each with its 95% interval; the shares behind it."""
-    found = {}
+def tasks(seeds):
+    """All seeds in one row, whose mean is kept."""
+    return [(1, learnt, dict(n=n, trials=len(seeds)), seeds[:1]) for n in CHARACTERS]
+
+
+def table(results):
+    """Samples needed for LEARNT."""
+    rows = [("characters n", *(row["n"] for row in results["learnt"]))]
     for i, (name, level) in enumerate(LEARNT.items()):
-        generator = torch.Generator().manual_seed(0)
-        copying = name.startswith("copying")
-        learnt = values[:, :, i] if copying else (values[:, :, i] > 0).float()
-        again = torch.randint(len(values), (1000, len(values)), generator=generator)
-        spread = sorted(needed(learnt[rows], level) for rows in again)
-        counts = [needed(learnt, level), spread[25], spread[975]]
-        found[name] = dict(needed=counts, shares=learnt.mean(0).tolist())
-        if not copying:
-            margin = values[:, -1, i]
-            found[name]["margin"] = [margin.mean().item(), *bootstrap(margin, generator)]
-    return found
-
-
-def measure(args):
-    """{"trials": their number, "characters": {n: summary}}."""
-    found, start = {}, time.time()
-    for done, n in enumerate(CHARACTERS, 1):
-        generator = torch.Generator().manual_seed(args.seed)
-        values = [one_step(n, SAMPLES, generator) for _ in range(args.trials)]
-        found[n] = summary(torch.tensor(values))
-        left = (time.time() - start) * (len(CHARACTERS) / done - 1)
-        said = ", ".join(f"{name} {found[n][name]['needed'][0]:.0f}" for name in LEARNT)
-        print(f"{n} characters, samples needed: {said}; about {left:.0f} s left", flush=True)
-    return dict(trials=args.trials, characters=found)
-
-
-def draw(results, path):
-    """Samples needed against n, and the size of the margins of the noise token."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
-    characters, found = [*map(int, results["characters"])], [*results["characters"].values()]
-
-    def points(panel, name, what):
-        mean, low, high = torch.tensor([row[name][what] for row in found]).T
-        style = dict(fmt="o-", color=COLORS[[*LEARNT].index(name)], label=name, capsize=3)
-        panel.errorbar(characters, mean, (mean - low, high - mean), **style)
-
-    for name in LEARNT:
-        points(left, name, "needed")
-        if "margin" in found[0][name]:
-            points(right, name, "margin")
-    left.plot(characters, [32 * n for n in characters], "k:", label="32 n, to guide the eye")
-    right.plot(characters, [0.5] * len(characters), "k--", lw=1, label="1/2 and 1/(2n), expected")
-    right.plot(characters, [0.5 / n for n in characters], "k--", lw=1)
-    left.set(ylabel="samples needed", title="The noise in 95% of trials, half of all copies")
-    text = f"Margin of the noise token after {SAMPLES[-1]} samples"
-    right.set(ylabel="logit of noise less the highest other, rate 1", title=text)
-    for panel in (left, right):
-        panel.set(xscale="log", yscale="log")
-        panel.set_xlabel(f"characters n; {results['trials']} trials each, 95% intervals")
-        panel.set_xticks(characters, characters)
-        panel.minorticks_off()
-        panel.legend(fontsize="small")
-    save_figure(figure, path)
-
-
-def main():
-    measure_and_draw(__file__, __doc__, measure, draw, trials=200)
+        shares = [[share[i] for share in row["values"][0]] for row in results["learnt"]]
+        rows.append((name, *(f"{needed(some, level):.0f}" for some in shares)))
+    return markdown(*rows)
 
 
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, tasks, table, seeds=200)

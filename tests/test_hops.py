@@ -1,14 +1,12 @@
-"""hops.py and hop_tasks.py against brute force, and a transformer given the known circuit."""
+"""hops.py against brute force, and a transformer given the known circuit."""
 
-import json
 from unittest import mock
 
 import pytest
 import torch
 
 from mechanisms import hops
-from mechanisms.hop_tasks import Letters, Ring, Transformer
-from tests.common import assert_refused, run_main
+from mechanisms.hops import BATCH, EVERY, Ring, Transformer
 
 
 def seeded(seed=0):
@@ -64,35 +62,6 @@ def test_hidden_permutations_stay():
     assert (task.pi == Ring(4, 5, False, 3).pi).all() and (task.pi != Ring(4, 5, False, 4).pi).any()
 
 
-# ---- letters
-
-
-def test_letters_by_brute_force():
-    task = Letters(layers=2)
-    tokens, targets = task.sample([*range(17)], 60, seeded())
-    assert set(tokens[:, 0].tolist()) == set(range(4, 21)) and (targets[0, :, 0] == -100).all()
-    for sequence, answers in zip(tokens.tolist(), targets[0].tolist(), strict=True):
-        asked, letters = sequence[0] - 4, sequence[1:]
-        for place, answer in enumerate(answers[1:]):
-            for _ in range(asked):
-                earlier = [j for j in range(place) if letters[j] == letters[place]]
-                place = max(earlier) + 1 if earlier else None
-                if place is None:
-                    break
-            assert answer == (-100 if place is None else letters[place])
-
-
-def test_letters_look_back_only():
-    """What is asked at a place does not change with the letters behind it."""
-    torch.manual_seed(0)
-    model, (tokens, _) = Transformer(Letters(2)), Letters(2).sample([3], 4, seeded())
-    changed = tokens.clone()
-    changed[:, 50:] = (changed[:, 50:] + 1) % 4
-    before, after = model(tokens, [3])[0][0], model(changed, [3])[0][0]
-    torch.testing.assert_close(before[:, :50], after[:, :50])
-    assert (before[:, 50:] - after[:, 50:]).abs().amax((0, 2)).min() > 1e-4
-
-
 # ---- the transformer
 
 
@@ -102,7 +71,7 @@ def with_circuit(task):
 
     def maps(tokens):
         held, (k, N) = [], (task.k, task.N)
-        for layer in range(task.layers):
+        for layer in range(len(task.hops)):
             own = torch.zeros(len(tokens), task.T, task.T)
             ahead = 0 if layer == 0 else 2 ** (layer - 1)
             for n, sequence in enumerate(tokens.tolist()):
@@ -119,11 +88,11 @@ def with_circuit(task):
 
 
 def test_attention_of_the_known_circuit_is_counted():
-    """A model whose maps are the circuit's: all attention is where it should be, by both counts."""
+    """A model whose maps are the circuit's: all attention is where it should be."""
     task = Ring(4, 3, False, 0)
     torch.manual_seed(0)
     model, maps = Transformer(task), with_circuit(task)
-    tokens, _ = task.sample([0], 4 * task.batch, seeded(7))
+    tokens, _ = task.sample([0], 4 * BATCH, seeded(7))
     own = maps(tokens)
     free = model.forward
 
@@ -138,10 +107,9 @@ def test_attention_of_the_known_circuit_is_counted():
     for layer, ahead in enumerate([0, 1, 2]):
         assert found["places"][layer][0] == pytest.approx([float(s == ahead) for s in range(4)])
         assert found["places"][layer][1] == pytest.approx([0.25] * 4)
-        assert found["targets"][layer] == pytest.approx([1, 1 / 12])
 
 
-def test_even_attention_is_even_by_both_counts():
+def test_even_attention_is_even():
     task = Ring(4, 4, False, 0)
     model = Transformer(task)
     for block in model.blocks:
@@ -149,7 +117,6 @@ def test_even_attention_is_even_by_both_counts():
         block.qkv.bias.data.zero_()
     found = hops.attended(model, task, seeded())
     torch.testing.assert_close(torch.tensor(found["places"]), torch.full((3, 2, 4), 0.25))
-    torch.testing.assert_close(torch.tensor(found["targets"]), torch.full((3, 2), 1 / 16))
 
 
 def test_held_maps_replace_attention():
@@ -178,11 +145,11 @@ def test_held_maps_replace_attention():
 
 def test_one_hop_is_learnt_by_mixture_and_last_level_alone_by_hard():
     task = Ring(2, 3, False, 0)
-    model, rows = hops.train(task, "mixture", 300, 0)
+    model, rows = hops.fit(task, "mixture", 300, 0)
     assert rows[0][0] == 0 and rows[0][1] < 0.6
-    assert min(rows[-1][1:]) > 0.9 and rows[-1][0] < 300 and rows[-1][0] % task.every == 0
-    assert hops.train(task, "mixture", 50, 0)[1] == rows[:3]  # a seed is a run
-    assert hops.train(task, "hard", 25, 0)[0].reads[0][1].weight.grad is None
+    assert min(rows[-1][1:]) > 0.9 and rows[-1][0] < 300 and rows[-1][0] % EVERY == 0
+    assert hops.fit(task, "mixture", 50, 0)[1] == rows[:3]  # a seed is a run
+    assert hops.fit(task, "hard", 25, 0)[0].reads[0][1].weight.grad is None
     found = hops.attended(model, task, seeded(1))
     assert found["held"][0] > 0.8 > 0.6 > found["held"][1]
 
@@ -197,49 +164,16 @@ def test_curriculum_adds_a_level_when_the_newest_is_solved():
 
     with (
         mock.patch.object(task, "sample", record),
-        mock.patch.object(task, "every", 1, create=True),
+        mock.patch.object(hops, "EVERY", 1),
         mock.patch.object(hops, "accuracy", lambda *_: next(accuracies)),
     ):
-        hops.train(task, "curriculum", 3, 0)
+        hops.fit(task, "curriculum", 3, 0)
     assert asked == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
 
 
-# ---- the command
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    grid = [(2, 4, regime, token) for regime in hops.REGIMES for token in (False, True)]
-    monkeypatch.setattr(hops, "GRID", grid)
-    monkeypatch.setattr(Letters, "width", 8)
-    monkeypatch.setattr(Letters, "batch", 2)
-
-
-@pytest.mark.parametrize("task, name", [("ring", "hops"), ("letters", "letters")])
-def test_results_are_written_and_redrawn(task, name, quick, tmp_path):
-    arguments = ["--task", task, "--out", tmp_path / "new"]
-    code, out, err = run_main(hops, *arguments, "--steps", 2, "--seeds", 2, "--seed", 5)
-    assert (code, err) == (0, "") and "s left" in out
-    results, picture = (tmp_path / f"new/{name}{end}" for end in (".json", ".png"))
-    found, drawn = json.loads(results.read_text()), picture.read_bytes()
-    assert {run["seed"] for run in found["runs"]} == {5, 6} and found["steps"] == 2
-    assert len(found["runs"]) == (2 if task == "letters" else 12)
-    picture.unlink()
-    assert run_main(hops, *arguments, "--plot-only") == (0, "", "")
-    assert picture.read_bytes() == drawn and json.loads(results.read_text()) == found
-
-
-def test_solved_at():
-    assert hops.solved_at(dict(rows=[[0, 0.1, 0.2], [25, 0.99, 0.96]])) == 25
-    assert hops.solved_at(dict(rows=[[0, 0.1, 0.2], [25, 0.99, 0.9]])) is None
-
-
-def test_refusals(tmp_path):
-    assert_refused(hops, "--seeds", 0, says="at least 1")
-    assert_refused(hops, "--task", "words", says="--task")
-    assert_refused(hops, "--see", 2, says="unrecognized arguments")
-    assert_refused(hops, "--plot-only", "--out", tmp_path, says="run without --plot-only")
-    for text in ("[", "[]", "{}"):
-        (tmp_path / "hops.json").write_text(text)
-        assert_refused(hops, "--plot-only", "--out", tmp_path, says="hops.json")
-    assert_refused(hops, "--out", tmp_path / "hops.json", says="File exists")
+def test_table_names_the_steps_of_solved_runs():
+    runs = [dict(rows=[[0, 0.1], [at, accuracy]]) for at, accuracy in ((75, 0.96), (25, 0.95))]
+    row = dict(k=2, N=4, regime="hard", hop_token=False, steps=90)
+    missed = dict(rows=[[0, 0.1], [90, 0.94]])
+    results = dict(train=[row | dict(values=[missed, *runs]), row | dict(k=4, values=[missed])])
+    assert hops.table(results).splitlines()[-1] == "|hard|25, 75, -|-|"

@@ -1,6 +1,4 @@
-"""layers.py: the transformer is causal and learns what it should; the reader is Bayes's rule."""
-
-from collections import defaultdict
+"""layers.py: the transformer is causal and learns what it should."""
 
 import torch
 
@@ -48,30 +46,3 @@ def test_what_is_learnt(monkeypatch):
         if triggers == "fixed":  # few tokens are scored: too noisy for so short a run
             values = torch.stack([value for _, value in losses]).detach()
             assert values[:20].mean() > 1.1 * values[-20:].mean()
-
-
-def test_reader_by_bayes_in_loops():
-    _, chances, _ = read_bigrams()
-    prior = torch.rand(N, generator=torch.Generator().manual_seed(0))
-    tokens = draw_batch(B=20, T=30)[0]
-    read = layers.read_by_counts(tokens, chances, prior)
-    for b, sequence in enumerate(tokens.tolist()):
-        followed = defaultdict(list)
-        for t, now in enumerate(sequence[:-1]):
-            # joint chance of what followed so far and of each next token, if trigger and if not
-            if_trigger, if_not = torch.full((N,), 1 / N), chances[now].clone()
-            if followed[now]:
-                one = followed[now][0] if len(set(followed[now])) == 1 else None
-                if_trigger = torch.zeros(N)
-                if one is not None:
-                    if_trigger[one] = 1 / N
-                if_not *= torch.stack([chances[now, x] for x in followed[now]]).prod()
-            joint = prior[now] * if_trigger + (1 - prior[now]) * if_not
-            torch.testing.assert_close(read[b, t], joint / joint.sum(), rtol=1e-4, atol=1e-6)
-            followed[now].append(sequence[t + 1])
-
-
-def test_reader_of_fixed_triggers_is_never_wrong():
-    assert layers.reader(0, "fixed") == [1.0, 1.0]
-    whole, acyclic = layers.reader(0, "random")
-    assert 0.9 < acyclic < whole < 0.99
