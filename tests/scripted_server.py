@@ -1,8 +1,9 @@
-"""What the tests of llm.py ask: a solver of the questions, models made from it, and a server of
+"""What the tests of llm/ ask: a solver of the questions, models made from it, and a server of
 chat completions in front of them, which misbehaves when told to."""
 
 import base64
 import contextlib
+import gzip
 import http.server
 import json
 import random
@@ -14,14 +15,14 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from llm import __main__ as llm
+from llm import benchmark as llm
 from tests.common import run_main
 
 
 KEY = "sk-test-0123456789-do-not-print"
 
 
-# ---- the answer, by another way than the generators of llm.py
+# ---- the answer, by another way than the generators of llm/
 
 
 def solve(prompt):
@@ -123,6 +124,7 @@ def completion(answer, tokens_in="100"):
 
 
 COLOURED = "\x1b]0;mine\x07\x1b[31mred\x1b[0m \x9b31m \u202etxt"
+ZEROS = gzip.compress(bytes(2**26), 1)
 FAULTS = {  # status, body
     "rate limit": (429, error_body("slow down")),
     "overloaded": (503, error_body("overloaded")),
@@ -132,13 +134,15 @@ FAULTS = {  # status, body
     "not found": (404, error_body("no such model")),
     "broken JSON": (200, '{"choices": [{"message": {"cont'),
     "nested JSON": (200, "[" * 100_000),
-    "endless tokens": (200, completion("0", tokens_in="1e999")),
     "error as 200": (200, error_body(f"upstream failed with {KEY}")),
     "web page": (200, "<html>sign in</html>"),
     "escape codes": (403, error_body(COLOURED)),
     "raw escape codes": (403, COLOURED),
     "escape codes as 200": (200, COLOURED),
-    "redirect": (307, ""),
+    "redirect": (307, error_body("go there")),
+    "gzip": (200, completion("0")),
+    "drip": (200, completion("0")),
+    "endless": (200, completion("0")),
 }
 for option in ("max_tokens", "temperature", "max_completion_tokens"):
     complaint = f"Unsupported parameter: '{option}' is not supported with this model. {COLOURED}"
@@ -171,24 +175,31 @@ class ScriptedModel(http.server.BaseHTTPRequestHandler):
         self.reply(fault, *(FAULTS.get(fault) or (200, completion(answer))))
 
     def reply(self, fault, status, body):
-        self.close_connection = fault in ("silent", "reset", "cut off")
+        self.close_connection = fault in ("silent", "reset", "cut off", "drip", "endless")
         if fault == "reset":
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             return self.connection.close()
-        if fault == "indiscreet":  # repeats who asks
+        if fault == "indiscreet":  # repeats who asks, and where
             login = self.headers["Authorization"]
             plain = base64.b64decode(login.removeprefix("Basic ")).decode()
-            status, body = 401, error_body(f"not allowed: {login}, that is {plain}")
+            status, body = 401, error_body(f"not allowed: {login}, that is {plain}, at {self.path}")
+        body = ZEROS if fault == "gzip" else body.encode()
         self.send_response(status)
-        missing = 100 if fault == "cut off" else 0
-        self.send_header("Content-Length", str(len(body.encode()) + missing))
+        missing = {"cut off": 100, "drip": 10**9, "endless": 10**12}
+        self.send_header("Content-Length", str(len(body) + missing.get(fault, 0)))
+        if fault == "gzip":
+            self.send_header("Content-Encoding", "gzip")
         if fault == "rate limit":
             self.send_header("Retry-After", "1")
         if fault == "redirect":
-            self.send_header("Location", "http://127.0.0.1:99999/v1")
+            self.send_header("Location", self.server.elsewhere)
         self.end_headers()
-        self.wfile.write(body.encode())
+        while fault in ("drip", "endless"):  # until the other side has enough of it
+            self.wfile.write(b" " if fault == "drip" else bytes(2**16))
+            self.wfile.flush()
+            time.sleep(0.05 if fault == "drip" else 0)
+        self.wfile.write(body)
 
     def log_message(self, *_):
         pass
@@ -198,7 +209,7 @@ class ScriptedModel(http.server.BaseHTTPRequestHandler):
 def scripted_server(model=perfect, faults=lambda number: None, delay=0.0):
     """Serves chat completions on 127.0.0.1, to which the environment points; faults(number of the
     request) names the fault. Yields an object with .answers, {prompt: [answer, ...]}, .requests,
-    [(time, prompt)], .logins, {Authorization, ...}, and .most_open."""
+    [(time, prompt)], .logins, {Authorization, ...}, .most_open, and takes .elsewhere."""
     address = ("127.0.0.1", 0)
     server = http.server.ThreadingHTTPServer(address, ScriptedModel, bind_and_activate=False)
     server.request_queue_size, server.handle_error = 128, lambda *_: None
@@ -222,7 +233,7 @@ def environment(url, key=KEY, **more):
     return mock.patch.dict("os.environ", variables | more)
 
 
-# ---- llm.py and its answers file
+# ---- the program and its answers file
 
 
 def run_llm(*arguments):
