@@ -12,7 +12,8 @@ def stop(*_):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, stop)
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+    if sys.stdout:  # it may be closed
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     from llm.benchmark import main
 
     main()

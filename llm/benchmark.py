@@ -64,11 +64,10 @@ def read_answers(path):
             answers[formulation, D, attempt["index"]].append(attempt)
             number += 1
     except OSError as error:
-        what = f"{path} cannot be read ({error.strerror})"
-        raise ValueError(f"{what}: name an answers file") from None
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name another") from None
     except (LookupError, RecursionError, TypeError, ValueError):
-        what = f"{path} is not an answers file, see its line {number}"
-        raise ValueError(f"{what}: mend it, or name another one") from None
+        what = f"{path} is not an answers file, see its line {number}: mend it, or name another"
+        raise ValueError(what) from None
     return answers
 
 
@@ -84,16 +83,16 @@ def open_answers(path, settings):
             held = next((attempts[0]["settings"] for attempts in answers.values()), settings)
             for key, value in settings.items():
                 if held[key] != value:
-                    what = f"{path} holds answers to {key} {held[key]}, not {value}"
-                    raise ValueError(f"{what}: choose another --out")
+                    what = f"answers to {key} {held[key]}, not {value}"
+                    raise ValueError(f"{path} holds {what}: choose another --out")
 
             # the next line must not go on where one was cut off
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             with open(path, "a") as file:
                 yield file, answers
     except Timeout:
-        what = f"another process writes to {path}"
-        raise ValueError(f"{what}: wait until it ends, or choose another --out") from None
+        what = f"another process writes to {path}: wait until it ends, or choose another --out"
+        raise ValueError(what) from None
 
 
 def settled(attempts):
@@ -204,12 +203,10 @@ def read_reply(body):
 
 
 async def complete(client, hide, settings, options, prompt):
-    """One reply to the prompt, see read_reply. An option that the server rejects is taken out of
-    `options` for good.
-
-    The client itself asks again after a rate limit (heeding Retry-After), 5xx, time-out or lost
-    connection. Raises ConnectionError, one line, after --retries faults or where asking again is
-    no use."""
+    """One reply to the prompt, see read_reply; an option that the server rejects is taken out of
+    `options` for good. The client itself asks again after a rate limit (heeding Retry-After), 5xx,
+    time-out or lost connection. ConnectionError, one line, after --retries faults or where asking
+    again is no use."""
     import openai
 
     model, endpoint, broken = settings["model"], settings["endpoint"], 0
@@ -243,8 +240,8 @@ async def complete(client, hide, settings, options, prompt):
             broken += 1  # status 200, but broken JSON or no completion
             if broken > client.max_retries:
                 said = printable(hide(body.decode(errors="replace"))[:300])
-                what = f"{endpoint} sent no chat completion, {broken} times in a row"
-                raise ConnectionError(f"{what}: {said}")
+                what = f"no chat completion, {broken} times in a row: {said}"
+                raise ConnectionError(f"{endpoint} sent {what}")
 
 
 def judge(answer, correct, acceptable):
@@ -350,7 +347,7 @@ def figure2(models, path):
             xs, percent, reach = [], [], []
             for place in sorted(places.keys() & rows.keys(), key=places.get):
                 n, correct = rows[place]["n"], rows[place]["correct"]
-                xs.append(places[place] + 0.6 * ((i + 0.5) / len(models) - 0.5))  # side by side
+                xs.append(places[place] + 0.4 * ((i + 0.5) / len(models) - 0.5))  # side by side
                 percent.append(100 * correct / n)
                 reach.append([abs(100 * end - percent[-1]) for end in wilson(correct, n)])
             reach = [*zip(*reach, strict=True)] or None
@@ -358,31 +355,26 @@ def figure2(models, path):
 
     # guessing
     left.axhline(25, color="black", ls="--", lw=1, label="random guessing: 1/4, relatives 1/16")
-    for x, chance in enumerate([25, 25, 25, 25, 6.25]):
-        right.plot([x - 0.45, x + 0.45], [chance, chance], "k--", lw=1)
-    label = "guessing among the person's own 4 relatives: 1/4"
-    left.plot([], "k:", lw=1, label=label)
-    right.plot([3.55, 4.45], [25, 25], "k:", lw=1)
+    right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
 
     # words
     ticks = sorted(steps.values()) or [5]
     left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(0, 104), xticks=ticks)
     left.set(ylabel="accuracy (%), Wilson 95% interval", xlim=(ticks[0] - 0.6, ticks[-1] + 0.6))
-    right.set_title("All five formulations (equations at D = 5)")
+    right.set(title="All five formulations (equations at D = 5)", xlabel="formulation")
     right.set_xticks(range(5), list(FORMULATIONS))
     look = {"loc": "outside lower center", "ncols": 2, "frameon": False}
     for text in figure.legend(*left.get_legend_handles_labels(), **look).get_texts():
         text.set_parse_math(False)  # a $ in the name of a model is a $
     path.parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix[1:] or "png"
-    write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format=kind))
+    look = {"dpi": 130, "format": path.suffix[1:] or "png"}
+    write_file(path, lambda temporary: figure.savefig(temporary, **look))
 
 
 # ---- the command line
 
 FLAGS = (  # name, default, least, help
     ("n", 500, 1, "questions per formulation and D"),
-    ("seed", 0, -math.inf, "of the questions"),
     ("temperature", 1.0, 0, "of sampling"),
     ("max-tokens", 4096, 1, "of one answer, reasoning included"),
     ("attempts", 10, 1, "a question without an acceptable answer after so many is unresolved"),
@@ -402,6 +394,7 @@ def parse_args():
     what.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
     steps = "equations per chain, for that formulation alone (default: 1 2 3 4 5 7 10; to show: 5)"
     p.add_argument("--D", nargs="+", type=int, help=steps)
+    p.add_argument("--seed", default=0, type=int, help="of the questions (default: 0)")
     for name, default, _, help in FLAGS:
         help = f"{help} (default: {default})"
         p.add_argument(f"--{name}", default=default, type=type(default), help=help)

@@ -2,9 +2,8 @@
 accuracy is known, its figure."""
 
 import json
-from itertools import product
+from collections import Counter
 from pathlib import Path
-from string import ascii_lowercase
 from unittest import mock
 
 from parts.intervals import wilson
@@ -164,14 +163,6 @@ def test_llm_questions_agree_with_the_solver():
     assert llm.make_question("kingdoms", None, 0, 7) != llm.make_question("kingdoms", None, 1, 7)
 
 
-def test_llm_variables_are_named_like_columns_of_a_spreadsheet():
-    names = ["".join(name) for n in (1, 2, 3) for name in product(ascii_lowercase, repeat=n)]
-    *lines, question = llm.make_question("equations", 180, 0, 0)[0].split("\n")
-    left = [line.split(" = ")[0] for line in lines]
-    for first in range(0, 720, 4):  # to aar
-        assert sorted(left[first : first + 4]) == sorted(names[first : first + 4])
-
-
 def test_llm_four_chains_have_four_answers():
     ends = {"equations": list("qrst"), "kingdoms": "Chronogy Synthemia Somnosis Aetherflux".split()}
     for formulation, things in ends.items():
@@ -208,7 +199,7 @@ def test_llm_wilson_interval():
 
 
 def test_llm_scripted_models_score_what_they_are(tmp_path):
-    models = (perfect, 10, 2, 1), (guessing, 40, 5, 1 / 4), (right_with_probability_06, 40, 7, 0.6)
+    models = (perfect, 5, 2, 1), (guessing, 20, 5, 1 / 4), (right_with_probability_06, 20, 7, 0.6)
     for model, n, D, truth in models:
         path = tmp_path / model.__name__
         with scripted_server(model) as server:
@@ -223,17 +214,12 @@ def test_llm_scripted_models_score_what_they_are(tmp_path):
             assert f"{row['correct'] / n:.1%}  {low:6.1%} - {high:6.1%}" in out
 
         # the same numbers by another way: what the server said, against the solver
-        right = {
-            prompt: [answer == solve(prompt) for answer in answers]
-            for prompt, answers in server.answers.items()
-        }
-        total = {
-            key: sum(row[key] for row in rows.values()) for key in ("attempts", "correct", "first")
-        }
-        asked = sum(len(answers) for answers in right.values())
+        said = server.answers.items()
+        right = [[answer == solve(prompt) for answer in answers] for prompt, answers in said]
+        total, asked = sum(rows.values(), Counter()), sum(map(len, right))
         assert total["attempts"] == asked == len(server.requests) and len(right) == 5 * n
-        assert total["correct"] == sum(answers[-1] for answers in right.values())
-        assert total["first"] == sum(answers[0] for answers in right.values())
+        assert total["correct"] == sum(answers[-1] for answers in right)
+        assert total["first"] == sum(answers[0] for answers in right)
         assert (asked > 5 * n) == (model is guessing)
         spent = f"{asked} attempts (0 empty, "
         tokens = f"{100 * asked} tokens in, {2 * asked} tokens out\n"
