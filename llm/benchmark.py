@@ -456,8 +456,11 @@ def ask(args):
 
 def main():
     try:
-        args = parse_args()
-        return show(args) if args.show else plot(args) if args.plot else ask(args)
+        try:
+            args = parse_args()
+            return show(args) if args.show else plot(args) if args.plot else ask(args)
+        finally:
+            print(end="", flush=True)  # --help too
     except BrokenPipeError:  # whoever read what we print has read enough
         sys.stdout = None  # nor is the rest of it printed at exit
         sys.exit(1)

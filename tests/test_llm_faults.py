@@ -111,7 +111,7 @@ def test_llm_stopped_run_goes_on_where_it_was(tmp_path):
         path = tmp_path / blow.name
         flags = "--model", "m", "--n", 30, "--D", 5, "--concurrency", 8, "--out", path
         with scripted_server(delay=0.05) as server:
-            process = start("llm", *flags)
+            process = start("llm", *flags, env=os.environ | {"PYTHONUNBUFFERED": ""})
             wait_for(lambda: len(server.answers) > 9)
             if blow == signal.SIGKILL:  # while it runs, nothing else writes to the file
                 assert_refused(llm, *flags, says=f"another process writes to {path}: wait until")
@@ -164,11 +164,12 @@ def test_llm_output_that_nobody_reads_or_nothing_holds(tmp_path):
     said = "llm: [Errno 28] No space left on device: make room, then the same command goes on\n"
     for out, flags, expected in (
         (pipe, ["--show", "functions"], (1, "")),
-        (os.dup(pipe), ["--help"], (0, "")),
+        (os.dup(pipe), ["--help"], (1, "")),
         (full, ["--show", "functions"], (2, said)),
     ):
         command = [sys.executable, "-m", "llm", *flags]
-        ended = subprocess.run(command, cwd=HERE, stdout=out, stderr=subprocess.PIPE, text=True)
+        how = {"env": os.environ | {"PYTHONUNBUFFERED": ""}, "text": True}
+        ended = subprocess.run(command, cwd=HERE, stdout=out, stderr=subprocess.PIPE, **how)
         assert (ended.returncode, ended.stderr) == expected
         os.close(out)
 
