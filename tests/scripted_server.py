@@ -1,8 +1,9 @@
-"""What the tests of llm.py ask: a solver of the questions, models made from it, and a server of
+"""What the tests of llm/ ask: a solver of the questions, models made from it, and a server of
 chat completions in front of them, which misbehaves when told to."""
 
 import base64
 import contextlib
+import gzip
 import http.server
 import json
 import random
@@ -14,14 +15,14 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from llm import __main__ as llm
+from llm import benchmark as llm
 from tests.common import run_main
 
 
 KEY = "sk-test-0123456789-do-not-print"
 
 
-# ---- the answer, by another way than the generators of llm.py
+# ---- the answer, by another way than the generators of llm/
 
 
 def solve(prompt):
@@ -83,8 +84,7 @@ def acceptable_answers(prompt):
     if "numeric" in prompt:
         return list("0123")
     lines = [line.rstrip(".") for line in prompt.split("\n") if " lives in " in line]
-    homes = [line.split(" lives in ") for line in lines]
-    return [person if "Who has" in prompt else place for person, place in homes]
+    return [line.split(" lives in ")["Who has" not in prompt] for line in lines]
 
 
 # ---- models: the answer to a prompt, with a random generator for what is drawn
@@ -96,15 +96,13 @@ def perfect(prompt, rng):
 
 def guessing(prompt, rng):
     """One of the acceptable answers, after idle talk in one case of four."""
-    return (
-        "I would have to think." if rng.random() < 0.25 else rng.choice(acceptable_answers(prompt))
-    )
+    talks = rng.random() < 0.25
+    return "I would have to think." if talks else rng.choice(acceptable_answers(prompt))
 
 
 def right_with_probability_06(prompt, rng):
-    correct = solve(prompt)
-    wrong = [answer for answer in acceptable_answers(prompt) if answer != correct]
-    return correct if rng.random() < 0.6 else rng.choice(wrong)
+    wrong = [answer for answer in acceptable_answers(prompt) if answer != solve(prompt)]
+    return solve(prompt) if rng.random() < 0.6 else rng.choice(wrong)
 
 
 # ---- the server
@@ -115,14 +113,15 @@ def error_body(message):
 
 
 def completion(answer, tokens_in="100"):
-    choice = {"index": 0, "message": {"role": "assistant", "content": answer}}
-    choice["finish_reason"] = "stop"
-    body = {"id": "x", "object": "chat.completion", "created": 0, "model": "scripted"}
-    body |= {"choices": [choice], "usage": {"prompt_tokens": "here", "completion_tokens": 2}}
+    message = {"role": "assistant", "content": answer}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"completion_tokens": 2, "prompt_tokens": "here"}
+    body = {"model": "scripted", "choices": [choice], "usage": usage}
     return json.dumps(body).replace('"here"', tokens_in)
 
 
 COLOURED = "\x1b]0;mine\x07\x1b[31mred\x1b[0m \x9b31m \u202etxt"
+ZEROS = gzip.compress(bytes(2**26), 1)
 FAULTS = {  # status, body
     "rate limit": (429, error_body("slow down")),
     "overloaded": (503, error_body("overloaded")),
@@ -132,13 +131,12 @@ FAULTS = {  # status, body
     "not found": (404, error_body("no such model")),
     "broken JSON": (200, '{"choices": [{"message": {"cont'),
     "nested JSON": (200, "[" * 100_000),
-    "endless tokens": (200, completion("0", tokens_in="1e999")),
     "error as 200": (200, error_body(f"upstream failed with {KEY}")),
     "web page": (200, "<html>sign in</html>"),
     "escape codes": (403, error_body(COLOURED)),
     "raw escape codes": (403, COLOURED),
     "escape codes as 200": (200, COLOURED),
-    "redirect": (307, ""),
+    "redirect": (307, error_body("go there")),
 }
 for option in ("max_tokens", "temperature", "max_completion_tokens"):
     complaint = f"Unsupported parameter: '{option}' is not supported with this model. {COLOURED}"
@@ -171,27 +169,30 @@ class ScriptedModel(http.server.BaseHTTPRequestHandler):
         self.reply(fault, *(FAULTS.get(fault) or (200, completion(answer))))
 
     def reply(self, fault, status, body):
-        self.close_connection = fault in ("silent", "reset", "cut off")
+        self.close_connection = fault in ("silent", "reset", "cut off", "drip", "endless")
         if fault == "reset":
-            linger = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return self.connection.close()
-        if fault == "indiscreet":  # repeats who asks
+        if fault == "indiscreet":  # repeats who asks, and where
             login = self.headers["Authorization"]
             plain = base64.b64decode(login.removeprefix("Basic ")).decode()
-            status, body = 401, error_body(f"not allowed: {login}, that is {plain}")
+            status, body = 401, error_body(f"not allowed: {login}, that is {plain}, at {self.path}")
+        body = ZEROS if fault == "gzip" else body.encode()
         self.send_response(status)
-        missing = 100 if fault == "cut off" else 0
-        self.send_header("Content-Length", str(len(body.encode()) + missing))
-        if fault == "rate limit":
-            self.send_header("Retry-After", "1")
-        if fault == "redirect":
-            self.send_header("Location", "http://127.0.0.1:99999/v1")
+        missing = {"cut off": 100, "drip": 10**9, "endless": 10**12}
+        self.send_header("Content-Length", str(len(body) + missing.get(fault, 0)))
+        more = {"gzip": ("Content-Encoding", "gzip"), "rate limit": ("Retry-After", "1")}
+        more["redirect"] = ("Location", self.path)
+        if fault in more:
+            self.send_header(*more[fault])
         self.end_headers()
-        self.wfile.write(body.encode())
+        while fault in ("drip", "endless"):  # until the other side has enough of it
+            self.wfile.write(b" " if fault == "drip" else bytes(2**16))
+            self.wfile.flush()
+            time.sleep(0.05 if fault == "drip" else 0)
+        self.wfile.write(body)
 
-    def log_message(self, *_):
-        pass
+    def log_message(self, *_): ...
 
 
 @contextlib.contextmanager
@@ -199,8 +200,7 @@ def scripted_server(model=perfect, faults=lambda number: None, delay=0.0):
     """Serves chat completions on 127.0.0.1, to which the environment points; faults(number of the
     request) names the fault. Yields an object with .answers, {prompt: [answer, ...]}, .requests,
     [(time, prompt)], .logins, {Authorization, ...}, and .most_open."""
-    address = ("127.0.0.1", 0)
-    server = http.server.ThreadingHTTPServer(address, ScriptedModel, bind_and_activate=False)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ScriptedModel, False)
     server.request_queue_size, server.handle_error = 128, lambda *_: None
     server.server_bind()
     server.server_activate()
@@ -208,7 +208,7 @@ def scripted_server(model=perfect, faults=lambda number: None, delay=0.0):
     server.answers, server.requests, server.logins = {}, [], set()
     server.open_requests = server.most_open = 0
     server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     with environment(server.url):
         try:
             yield server
@@ -222,7 +222,7 @@ def environment(url, key=KEY, **more):
     return mock.patch.dict("os.environ", variables | more)
 
 
-# ---- llm.py and its answers file
+# ---- the program and its answers file
 
 
 def run_llm(*arguments):

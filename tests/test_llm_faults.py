@@ -1,19 +1,22 @@
-"""llm.py when things go wrong: servers that misbehave, kills, two at once, wrong settings,
-answers that are none."""
+"""llm/ when things go wrong: servers that misbehave, kills, two at once, wrong settings, answers
+that are none, full disks."""
 
 import json
+import os
+import resource
 import signal
+import subprocess
+import sys
 import time
+import tracemalloc
 
-from llm import __main__ as llm
-from tests.common import assert_refused, contents, start, wait_for
+from llm import benchmark as llm
+from tests.common import HERE, assert_refused, contents, start, wait_for
 from tests.scripted_server import (
     COLOURED,
-    acceptable_answers,
     attempts_in,
+    completion,
     environment,
-    guessing,
-    perfect,
     run_llm,
     scripted_server,
     solve,
@@ -22,9 +25,9 @@ from tests.scripted_server import (
 
 def test_llm_survives_every_fault_and_keeps_each_answer_once(tmp_path):
     faults = ["max_tokens", "temperature", "max_completion_tokens", None, "rate limit"]
-    faults += ["overloaded", "bad gateway", "silent", "broken JSON", "error as 200", "web page"]
-    faults += ["empty", "endless tokens", "nested JSON", "reset", "cut off"]
-    flags = "--model m --n 8 --D 2 3 --timeout 1 --concurrency 2 --out".split()
+    faults += ["overloaded", "bad gateway", "silent", "drip", "broken JSON", "error as 200"]
+    faults += ["web page", "empty", "nested JSON", "reset", "cut off"]
+    flags = "--model m --n 8 --D 2 3 --timeout 0.7 --concurrency 4 --out".split()
     with scripted_server(faults=lambda n: faults[n] if n < len(faults) else None) as server:
         code, out, err = run_llm(*flags, tmp_path / "a")
     asked = attempts_in(tmp_path / "a")
@@ -33,7 +36,7 @@ def test_llm_survives_every_fault_and_keeps_each_answer_once(tmp_path):
     # only the empty answer counts as an attempt
     assert code == 0 and len(asked) == 6 * 8, err
     assert all(attempts[-1]["correct"] for attempts in asked.values())
-    assert len(attempts) == 6 * 8 + 1 and "(1 of them empty)" in out
+    assert len(attempts) == 6 * 8 + 1 and "(1 empty, 0 as the one before)" in out
     assert [len(answers) for answers in server.answers.values()] == [1] * 6 * 8
     assert len(server.requests) == 6 * 8 + len(faults) - 1
 
@@ -52,64 +55,86 @@ def test_llm_survives_every_fault_and_keeps_each_answer_once(tmp_path):
 
 
 def test_llm_ends_in_one_clear_line(tmp_path):
+    right = "are OPENAI_BASE_URL, OPENAI_API_KEY and the model m right?"
     for before, fault, says in (  # the server behaves for so many requests: these must be kept
         (0, "unauthorized", "no such key: ***"),
-        (2, "unauthorized", "***"),
         (2, "not found", "no such model"),
         (0, "overloaded", "overloaded"),
-        (0, "only 500", "500 - Internal Server Error (does it have a model m?)"),
-        (2, "rate limit", "slow down"),
+        (0, "only 500", f"Internal Server Error ({right})"),
         (0, "reset", "no reply from http"),
         (2, "cut off", "no reply from http"),
         (2, "silent", "(ReadTimeout)"),
-        (0, "redirect", "no reply from http"),
+        (2, "drip", "(ReadTimeout)"),
+        (2, "redirect", "/v1 says Error code: 307 - "),  # to itself
         (0, "web page", "sign in"),
-        (2, "broken JSON", "2 replies in a row were no chat comp"),
+        (2, "broken JSON", "no chat completion, 1 times"),
         (2, "error as 200", "failed with ***"),
-        (2, "endless tokens", '"prompt_tokens": 1e999'),
-        (2, "nested JSON", "no chat completion: [[["),
+        (2, "nested JSON", "times in a row: [[["),
         (0, "escape codes", "red"),
         (2, "raw escape codes", "red"),
         (2, "escape codes as 200", "red"),
     ):
         path = tmp_path / f"{fault}{before}"
-        flags = "--model m --n 2 --concurrency 1 --retries 1 --timeout 0.5 --out".split()
+        flags = "--model m --n 2 --concurrency 1 --retries 0 --timeout 0.4 --out".split()
         with scripted_server(faults=lambda n, b=before, f=fault: f if n >= b else None) as server:
             code, out, err = run_llm(*flags, path)
         assert code == 2 and err.count("\n") == 1 and says in err, err
         assert (out + err).replace("\n", "").isprintable(), "escape codes in " + repr(out + err)
         assert len(attempts_in(path)) == len(server.answers) == before
-        final = "unauthorized", "not found", "redirect", "escape codes", "raw escape codes"
-        assert len(server.requests) == before + (1 if fault in final else 2), "bounded"
+        assert len(server.requests) == before + 1
     assert not COLOURED.isprintable()
-    with environment("http://127.0.0.1:9/v1"):
-        flags = "--model m --retries 1 --out".split()
-        assert_refused(llm, *flags, tmp_path / "b", says="no reply from http")
+    with scripted_server(faults=lambda n: "broken JSON") as server:
+        assert_refused(llm, *flags, tmp_path / "b", "--retries", 1, says="2 times in a row")
+        assert len(server.requests) == 2, "bounded"
+
+
+def test_llm_reads_no_more_of_a_reply_than_its_bound(tmp_path):
+    flags = "--model m --retries 0 --out".split()
+    for fault, most in ("gzip", 2**25), ("endless", 5 * llm.MOST_BYTES):
+        with scripted_server(faults=lambda n, f=fault: f):
+            tracemalloc.start()
+            assert_refused(llm, *flags, tmp_path / fault, says="sent no chat completion")
+            assert tracemalloc.get_traced_memory()[1] < most, "2**26 bytes, or more than there are"
+            tracemalloc.stop()
+
+
+def test_llm_counts_of_tokens_that_cannot_be_are_none():
+    for said, counted in ("7", 7), ("0", 0), ("-3", 0), ("-1e30", 0), ("1e999", 0), ("2.5", 0):
+        assert llm.read_reply(completion("1", said))["tokens_in"] == counted
+    for said in "NaN", '"7"', "[7]", "null", "1" + 30 * "0":
+        assert llm.read_reply(completion("1", said))["tokens_in"] == 0
 
 
 def test_llm_stopped_run_goes_on_where_it_was(tmp_path):
+    (tmp_path / "link").symlink_to("SIGKILL")
     for blow, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
         path = tmp_path / blow.name
         flags = "--model", "m", "--n", 30, "--D", 5, "--concurrency", 8, "--out", path
-        with scripted_server(delay=0.02) as server:
-            process = start("llm", *flags)
-            wait_for(lambda: len(server.answers) > 50)
+        with scripted_server(delay=0.05) as server:
+            process = start("llm", *flags, env=os.environ | {"PYTHONUNBUFFERED": ""})
+            wait_for(lambda: len(server.answers) > 9)
+            if blow == signal.SIGKILL:  # while it runs, nothing else writes to the file
+                assert_refused(llm, *flags, says=f"another process writes to {path}: wait until")
+                assert_refused(llm, *flags[:-1], tmp_path / "link", says="another process writes")
+                assert run_llm(*flags, "--n", 1, "--out", tmp_path / "other")[0] == 0
             process.send_signal(blow)
             out, err = process.communicate(timeout=20)
             assert process.returncode == status
-            stopped = "llm.py: stopped; the same command goes on\n"
+            stopped = "llm: stopped; the same command goes on\n"
             assert err == ("" if blow == signal.SIGKILL else stopped)
+            assert out.startswith("150 questions, 0 of them answered before\n2/150 questions, ")
             time.sleep(0.2)  # the server finishes what it was asked before
 
             # not kept: at most what was under way
             kept, answered = attempts_in(path), len(server.answers)
-            assert answered - 8 <= len(kept) <= answered < 150
+            assert answered - 8 <= len(kept) <= answered < 150 and server.most_open >= 8
             if blow == signal.SIGKILL:
                 path.write_bytes(path.read_bytes()[:-10])  # as if it had come within the last line
                 kept.popitem()
 
-            # the rest, and nothing of what is kept
+            # the rest, and nothing of what is kept; the kill left no lock
             server.answers.clear()
+            server.delay = server.most_open = 0
             code, out, err = run_llm(*flags)
             assert code == 0 and f"150 questions, {len(kept)} of them answered before" in out
             assert len(attempts_in(path)) == 150
@@ -120,41 +145,50 @@ def test_llm_stopped_run_goes_on_where_it_was(tmp_path):
             assert server.most_open <= 8
 
 
-def test_llm_asks_as_many_at_a_time_as_told(tmp_path):
-    with scripted_server(delay=0.3) as server:
-        flags = "--model m --n 4 --D 5 --concurrency 8 --out".split()
-        assert run_llm(*flags, tmp_path / "a")[0] == 0
-    assert server.most_open == 8
+def test_llm_ctrl_c_while_modules_load_is_one_line(tmp_path):
+    text = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    for module, flags in ("filelock", ["--show", "functions"]), ("openai", ["--model", "m"]):
+        folder = tmp_path / module
+        folder.mkdir()
+        (folder / f"{module}.py").write_text(text)
+        with environment("http://127.0.0.1:9/v1", PYTHONPATH=f"{folder}:{HERE}"):
+            process = start("llm", *flags, cwd=folder)
+            _, err = process.communicate()
+        assert (process.returncode, err) == (130, "llm: stopped; the same command goes on\n")
 
 
-def test_llm_second_process_on_one_answers_file_is_refused(tmp_path):
-    path, flags = tmp_path / "a", "--model m --n 6 --D 5 --concurrency 4 --out".split()
-    (tmp_path / "link").symlink_to("a")
-    with scripted_server(delay=0.5) as server:
-        # two at the same moment, which on a busy machine are seconds apart: one asks every question
-        # once, the other says what to do
-        pair = [start("llm", *flags, path) for _ in range(2)]
-        (_, err), (_, other_err) = (process.communicate(timeout=60) for process in pair)
-        assert sorted(process.returncode for process in pair) == [0, 2], err + other_err
-        assert f"another llm.py writes to {path}: wait until it ends, or" in err + other_err
-        assert (err + other_err).count("\n") == 1
-        assert len(attempts_in(path)) == 30 == len(server.requests)
+def test_llm_output_that_nobody_reads_or_nothing_holds(tmp_path):
+    read_end, pipe = os.pipe()
+    os.close(read_end)
+    full = os.open("/dev/full", os.O_WRONLY)
+    said = "llm: [Errno 28] No space left on device: make room, then the same command goes on\n"
+    for out, flags, expected in (
+        (pipe, ["--show", "functions"], (1, "")),
+        (os.dup(pipe), ["--help"], (1, "")),
+        (full, ["--show", "functions"], (2, said)),
+    ):
+        command = [sys.executable, "-m", "llm", *flags]
+        how = {"env": os.environ | {"PYTHONUNBUFFERED": ""}, "text": True}
+        ended = subprocess.run(command, cwd=HERE, stdout=out, stderr=subprocess.PIPE, **how)
+        assert (ended.returncode, ended.stderr) == expected
+        os.close(out)
 
-        # while one runs: refused by any name of the file, but not another file in the folder
-        server.delay = 0.05
-        process = start("llm", *flags, path, "--n", 30)
-        wait_for(lambda: len(server.requests) > 35)
-        assert_refused(llm, *flags, path, says="another llm.py writes")
-        assert_refused(llm, *flags, tmp_path / "link", says="another llm.py writes")
-        assert run_llm(*flags, tmp_path / "b", "--n", 1)[0] == 0
-        assert process.poll() is None
 
-        # a kill leaves the file of the lock, which locks nothing
-        process.kill()
-        process.communicate()
-        assert (tmp_path / "a.lock").exists()
-        assert run_llm(*flags, path, "--n", 30)[0] == 0
-        assert len(attempts_in(path)) == 150
+def test_llm_full_disk_loses_nothing_that_was_answered(tmp_path):
+    path, limits = tmp_path / "a", resource.getrlimit(resource.RLIMIT_FSIZE)
+    flags = "--model", "m", "--n", 6, "--D", 5, "--out", path
+    with scripted_server():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+        try:
+            assert_refused(llm, *flags, says="make room, then the same command goes on")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        *lines, rest = path.read_text().split("\n")
+        assert len(lines) > 5 and rest and path.stat().st_size == 5000
+        code, out, _ = run_llm(*flags)
+        assert code == 0 and f"30 questions, {len(lines)} of them answered before" in out
+        assert len(attempts_in(path)) == 30 and path.read_text().startswith("\n".join(lines))
+        assert_refused(llm, *flags[:-1], path / "in a file", says=f"{path}': choose another --out")
 
 
 def test_llm_settings_are_never_mixed(tmp_path):
@@ -181,14 +215,23 @@ def test_llm_settings_are_never_mixed(tmp_path):
 
         # files that are something else
         attempt = json.loads(line)
-        other = [attempt | {"formulation": "F9"}, {"formulation": "equations", "D": 5, "index": 0}]
-        other += [attempt | {"D": []}, {}, ["x"], 3]
-        texts = [line[:20], "my notes", "my notes\n", "[" * 100_000 + "\n"]
+        other = [attempt | {"formulation": "F9"}, attempt | {"D": None}, attempt | {"D": 0}]
+        other += [attempt | {"settings": attempt["settings"] | {"seed": 1}}, {}, ["x"], 3]
+        texts = ["my notes", "my notes\n", line[:20], "[" * 100_000 + "\n"]
         for text in texts + [line + "\n" + json.dumps(value) + "\n" for value in other]:
             path.write_text(text)
-            assert_refused(llm, *same, says="is not an answers file")
-            assert_refused(llm, "--plot", path, says="is not an answers file")
+            assert_refused(llm, *same, says="is not an answers file, see its line")
             assert path.read_text() == text
+
+        # damaged: a value of another kind
+        for wrong in [], {}, None, "1", 1.5:
+            for kinds, changed in (
+                (llm.ATTEMPT, lambda damage: attempt | damage),
+                (llm.SETTINGS, lambda damage: attempt | {"settings": attempt["settings"] | damage}),
+            ):
+                for key in [key for key, kind in kinds.items() if kind is not type(wrong)]:
+                    path.write_text(line + "\n" + json.dumps(changed({key: wrong})) + "\n")
+                    assert_refused(llm, "--plot", path, says="see its line 2: mend it, or name")
         assert_refused(llm, "--plot", path.with_name("none"), says="cannot be read")
 
 
@@ -199,72 +242,40 @@ def test_llm_bad_flags_get_one_line(tmp_path):
         ("", "required"),
         ("--show F1", "invalid choice"),
         ("--show functions --model m", "not"),
+        ("--show functions --D 3", "for equations alone"),
+        ("--show equations --D 3 4", "takes one --D"),
         ("--mod m", "required"),
         ("--model m x", "unrecognized"),
         ("--model m --n 0", "at least 1"),
         ("--model m --n many", "invalid int"),
-        ("--model m --n 1000000000000", "at most 100000"),
+        ("--model m --n 1000000000000", "at most 1000000"),
         ("--model m --D 3 0", "at least 1"),
-        ("--model m --D 1000000000000", "at most 100000"),
+        ("--model m --D 1000000000000", "at most 1000000"),
         ("--model m --temperature nan", "at least 0"),
-        ("--model m --temperature inf", "finite"),
-        ("--model m --timeout 0", "above 0"),
-        ("--model m --concurrency 0", "at least 1"),
-        ("--model m --retries -1", "at least 0"),
+        ("--model m --timeout 0", "at least 0.001"),
         ("--plot none.jsonl", "No such file"),
     ):
         assert_refused(llm, *flags.split(), says=says)
+    assert "equations per chain" not in run_llm("--show", "equations", "--D", 1)[1]
+    assert run_llm("--help")[1].startswith("usage: python -m llm [-h]")
 
 
 def test_llm_asks_until_acceptable_and_says_what_was_not(tmp_path):
     never = llm.make_question("kingdoms", None, 3, 1)[0]
-    talk = iter(["It must be 7", None, "<think>0, no, 1</think>\n **{}.**"])  # the third is dressed
+    talk = iter(["It is 7", "It is 7", None, None, "<think>0, no, 1</think>\n **{}.**"])  # dressed
 
     def model(prompt, rng):
         answer = None if prompt == never else next(talk, "{}")
         return answer and answer.format(solve(prompt))
 
-    flags = "--model m --seed 3 --n 2 --D 2 --attempts 5 --out".split()
+    flags = "--model m --seed 3 --n 2 --D 2 --attempts 6 --out".split()
     with scripted_server(model) as server:
         code, out, err = run_llm(*flags, tmp_path / "a")
         rows = llm.scores(attempts_in(tmp_path / "a"))
-        assert code == 0 and "(6 of them empty)" in out
+        assert code == 0 and "19 attempts (8 empty, 1 as the one before), 1900 tokens in" in out
         names = ["n", "correct", "first", "attempts", "unresolved"]
-        assert rows["equations", 2] == dict(zip(names, (2, 2, 1, 4, 0), strict=True))
-        assert rows["kingdoms", None] == dict(zip(names, (2, 1, 1, 6, 1), strict=True))
-        assert len(server.requests) == 4 + 6 + 3 * 2
+        assert rows["equations", 2] == dict(zip(names, (2, 2, 1, 6, 0), strict=True))
+        assert rows["kingdoms", None] == dict(zip(names, (2, 1, 1, 7, 1), strict=True))
+        assert len(server.requests) == 6 + 7 + 3 * 2
         assert run_llm(*flags, tmp_path / "a")[0] == 0
-        assert len(server.requests) == 16, "nothing is left to ask, not even the unresolved"
-
-
-def test_llm_notices_when_sampling_again_does_nothing(tmp_path):
-    def greedy(prompt, rng):
-        """Always the same, an acceptable answer or not."""
-        talk = "I would have to think." if len(prompt) % 2 else "It is hard to say."
-        return acceptable_answers(prompt)[0] if len(prompt) % 3 else talk
-
-    def wordy(prompt, rng):
-        return f"{rng.random()} or so"
-
-    def empty(prompt, rng):
-        return None
-
-    said = {}
-    for model in (greedy, wordy, empty, guessing, perfect):
-        path = tmp_path / model.__name__
-        with scripted_server(model):
-            flags = "--model m --n 4 --D 5 --attempts 4 --out".split()
-            code, out, err = run_llm(*flags, path)
-        again = sum(len(attempts) - 1 for attempts in attempts_in(path).values())
-        note = f"{again} of {again} further attempts gave the same answer once more: sampling again"
-        said[model] = out.count(" sampling again does nothing")
-        assert code == 0 and (note in out) == (model is greedy)
-        if model is greedy:
-            assert again > 9 and note in run_llm("--plot", path, "--out", tmp_path / "png")[1]
-    assert said == {
-        greedy: 2,
-        wordy: 0,
-        empty: 0,
-        guessing: 0,
-        perfect: 0,
-    }  # when noticed, and last
+        assert len(server.requests) == 19, "nothing is left to ask, not even the unresolved"

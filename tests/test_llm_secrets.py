@@ -1,8 +1,8 @@
-"""llm.py and its environment: addresses and keys that cannot be used, secrets that nobody sees."""
+"""llm/ and its environment: addresses and keys that cannot be used, secrets that nobody sees."""
 
 import base64
 
-from llm import __main__ as llm
+from llm import benchmark as llm
 from tests.common import assert_refused, contents
 from tests.scripted_server import KEY, attempts_in, environment, run_llm, scripted_server
 
@@ -42,10 +42,10 @@ def test_llm_unusable_addresses_and_keys_get_one_line_without_secrets(tmp_path):
         assert_refused(llm, *flags, says="(UnicodeEncodeError)")
 
 
-def test_llm_password_in_the_address_is_used_but_never_shown(tmp_path):
+def test_llm_secrets_in_the_address_are_used_but_never_shown(tmp_path):
     path, flags = tmp_path / "a", "--model m --D 5 --retries 0 --out".split()
-    login, basic = "me:pass@w/rd", base64.b64encode(b"me:pass@w/rd").decode()
-    secrets = "pass%40w%2Frd", "pass@w/rd", basic, KEY
+    basic = base64.b64encode(b"me:pass@w/rd").decode()
+    secrets = "pass%40w%2Frd", "pass@w/rd", basic, KEY, "t0ken-of-mine"
 
     def hidden(*said):
         files = [content.decode() for content in contents(tmp_path).values()]
@@ -53,23 +53,26 @@ def test_llm_password_in_the_address_is_used_but_never_shown(tmp_path):
 
     faults = [None] * 5 + ["indiscreet", "web page", "silent"]
     with scripted_server(faults=lambda n: faults[n] if n < len(faults) else None) as server:
-        with_login = server.url.replace("//", "//me:pass%40w%2Frd@")
+        address = server.url.replace("/v1", "/t0ken-of-mine/v1")
+        with_login = address.replace("//", "//me:pass%40w%2Frd@")
         with environment(with_login):
             assert run_llm(*flags, path, "--n", 1)[0] == 0
-            assert server.logins == {"Basic " + basic}
+            assert server.logins == {"Basic " + basic} and "/***/v1" in path.read_text()
             hidden()
-            for says in ("not allowed: Basic ***, that is ***", "sign in", "(ReadTimeout)"):
+            for says in ("not allowed: Basic ***, that is ***, at ***/ch", "sign in", "(Read"):
                 code, out, err = run_llm(*flags, path, "--n", 2, "--timeout", 0.5)
                 assert code == 2 and says in err, err
                 hidden(out, err)
 
-        # the address without it is the same endpoint, also where an older file holds it
-        assert run_llm(*flags, path, "--n", 2)[0] == 0
-        path.write_text(path.read_text().replace(server.url, with_login))
-        assert run_llm(*flags, path, "--n", 2)[0] == 0
-        code, out, err = run_llm(*flags, path, "--n", 2, "--seed", 1)
-        assert code == 2 and not [secret for secret in secrets if secret in out + err]
-        assert login not in err
+        # the address without the login is the same endpoint, also where an older file holds it
+        with environment(address):
+            assert run_llm(*flags, path, "--n", 2)[0] == 0
+            path.write_text(
+                path.read_text().replace(server.url.replace("v1", "***/v1"), with_login)
+            )
+            assert with_login in path.read_text() and run_llm(*flags, path, "--n", 2)[0] == 0
+            code, out, err = run_llm(*flags, path, "--n", 2, "--seed", 1)
+            assert code == 2 and not [secret for secret in secrets if secret in out + err]
 
 
 def test_llm_short_key_stands_for_none_and_blots_nothing_out(tmp_path):
