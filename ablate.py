@@ -185,7 +185,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     FloatingPointError for a model whose loss is not finite."""
     check(flags, threshold, sequences)
     flags, task, began = flags.but(device="cpu"), flags.problem, time.monotonic()
-    report = dict(certified=False, verdict="", threshold=threshold, sequences=sequences)
+    report = dict(certified=False, verdict="", threshold=threshold, sequences=sequences, uses=[])
 
     def held(split, n, means=None):
         return Held(model, flags, runs.sequences(flags, held_out(split, n)), means)
@@ -206,7 +206,8 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     # the paths that it would miss, and what its other heads may do
     costs = candidates(held("means", 64, means))
     simple, prices = simple_heads(free, costs, threshold)
-    report["candidates"] = len(costs)
+    for path, cost in sorted(costs.items()):
+        report["uses"].append(fields_of(path, task) | dict(cost=cost.tolist()))
     say(f"{len(costs)} paths may belong to the circuit")
 
     # fresh sequences may say a little more than those of the search

@@ -310,10 +310,10 @@ def read_report(run):
     return report
 
 
-def paths_in(report, task):
-    """{Path: the row on it} of a report, {} if it holds no circuit. Refused if it is of another
-    task."""
+def paths_in(report, task, kind="paths"):
+    """{Path: the row on it} of a report, {} if it holds no circuit; kind: "uses" for all paths that
+    the free model misses. Refused if it is of another task."""
     try:
-        return {path_from(row, task): row for row in report.get("paths", [])}
+        return {path_from(row, task): row for row in report.get(kind, [])}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Refused("circuit.json is of another task: run ablate.py again") from None

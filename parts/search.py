@@ -140,7 +140,7 @@ def simple_heads(held, costs, threshold):
     gain = {head: price[head, simple[head]] - price[head, "position"] for head in idle}
     for head in sorted(idle, key=gain.get, reverse=True):
         together = held.errors({other: simple[other] for other in idle}).mean(0) - held.intact
-        if together.mean() < 0.8 * threshold:
+        if together.mean() < 0.6 * threshold:
             break
         simple[head] = "position"
     for head in held.means.keys() - {*idle}:
@@ -179,7 +179,7 @@ def search(held, fill, costs, simple, prices, limit, threshold):
     @remember
     def complete(heads):
         idle = {head: simple[head] for head in heads}
-        return (held.errors(idle).mean(0) - held.intact).mean() < threshold
+        return (held.errors(idle).mean(0) - held.intact).mean() < 0.8 * threshold
 
     @remember
     def carries(paths):
