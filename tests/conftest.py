@@ -1,8 +1,7 @@
-"""Before any test: one thread per process, our files within reach, no window for figures."""
+"""Before any test: one thread per process, no window for figures."""
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -10,12 +9,15 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors this small more threads only wait
 os.environ.setdefault("MPLBACKEND", "Agg")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-HERE = Path(__file__).parents[1]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long by its nature; test_all.py --slow")
 
 
 @pytest.fixture
 def without_curves(monkeypatch):
     """Training in this process ends without its figure, which takes longer than a tiny run."""
-    import train  # here, so that the tests of llm.py start without torch
+    import train  # here, so that the tests of llm start without torch
 
     monkeypatch.setattr(train, "draw_curves", lambda run: None)
