@@ -15,6 +15,7 @@ TINY = (
     "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --warmup 5 "
     "--device cpu"
 ).split()
+WHOLE = [*TINY, "--target", "0", "--save-every", "20"]  # of the run that tests share
 
 
 # ---- command lines

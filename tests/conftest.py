@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from tests.common import WHOLE, run_main
+
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors this small more threads only wait
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -21,3 +23,15 @@ def without_curves(monkeypatch):
     import train  # here, so that the tests of llm start without torch
 
     monkeypatch.setattr(train, "draw_curves", lambda run: None)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A run of WHOLE to which nothing happened, to read only."""
+    import train
+
+    run = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train, "draw_curves", lambda run: None)
+        assert run_main(train, *WHOLE, "--out", run)[0] == 0
+    return run
