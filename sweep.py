@@ -140,9 +140,9 @@ def read_table(path):
             losses = [] if row["error"] else ["val", *flags.symbols]
             right = all(type(row[name]) in (int, float) for name in losses)
             steps = [row[f"{name}_learned"] for name in losses[1:]]  # a number, or None
-            ended = not row["error"] and (flags.out / "model.pt").exists()
             right &= all(isinstance(step, (int, float, type(None))) for step in steps)
-            right &= not ended or row == row_of(flags)
+            if not row["error"] and (flags.out / "model.pt").exists():
+                right &= row == row_of(runs.read_flags(flags.out).but(out=flags.out))
         except (KeyError, TypeError, ValueError):
             right = False
         if not right:
