@@ -187,7 +187,7 @@ def connect(scheduler, workers):
         raise Refused(f"{what}: start workers with --nthreads 1")
     try:
         same = {*client.run(lambda: runs.code_hash()).values()} == {runs.code_hash()}
-    except ImportError:
+    except Exception:  # Dask says in its own way that there is no such module
         same = False
     if not same:
         what = "a worker has other code than this, or none"

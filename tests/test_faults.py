@@ -223,26 +223,6 @@ def test_a_full_disk_gets_one_line_and_nothing_is_lost(file, at, tmp_path, whole
     assert weights_equal(run, whole) and logged(run) == logged(whole)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 100 kB, for those who may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk]
-    if os.name != "posix" or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a disk")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-@pytest.mark.slow
-def test_a_small_disk_gets_one_line_and_nothing_is_lost(small_disk, whole):
-    run = small_disk / "run"
-    assert_refused(train, *WHOLE, "--out", run, says="No space left on device", code=1)
-    subprocess.run(["mount", "-o", "remount,size=9m", small_disk], check=True)
-    assert_goes_on(run, whole)
-
-
 # ---- what a machine lacks
 
 

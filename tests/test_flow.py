@@ -61,19 +61,6 @@ def test_information_of_tasks_made_by_hand():
     assert seen.tolist() == [[1, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
     assert flow.may_attend(TRIPLES, causal=False).all()
 
-    # read: 1a 1b 2b 2a q
-    start = flow.starting_information(MIXED).int()
-    q, a1, b1 = [1, 0, 0, 0, 0, 1], [1, 0, 0, 1, 0, 0], [0, 1, 0, 1, 0, 0]
-    a2, b2 = [0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 1, 0]
-    assert start.tolist() == [q, a1, b1, a2, b2]
-    seen = flow.may_attend(MIXED).int().tolist()
-    assert seen[3] == [0, 1, 1, 1, 1] and seen[4] == [0, 1, 1, 0, 1]
-
-    # c takes all of its triple, then q takes it from c; 2a takes x_2 and the place of pair 1, then
-    # q finds it there. A chain of the paper needs a layer more
-    assert flow.least_layers(TRIPLES)[-1] == flow.least_layers(MIXED)[-1] == 2
-    assert flow.least_layers(chain(4, 2)) == [2, 3]
-
 
 def test_minimal_circuits_reach_what_the_laws_allow():
     """At every depth all symbols that it allows and no more, only along what the mask shows."""

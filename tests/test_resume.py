@@ -103,21 +103,6 @@ def test_a_run_stopped_before_its_first_row_starts_over(name, left, tmp_path, wh
 # ---- what comes back with the state
 
 
-def test_a_row_of_the_log_is_not_written_twice(tmp_path, whole):
-    """The state is saved first; a kill may come before the row is written, or behind it."""
-    run = tmp_path / "run"
-    train_until(20, *WHOLE, "--out", run)
-    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
-    state = runs.read_tensors(run / "state.pt")
-    assert state["step"] == 20 and len(state["rows"]) == 2 and len(lines) == 3
-    for kept in (lines, lines[:2]):
-        (run / "log.jsonl").write_text("".join(kept))
-        runs.write_tensors(run / "state.pt", state)
-        (run / "model.pt").unlink(missing_ok=True)
-        assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
-        assert logged(run) == logged(whole)
-
-
 def test_threads_come_back_with_the_state(tmp_path, whole):
     """Sums of another number of threads have other last bits."""
     run = tmp_path / "run"

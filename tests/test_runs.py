@@ -16,7 +16,6 @@ import torch
 import train
 from tests.common import (
     HERE,
-    TINY,
     WHOLE,
     assert_refused,
     contents,
@@ -50,29 +49,6 @@ def test_threads_sleep_when_the_machine_is_busy():
 
 
 # ---- names and flags
-
-
-def test_run_names_come_from_the_flags():
-    for flags, name in (
-        ("", "L12_H1_D3_s0"),
-        ("--layers 2 --heads 8 --D 5 --seed 4", "L2_H8_D5_s4"),
-        ("--no-ic --rotary qk", "L12_H1_D3_no-ic_rotaryqk_s0"),
-        (
-            "--no-mlp --head-size 16 --resume --device cpu --compile --eval-every 7",
-            "L12_H1_D3_head_size16_no-mlp_s0",
-        ),
-        ("--steps 1500 --target 0 --circuit", "L12_H1_D3_circuit_steps1500_target0.0_s0"),
-    ):
-        assert table.run_directory(train.parse_flags(flags.split())) == Path("out", name)
-
-
-def test_the_run_directory_is_made_from_the_flags(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run_main(train, *TINY, "--steps", 5, "--target", 0)
-    assert code == 0, err
-    name = "L2_H2_D1_N2_width16_steps5_target0.0_batch8_warmup5_s0"
-    assert [str(path) for path in Path("out").iterdir()] == [f"out/{name}"]
-    assert f"run: out/{name}" in out
 
 
 def test_bad_flags_get_one_line(tmp_path):
@@ -141,22 +117,6 @@ def test_a_run_that_has_ended_is_told_again(whole):
     code, again, _ = run_main(train, *WHOLE, "--out", whole, "--resume")
     assert code == 0 and again == train.summary(whole) + "\n"
     assert contents(whole) == before
-
-
-def test_a_file_is_the_old_or_the_new_one(tmp_path):
-    """Whatever the writer does, and nothing else is left."""
-    path = tmp_path / "file"
-    runs.write_text(path, "old")
-
-    def fails(temporary):
-        temporary.write_text("ne")
-        raise OSError(28, os.strerror(28))
-
-    with pytest.raises(OSError, match=f"No space left on device: 'cannot write {path}'"):
-        runs.write_file(path, fails)
-    assert contents(tmp_path) == {Path("file"): b"old"}
-    runs.write_text(path, "new")
-    assert contents(tmp_path) == {Path("file"): b"new"}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be flushed here")

@@ -249,32 +249,25 @@ def test_the_figures_hold_every_run(tmp_path):
 # ---- the command line
 
 
-def test_flags_of_the_runs_that_the_grid_sets_are_refused(tmp_path):
-    for text, says in (
-        ("--seeds 4", "give --seeds to sweep.py"),
-        ("--D 1 --seed 3", "give --seeds to sweep.py"),
-        ("--layers=3", "give --layers to sweep.py"),
-        ("--out /tmp/elsewhere", "give --out to sweep.py"),
-        ("--D 1 '--no-ic", "close the quote"),
-        ("--Q 1", "unrecognized arguments: --Q 1"),
-    ):
-        for form in ["--flags", text], [f"--flags={text}"]:
-            assert_refused(sweep, "--layers", 1, *form, "--out", tmp_path, says=says)
-    assert not list(tmp_path.iterdir())
-    assert sweep.grid([("--no-ic", [1], 1)], tmp_path)[0].ic is False
-
-
 def test_sweep_refuses_in_one_line(tmp_path):
     for flags, says in (
-        ("", "--preset"),
-        ("--layers 1 --plot-only", "no finished run"),
-        ("--preset laptop --seeds 8", "instead of --preset"),
-        ("--layers 1 --workers 0", "at least 1"),
-        ("--layers 1 --workers 1000000000000", "at most 1024"),
-        ("--layers 1 --seeds 0", "from 1"),
-        (f"--layers 1 --seeds {10**400}", "to 10000"),
+        ([], "--preset"),
+        (["--layers", 1, "--plot-only"], "no finished run"),
+        (["--preset", "laptop", "--seeds", 8], "instead of --preset"),
+        (["--layers", 1, "--workers", 0], "at least 1"),
+        (["--layers", 1, "--workers", 10**12], "at most 1024"),
+        (["--layers", 1, "--seeds", 0], "from 1"),
+        (["--layers", 1, "--seeds", 10**400], "to 10000"),
+        (["--layers", 1, "--flags", "--seeds 4"], "give --seeds to sweep.py"),
+        (["--layers", 1, "--flags=--D 1 --seed 3"], "give --seeds to sweep.py"),
+        (["--layers", 1, "--flags", "--layers=3"], "give --layers to sweep.py"),
+        (["--layers", 1, "--flags", "--out /tmp/elsewhere"], "give --out to sweep.py"),
+        (["--layers", 1, "--flags", "--D 1 '--no-ic"], "close the quote"),
+        (["--layers", 1, "--flags", "--Q 1"], "unrecognized arguments: --Q 1"),
     ):
-        assert_refused(sweep, *flags.split(), "--out", tmp_path, says=says)
+        assert_refused(sweep, *flags, "--out", tmp_path, says=says)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+    assert sweep.grid([("--no-ic", [1], 1)], tmp_path)[0].ic is False
     (tmp_path / "file").write_text("")
     refused = ["--layers", 1, "--out", tmp_path / "file"]
     assert_refused(sweep, *refused, says=f"{tmp_path / 'file'}: File exists", code=1)

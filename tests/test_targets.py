@@ -44,6 +44,14 @@ def test_targets_are_the_symbols_asked_for():
 def test_one_run_has_one_name():
     for flags, name, symbols in (
         ("", "L12_H1_D3_s0", [1, 2, 3]),
+        ("--layers 2 --heads 8 --D 5 --seed 4", "L2_H8_D5_s4", [1, 2, 3, 4, 5]),
+        ("--no-mlp --resume --compile --eval-every 7", "L12_H1_D3_no-mlp_s0", [1, 2, 3]),
+        (
+            "--target 0 --circuit --head-size 4",
+            "L12_H1_D3_circuit_head_size4_target0.0_s0",
+            [1, 2, 3],
+        ),
+        ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", [1, 2, 3]),
         ("--targets 3 1 2", "L12_H1_D3_s0", [1, 2, 3]),
         ("--targets 3", "L12_H1_D3_no-ic_s0", [3]),
         ("--no-ic", "L12_H1_D3_no-ic_s0", [3]),

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from pathlib import Path
 
 from parts import runs
 
@@ -72,14 +71,6 @@ def test_muon_is_pytorchs_muon():
             optimizer.step()
     for a, b, start in zip(ours, theirs, before, strict=True):
         assert (a - b).norm() < 0.01 * (a - start).norm(), a.shape
-
-
-def test_muon_makes_updates_orthogonal():
-    torch.manual_seed(0)
-    update = torch.randn(3, 8, 24)
-    u, _, vh = torch.linalg.svd(update, full_matrices=False)
-    assert (train.orthogonalize(update) - u @ vh).norm() < 0.25 * (u @ vh).norm()
-    assert torch.equal(train.orthogonalize(update.mT), train.orthogonalize(update).mT)
 
 
 @pytest.mark.parametrize("optimizer", train.OPTIMIZERS)
@@ -201,10 +192,3 @@ def test_the_log_tells_loss_rate_and_what_was_confirmed(tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     files = {str(path) for path in contents(run)} - {".lock"}
     assert files == {"config.json", "curves.png", "log.jsonl", "model.pt", "state.pt"}
-
-
-def test_help_says_how_to_run_it():
-    for module in (data, train):
-        name = Path(module.__file__).name
-        code, out, err = run_main(module, "--help")
-        assert code == 0 and f"python {name}" in out and not err
