@@ -160,7 +160,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(name, ended):
 def test_weights_that_are_not_the_runs_get_one_line(ended, tmp_path):
     """Cut short, of another model, not a number."""
     path = ended / "model.pt"
-    weights = torch.load(path)
+    weights = torch.load(path, weights_only=True)
     narrow = {name: tensor[..., :8] for name, tensor in weights.items()}
     broken = weights | {"head.bias": torch.full_like(weights["head.bias"], torch.nan)}
     for tensors, says in (

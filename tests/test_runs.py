@@ -150,7 +150,7 @@ def test_a_run_older_than_a_flag_goes_on(tmp_path, whole):
     early = tmp_path / "early"
     train_until(20, *WHOLE, "--out", early)
     config = json.loads((early / "config.json").read_text())
-    state = torch.load(early / "state.pt")
+    state = torch.load(early / "state.pt", weights_only=True)
     for newer in ("targets", "mixture", "init", "circuit", "task"):
         del config[newer], state["flags"][newer]
     (early / "config.json").write_text(json.dumps(config))
@@ -191,7 +191,7 @@ def test_load_reads_what_was_trained(tmp_path, whole):
     model, flags = runs.load(run)
     batch, other = runs.sequences(flags, torch.arange(5)), runs.build(flags)
     assert not torch.equal(other(batch.inputs), model(batch.inputs)) and not model.training
-    other.load_state_dict(torch.load(run / "model.pt"))
+    other.load_state_dict(torch.load(run / "model.pt", weights_only=True))
     assert torch.equal(other(batch.inputs), model(batch.inputs)) and flags.device == "cpu"
 
 
