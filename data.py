@@ -422,8 +422,6 @@ def describe(task, batch, K):
 
 
 def main():
-    if hasattr(signal, "SIGPIPE"):  # `python data.py | head -1` ends quietly
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     p = argparse.ArgumentParser(
         description=__doc__,
         allow_abbrev=False,
@@ -453,4 +451,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # `python data.py | head -1` ends quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()

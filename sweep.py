@@ -140,9 +140,9 @@ def read_table(path):
             losses = [] if row["error"] else ["val", *flags.symbols]
             right = all(type(row[name]) in (int, float) for name in losses)
             steps = [row[f"{name}_learned"] for name in losses[1:]]  # a number, or None
-            ended = not row["error"] and (flags.out / "model.pt").exists()
             right &= all(isinstance(step, (int, float, type(None))) for step in steps)
-            right &= not ended or row == row_of(flags)
+            if not row["error"] and (flags.out / "model.pt").exists():
+                right &= row == row_of(runs.read_flags(flags.out).but(out=flags.out))
         except (KeyError, TypeError, ValueError):
             right = False
         if not right:
@@ -187,7 +187,7 @@ def connect(scheduler, workers):
         raise Refused(f"{what}: start workers with --nthreads 1")
     try:
         same = {*client.run(lambda: runs.code_hash()).values()} == {runs.code_hash()}
-    except ImportError:
+    except Exception:  # Dask says in its own way that there is no such module
         same = False
     if not same:
         what = "a worker has other code than this, or none"

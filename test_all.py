@@ -1,7 +1,8 @@
 """Every stage against something independent: brute force, PyTorch's own op, or a planted answer.
 
-python test_all.py              # all tests of tests/, on all cores
+python test_all.py              # the tests of tests/ that are fast, on all cores
 python test_all.py rotary law   # those whose name, or whose file's, contains one of these words
+python test_all.py --slow       # the slow ones too: clusters, kills, disks
 """
 
 import importlib.util
@@ -12,8 +13,10 @@ from pathlib import Path
 
 def main():
     words = " ".join(sys.argv[1:]).split()
+    speed = [] if "--slow" in words else ["-m", "not slow"]
+    words = [word for word in words if word != "--slow"]
     if not all(word.isidentifier() for word in words):
-        sys.exit("test_all.py: give words that names of tests contain, or none")
+        sys.exit("test_all.py: give words that names of tests contain, or --slow")
     if not all(map(importlib.util.find_spec, ("pytest", "xdist"))):
         sys.exit("test_all.py: needs pytest and pytest-xdist: pip install -r requirements.txt")
     import pytest
@@ -23,7 +26,9 @@ def main():
     flags += ["-o", f"pythonpath={here}"]
     flags += ["-n", str(os.cpu_count()), "--dist", "worksteal", "--durations", "5"]
     chosen = ["-k", " or ".join(words)] if words else []
-    sys.exit(pytest.main([*flags, *chosen, str(here / "tests")]))  # 5 if there is no such test
+    sys.exit(
+        pytest.main([*flags, *speed, *chosen, str(here / "tests")])
+    )  # 5 if there is no such test
 
 
 if __name__ == "__main__":

@@ -117,14 +117,15 @@ class State:
     def __init__(self, flags, saved=None):
         torch.manual_seed(flags.seed)
         self.flags = flags
-        self.model = (runs.build(flags) if saved else runs.untrained(flags)).to(flags.device)
+        begin = runs.untrained if saved is None else runs.build
+        self.model = begin(flags).to(flags.device)
         self.optimizers = OPTIMIZERS[flags.optimizer](self.model, flags)
         self.step, self.seconds = 0, 0.0
         self.train_loss = torch.zeros(2, device=flags.device)  # sum, number since the last row
         self.rows = []  # of log.jsonl
         for group in self.groups():
             group["initial_lr"] = group["lr"]
-        if saved:
+        if saved is not None:
             try:
                 self.load_state_dict(saved)
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
@@ -143,20 +144,33 @@ class State:
         )
 
     def load_state_dict(self, saved):
-        if saved["flags"] != {name: getattr(self.flags, name) for name in SETTINGS}:
-            raise ValueError("other flags")
-        self.model.load_state_dict(saved["model"])
+        ours = self.state_dict()
+        kinds = [{name: type(value) for name, value in one.items()} for one in (saved, ours)]
+        steps = [row["step"] for row in saved["rows"]]
+        right = kinds[0] == kinds[1] and runs.are_rows(saved["rows"], self.flags)
+        right &= steps == [*range(0, saved["step"], self.flags.eval_every)]
+        if not right or not saved["flags"].items() <= ours["flags"].items():  # one may be younger
+            raise ValueError("of another run")
+
+        # a step for nothing shows which averages there must be, before all is loaded
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
         for optimizer, averages in zip(self.optimizers, saved["optimizers"], strict=True):
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict(dict(state=averages, param_groups=groups))
-            for parameter, own in optimizer.state.items():  # fused AdamW would not look
-                if own.get("exp_avg", parameter).shape != parameter.shape:
-                    raise ValueError("an average of another parameter")
-            if saved["step"] and not averages:
-                raise ValueError("no averages")
+            optimizer.step()
+            optimizer.zero_grad()
+            own = optimizer.state_dict()
+            if saved["step"] and shapes(averages) != shapes(own["state"]):
+                raise ValueError("other averages")
+            optimizer.load_state_dict(own | dict(state=averages))
+        self.model.load_state_dict(saved["model"])
         torch.set_num_threads(saved["threads"])  # other sums have other last bits
         self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
         self.train_loss = saved["train_loss"].view(2)
+
+
+def shapes(averages):
+    """{(parameter, name): shape} of what an optimizer keeps."""
+    return {(i, name): own[name].shape for i, own in averages.items() for name in own}
 
 
 # ---- training
@@ -404,9 +418,10 @@ def run_once(flags, stopped=()):
         if not file.exists() and (run / "log.jsonl").exists():
             raise runs.unusable(file, "is missing")  # to start over would overwrite the log
         saved = runs.read_tensors(file, flags.device) if file.exists() else None
+        state = State(flags, saved)
         if saved:
-            print(f"resumed {run} at step {saved['step']}")
-        return train(State(flags, saved), stopped)
+            print(f"resumed {run} at step {state.step}")
+        return train(state, stopped)
 
 
 def main():

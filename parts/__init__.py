@@ -40,8 +40,10 @@ def program(name):
     disk or a loss that blew up with 1, Ctrl-C with 130; a bug keeps its traceback. A pipe whose
     reader is gone (`| head -1`) ends it quietly."""
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where a pipe that is gone is expected
         return
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

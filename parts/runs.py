@@ -77,12 +77,14 @@ def write_tensors(path, tensors):
 
 
 def read_tensors(path, device="cpu"):
-    """What write_tensors wrote; Refused if it cannot be read."""
+    """The dict that write_tensors wrote; Refused if it cannot be read."""
     try:
         with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums
             damaged = file.testzip()
-        if not damaged:
-            return torch.load(path, map_location=device, weights_only=True)
+        found = None if damaged else torch.load(path, map_location=device, weights_only=True)
+        if isinstance(found, dict):
+            return found
+        damaged = damaged or type(found).__name__
     except FileNotFoundError:
         raise unusable(path, "is missing") from None
     except Exception as error:  # a damaged file raises whatever the unpickler stumbled on
@@ -160,18 +162,24 @@ def read_flags(run):
 
 
 def read_log(run):
-    """The rows of log.jsonl, a list of dicts with one row per evaluation; Refused unless their
-    steps rise and their values are numbers."""
+    """The rows of log.jsonl, a list of dicts with one row per evaluation; Refused if it holds
+    anything else."""
     path, flags = Path(run, "log.jsonl"), read_flags(run)
-    rows, needed = read_json(path, lines=True), ["step", "seconds", "lr", "val", *flags.symbols]
-    for row in rows:
-        values = [row.get(name) for name in needed] + [row.get("train") or 0]  # none at first
-        if not all(type(value) in (int, float) for value in values):
-            raise unusable(path, "holds something else than a log")
-    steps = [row["step"] for row in rows]
-    if steps != sorted({*steps}) or not all(isinstance(step, int) for step in steps):
-        raise unusable(path, "has rows twice, or not in order")
+    rows = read_json(path, lines=True)
+    if not are_rows(rows, flags):
+        raise unusable(path, "holds something else than the rows of a log, in order")
     return rows
+
+
+def are_rows(rows, flags):
+    """Whether dicts are the rows of a log: their steps rise, their values are numbers."""
+    needed = ["step", "seconds", "lr", "val", *flags.symbols]
+    values = [row.get(name) for row in rows for name in needed]
+    values += [row.get("train") or 0 for row in rows]  # none at first
+    steps = [row.get("step") for row in rows]
+    if not all(type(value) in (int, float) for value in values):
+        return False
+    return steps == sorted({*steps}) and all(isinstance(step, int) for step in steps)
 
 
 def first_below(steps, losses, level=LEARNED):

@@ -15,6 +15,7 @@ TINY = (
     "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --warmup 5 "
     "--device cpu"
 ).split()
+WHOLE = [*TINY, "--target", "0", "--save-every", "20"]  # of the run that tests share
 
 
 # ---- command lines
@@ -54,10 +55,10 @@ def assert_one_line(err, says):
     assert err.count("\n") == 1 and says in err and "Traceback" not in err, err
 
 
-def assert_refused(module, *arguments, says):
-    """One clear line, exit code 2."""
-    code, out, err = run_main(module, *arguments)
-    assert code == 2, (arguments, code, err)
+def assert_refused(module, *arguments, says, code=2):
+    """One clear line and this exit code."""
+    found, _, err = run_main(module, *arguments)
+    assert found == code, (arguments, found, err)
     assert_one_line(err, says)
 
 
@@ -66,7 +67,7 @@ def assert_refused(module, *arguments, says):
 
 def train_until(step, *arguments):
     """Train, and stop as after Ctrl-C at the evaluation at this step."""
-    import train  # here, so that the tests of llm.py start without torch
+    import train  # here, so that the tests of llm start without torch
 
     flags, stopped = train.parse_flags([*map(str, arguments)]), []
 

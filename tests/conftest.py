@@ -1,21 +1,37 @@
-"""Before any test: one thread per process, our files within reach, no window for figures."""
+"""Before any test: one thread per process, no window for figures."""
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
+
+from tests.common import WHOLE, run_main
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors this small more threads only wait
 os.environ.setdefault("MPLBACKEND", "Agg")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-HERE = Path(__file__).parents[1]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long by its nature; test_all.py --slow")
 
 
 @pytest.fixture
 def without_curves(monkeypatch):
     """Training in this process ends without its figure, which takes longer than a tiny run."""
-    import train  # here, so that the tests of llm.py start without torch
+    import train  # here, so that the tests of llm start without torch
 
     monkeypatch.setattr(train, "draw_curves", lambda run: None)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A run of WHOLE to which nothing happened, to read only."""
+    import train
+
+    run = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train, "draw_curves", lambda run: None)
+        assert run_main(train, *WHOLE, "--out", run)[0] == 0
+    return run

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from tests.common import wait_for
+from tests.common import HERE, wait_for
 
 
 def free_port():
@@ -16,9 +16,9 @@ def free_port():
 
 
 @contextlib.contextmanager
-def cluster(folder, workers, scheme="tcp://", environment=None, threads=1):
-    """(address, scheduler, worker, ...), processes started in a folder where nothing of ours lies,
-    once all workers are there."""
+def cluster(folder, workers, scheme="tcp://", environment=None, threads=1, cwd=HERE):
+    """(address, scheduler, worker, ...), processes started in this clone, once all workers are
+    there; their logs in a folder."""
     processes, logs = [], []
 
     def dask(*arguments):
@@ -27,7 +27,7 @@ def cluster(folder, workers, scheme="tcp://", environment=None, threads=1):
         command += ["--dashboard-address", "127.0.0.1:0"]
         with open(logs[-1], "w") as log:
             started = subprocess.Popen(
-                command, cwd=folder, env=environment or os.environ, stdout=log, stderr=log
+                command, cwd=cwd, env=environment or os.environ, stdout=log, stderr=log
             )
         processes.append(started)
 

@@ -1,11 +1,10 @@
 """Kill a tiny training at many moments and go on with it each time: it must end bitwise as one that
 nobody touched. With both optimizers; on systems with fork, so that torch is loaded once.
 
-    python tests/kill_many.py                        # 200 kills, and one before every file event
-    python tests/kill_many.py --kills 3 --every 30   # a few of each
+    python -m tests.kill_many                        # 200 kills, and one before every file event
+    python -m tests.kill_many --kills 3 --every 30   # a few of each
 """
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -16,14 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from parts import runs
+from parts.flags import command_line
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork would lose more threads
-os.environ.setdefault("MPLBACKEND", "Agg")
+import torch
 
-from parts import runs  # noqa: E402
-
-import train  # noqa: E402
-from tests.common import TINY, logged, run_main, weights_equal  # noqa: E402
+import train
+from tests.common import TINY, logged, run_main, weights_equal
 
 
 FLAGS = [*TINY, *"--steps 80 --save-every 40 --target 0 --examples 100".split()]
@@ -102,22 +100,18 @@ def kill_before_file_events(folder, whole, optimizer, every):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"kill_many.py: {message}\n")
+    p = command_line("kill_many.py", __doc__)
     p.add_argument("--kills", type=int, default=200, help="kills at random (default: 200)")
     p.add_argument("--every", type=int, default=1, help="kill at every so many (default: 1) events")
-    p.add_argument("--seed", type=int, default=0, help="of the random moments (default: 0)")
     flags = p.parse_args()
     if flags.kills < 0 or flags.every < 1:
         p.error("--kills must be at least 0, and --every at least 1")
 
+    torch.set_num_threads(1)  # a fork would lose more
+
     # a figure takes longer than all else, and is a file as any other
     train.draw_curves = lambda run: runs.write_text(run / "curves.png", "drawn")
-    began, moments = time.time(), random.Random(flags.seed)
+    began, moments = time.time(), random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         for number, optimizer in enumerate(OPTIMIZERS, 1):
             # as nobody touches it, here, so that what loads late is there; then how long it takes

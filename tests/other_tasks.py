@@ -9,6 +9,7 @@ from data import Batch, Role, Task, chain
 
 
 TRIPLES = Task(  # x_0, x_1, x_2 side by side
+    title="triples",
     N=2,
     roles=(
         Role("q", symbol=0, block=1, place=0),
@@ -18,6 +19,7 @@ TRIPLES = Task(  # x_0, x_1, x_2 side by side
     ),
 )
 MIXED = Task(  # pairs (x_0, x_1) and (x_2, x_1): one key before its value, one behind
+    title="mixed",
     N=2,
     roles=(
         Role("q", symbol=0, block=2, place=0),

@@ -4,6 +4,7 @@ import json
 from unittest import mock
 
 from parts import runs
+from parts.flags import SETTINGS
 
 import pytest
 
@@ -16,12 +17,13 @@ from tests.common import assert_refused, run_main
 def write_run(folder, flags, **losses):
     """A run directory with a row every 100 steps; losses: a list for each symbol."""
     folder.mkdir()
-    config = train.parse_flags([*flags.split(), "--device", "cpu"]) | dict(out=None, resume=False)
+    made = train.parse_flags([*flags.split(), "--device", "cpu"])
+    config = {name: getattr(made, name) for name in SETTINGS}
     (folder / "config.json").write_text(json.dumps(config))
     rows = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         symbols = dict(zip(losses, values, strict=True))
-        row = dict(step=100 * number, train=1.0, val=sum(values) / len(values))
+        row = dict(step=100 * number, seconds=1, lr=0.1, train=1.0, val=sum(values) / len(values))
         rows.append(json.dumps(row | symbols))
     (folder / "log.jsonl").write_text("\n".join(rows) + "\n")
     return folder

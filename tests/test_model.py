@@ -3,6 +3,7 @@
 import itertools
 import math
 
+from parts import flags as table
 from parts import runs
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import data
 import train
 from model import Transformer, rotate
+from tests.common import TINY
 
 
 def tiny_model(layers=3, heads=2, width=16, causal=True, mlp=True, qk=False, head_size=8):
@@ -113,9 +115,9 @@ def test_rotary_scores_depend_on_distance_alone():
 
     # in the whole model: nothing changes when all tokens move on by 5, much without rotation
     model, x = tiny_model(qk=True)
-    before, model.angles = model(x), data.rotary_angles(17, 8)[5:]
+    before, model.rotary = model(x), data.rotary_angles(17, 8)[5:]
     close(model(x), before, 1e-4)
-    model.angles = torch.zeros(12, 4)
+    model.rotary = torch.zeros(12, 4)
     assert (model(x) - before).abs().max() > 0.01
 
     # against complex multiplication, as in Su et al. (2023)
@@ -143,6 +145,42 @@ def test_weights_start_as_gpt_2s():
             assert abs(parameter.std().item() / expected - 1) < 0.05, name
         elif name.endswith("bias"):
             assert not parameter.any()
+
+
+# ---- the flags behind it
+
+
+@pytest.mark.parametrize("name", table.FLAGS["model"])
+def test_every_flag_of_the_model_changes_it(name):
+    """Other shapes of weights, or other predictions from the same weights."""
+    flags, flag = train.parse_flags(TINY), table.ROWS[name]
+    value = getattr(flags, name)
+    others = [choice for choice in flag.choices if choice != value]
+    other = not value if isinstance(value, bool) else others[0] if others else 2 * value or 4
+    models = [runs.build(one) for one in (flags, flags.but(**{name: other}))]
+    weights = {key: torch.randn_like(old) for key, old in models[0].state_dict().items()}
+    shapes = [{key: w.shape for key, w in model.state_dict().items()} for model in models]
+    if shapes[0] == shapes[1]:
+        for model in models:
+            model.load_state_dict(weights)
+        x = runs.sequences(flags, torch.arange(8)).inputs
+        assert (models[0](x) - models[1](x)).abs().max() > 0.01
+
+
+def test_a_flag_that_the_model_does_not_take_is_a_loud_bug(monkeypatch):
+    flag = table.Flag(0.0, "share of activations that are dropped", 0, 1)
+    monkeypatch.setitem(table.FLAGS["model"], "dropout", flag)
+    monkeypatch.setitem(table.ROWS, "dropout", flag)
+    with pytest.raises(TypeError, match="dropout"):
+        runs.build(train.parse_flags(TINY))
+
+
+def test_every_choice_has_code_and_nothing_more_can_be_chosen():
+    choices = {name: {*flag.choices} for name, flag in table.ROWS.items() if flag.choices}
+    dtypes = choices.pop("dtype") - {"auto"}
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in dtypes)
+    code = dict(task=data.TASKS, rotary=data.ENCODINGS, optimizer=train.OPTIMIZERS)
+    assert choices == {name: {*made} for name, made in code.items()}
 
 
 def test_bfloat16_is_float32_within_its_rounding():

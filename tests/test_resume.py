@@ -1,20 +1,21 @@
 """Stopped, killed, and gone on with: bitwise as if nothing had happened, or refused in one line."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 from parts import runs
 
 import pytest
+import torch
 
 import train
 from tests.common import (
     TINY,
+    WHOLE,
     assert_refused,
-    contents,
     logged,
     run_main,
     start,
@@ -29,9 +30,9 @@ LONG = [*TINY, "--examples", 100, "--steps", 400, "--target", 0]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def long(tmp_path_factory):
     """A run of LONG that nobody touched."""
-    run = tmp_path_factory.mktemp("whole") / "run"
+    run = tmp_path_factory.mktemp("long") / "run"
     code, _, err = run_main(train, *LONG, "--out", run)
     assert code == 0 and len(logged(run)) == 41, err
     return run
@@ -40,10 +41,11 @@ def whole(tmp_path_factory):
 # ---- stopped from outside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "blow, code", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
-def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, whole):
+def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, long):
     """And while it trains, nobody else may; what a kill leaves locked is locked no more."""
     run = tmp_path / "run"
     process = start("train", *LONG, "--out", run)
@@ -59,9 +61,10 @@ def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, 
     assert_refused(train, *LONG, "--out", run, says="holds this run already")
     code, out, err = run_main(train, *LONG, "--out", run, "--resume")
     assert code == 0 and "resumed" in out, err
-    assert logged(run) == logged(whole) and weights_equal(run, whole)
+    assert logged(run) == logged(long) and weights_equal(run, long)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_few_kills_at_random_and_before_file_events():
     """The short form of what tests/kill_many.py does 200 times."""
@@ -76,64 +79,45 @@ def test_a_few_kills_at_random_and_before_file_events():
 
 
 @pytest.mark.parametrize("name, left", [("state.pt", 0), ("log.jsonl", 1), ("state.pt", 2)])
-def test_a_run_stopped_before_its_first_row_starts_over(name, left, tmp_path, monkeypatch):
+def test_a_run_stopped_before_its_first_row_starts_over(name, left, tmp_path, whole, monkeypatch):
     """Whichever of the first files it came to: state.pt, log.jsonl, the second state.pt."""
     real, written = runs.write_file, []
 
     def killed(path, write):
         if path.name == name and len(written) >= left:
             raise SystemExit(137)
-        written.append(path.name)
+        if path.parent.name != "ckpt":
+            written.append(path.name)
         real(path, write)
 
-    run, flags = tmp_path / "run", [*TINY, "--target", 0]
+    run = tmp_path / "run"
     with monkeypatch.context() as patched:
         left += 1  # config.json
         patched.setattr(runs, "write_file", killed)
-        assert run_main(train, *flags, "--out", run)[0] == 137
+        assert run_main(train, *WHOLE, "--out", run)[0] == 137
     assert written == ["config.json", "state.pt", "log.jsonl"][:left]
-    for end in (run, tmp_path / "whole"):
-        assert run_main(train, *flags, "--out", end, "--resume")[0] == 0
-    assert weights_equal(run, tmp_path / "whole") and logged(run) == logged(tmp_path / "whole")
+    assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
+    assert weights_equal(run, whole) and logged(run) == logged(whole)
 
 
-# ---- a log that lost rows
+# ---- what comes back with the state
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_log_that_lost_rows_is_refused(ended, tmp_path):
-    """Else the end of the run would be told from the rows that are left."""
-    run, flags = tmp_path / "run", [*TINY, "--target", 0]
-    train_until(30, *flags, "--out", run)
-    if ended:
-        assert run_main(train, *flags, "--out", run, "--resume")[0] == 0
-    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == (5 if ended else 4)
-    for kept in ([], lines[:1], lines[1:], lines[:-2], lines[:-1] if ended else lines[1:3]):
-        (run / "log.jsonl").write_text("".join(kept))
-        before = contents(run)
-        assert_refused(train, *flags, "--out", run, "--resume", says=f"{run}/log.jsonl ")
-        assert contents(run) == before
-    (run / "log.jsonl").unlink()
-    assert_refused(train, *flags, "--out", run, "--resume", says="log.jsonl cannot be read")
+def test_threads_come_back_with_the_state(tmp_path, whole):
+    """Sums of another number of threads have other last bits."""
+    run = tmp_path / "run"
+    train_until(20, *WHOLE, "--out", run)
+    before, used = torch.get_num_threads(), []
 
-    # restored, all is as before
-    (run / "log.jsonl").write_text("".join(lines))
-    code, out, err = run_main(train, *flags, "--out", run, "--resume")
-    assert code == 0 and len(logged(run)) == 5, err
-    assert f"val: {json.loads(lines[-1])['val']:.5g}\n" in out or not ended
+    def evaluate(*arguments):
+        used.append(torch.get_num_threads())
+        return real(*arguments)
 
-
-def test_a_row_of_the_log_is_not_written_twice(tmp_path):
-    """The state is saved first; a kill may come before the row is written, or behind it."""
-    run, flags = tmp_path / "run", [*TINY, "--target", 0]
-    train_until(20, *flags, "--out", run)
-    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
-    state = runs.read_tensors(run / "state.pt")
-    assert state["step"] == 20 and state["rows"] == 2 and len(lines) == 3
-    for kept in (lines, lines[:2]):
-        (run / "log.jsonl").write_text("".join(kept))
-        runs.write_tensors(run / "state.pt", state)
-        (run / "model.pt").unlink(missing_ok=True)
-        assert run_main(train, *flags, "--out", run, "--resume")[0] == 0
-        assert [row["step"] for row in logged(run)] == [0, 10, 20, 30, 40]
+    real = train.evaluate
+    torch.set_num_threads(before + 1)
+    try:
+        with mock.patch.object(train, "evaluate", evaluate):
+            assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
+    finally:
+        torch.set_num_threads(before)
+    assert {*used} == {before} and weights_equal(run, whole)

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from parts import Refused, runs
 from parts import flags as table
-from parts import runs
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 import train
 from tests.common import (
     HERE,
-    TINY,
+    WHOLE,
     assert_refused,
     contents,
     logged,
@@ -31,14 +32,14 @@ pytestmark = pytest.mark.usefixtures("without_curves")
 # ---- how threads wait
 
 
-@pytest.mark.parametrize("script", ["train.py", "ablate.py", "analyze.py"])
-def test_threads_sleep_when_the_machine_is_busy(script):
+@pytest.mark.slow
+def test_threads_sleep_when_the_machine_is_busy():
     """OpenMP itself says what it read."""
     environment = os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"}
     environment.pop("GOMP_SPINCOUNT", None)
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        command = [sys.executable, str(HERE / script), "--help"]
+        command = [sys.executable, str(HERE / "train.py"), "--help"]
         said = subprocess.run(command, capture_output=True, text=True, env=environment).stderr
     finally:
         burner.kill()
@@ -50,36 +51,18 @@ def test_threads_sleep_when_the_machine_is_busy(script):
 # ---- names and flags
 
 
-def test_run_names_come_from_the_flags():
-    for flags, name in (
-        ("", "L12_H1_D3_s0"),
-        ("--layers 2 --heads 8 --D 5 --seed 4", "L2_H8_D5_s4"),
-        ("--no-ic --rotary qk", "L12_H1_D3_no-ic_rotaryqk_s0"),
-        (
-            "--no-mlp --head-size 16 --resume --device cpu --compile --eval-every 7",
-            "L12_H1_D3_head_size16_no-mlp_s0",
-        ),
-        ("--steps 1500 --target 0 --circuit", "L12_H1_D3_circuit_steps1500_target0.0_s0"),
-    ):
-        assert table.run_directory(train.parse_flags(flags.split())) == Path("out", name)
-
-
-def test_the_run_directory_is_made_from_the_flags(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run_main(train, *TINY, "--target", 0)
-    assert code == 0, err
-    name = "L2_H2_D1_N2_width16_steps40_target0.0_batch8_warmup5_s0"
-    assert [str(path) for path in Path("out").iterdir()] == [f"out/{name}"]
-    assert f"run: out/{name}" in out
-
-
 def test_bad_flags_get_one_line(tmp_path):
     for flags, says in (
         ("--D 0", "--D must be at least 1"),
+        ("--layers 1000000000", "--layers must be at most 1000"),
+        ("--width 1000000000000000", "--width must be at most 20000"),
         ("--heads 3 --width 128", "not divisible"),
         ("--steps -1", "--steps must be at least 1"),
         ("--device nope", "--device nope is not there"),
+        ("--device meta", "--device meta is not there"),
+        ("--device cuda:99", "--device cuda:99 is not there"),
         ("--lr nan", "--lr must be"),
+        ("--lr inf", "--lr must be at most"),
         ("--K 3", "even"),
         ("--layers two", "invalid int value"),
         ("--rotary none", "invalid choice"),
@@ -88,55 +71,52 @@ def test_bad_flags_get_one_line(tmp_path):
         ("--rotary qk --head-size 5", "even"),
         ("--beta2 1", "at most"),
         (f"--seed {2**63}", "--seed must be at most"),
-        ("--seeds 2", "unrecognized"),  # the stack of seeds is gone
+        ("--circuit --heads 8", "--circuit takes --heads 1"),
+        ("--task conditional --D 4", "leave out --D 4"),
+        ("--targets 0", "--targets must be from 1 to 3"),
+        ("--targets 1 4", "--targets must be from 1 to 3"),
+        ("--targets 2 2", "--targets names a symbol twice"),
+        ("--targets", "expected at least one"),
+        ("--targets 1 --no-ic", "leave it or --targets out"),
     ):
-        assert_refused(train, *flags.split(), "--out", tmp_path / "run", says=says)
+        assert_refused(train, "--out", tmp_path / "run", *flags.split(), says=says)
     assert not (tmp_path / "run").exists()
+    for name, flag in table.ROWS.items():  # and every number that no machine could take
+        if type(flag.default) in (int, float):
+            typed = f"--{name.replace('_', '-')}"
+            assert_refused(train, typed, 10**30, says=f"{typed} must be at most")
 
 
 # ---- what is there stays
 
 
-def test_run_directories_are_never_overwritten(tmp_path):
+def test_run_directories_are_never_overwritten(tmp_path, whole):
     run, kept = tmp_path / "run", tmp_path / "kept"
+    shutil.copytree(whole, run)
     kept.mkdir()
-    assert run_main(train, *TINY, "--out", run)[0] == 0
     for name in ("state.pt", "model.pt"):
         (run / name).rename(kept / name)
     before = contents(tmp_path)
-    assert_refused(train, *TINY, "--out", run, says="--resume")
-    assert_refused(train, *TINY, "--out", run, "--resume", says="state.pt is missing")
+    assert_refused(train, *WHOLE, "--out", run, says="--resume")
+    assert_refused(train, *WHOLE, "--out", run, "--resume", says="state.pt is missing")
     lr = ["--lr", 0.5, "--out", run, "--resume"]
-    assert_refused(train, *TINY, *lr, says="lr 0.001, not 0.5")
+    assert_refused(train, *WHOLE, *lr, says="lr 0.001, not 0.5")
+    with runs.alone_in(run):
+        assert_refused(train, *WHOLE, "--out", run, "--resume", says="in use by another process")
     for nowhere in (run / "config.json" / "below", run / "config.json"):
-        assert_refused(train, *TINY, "--out", nowhere, says="cannot write to")
+        assert_refused(train, *WHOLE, "--out", nowhere, says=f"{nowhere}: ", code=1)
     for other in (tmp_path, kept):
-        assert_refused(train, *TINY, "--out", other, says="something else than a run")
+        assert_refused(train, *WHOLE, "--out", other, says="something else than a run")
+    (run / ".lock").unlink(), (kept / ".lock").unlink(), (tmp_path / ".lock").unlink()
+    before.pop(Path("run/.lock"))
     assert contents(tmp_path) == before
 
 
-def test_a_run_that_has_ended_is_told_again(tmp_path):
-    _, first, _ = run_main(train, *TINY, "--out", tmp_path / "run")
-    before = contents(tmp_path)
-    code, again, _ = run_main(train, *TINY, "--out", tmp_path / "run", "--resume")
-    assert code == 0 and again == first[first.index("---") :]
-    assert contents(tmp_path) == before
-
-
-def test_a_file_is_the_old_or_the_new_one(tmp_path):
-    """Whatever the writer does, and nothing else is left."""
-    path = tmp_path / "file"
-    runs.write_text(path, "old")
-
-    def fails(temporary):
-        temporary.write_text("ne")
-        raise OSError(28, os.strerror(28))
-
-    with pytest.raises(OSError, match=f"cannot write {path} .No space left on device"):
-        runs.write_file(path, fails)
-    assert contents(tmp_path) == {Path("file"): b"old"}
-    runs.write_text(path, "new")
-    assert contents(tmp_path) == {Path("file"): b"new"}
+def test_a_run_that_has_ended_is_told_again(whole):
+    before = contents(whole)
+    code, again, _ = run_main(train, *WHOLE, "--out", whole, "--resume")
+    assert code == 0 and again == train.summary(whole) + "\n"
+    assert contents(whole) == before
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be flushed here")
@@ -165,63 +145,62 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 # ---- earlier runs
 
 
-def test_earlier_configs_load_and_resume(tmp_path):
-    """A config.json older than a flag has its default, or what was done before there was one."""
-    flags = [*TINY, "--optimizer", "adamw"]
-    whole, early = tmp_path / "whole", tmp_path / "early"
-    assert run_main(train, *flags, "--out", whole)[0] == 0
-    train_until(20, *flags, "--out", early)
-
-    # as it was: no flag --optimizer or --circuit, no number of rows in the state
+def test_a_run_older_than_a_flag_goes_on(tmp_path, whole):
+    """Then it has the flag's default, or what was done before there was one."""
+    early = tmp_path / "early"
+    train_until(20, *WHOLE, "--out", early)
     config = json.loads((early / "config.json").read_text())
-    for newer in ("optimizer", "circuit"):
-        del config[newer]
-    (early / "config.json").write_text(json.dumps(config))
     state = torch.load(early / "state.pt", weights_only=True)
-    del state["rows"]
+    for newer in ("targets", "mixture", "init", "circuit", "task"):
+        del config[newer], state["flags"][newer]
+    (early / "config.json").write_text(json.dumps(config))
     torch.save(state, early / "state.pt")
-
-    assert runs.read_config(early)["optimizer"] == "adamw"
-    assert runs.read_config(early)["circuit"] is False
-    assert_refused(train, *TINY, "--out", early, "--resume", says="optimizer adamw, not muon")
-    assert run_main(train, *flags, "--out", early, "--resume")[0] == 0
+    assert run_main(train, *WHOLE, "--out", early, "--resume")[0] == 0
     assert weights_equal(whole, early) and logged(whole) == logged(early)
-    runs.load(early)
+
+    del config["optimizer"]
+    (early / "config.json").write_text(json.dumps(config))
+    assert runs.read_flags(early).optimizer == "adamw"
+    assert_refused(train, *WHOLE, "--out", early, "--resume", says="optimizer adamw, not muon")
 
 
-def test_a_flag_of_tomorrow_leaves_todays_runs_open(tmp_path, monkeypatch):
-    assert run_main(train, *TINY, "--out", tmp_path)[0] == 0
-    tomorrow = {"dropout": table.Flag(0.0, "share of activations that are dropped", 0, 1)}
-    monkeypatch.setitem(table.FLAGS, "of tomorrow", tomorrow)
-    monkeypatch.setitem(table.ROWS, "dropout", tomorrow["dropout"])
-    monkeypatch.setitem(table.DEFAULTS, "dropout", 0.0)
-    assert runs.load(tmp_path)[1]["dropout"] == 0
-    assert run_main(train, *TINY, "--out", tmp_path, "--resume")[0] == 0
+def test_a_flag_of_tomorrow_leaves_todays_runs_open(whole, monkeypatch):
+    flag = table.Flag(0.0, "share of activations that are dropped", 0, 1)
+    monkeypatch.setitem(table.FLAGS, "of tomorrow", {"dropout": flag})
+    monkeypatch.setitem(table.ROWS, "dropout", flag)
+    monkeypatch.setattr(runs, "SETTINGS", [*runs.SETTINGS, "dropout"])
+    assert runs.load(whole)[1].dropout == 0
+    assert run_main(train, *WHOLE, "--out", whole, "--resume")[0] == 0
     says = "dropout 0.0, not 0.5"
-    assert_refused(train, *TINY, "--dropout", 0.5, "--out", tmp_path, "--resume", says=says)
+    assert_refused(train, *WHOLE, "--dropout", 0.5, "--out", whole, "--resume", says=says)
+
+    # and one of tomorrow is none that could be read rightly today
+    monkeypatch.undo()
+    config = json.loads((whole / "config.json").read_text()) | dict(dropout=0.5)
+    monkeypatch.setattr(runs, "read_json", lambda path: config)
+    with pytest.raises(Refused, match="flags that are not known here: dropout"):
+        runs.load(whole)
 
 
-def test_load_reads_what_was_trained(tmp_path):
+def test_load_reads_what_was_trained(tmp_path, whole):
     """The same predictions as from the weights by hand; whatever device the run was trained on."""
-    assert run_main(train, *TINY, "--heads", 1, "--out", tmp_path)[0] == 0
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | dict(device="cuda:7")))
-    model, config = runs.load(tmp_path)
-    batch = runs.sequences(config, torch.arange(5))
-    untrained = runs.build(config)
-    before = untrained(batch.inputs)
-    untrained.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    assert torch.equal(untrained(batch.inputs), model(batch.inputs))
-    assert not torch.equal(before, model(batch.inputs)) and not model.training
-    assert config["device"] == "cpu"
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | dict(device="cuda:7")))
+    model, flags = runs.load(run)
+    batch, other = runs.sequences(flags, torch.arange(5)), runs.build(flags)
+    assert not torch.equal(other(batch.inputs), model(batch.inputs)) and not model.training
+    other.load_state_dict(torch.load(run / "model.pt", weights_only=True))
+    assert torch.equal(other(batch.inputs), model(batch.inputs)) and flags.device == "cpu"
 
 
-def test_a_run_is_computed_as_is_fast_here(tmp_path, monkeypatch):
+@pytest.mark.parametrize("trained", ["float32", "bfloat16"])
+@pytest.mark.parametrize("native", ["float32", "bfloat16"])
+def test_a_run_is_computed_as_is_fast_here(whole, trained, native, monkeypatch):
     """bfloat16 only where the device multiplies it natively; float32 stays float32."""
-    for trained in ("float32", "bfloat16"):
-        run = tmp_path / trained
-        assert run_main(train, *TINY, "--dtype", trained, "--out", run)[0] == 0
-        for native in ("float32", "bfloat16"):
-            monkeypatch.setattr(runs, "native_dtype", lambda device, native=native: native)
-            both = trained == native == "bfloat16"
-            assert runs.load(run)[1]["dtype"] == ("bfloat16" if both else "float32")
+    flags = runs.read_flags(whole).but(dtype=trained)
+    monkeypatch.setattr(runs, "read_flags", lambda run: flags)
+    monkeypatch.setattr(runs, "native_dtype", lambda device: native)
+    both = trained == native == "bfloat16"
+    assert runs.load(whole)[1].dtype == ("bfloat16" if both else "float32")

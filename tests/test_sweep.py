@@ -8,24 +8,16 @@ import statistics
 import subprocess
 from unittest import mock
 
-from parts import runs
-from parts.flags import DEFAULTS, MACHINE_FLAGS
+from parts import Refused, runs
+from parts.flags import SETTINGS, Flags
 
 import psutil
 import pytest
 from dask.utils import key_split
-from distributed import Client, Security
+from distributed import Client
 
 import sweep
-from sweep import (
-    claims,
-    figure_4,
-    figure_law,
-    law_table,
-    least_depths,
-    read_table,
-    write_table,
-)
+from sweep import counted, counted_by_law, figure_4, figure_law, least_depths, read_table
 from tests.common import HERE, assert_refused, contents, run_main, start, wait_for
 from tests.dask_cluster import cluster
 
@@ -37,20 +29,25 @@ TINY += " --device cpu"
 # ---- the runs
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_run_once(tmp_path):
     grid = ["--layers", 1, 2, "--seeds", 2, "--flags", TINY, "--flags", f"{TINY} --no-ic"]
     grid += ["--out", tmp_path]
     process = start("sweep", *grid, "--workers", 2)
     out, err = process.communicate(timeout=400)
-    assert process.returncode == 0 and "8/8 runs, 0 failed" in out and not err, out + err
-    assert len(read_table(tmp_path / "results.csv")) == 8
+    assert process.returncode == 0 and "8/8 runs, about 0 min left" in out and not err, out + err
+    assert len(read_table(tmp_path / "results.jsonl")) == 8
     before = contents(tmp_path)
     for name in ("figure4.png", "law.png"):
         (tmp_path / name).unlink()
     for more in [], ["--plot-only"]:  # nothing is left to run
         code, out, err = run_main(sweep, *grid, *more)
-        assert code == 0 and "runs, 0 failed" not in out, out + err
+        assert code == 0 and "runs to do" not in out, out + err
         assert contents(tmp_path) == before
+
+
+def fail(flags):
+    return sweep.row_of(flags, Refused("no"))
 
 
 def test_dask_gets_the_runs_as_one_kind_and_the_longest_first(tmp_path):
@@ -59,34 +56,33 @@ def test_dask_gets_the_runs_as_one_kind_and_the_longest_first(tmp_path):
     groups = [("--D 1 --device cpu", [1, 3, 2], 2)]
     with (
         Client(processes=False, n_workers=1, dashboard_address="127.0.0.1:0") as client,
-        mock.patch.object(
-            sweep, "run_and_report", lambda flags: sweep.row_of(flags, OSError("no"))
-        ),
+        mock.patch.object(sweep, "run_and_report", fail),
         mock.patch.object(client, "submit", wraps=client.submit) as submit,
     ):
         to_do, table = sweep.grid(groups, tmp_path), {}
-        assert sweep.sweep(to_do, table, tmp_path / "results.csv", client) == 6
+        sweep.sweep(to_do, table, tmp_path / "results.jsonl", client)
     assert {row["error"] for row in table.values()} == {"no"} and len(table) == 6
     submitted = [call.args[1] for call in submit.call_args_list]
-    assert [flags["layers"] for flags in submitted] == [3, 3, 2, 2, 1, 1]
+    assert [flags.layers for flags in submitted] == [3, 3, 2, 2, 1, 1]
     priorities = [call.kwargs["priority"] for call in submit.call_args_list]
     assert priorities == [sweep.cost(flags) for flags in submitted]
     assert len({key_split(call.kwargs["key"]) for call in submit.call_args_list}) == 1
 
 
 def test_presets_are_the_grids_of_the_committed_table(tmp_path):
-    def settings(rows):
-        names = [name for name in DEFAULTS if name not in (*MACHINE_FLAGS, "dtype")]
-        return {str([row[name] for name in names]) for row in rows}
+    def settings(all_flags):
+        names = [name for name in SETTINGS if name != "dtype"]
+        return {str([getattr(flags, name) for name in names]) for flags in all_flags}
 
     grids = {name: sweep.grid(groups, tmp_path) for name, groups in sweep.PRESETS.items()}
     sizes = {name: len(grid) for name, grid in grids.items()}
     assert sizes == dict(laptop=24, night=88, law=39, paper=128)
-    committed = settings(read_table(HERE / "results/sweep/results.csv").values())
+    rows = read_table(HERE / "results/sweep/results.jsonl").values()
+    committed = settings(Flags(**row) for row in rows)
     assert committed == settings(grids["night"] + grids["law"])
     assert settings(grids["laptop"]) <= committed
     assert len(sweep.grid([("--D 1", [2, 2], 1)], tmp_path)) == 1  # the same run twice is one
-    with pytest.raises(ValueError, match="two sets have a run L1"):
+    with pytest.raises(Refused, match="two sets have a run L1"):
         sweep.grid([("--eval-every 10", [1], 1), ("--eval-every 20", [1], 1)], tmp_path)
 
 
@@ -100,10 +96,10 @@ def check_sweep_with_a_killed_worker(folder, worker_of, *more, **environment):
     other = ["--layers", 3, "--out", folder]  # it would write the same table
     assert_refused(sweep, *other, says="in use by another process")
     out, err = process.communicate(timeout=400)
-    assert process.returncode == 0 and "4/4 runs, 0 failed" in out and not err, out + err
+    assert process.returncode == 0 and "4/4 runs, about 0 min left" in out and not err, out + err
 
     # the run of the killed worker went on where it was
-    rows = read_table(folder / "results.csv").values()
+    rows = read_table(folder / "results.jsonl").values()
     assert len(rows) == 4
     assert "resumed" in "".join(path.read_text() for path in folder.glob("*.txt"))
     for row in rows:
@@ -113,6 +109,7 @@ def check_sweep_with_a_killed_worker(folder, worker_of, *more, **environment):
         assert abs(row["val"] - sum(late) / 10) < 1e-9 and len(late) == 10
 
 
+@pytest.mark.slow
 def test_a_sweep_survives_a_killed_worker_process(tmp_path):
     def worker_of(process):
         children = psutil.Process(process.pid).children(recursive=True)
@@ -129,6 +126,7 @@ def documented(command):
     return next(line for line in sweep.__doc__.splitlines() if line.startswith(command))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, to make a certificate")
 def test_a_sweep_survives_a_killed_worker_of_a_cluster(tmp_path):
     """By the commands of the documentation: one certificate, without which nobody is let in."""
@@ -147,11 +145,6 @@ def test_a_sweep_survives_a_killed_worker_of_a_cluster(tmp_path):
             code, _, err = run_main(sweep, "--layers", 1, "--scheduler", wrong, "--out", tmp_path)
             assert code == 2 and "no Dask scheduler" in err and err.count("\n") == 1, err
         where = ["--scheduler", address]
-        certificate = dict.fromkeys(("tls_ca_file", "tls_client_cert"), str(tmp_path / "dask.pem"))
-        with Client(address, security=Security(**certificate)) as client:
-            old_module = "import sys, types; sys.modules['data'] = types.ModuleType('data')"
-            client.run(exec, old_module)  # as if an earlier sweep had sent it
-            client.run_on_scheduler(exec, old_module)
         folder = tmp_path / "sweep"
         check_sweep_with_a_killed_worker(folder, lambda _: first.pid, *where, env=environment)
 
@@ -159,24 +152,22 @@ def test_a_sweep_survives_a_killed_worker_of_a_cluster(tmp_path):
 # ---- what the table shows
 
 
-def test_the_table_is_read_as_it_was_written(tmp_path):
-    committed = read_table(HERE / "results/sweep/results.csv")
-    one, failed = (dict(row) for row in list(committed.values())[:2])
-    assert one["ic"] is True and one["causal"] is True and one["lr"] == 0.002 and one["layers"] == 5
-    assert one["error"] is None and one["x_5_below_half"] is None and one["ended"] == 1500
-    failed |= dict(error="it, 'said' \"so\"", val=None)
-    table = committed | {one["run"]: one, failed["run"]: failed}
-    write_table(tmp_path / "results.csv", table)
-    assert read_table(tmp_path / "results.csv") == table
-
-    # a table from before there were these flags
-    lines = (tmp_path / "results.csv").read_text().splitlines()
-    younger = lines[0].split(",").index("optimizer")
-    old = [
-        ",".join(cell for i, cell in enumerate(line.split(",")) if i != younger) for line in lines
+def test_a_row_is_what_a_run_left(tmp_path):
+    """Its flags, the means over the last 100 steps, when each symbol was learned. And a table older
+    than a flag has its default."""
+    log = [
+        dict(step=k, seconds=9.5, lr=0.1, val=1 - k / 400, x_1=1 - k / 400)
+        for k in range(0, 301, 50)
     ]
-    (tmp_path / "results.csv").write_text("\n".join(old[:2]))
-    assert list(read_table(tmp_path / "results.csv").values()) == [one | dict(optimizer="adamw")]
+    to_do = sweep.grid([(TINY, [2], 1)], tmp_path)
+    with mock.patch.object(runs, "read_log", lambda run: log):
+        row = sweep.row_of(to_do[0])
+    assert row["ended"] == 300 and row["val"] == row["x_1"] == (0.375 + 0.25) / 2
+    assert row["x_1_learned"] == 200 and row["seconds"] == 9.5 and row["layers"] == 2
+    path = tmp_path / "results.jsonl"
+    old = {name: value for name, value in row.items() if name not in ("optimizer", "mixture")}
+    runs.write_rows(path, [old])
+    assert read_table(path) == {row["run"]: row | dict(optimizer="adamw")}
 
 
 def test_least_depths_are_counted_by_seed():
@@ -196,35 +187,36 @@ def test_least_depths_are_counted_by_seed():
 
 
 def test_the_claims_are_counted():
-    def row(run, layers, ic=True, causal=True, **losses):
-        fixed = dict(seed=0, D=2, circuit=False)
-        return dict(run=run, layers=layers, ic=ic, causal=causal, **fixed, **losses)
+    def row(run, layers, *learned, ic=True, causal=True, **losses):
+        fixed = dict(seed=0, D=2, N=4, task="chain", targets=[], circuit=False, ic=ic)
+        steps = {f"x_{k}_learned": step for k, step in enumerate(learned, 1)}
+        return dict(run=run, layers=layers, causal=causal, **fixed, **losses, **steps)
 
     rows = [
-        row("one", 2, x_1=0.1, x_2=0.2, x_1_below_half=10.0, x_2_below_half=20.0),
-        row("two", 2, x_1=0.1, x_2=0.8, x_1_below_half=30.0, x_2_below_half=None),
-        row("three", 3, x_1=0.1, x_2=0.1, x_1_below_half=40.0, x_2_below_half=35.0),
-        row("four", 3, x_1=0.8, x_2=0.8, x_1_below_half=None, x_2_below_half=None),
-        row("five", 3, causal=False, x_1=0.9, x_2=0.9, x_1_below_half=None, x_2_below_half=None),
+        row("one", 2, 10.0, 20.0, x_1=0.1, x_2=0.2),
+        row("two", 2, 30.0, None, x_1=0.1, x_2=0.8),
+        row("three", 3, 40.0, 35.0, x_1=0.1, x_2=0.1),
+        row("four", 3, None, None, x_1=0.8, x_2=0.8),
+        row("five", 3, None, None, causal=False, x_1=0.9, x_2=0.9),
         row("six", 1, ic=False, val=0.74),
         row("seven", 1, ic=False, val=0.65),
     ]
-    table, counted = "\n".join(claims([row for row in rows if row["causal"]])).split("\n\n")
-    assert "| 2 | 2 | 2, 20 | 1, 20 | 1 of 1 |" in table, table
-    assert "| 3 | 2 | 1, 40 | 1, 35 | 0 of 1 |" in table, table
-    assert "above 0.7: 1 of 2 runs" in counted and "in this order: 1 of 2 runs" in counted, counted
-    law, beaten = "\n".join(law_table(rows)).split("\n\n")
-    assert "causal mask: the law | 2 | 3 |" in law, law
-    assert "causal mask: attention learned | 2 | 2 |" in law, law
-    assert "no mask: the law | 2 | 2 |" in law and "no mask: attention learned | - | - |" in law, (
-        law
-    )
-    assert beaten.endswith(": one (x_2)"), beaten
+    lines = counted([row for row in rows if row["causal"]])
+    assert lines == [
+        "2 layers, 2 runs, learned (median): x_1 2 at step 20, x_2 1 at step 20",
+        "3 layers, 2 runs, learned (median): x_1 1 at step 40, x_2 1 at step 35",
+        "x_1, x_2, ... learned in this order: 1 of 2 runs",
+        "without the implicit curriculum above 0.7: 1 of 2",
+    ]
+    lines = counted_by_law(rows)
+    assert lines[1].endswith("causal mask, attention learned: x_1 2 (law 2), x_2 2 (law 3)")
+    assert lines[3].endswith("no mask, attention learned: x_1 - (law 2), x_2 - (law 2)")
+    assert lines[4].endswith(": one (x_2)") and len(lines) == 5
 
 
 def test_the_figures_hold_every_run(tmp_path):
     """A dot per run and symbol, at its own loss, and a mean per depth; the law's steps."""
-    rows = list(read_table(HERE / "results/sweep/results.csv").values())
+    rows = list(read_table(HERE / "results/sweep/results.jsonl").values())
     section_7 = [row for row in rows if row["causal"] and not row["circuit"]]
     drawn = []
     with mock.patch.object(runs, "save_figure", lambda figure, path: drawn.append(figure)):
@@ -257,37 +249,25 @@ def test_the_figures_hold_every_run(tmp_path):
 # ---- the command line
 
 
-def test_flags_of_the_runs_that_the_grid_sets_are_refused(tmp_path):
-    for text, says in (
-        ("--seeds 4", "give --seeds to sweep.py"),
-        ("--D 1 --seed 3", "give --seeds to sweep.py"),
-        ("--layers=3", "give --layers to sweep.py"),
-        ("--out /tmp/elsewhere", "give --out to sweep.py"),
-        ("--D 1 '--no-ic", "close the quote"),
-        ("--Q 1", "unrecognized arguments: --Q 1"),
-    ):
-        for form in ["--flags", text], [f"--flags={text}"]:
-            assert_refused(sweep, "--layers", 1, *form, "--out", tmp_path, says=says)
-    assert not list(tmp_path.iterdir())
-
-
-def test_flags_of_one_word_begin_with_dashes(tmp_path):
-    for form in ["--flags", "--no-ic"], ["--flags=--no-ic"]:
-        asked = sweep.parse_flags(["--layers", "1", *form, "--seeds", "2"])
-        assert asked.flags == ["--no-ic"] and asked.seeds == 2
-    assert sweep.grid([("--no-ic", [1], 1)], tmp_path)[0]["ic"] is False
-
-
 def test_sweep_refuses_in_one_line(tmp_path):
-    here = ["--out", tmp_path]
-    assert_refused(sweep, *here, says="--preset")
-    assert_refused(sweep, "--layers", 1, "--plot-only", *here, says="no finished run")
-    assert_refused(sweep, "--preset", "laptop", "--seeds", 8, *here, says="instead of --preset")
-    for count in 0, 10**12:
-        assert_refused(sweep, "--layers", 1, "--workers", count, *here, says="at least 1")
-    assert_refused(sweep, "--layers", 1, "--seeds", 0, *here, says="at least 1")
-    for count in 10**12, 10**400:
-        assert_refused(sweep, "--layers", 1, "--seeds", count, *here, says="than 10000 runs")
+    for flags, says in (
+        ([], "--preset"),
+        (["--layers", 1, "--plot-only"], "no finished run"),
+        (["--preset", "laptop", "--seeds", 8], "instead of --preset"),
+        (["--layers", 1, "--workers", 0], "at least 1"),
+        (["--layers", 1, "--workers", 10**12], "at most 1024"),
+        (["--layers", 1, "--seeds", 0], "from 1"),
+        (["--layers", 1, "--seeds", 10**400], "to 10000"),
+        (["--layers", 1, "--flags", "--seeds 4"], "give --seeds to sweep.py"),
+        (["--layers", 1, "--flags=--D 1 --seed 3"], "give --seeds to sweep.py"),
+        (["--layers", 1, "--flags", "--layers=3"], "give --layers to sweep.py"),
+        (["--layers", 1, "--flags", "--out /tmp/elsewhere"], "give --out to sweep.py"),
+        (["--layers", 1, "--flags", "--D 1 '--no-ic"], "close the quote"),
+        (["--layers", 1, "--flags", "--Q 1"], "unrecognized arguments: --Q 1"),
+    ):
+        assert_refused(sweep, *flags, "--out", tmp_path, says=says)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+    assert sweep.grid([("--no-ic", [1], 1)], tmp_path)[0].ic is False
     (tmp_path / "file").write_text("")
     refused = ["--layers", 1, "--out", tmp_path / "file"]
-    assert_refused(sweep, *refused, says="choose another --out")
+    assert_refused(sweep, *refused, says=f"{tmp_path / 'file'}: File exists", code=1)

@@ -1,6 +1,5 @@
 """Which symbols are asked for (--targets, --mixture), and whose weights a run starts from."""
 
-import json
 from pathlib import Path
 
 from parts import flags as table
@@ -9,15 +8,13 @@ from parts import runs
 import pytest
 import torch
 
-import ablate
 import data
 import train
-from sweep import read_table, row_of, write_table
+from sweep import read_table, row_of
 from tests.common import (
     TINY,
     assert_refused,
     contents,
-    logged,
     run_main,
     solve,
     train_until,
@@ -26,7 +23,7 @@ from tests.common import (
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")
-THREE = [*TINY, "--D", "3", "--heads", "1", "--steps", "20"]
+THREE = [*TINY, "--eval-every", "5", "--D", "3", "--heads", "1", "--steps", "10"]
 
 
 # ---- --targets
@@ -34,10 +31,10 @@ THREE = [*TINY, "--D", "3", "--heads", "1", "--steps", "20"]
 
 def test_targets_are_the_symbols_asked_for():
     N, D, K = 3, 4, 2
-    whole = data.make_batch(1, torch.arange(10), N, D, K)
+    every = data.make_batch(1, torch.arange(10), N, D, K)
     for targets in ([1], [2, 4], [1, 3, 4]):
         batch = data.make_batch(1, torch.arange(10), N, D, K, targets)
-        assert torch.equal(batch.inputs, whole.inputs)
+        assert torch.equal(batch.inputs, every.inputs)
         for i in range(10):
             solved = solve(batch.inputs[i], N, D, K).view(N, D, K)
             wanted = solved[:, [k - 1 for k in targets]].flatten(1)
@@ -47,6 +44,14 @@ def test_targets_are_the_symbols_asked_for():
 def test_one_run_has_one_name():
     for flags, name, symbols in (
         ("", "L12_H1_D3_s0", [1, 2, 3]),
+        ("--layers 2 --heads 8 --D 5 --seed 4", "L2_H8_D5_s4", [1, 2, 3, 4, 5]),
+        ("--no-mlp --resume --compile --eval-every 7", "L12_H1_D3_no-mlp_s0", [1, 2, 3]),
+        (
+            "--target 0 --circuit --head-size 4",
+            "L12_H1_D3_circuit_head_size4_target0.0_s0",
+            [1, 2, 3],
+        ),
+        ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", [1, 2, 3]),
         ("--targets 3 1 2", "L12_H1_D3_s0", [1, 2, 3]),
         ("--targets 3", "L12_H1_D3_no-ic_s0", [3]),
         ("--no-ic", "L12_H1_D3_no-ic_s0", [3]),
@@ -58,20 +63,7 @@ def test_one_run_has_one_name():
     ):
         parsed = train.parse_flags(flags.split())
         assert table.run_directory(parsed) == Path("out", name)
-        assert [*table.asked(parsed)] == symbols
-
-
-def test_bad_targets_get_one_line(tmp_path):
-    for flags, says in (
-        ("--targets 0", "--targets must be from 1 to 3"),
-        ("--targets 1 4", "--targets must be from 1 to 3"),
-        ("--targets 2 2", "--targets names a symbol twice"),
-        ("--targets x", "invalid int"),
-        ("--targets", "expected at least one"),
-        ("--targets 1 --no-ic", "leave it or --targets out"),
-    ):
-        assert_refused(train, "--D", 3, *flags.split(), "--out", tmp_path / "run", says=says)
-    assert not (tmp_path / "run").exists()
+        assert parsed.asked == symbols
 
 
 def test_a_run_of_some_targets_is_read_everywhere(tmp_path):
@@ -80,31 +72,14 @@ def test_a_run_of_some_targets_is_read_everywhere(tmp_path):
     rows = runs.read_log(run)
     assert runs.crossings(rows).keys() == {"x_1", "x_3"} and "x_2" not in rows[0]
     assert rows[0]["val"] == (rows[0]["x_1"] + rows[0]["x_3"]) / 2
-    model, config = runs.load(run)
-    batch = runs.sequences(config, torch.arange(3))
-    assert config["targets"] == [1, 3] and model(batch.inputs).shape == batch.targets.shape
-
-    assert_refused(ablate, run, says="trained with --targets")
+    model, flags = runs.load(run)
+    batch = runs.sequences(flags, torch.arange(3))
+    assert flags.targets == [1, 3] and model(batch.inputs).shape == batch.targets.shape
 
     # and its row of a table, which later stages read
-    row = row_of(config | dict(out=run))
-    write_table(tmp_path / "results.csv", {"run": row})
-    assert read_table(tmp_path / "results.csv") == {"run": row} and row["targets"] == [1, 3]
-
-
-def test_earlier_runs_have_no_targets_and_go_on(tmp_path):
-    """A config.json with `ic` alone, of a run that was stopped."""
-    for name, flags in (("all", []), ("last", ["--no-ic"])):
-        whole, early = tmp_path / f"{name}-whole", tmp_path / f"{name}-early"
-        assert run_main(train, *THREE, *flags, "--out", whole)[0] == 0
-        train_until(10, *THREE, *flags, "--out", early)
-        config = json.loads((early / "config.json").read_text())
-        for newer in ("targets", "mixture", "init"):
-            del config[newer]
-        assert config["ic"] == (name == "all")
-        (early / "config.json").write_text(json.dumps(config))
-        assert run_main(train, *THREE, *flags, "--out", early, "--resume")[0] == 0
-        assert weights_equal(whole, early) and logged(whole) == logged(early)
+    row = row_of(flags.but(out=run))
+    runs.write_rows(tmp_path / "results.jsonl", [row])
+    assert read_table(tmp_path / "results.jsonl") == {"run": row} and row["targets"] == [1, 3]
 
 
 # ---- --init
@@ -114,7 +89,7 @@ def test_init_starts_from_the_weights_of_another_run(tmp_path):
     """The outputs of x_1, which both ask for, too; those of x_3 are as without --init."""
     first, second = tmp_path / "first", tmp_path / "second"
     assert run_main(train, *THREE, "--targets", 1, 2, "--out", first)[0] == 0
-    flags = [*THREE, "--targets", 3, 1, "--save-every", 20]
+    flags = [*THREE, "--targets", 3, 1, "--save-every", 10]
     for more in (["--init", first, "--out", second], ["--out", tmp_path / "fresh"]):
         assert run_main(train, *flags, *more)[0] == 0
     old = torch.load(first / "model.pt", weights_only=True)
@@ -128,7 +103,7 @@ def test_init_starts_from_the_weights_of_another_run(tmp_path):
     assert not weights_equal(first, second) and not weights_equal(tmp_path / "fresh", second)
 
     # nor does what was stopped need that run again
-    train_until(10, *flags, "--init", first, "--out", tmp_path / "stopped")
+    train_until(5, *flags, "--init", first, "--out", tmp_path / "stopped")
     first.rename(tmp_path / "moved")
     again = ["--init", first, "--out", tmp_path / "stopped", "--resume"]
     assert run_main(train, *flags, *again)[0] == 0
@@ -140,11 +115,14 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     assert run_main(train, *THREE, "--out", other)[0] == 0
     before = contents(tmp_path)
     for flags, says in (
-        ("--layers 3", "is of another shape (layers 2, not 3)"),
-        ("--heads 2", "is of another shape (heads 1, not 2"),  # the same sizes of all matrices
-        ("--width 32", "is of another shape (width 16, not 32"),
-        ("--no-mlp --rotary qk", "(mlp True, not False, rotary input, not qk)"),
-        ("--mixture", "(mixture False, not True)"),
+        ("--layers 3", "is of another shape (layers 2)"),
+        (
+            "--heads 2",
+            "is of another shape (heads 1, head_size 16)",
+        ),  # matrices alike
+        ("--width 32", "is of another shape (width 16, head_size 16)"),
+        ("--no-mlp --rotary qk", "(rotary input, mlp True)"),
+        ("--mixture", "(mixture False)"),
     ):
         flags = [*THREE, *flags.split(), "--init", other, "--out", tmp_path / "run"]
         assert_refused(train, *flags, says=says)
@@ -159,10 +137,10 @@ def test_weights_of_another_shape_are_refused(tmp_path):
 def test_a_mixture_asks_each_query_for_one_symbol():
     """The one that its token names; all tokens otherwise as without."""
     N, D, K, B = 4, 3, 4, 3000
-    whole = data.make_batch(2, torch.arange(B), N, D, K)
+    every = data.make_batch(2, torch.arange(B), N, D, K)
     for targets in (None, [1, 3], [2]):
         batch = data.make_batch(2, torch.arange(B), N, D, K, targets, mixture=True)
-        assert torch.equal(batch.inputs[..., : 2 * K], whole.inputs)
+        assert torch.equal(batch.inputs[..., : 2 * K], every.inputs)
         told = batch.inputs[..., 2 * K :]
         assert told.shape[2] == D and not told[:, :-N].any()
         assert torch.equal(told[:, -N:].sum(-1), torch.ones(B, N))
@@ -183,9 +161,47 @@ def test_a_mixture_is_measured_symbol_by_symbol(tmp_path):
     assert code == 0, err
     rows = runs.read_log(run)
     assert runs.crossings(rows).keys() == {"x_1", "x_2", "x_3"}
-    assert_refused(ablate, run, says="trained with --mixture")
-    model, config = runs.load(run)
-    second = runs.sequences(config | dict(targets=[2]), data.held_out("validation", 1024))
-    with torch.no_grad(), runs.precision(config):
+    model, flags = runs.load(run)
+    second = runs.sequences(flags.but(targets=[2]), data.held_out("validation", 1024))
+    with torch.no_grad(), runs.precision(flags):
         loss = (model(second.inputs).float() - second.targets).square().mean().item()
     assert abs(loss - rows[-1]["x_2"]) < 1e-4
+
+
+# ---- a task of four symbols, added as a table alone
+
+
+def star(N, D):
+    """Triples (x_0, x_1, x_2), then pairs (x_2, x_3), then the queries."""
+    roles = [("q", 0, 2, 0), ("1a", 0, 0, 0), ("1b", 1, 0, 1), ("1c", 2, 0, 2)]
+    roles += [("2a", 2, 1, 0), ("2b", 3, 1, 1)]
+    return data.Task("star", N, tuple(data.Role(*role) for role in roles))
+
+
+def test_a_task_is_a_table_and_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(data.TASKS, "star", star)
+    choices = table.ROWS["task"]._replace(choices=tuple(data.TASKS))
+    monkeypatch.setitem(table.ROWS, "task", choices)
+    monkeypatch.setitem(table.FLAGS["problem"], "task", choices)
+    few = [*TINY, "--steps", 2, "--task", "star"]
+    for more, name, symbols in (
+        ([], "", "x_1 x_2 x_3"),
+        (["--no-ic"], "_no-ic", "x_3"),
+        (["--targets", "3"], "_no-ic", "x_3"),
+    ):
+        flags = train.parse_flags([*map(str, few), *more])
+        assert str(table.run_directory(flags)).startswith(f"out/L2_H2_star_N2{name}_w")
+        assert flags.symbols == symbols.split()
+    code, out, err = run_main(train, *few, "--no-ic")
+    assert code == 0 and "x_3: " in out and "x_2" not in out, err
+    (run,) = Path("out").iterdir()
+    batch = runs.sequences(runs.load(run)[1], torch.arange(1))  # each query's x_3, token by token
+    tokens = [tuple(token[:4].tolist()) for token in batch.inputs[0]]
+    for query, answer in zip(tokens[-2:], batch.targets[0].tolist(), strict=True):
+        x_2 = tokens[tokens[:6].index(query) + 2]
+        assert tokens[6:10][tokens[6:10].index(x_2) + 1] == tuple(answer)
+
+    code, out, err = run_main(data, "--task", "star", "--N", 2)
+    assert code == 0 and "roles: 1a 1b 1c" in out and "  A1: B1 C1 D1" in out, err
+    assert_refused(train, *few, "--circuit", says="no paths that hold --task star are known")
