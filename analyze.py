@@ -1,20 +1,20 @@
-"""Draw what a run directory holds: the figures of Sections 5 and 8, and a map of information.
+"""Draw what a run directory holds: the figures of Sections 8 and 9, and a map of information.
 
     python ablate.py out/L12_H1_D3_s0      # first: finds the circuit
     python analyze.py out/L12_H1_D3_s0     # then: a file in the run for each entry of FIGURES
 
-If the run was trained with --save-every, how the circuit emerged is drawn too (emergence.py). A new
-figure is a function draw_...(run, file) and a row of FIGURES.
+If the run was trained with --save-every, how the circuit emerged is drawn too. A new figure is a
+function draw_...(run, file) and a row of FIGURES.
 """
 
 import math
 import pathlib
 from typing import NamedTuple
 
-from parts import emergence, runs
-from parts.circuit import check_roles
-from parts.flags import command_line
-from parts.flow import starting_information
+from parts import Refused, program, runs
+from parts.circuit import Place, check_roles, paths_in, read_report
+from parts.emergence import Emergence, emergence_steps, read_emergence, removal_rises
+from parts.flags import Flags, command_line
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -29,121 +29,138 @@ from data import Task, held_out, token_names
 from train import draw_curves
 
 
+USEFUL = "tab:red"  # the colour of what is useful, in every figure
+
+
 class Run(NamedTuple):
     """All that a figure may show."""
 
     folder: pathlib.Path
-    model: torch.nn.Module
-    flags: dict  # the flags
+    model: torch.nn.Module | None
+    flags: Flags
     task: Task
     report: dict  # of ablate.py, {} if there is none
-    paths: dict  # {Path: mean attention} of its circuit, {} if none is known
-    emergence: emergence.Emergence | None
+    paths: dict  # {Path: its row in the report} of its circuit, {} if none is known
+    emergence: Emergence | None
+
+    @property
+    def title(self):
+        """12 layers x 1 head, D=3, seed 0, step 1100."""
+        flags, step = self.flags, runs.read_log(self.folder)[-1]["step"]
+        shape = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
+        return f"{shape}, {self.task.title}, seed {flags.seed}, step {step}"
 
 
-def read_run(folder):
-    """The Run in a run directory; ValueError with one line if it cannot be analysed."""
-    model, flags = runs.load(folder)
+def read_run(folder, weights=True):
+    """The Run in a run directory, without weights if they are not wanted. Refused if it cannot be
+    analysed."""
+    model, flags = runs.load(folder) if weights else (None, runs.read_flags(folder))
     if flags.circuit:
         what = "was trained with --circuit: its attention is known, there is nothing to find"
-        raise ValueError(f"{folder} {what}")
-    task = flags.problem
+        raise Refused(f"{folder} {what}")
+    task, report = flags.problem, read_report(folder)
     check_roles(task, runs.sequences(flags, held_out("validation", 8)), flags.K)
-    report, paths = emergence.read_circuit(folder, task)
-    emerged = emergence.read_emergence(folder, paths) if paths else None
-    return Run(folder, model, flags, task, report, paths, emerged)
+    paths = paths_in(report, task)
+    return Run(folder, model, flags, task, report, paths, read_emergence(folder))
 
 
 # ---- Appendix C: attention maps
 
 
 @torch.no_grad()
-def attention_of_one(run):
-    """The names of the T tokens of one held-out sequence, and {(layer, head): (T, T) attention}."""
-    batch, maps = runs.sequences(run.flags, held_out("validation", 1)), {}
-    for layer, patterns in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
-        for head, pattern in enumerate(patterns[0]):
-            maps[layer, head] = pattern
-    symbols = batch.inputs[0, :, : run.flags.K]
-    return token_names(run.task, symbols, batch.positions[0]), maps
-
-
 def draw_attention_maps(run, file):
-    """Every head on one sequence, a row for each attending token; useful heads are framed."""
+    """Every head on one held-out sequence, a row for each attending token; useful heads are
+    framed."""
+    # the attention, and the names of the tokens
+    batch = runs.sequences(run.flags, held_out("validation", 1))
+    maps = {}
+    for layer, patterns in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
+        maps |= {(layer, head): pattern for head, pattern in enumerate(patterns[0])}
+    names = token_names(run.task, batch.inputs[0, :, : run.flags.K], batch.positions[0])
+
     # a panel per head
-    names, maps = attention_of_one(run)
     heads, useful = run.flags.heads, {path[:2] for path in run.paths}
     columns = heads if heads > 1 else min(4, len(maps))
     lines = math.ceil(len(maps) / columns)
-    shape = dict(figsize=(4 * columns, 4.1 * lines), squeeze=False, layout="constrained")
+    shape = dict(figsize=(4.2 * columns, 4.4 * lines), squeeze=False, layout="constrained")
     figure, grid = plt.subplots(lines, columns, **shape)
     for axes in grid.flat[len(maps) :]:
         axes.axis("off")
     for axes, ((layer, head), pattern) in zip(grid.flat, maps.items(), strict=False):
-        # the map, and where blocks begin
         image = axes.imshow(pattern.numpy(), cmap="Blues", vmin=0, vmax=1)
-        for block in run.task.blocks[1:]:
-            axes.axhline(block.start - 0.5, color="black", lw=0.3)
-            axes.axvline(block.start - 0.5, color="black", lw=0.3)
-        axes.set_xticks(range(len(names)), names, fontsize=5, rotation=90)
-        axes.set_yticks(range(len(names)), names, fontsize=5)
-
-        # whether its head is useful
+        label_blocks(axes, run.task, names)
         mark = (layer, head) in useful
-        title = f"layer {layer + 1}" + f", head {head + 1}" * (heads > 1) + ", useful" * mark
-        axes.set_title(title, fontsize=10, color=USEFUL if mark else "black")
+        title = f"layer {layer + 1}" + f", head {head + 1}" * (heads > 1) + ", has a path" * mark
+        axes.set_title(title, fontsize=13, color=USEFUL if mark else "black")
         axes.spines[:].set(color=USEFUL if mark else "black", linewidth=2 if mark else 0.8)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
-    letters = "letter: symbol, A = $x_0$; number: chain; lines: blocks"
+    letters = "letter: symbol, A = $x_0$; number: chain"
     letters += "; D1.2: of B1 and C2" if run.task.crossed else ""
-    figure.supxlabel(f"attended token of one held-out sequence\n({letters})", fontsize=10)
-    figure.supylabel("attending token", fontsize=10)
+    figure.supxlabel(f"attended token ({letters})", fontsize=13)
+    figure.supylabel("attending token", fontsize=13)
+    figure.suptitle(f"Attention on one held-out sequence: {run.title}", fontsize=15)
     runs.save_figure(figure, file)
+
+
+def label_blocks(axes, task, names):
+    """Lines where blocks begin; their roles as large labels, the tokens as small ones."""
+    middles, roles = [], []
+    for number, (start, size, slots) in enumerate(task.blocks):
+        middles.append(start + (size * slots - 1) / 2)
+        roles.append(" ".join(task.role_at(number, place).name for place in range(size)))
+        axes.axhline(start - 0.5, color="black", lw=0.4)
+        axes.axvline(start - 0.5, color="black", lw=0.4)
+    small = {} if len(names) > 40 else dict(labels=names)
+    axes.set_xticks(range(len(names)), minor=True, **small)
+    axes.set_yticks(range(len(names)), minor=True, **small)
+    axes.set_xticks(middles, roles)
+    axes.set_yticks(middles, roles)
+    axes.tick_params(which="minor", labelsize=5.5, length=0)
+    axes.tick_params(axis="x", which="minor", labelrotation=90)
+    axes.tick_params(which="major", length=0, pad=16, labelsize=11)
 
 
 # ---- a circuit as a diagram
 
-USEFUL = "tab:red"  # the colour of what is useful, in every figure
-DASHED_BELOW = 0.1  # a path with less mean attention is dashed
-
 
 def path_title(path, task, heads):
     """layer 7: q -> 1b, with an arrow; the head too, if there are several."""
-    names, head = task.names, f" head {path.head + 1}" * (heads > 1)
-    source, target = names[path.source], names[path.target]
+    head = f" head {path.head + 1}" * (heads > 1)
+    source, target = path.source.name(task), path.target.name(task)
     return f"layer {path.layer + 1}{head}: {source} \N{RIGHTWARDS ARROW} {target}"
+
+
+def columns_of(task, paths):
+    """{Place: its column}: the roles in the order in which they are read, and relays behind the
+    role from which they count."""
+    places = {Place(role) for role in range(len(task.roles))}
+    places |= {end for path in paths for end in path[2:]}
+    order = {role: number for number, role in enumerate(task.in_reading_order)}
+    places = sorted(places, key=lambda place: (order[place.role], place.behind))
+    return {place: x for x, place in enumerate(places)}
 
 
 def diagram_size(task, paths):
     """(width, height) in inches of the diagram of these paths, with room for a title."""
     layers = len({path.layer for path in paths})
-    return max(8, 1.3 * len(task.roles) + 1), (1.3 if layers < 7 else 0.9) * layers + 1.6
-
-
-def faint_note(paths):
-    """Two lines for the title that say what dashed arrows are, if there are any."""
-    share = f"dashed: less than {DASHED_BELOW} in this head;\nother heads or relays do the rest"
-    return f"\n{share}" if min(paths.values()) < DASHED_BELOW else ""
+    return max(8, 1.2 * len(columns_of(task, paths)) + 1), (
+        1.3 if layers < 7 else 0.95
+    ) * layers + 1.6
 
 
 def draw_diagram(axes, task, paths, label, color):
-    """The roles of a chain across in the order in which they are read, the layers that have paths
-    upward, an arrow per path from where information is taken to where it goes.
-
-    paths: {Path: mean attention}; label, color: of the arrow of a path, functions. Returns {path:
-    (arrow, its text)}."""
-    layers = sorted({path.layer for path in paths})
-    across = {role: x for x, role in enumerate(task.in_reading_order)}
-    draw_roles(axes, task, layers)
-
-    drawn = {}
-    for path, attention in paths.items():
+    """The places of a chain across, the layers that have paths upward, an arrow per path from where
+    information is taken to where it goes. label, color: of the arrow of a path, functions. Returns
+    {path: (arrow, its text)}."""
+    layers, across = sorted({path.layer for path in paths}), columns_of(task, paths)
+    draw_columns(axes, task, layers, across)
+    several, drawn = len({path.head for path in paths}) > 1, {}
+    for path in paths:
         # from the target, below, to the source; straight, unless another head of the layer has it
         below, start, to = layers.index(path.layer), across[path.target], across[path.source]
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         bend = f"arc3,rad={0.15 * len(same_path)}"
-        line = "-" if attention >= DASHED_BELOW else (0, (4, 4))
-        style = dict(color=color(path), ls=line, connectionstyle=bend, shrinkA=5, shrinkB=5)
+        style = dict(color=color(path), connectionstyle=bend, shrinkA=5, shrinkB=5)
         ends = (start, below), (to, below + 1)
         arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, **style)
         axes.add_patch(arrow)
@@ -154,21 +171,27 @@ def draw_diagram(axes, task, paths, label, color):
         up = 0.62 - 0.2 * (len(same_end) % 3)
         box = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
         style = dict(fontsize=9, ha="center", va="center", bbox=box)
-        drawn[path] = arrow, axes.text(start + up * (to - start), below + up, label(path), **style)
+        text = f"head {path.head + 1}: " * several + label(path)
+        drawn[path] = arrow, axes.text(start + up * (to - start), below + up, text, **style)
     return drawn
 
 
-def draw_roles(axes, task, layers):
-    """A line for each role, with a dot at the input and after each of the layers."""
+def draw_columns(axes, task, layers, across):
+    """A line for each place, with a dot at the input and after each of the layers."""
     heights, names = range(len(layers) + 1), []
-    for x, role in enumerate(task.roles[number] for number in task.in_reading_order):
+    for place, x in across.items():
+        role = task.roles[place.role]
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * len(heights), heights, "o", color="white", markeredgecolor="gray", ms=7)
-        names.append(f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$\n{role.name}")
+        symbol = (
+            "relay" if place.behind else f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$"
+        )
+        names.append(f"{symbol}\n{place.name(task)}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(heights, ["input", *(f"after layer {layer + 1}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    axes.set_xlabel("symbol and role, in the order of reading")
+    relays = "; relay: the token so many places behind" * any(place.behind for place in across)
+    axes.set_xlabel(f"symbol and role, in the order of reading{relays}")
     axes.spines[:].set_visible(False)
 
 
@@ -177,53 +200,16 @@ def draw_roles(axes, task, layers):
 
 def draw_circuit(run, file):
     """The circuit, with the mean attention of each path."""
-    size = diagram_size(run.task, run.paths)
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
-    labels = {path: f"{attention:.2f}" for path, attention in run.paths.items()}
+    figure, axes = plt.subplots(figsize=diagram_size(run.task, run.paths), layout="constrained")
+    labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels.get, lambda path: USEFUL)
-    layers, seed, problem = run.flags.layers, run.flags.seed, run.flags.problem.title
-    grade = f"Circuit ({run.report['grade']}) of {layers} layers, {problem}, seed {seed}"
-    title = f"{grade}: arrows carry mean attention (512 sequences);\n"
-    title += f"useless heads are uniform or identity, rows without an arrow: {run.report['fill']}"
-    axes.set_title(title + faint_note(run.paths))
-    runs.save_figure(figure, file)
-
-
-# ---- Figures 3 and 8: shared information before any layer
-
-
-def shared_information(task):
-    """Two lists of [role, role], numbers: those who share a symbol, those who share a slot."""
-    pieces = starting_information(task).float().split([task.symbols, len(task.blocks)], 1)
-    return [(held @ held.T).triu(1).nonzero().tolist() for held in pieces]
-
-
-def draw_shared_information(run, file):
-    """Which roles share a symbol (above) or a slot (below) to begin with."""
-    # the roles, in the order of the chain
-    width = max(6, 1.1 * len(run.task.roles) + 1)
-    figure, axes = plt.subplots(figsize=(width, 3), layout="constrained")
-    for x, role in enumerate(run.task.roles):
-        box = dict(boxstyle="round", fc="white")
-        name = f"$x_{{{role.symbol}}}$\n{role.name}"
-        axes.text(x, 0, name, ha="center", va="center", bbox=box)
-
-    # an arc between each two that share something
-    by_symbol, by_slot = shared_information(run.task)
-    for pairs, height, color, label in (
-        (by_symbol, 0.3, "tab:blue", "share a symbol"),
-        (by_slot, -0.3, "tab:orange", "share a slot (stand side by side)"),
-    ):
-        axes.plot([], [], color=color, lw=2, label=label)
-        for a, b in pairs:
-            bend = math.copysign(0.5 / math.sqrt(b - a), -height)  # wide arcs are flatter
-            style = dict(arrowstyle="-", lw=2, color=color, connectionstyle=f"arc3,rad={bend}")
-            axes.add_patch(FancyArrowPatch((a, height), (b, height), **style))
-    axes.legend(loc="upper right", ncols=2, frameon=False)
-    axes.set(xlim=(-0.6, len(run.task.roles) - 0.4), ylim=(-1, 1.3))
-    problem = run.flags.problem.title
-    axes.set_title(f"What the roles of one chain share before any layer, {problem}")
-    axes.axis("off")
+    kinds = sorted({row["mechanism"] for row in run.report["heads"]} - {"paths"})
+    verdict = "certified circuit" if run.report["certified"] else "circuit, not certified"
+    axes.set_title(
+        f"{run.title}: {verdict}\narrows carry mean attention; heads without a path: "
+        f"{', '.join(kinds) or 'none'}; rows without an arrow: {run.report['fill']}",
+        fontsize=10,
+    )
     runs.save_figure(figure, file)
 
 
@@ -239,7 +225,7 @@ def residual_streams(model, inputs):
         streams.append(output[0] if isinstance(output, tuple) else output)
 
     try:
-        for module in (model.embed, *model.blocks):
+        for module in dict.fromkeys((model.embed, *model.blocks)):  # layers may share weights
             hooks.append(module.register_forward_hook(keep))
         model(inputs, return_patterns=True)  # then the last layer computes all tokens
     finally:
@@ -297,9 +283,9 @@ def draw_information_map(run, file, n=512):
     for layer in useful:
         panels[0].get_yticklabels()[layer + 1].set_color(USEFUL)
     figure.colorbar(image, ax=panels, label="held-out $R^2$", shrink=0.8)
-    title = "What can be read from the residual stream at each role, by least squares\n"
-    title += f"({n} sequences to fit, {n} to test)"
-    title += "; red: layers with a useful head" if useful else ""
+    title = f"{run.title}: what can be read from the residual stream at each role\n"
+    title += f"by least squares ({n} sequences to fit, {n} to test)"
+    title += "; red: layers with paths" if useful else ""
     figure.suptitle(title, fontsize=11)
     runs.save_figure(figure, file)
 
@@ -313,18 +299,19 @@ def draw_emergence(run, file):
     width, height = diagram_size(run.task, run.paths)
     size = (1.7 * width, height + 0.3)
     figure, panels = plt.subplots(1, 2, figsize=size, layout="constrained", sharey=True)
-    labels = {path: f"{attention:.2f}" for path, attention in run.paths.items()}
+    labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(panels[0], run.task, run.paths, labels.get, lambda path: USEFUL)
-    panels[0].set_title("mean attention at the end" + faint_note(run.paths), fontsize=11)
+    panels[0].set_title("mean attention at the end (512 sequences)", fontsize=11)
 
     # right: how it began; the brightest colours of viridis are too faint for lines
-    when = emergence.emergence_steps(run.emergence)
-    known = [step for step in when.values() if step is not None]
+    when = emergence_steps(run.emergence)
+    known = [when[path] for path in run.paths if when.get(path) is not None]
     shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
     ends = (min(known), max(known)) if known else (0, 1)
     scale = ScalarMappable(plt.Normalize(*ends), shades)
     labels, colors = {}, {}
-    for path, step in when.items():
+    for path in run.paths:
+        step = when.get(path)
         labels[path] = "never" if step is None else f"{step:.0f}"
         colors[path] = "lightgray" if step is None else scale.to_rgba(step)
     draw_diagram(panels[1], run.task, run.paths, labels.get, colors.get)
@@ -332,13 +319,14 @@ def draw_emergence(run, file):
     panels[1].set_title(title, fontsize=11)
     if known:
         figure.colorbar(scale, ax=panels[1], label="training step", shrink=0.8)
+    figure.suptitle(run.title)
     runs.save_figure(figure, file)
 
 
 def draw_paths(run, file):
     """Appendix D: the attention of each path over training."""
     # a panel per path
-    when, steps, columns = emergence.emergence_steps(run.emergence), run.emergence.steps, 4
+    when, steps, columns = emergence_steps(run.emergence), run.emergence.steps, 4
     lines = math.ceil(len(when) / columns)
     shape = dict(figsize=(3.2 * columns, 2.1 * lines + 0.9), sharex=True, sharey=True)
     figure, grid = plt.subplots(lines, columns, squeeze=False, layout="constrained", **shape)
@@ -392,7 +380,7 @@ def draw_heads(run, file):
 def map_of_rises(emerged, removed, titles, what, file):
     """A map for each symbol: a row for each that was removed, a column per checkpoint."""
     # what is drawn
-    steps, count, rises = emerged.steps, len(removed), emergence.removal_rises(emerged, removed)
+    steps, count, rises = emerged.steps, len(removed), removal_rises(emerged, removed)
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
     edges = [steps[0], *middles, steps[-1]]  # checkpoints may be unequally apart
 
@@ -415,51 +403,58 @@ def map_of_rises(emerged, removed, titles, what, file):
     runs.save_figure(figure, file)
 
 
-def draw_animation(run, file):
-    """The circuit lighting up through training, the partial losses under it."""
-    # the frame that stays
-    steps, (width, height) = run.emergence.steps, diagram_size(run.task, run.paths)
-    shape = dict(figsize=(0.75 * width, 0.75 * (height + 3.2)), height_ratios=[height, 2.6])
+def draw_film(run, file, frames=44):
+    """The circuit lighting up through training, the partial losses under it; slow while it does."""
+    # the frame that stays: every path that the model uses, in the colour of the symbol it finds
+    emerged, task, last = run.emergence, run.task, run.task.symbols - 1
+    paths, steps = [*emerged.paths], emerged.steps
+    width, height = diagram_size(task, paths)
+    shape = dict(figsize=(0.8 * width, 0.8 * (height + 3)), height_ratios=[height, 2.8])
     figure, (above, below) = plt.subplots(2, 1, layout="constrained", **shape)
-    drawn = draw_diagram(above, run.task, run.paths, lambda path: "0.00", lambda path: USEFUL)
-    symbols = run.emergence.losses
-    for symbol, losses in symbols.items():
-        color = runs.symbol_color(int(symbol[2:]), run.task.symbols - 1)
-        below.plot(steps, losses, color=color, label=f"$x_{{{symbol[2:]}}}$")
-    now = below.axvline(0, color=USEFUL)
+
+    def color(path):
+        return runs.symbol_color(max(1, task.roles[path.target.role].symbol), last)
+
+    drawn = draw_diagram(above, task, paths, lambda path: "0.00", color)
+    marks = {}
+    for symbol, losses in emerged.losses.items():
+        shade = runs.symbol_color(int(symbol[2:]), last)
+        below.plot(steps, losses, color=shade, label=f"${symbol[:2]}{{{symbol[2:]}}}$", lw=1.5)
+        (marks[symbol],) = below.plot([], [], "o", color=shade, ms=8)
+    now = below.axvline(0, color="gray", lw=1)
     below.set(xlabel="training step", ylabel="MSE of each symbol", ylim=(0, 1.2))
     below.set_xlim(steps[0], steps[-1])
-    below.legend(fontsize="small", ncols=len(symbols), loc="upper right")
+    below.legend(fontsize="small", ncols=last, loc="upper right")
 
     def show(checkpoint):
-        title = f"Who attends to whom after {steps[checkpoint]} training steps"
-        above.set_title(title, fontsize=11)
-        now.set_xdata([steps[checkpoint]] * 2)
-        for path, history in run.emergence.paths.items():
+        step = steps[checkpoint]
+        known = [f"${name}$" for name, losses in emerged.losses.items() if losses[checkpoint] < 0.5]
+        said = ", ".join(known) or "nothing"
+        above.set_title(f"Step {step}: asked for all of its chain, the query q knows {said}")
+        now.set_xdata([step] * 2)
+        for symbol, mark in marks.items():
+            mark.set_data([step], [emerged.losses[symbol][checkpoint]])
+        for path, history in emerged.paths.items():
             (arrow, text), mean = drawn[path], history.mean[checkpoint]
-            arrow.set_alpha(max(0.04, mean))
-            text.set(text=f"{mean:.2f}", alpha=max(0.15, mean))
+            arrow.set_alpha(max(0.06, mean))
+            text.set(text=f"{mean:.2f}", alpha=max(0.1, mean))
         figure.canvas.draw()
         return Image.fromarray(numpy.asarray(figure.canvas.buffer_rgba())).convert("RGB")
 
-    # a frame per checkpoint, and the last for a second more
+    # frames where as much has changed since the one before, in arrows and errors
+    curves = [history.mean for history in emerged.paths.values()] + [*emerged.losses.values()]
+    moved = torch.tensor(curves).diff().abs().sum(0) + 1e-3
+    share = torch.cat([torch.zeros(1), moved.cumsum(0) / moved.sum()])
+    chosen = torch.searchsorted(share, torch.linspace(0, 1, frames)).clamp(max=len(steps) - 1)
+    chosen = [0, *dict.fromkeys(chosen.tolist())]
     figure.set_dpi(75)
     show(0)
     figure.set_layout_engine("none")  # to lay out every frame anew takes most of the time
-    frames = [show(checkpoint) for checkpoint in range(len(steps))]
-    frames += frames[-1:] * 8
-    moving = dict(save_all=True, append_images=frames[1:], duration=125, loop=0)
-    runs.write_file(file, lambda temporary: frames[0].save(temporary, "GIF", **moving))
+    pictures = [show(checkpoint).quantize(64) for checkpoint in chosen]
+    milliseconds = [400] + [100] * (len(pictures) - 2) + [900]
+    moving = dict(save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
+    runs.write_file(file, lambda temporary: pictures[0].save(temporary, "GIF", **moving))
     plt.close(figure)
-
-
-EMERGENCE_FIGURES = {
-    "emergence.png": draw_emergence,
-    "paths.png": draw_paths,
-    "removal.png": draw_removal,
-    "emergence.gif": draw_animation,
-}
-HEAD_FIGURES = {"heads.png": draw_heads}  # not in every emergence.json
 
 
 # ---- the command line
@@ -467,38 +462,46 @@ HEAD_FIGURES = {"heads.png": draw_heads}  # not in every emergence.json
 
 FIGURES = {
     "curves.png": lambda run, file: draw_curves(run.folder),
-    "shared_information.png": draw_shared_information,
     "attention_maps.png": draw_attention_maps,
     "information_map.png": draw_information_map,
 }
 CIRCUIT_FIGURES = {"circuit.png": draw_circuit}
+EMERGENCE_FIGURES = {
+    "emergence.png": draw_emergence,
+    "paths.png": draw_paths,
+    "removal.png": draw_removal,
+    "heads.png": draw_heads,
+    "emergence.gif": draw_film,
+}
 
 
 def draw(folder):
-    """Draw all figures of a run into its directory."""
+    """Draw all figures of a run into its directory; those of a circuit that is no more go."""
     run, figures = read_run(folder), dict(FIGURES)
     if run.paths:
         figures |= CIRCUIT_FIGURES
-    if run.emergence:
-        figures |= EMERGENCE_FIGURES | (HEAD_FIGURES if run.emergence.heads else {})
+    if run.paths and run.emergence:
+        figures |= EMERGENCE_FIGURES
+    for name in {*CIRCUIT_FIGURES, *EMERGENCE_FIGURES} - {*figures}:
+        (folder / name).unlink(missing_ok=True)
     for name, draw_figure in figures.items():
         draw_figure(run, folder / name)
         print(folder / name, flush=True)
     if not run.report:
         print(f"no circuit is known here, so none is drawn: run python ablate.py {folder} first")
     elif not run.paths:
-        print("ablate.py found no circuit here, so none is drawn")
+        print(f"no circuit is drawn: {run.report['verdict']}")
 
 
 def main():
-    p = command_line("analyze.py", __doc__)
-    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-    folder = p.parse_args().run
-    matplotlib.use("Agg")
-    try:
-        draw(folder)
-    except (OSError, ValueError) as error:
-        p.error(error)
+    with program("analyze.py"):
+        p = command_line("analyze.py", __doc__)
+        p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+        folder = p.parse_args().run
+        matplotlib.use("Agg")
+        runs.read_flags(folder)  # refuses what is no run before it is locked
+        with runs.alone_in(folder):
+            draw(folder)
 
 
 if __name__ == "__main__":
