@@ -12,42 +12,14 @@ the roles and counts layers and heads from 1.
 import itertools
 import pathlib
 import re
-from typing import NamedTuple
 
 from parts import Refused, runs
+from parts.flow import Path, Place
 
 import torch
 import torch.nn.functional as F
 
 from data import partial_losses
-
-
-class Place(NamedTuple):
-    """A token of a chain: the one with a role, or so many tokens behind it, which has no role in
-    this chain (before it, if negative)."""
-
-    role: int  # of task.roles
-    behind: int = 0
-
-    def name(self, task):
-        """3b, 3b+1, ..."""
-        return task.names[self.role] + (f"{self.behind:+d}" if self.behind else "")
-
-    def tokens(self, task, positions):
-        """Where it stands (B, N), from positions (B, N, roles), and whether it does: there may be
-        no token so far behind."""
-        tokens = positions[:, :, self.role] + self.behind
-        return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
-
-
-class Path(NamedTuple):
-    """In layer `layer`, head `head`, the token at `source` attends to that at `target`, both of its
-    own chain."""
-
-    layer: int
-    head: int
-    source: Place
-    target: Place
 
 
 def fields_of(path, task):

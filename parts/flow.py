@@ -11,6 +11,7 @@ attended to from each of the others: in a chain it always does.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 from parts import Refused, program
 from parts.flags import command_line
@@ -84,11 +85,10 @@ def known_to_query(task, allowed):
 
 def symbols_reached(task, paths, layers):
     """(symbols-1,) bool, which of x_1, x_2, ... the query holds after all layers if attention
-    follows these paths alone, (layer, head, source, target), roles by number: source attends to
-    target, so information moves from target to source."""
+    follows these paths alone, between roles that share a piece."""
     allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
     for layer, _, source, target in paths:
-        allowed[layer, source, target] = True
+        allowed[layer, source.role, target.role] = True
     *_, reached = known_to_query(few_chains(task), allowed)
     return reached
 
@@ -112,6 +112,37 @@ def least_possible(task, causal, learned):
     needed = [role for role in task.roles[1:] if learned[supplies[role.block] - 1]]
     layers = torch.tensor(least_layers(few_chains(task), causal))[learned].tolist()
     return dict(least_paths=len(needed), least_layers=max(layers, default=0))
+
+
+# ---- paths
+
+
+class Place(NamedTuple):
+    """A token of a chain: the one with a role, or so many tokens behind it, which has no role in
+    this chain (before it, if negative)."""
+
+    role: int  # of task.roles
+    behind: int = 0
+
+    def name(self, task):
+        """3b, 3b+1, ..."""
+        return task.names[self.role] + (f"{self.behind:+d}" if self.behind else "")
+
+    def tokens(self, task, positions):
+        """Where it stands (B, N), from positions (B, N, roles), and whether it does: there may be
+        no token so far behind."""
+        tokens = positions[:, :, self.role] + self.behind
+        return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
+
+
+class Path(NamedTuple):
+    """In layer `layer`, head `head`, the token at `source` attends to that at `target`, both of its
+    own chain."""
+
+    layer: int
+    head: int
+    source: Place
+    target: Place
 
 
 # ---- the laws
@@ -144,24 +175,23 @@ DEPTH_LAWS = {True: causal_depth, False: unmasked_depth}  # by causal
 
 
 def minimal_circuit(D, layers, causal):
-    """[(layer, head, source, target), ...], paths along which the query comes to hold as many of
-    x_1..x_D as the information flow allows in so many layers; roles by number in chain(N, D).
-    One head per layer with a causal mask, two without."""
-    paths, last = [], 2 * D  # by number 0 is q, 2k-1 is ka, 2k is kb
+    """[Path, ...] along which the query comes to hold as many of x_1..x_D as the information flow
+    allows in so many layers. One head per layer with a causal mask, two without."""
+    ends, last = [], 2 * D  # (layer, head, source, target), by number 0 is q, 2k-1 ka, 2k kb
     for layer in range(layers):
         if not causal:
             # what a role holds triples, up and down the chain
             step = 3**layer
-            paths += [(layer, 0, role, min(role + step, last)) for role in range(last)]
-            paths += [(layer, 1, role, max(role - step, 0)) for role in range(1, last + 1)]
+            ends += [(layer, 0, role, min(role + step, last)) for role in range(last)]
+            ends += [(layer, 1, role, max(role - step, 0)) for role in range(1, last + 1)]
         elif layer == 0:
             # every b takes its a
-            paths += [(0, 0, b, b - 1) for b in range(2, last + 1, 2)]
+            ends += [(0, 0, b, b - 1) for b in range(2, last + 1, 2)]
         else:
             # what a b, or the query, holds doubles
             step = 2**layer
-            paths += [(layer, 0, b, b + step) for b in range(0, last + 1 - step, 2)]
-    return paths
+            ends += [(layer, 0, b, b + step) for b in range(0, last + 1 - step, 2)]
+    return [Path(layer, head, Place(a), Place(b)) for layer, head, a, b in ends]
 
 
 def conditional_circuit(D, layers, causal):
@@ -172,8 +202,9 @@ def conditional_circuit(D, layers, causal):
     steps = ["0 1b 1a", "0 3c 3a", "1 2b 2a", "1 3c 3b"], ["0 q 1b", "1 q 2b"], ["0 q 3c"]
     paths = []
     for layer, texts in enumerate(steps[:layers]):
-        for head, source, target in map(str.split, texts):
-            paths.append((layer, int(head), names.index(source), names.index(target)))
+        for head, *ends in map(str.split, texts):
+            source, target = (Place(names.index(name)) for name in ends)
+            paths.append(Path(layer, int(head), source, target))
     return paths
 
 

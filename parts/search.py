@@ -84,8 +84,9 @@ def candidates(held):
     """{Path: (symbols,) by how much each error of the free model rises without it}, the paths that
     a circuit may have: the source attends to the target, rather than to that place of other chains,
     in about one slot of N at least; and without the path the MSE rises by COST, in this head alone
-    or where no other head with this path is left. A token without a role is a target where it is a
-    relay: in a layer before it attends to its slot, or to a relay nearer to that."""
+    or where no other head with this path is left; and the values at the targets of a source matter
+    more than all others. A token without a role is a target where it is a relay: in a layer before
+    it attends to its slot, or to a relay nearer to that."""
     found, sources = {}, [Place(role) for role in range(len(held.task.roles))]
     for source in sources:  # grows
         for alike in attended(held, source):
@@ -100,7 +101,14 @@ def candidates(held):
             target = alike[0].target
             if own and target.behind and target not in sources:
                 sources.append(target)
-    return found
+
+    # what attention without a value does is not the work of a path
+    kept = {}
+    for _, group in itertools.groupby(sorted(found), key=lambda path: path[:3]):
+        group = [*group]
+        if (replaced(held, group) - replaced(held, group, others=True)).mean() >= COST / 2:
+            kept |= {path: found[path] for path in group}
+    return kept
 
 
 def attended(held, source):

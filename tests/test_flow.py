@@ -5,6 +5,7 @@ import math
 
 from parts import flow
 from parts.circuit import one_hot
+from parts.flow import Path, Place
 
 import pytest
 import torch
@@ -70,15 +71,15 @@ def test_minimal_circuits_reach_what_the_laws_allow():
         reached = flow.symbols_reached(task, paths, layers).tolist()
         assert reached == [law(k) <= layers for k in range(1, D + 1)], (D, layers, causal)
         allowed = flow.may_attend(task, causal)
-        assert all(allowed[source, target] for _, _, source, target in paths)
+        assert all(allowed[path.source.role, path.target.role] for path in paths)
         assert {head for _, head, *_ in paths} == ({0} if causal else {0, 1})
 
 
 def test_symbols_are_reached_along_the_paths_alone():
     """The paper's circuit of three steps: without a path, what lies behind it is lost."""
     task, q, b1, b2, b3 = chain(4, 3), 0, 2, 4, 6
-    pairs = [(0, 0, b, b - 1) for b in (b1, b2, b3)]
-    chained = [(1, 0, q, b1), (2, 0, q, b2), (3, 0, q, b3)]
+    pairs = [Path(0, 0, Place(b), Place(b - 1)) for b in (b1, b2, b3)]
+    chained = [Path(k, 0, Place(q), Place(b)) for k, b in enumerate((b1, b2, b3), 1)]
     assert flow.symbols_reached(task, pairs + chained, 4).tolist() == [True, True, True]
     for k in range(3):
         without = [path for path in pairs + chained if path != chained[k]]
@@ -100,7 +101,8 @@ def test_the_least_possible_circuit_is_of_the_learned_symbols_alone():
 
 def test_one_hot_attention_is_where_the_roles_stand():
     task, batch = chain(4, 3), make_batch(0, torch.arange(8))
-    pattern = one_hot([(1, 0, 0, 2), (1, 0, 4, 3)], task, batch.positions)
+    paths = [Path(1, 0, Place(0), Place(2)), Path(1, 0, Place(4), Place(3))]
+    pattern = one_hot(paths, task, batch.positions)
     for b, n in itertools.product(range(8), range(4)):
         tokens = batch.positions[b, n].tolist()
         assert pattern[b, tokens[0], tokens[2]] == 1 and pattern[b, tokens[4], tokens[3]] == 1
