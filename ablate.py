@@ -182,8 +182,8 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     returns (predictions, [attention after softmax (B, heads, T, T) of each layer]).
     flags: of a run, as runs.load gives them, or train.parse_flags(["--D", "2"]).
     threshold: the highest MSE of a sufficient circuit, and what heads without a path may cost;
-    sequences: fresh ones for the certificate; seed: of what is drawn. Refused for what cannot be;
-    FloatingPointError for a model whose loss is not finite."""
+    sequences: fresh ones for the certificate; seed: of what is drawn. Refused for what cannot
+    be."""
     check(flags, threshold, sequences)
     flags, task, began = flags.but(device="cpu"), flags.problem, time.monotonic()
     report = dict(certified=False, verdict="", threshold=threshold, sequences=sequences, uses=[])
@@ -211,41 +211,40 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         report["uses"].append(fields_of(path, task) | dict(cost=cost.tolist()))
     say(f"{len(costs)} paths may belong to the circuit")
 
-    # fresh sequences may say a little more than those of the search
+    # the fewest that suffice; fresh sequences may say a little more than those of the search
     limit, found, report["searches"] = 0.9 * threshold + 0.1 * loss, [], {}
     for number, fill in enumerate(FILLS):
         result = search(free, fill, costs, simple, prices, limit, threshold)
         if result is None:
-            reached = flow(costs, task, free.batch.positions[:8])
-            names = " ".join(symbol_names(reached)) or "nothing"
-            return report | dict(verdict=f"no circuit: the flow along all paths reaches {names}")
+            names = symbol_names(flow(costs, task, free.batch.positions[:8])) or ["nothing"]
+            what = f"the flow along all paths reaches {' '.join(names)}"
+            return report | dict(verdict=f"no circuit: {what}")
         circuit, mse = result
         report["searches"][fill] = f"{len(paths_of(circuit))} paths, loss {mse:.4f}"
         say(f"rows without a path {fill}: {report['searches'][fill]}")
         found.append((mse >= limit, len(paths_of(circuit)), number, circuit))
 
     # the first to which nothing can be objected, those with the fewest paths first
-    fresh, tries = runs.sequences(flags, held_out("certificate", sequences)), []
-    parts = [
-        Held(model, flags, type(fresh)(*some), means)
-        for some in zip(*(tensor.split(512) for tensor in fresh), strict=True)
-    ]
-    intact = torch.cat([part.errors({}) for part in parts])
-    for _, _, number, circuit in sorted(found, key=lambda one: one[:3]):
+    found.sort(key=lambda one: one[:3])
+    tried = [one for one in found if not one[0]] or found[:1]
+    fresh = runs.sequences(flags, held_out("certificate", sequences))
+    batches = zip(*(tensor.split(512) for tensor in fresh), strict=True)
+    parts = [Held(model, flags, type(fresh)(*batch), means) for batch in batches]
+    intact, certificates = torch.cat([part.errors({}) for part in parts]), []
+    for _, _, number, circuit in tried:
         fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
         errors = torch.cat([part.errors(circuit, fill) for part in parts])
         measured = certify(parts[0], (intact, errors), circuit, fill, generator)
         fails = why_not(measured, threshold)
         say(f"rows without a path {fill}: {'; '.join(fails) or 'certified'}")
-        tries.append((len(fails), number, circuit, measured, fails))
+        certificates.append((len(fails), number, circuit, fails, measured))
         if not fails:
             break
-    _, number, circuit, measured, fails = min(tries, key=lambda one: one[0])
+    _, number, circuit, fails, measured = min(certificates, key=lambda one: one[0])
     report |= dict(certified=not fails, verdict="; ".join(fails) or "certified")
-    report |= summary(free, circuit, FILLS[number], learned) | measured
     choices = other_choices(free, FILLS[number], circuit, costs, limit)
     report["choices"] = [[path_name(path, task) for path in pair] for pair in choices]
-    return report
+    return report | summary(free, circuit, FILLS[number], learned) | measured
 
 
 def summary(free, circuit, fill, learned):

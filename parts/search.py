@@ -6,6 +6,7 @@
 ablate.py says what for, and certifies what is found. Free: no head is held.
 """
 
+import functools
 import itertools
 
 from parts.circuit import (
@@ -170,26 +171,17 @@ def search(held, fill, costs, simple, prices, limit, threshold):
     task, lost = held.task, held.task.destroyed
     learned = held.intact < lost
     core = {path for path in costs if (learned & (held.intact + costs[path] > lost)).any()}
-    known = {}
 
-    def remember(function):
-        def looked_up(*key):
-            if (function, key) not in known:
-                known[function, key] = function(*key)
-            return known[function, key]
-
-        return looked_up
-
-    @remember
+    @functools.cache
     def flows(paths):
         return bool(flow(paths, task, held.batch.positions[:8])[learned].all())
 
-    @remember
+    @functools.cache
     def complete(heads):
         idle = {head: simple[head] for head in heads}
         return (held.errors(idle).mean(0) - held.intact).mean() < 0.8 * threshold
 
-    @remember
+    @functools.cache
     def carries(paths):
         target, others = replaced(held, paths), replaced(held, paths, others=True)
         return target.mean() > others.mean()
@@ -205,6 +197,7 @@ def search(held, fill, costs, simple, prices, limit, threshold):
     def loss(circuit):
         return held.errors(circuit, fill).mean().item()
 
+    # from all candidates, one after the other
     circuit = dict(simple)
     for path in sorted(costs):
         own = circuit[path[:2]]
