@@ -16,7 +16,6 @@ from parts.circuit import Place, check_roles, paths_in, read_report
 from parts.emergence import Emergence, emergence_steps, read_emergence, removal_rises
 from parts.flags import Flags, command_line
 
-import matplotlib
 import matplotlib.pyplot as plt
 import numpy
 import torch
@@ -498,7 +497,6 @@ def main():
         p = command_line("analyze.py", __doc__)
         p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
         folder = p.parse_args().run
-        matplotlib.use("Agg")
         runs.read_flags(folder)  # refuses what is no run before it is locked
         with runs.alone_in(folder):
             draw(folder)

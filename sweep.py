@@ -320,9 +320,6 @@ def run_and_draw(to_do, folder, args):
 
 def two_panels(height):
     """A figure, and the axes of its left and right half."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     return plt.subplots(1, 2, figsize=(11, height), layout="constrained", sharey=True)

@@ -88,10 +88,9 @@ def adamw_alone(model, flags):
 
 def muon_and_adamw(model, flags):
     """Muon for the matrices inside the layers, AdamW for the rest."""
-    inside, rest = [], []
-    for name, parameter in model.named_parameters():
-        ours = name.startswith("blocks") and parameter.ndim == 2
-        (inside if ours else rest).append(parameter)
+    linear = [one for one in model.blocks.modules() if isinstance(one, torch.nn.Linear)]
+    inside = [one.weight for one in linear]
+    rest = [one for one in model.parameters() if all(one is not other for other in inside)]
     dtype = getattr(torch, flags.dtype)
     return [adamw(rest, flags), Muon(inside, flags.lr, flags.weight_decay, dtype)]
 
@@ -317,9 +316,6 @@ def print_row(row, steps, rate):
 def draw_curves(run):
     """curves.png: training and validation loss, and the partial losses with the step where each
     passes below LEARNED."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     flags, rows = runs.read_flags(run), runs.read_log(run)
@@ -337,7 +333,7 @@ def draw_curves(run):
     problem = f"{flags.problem.title}, seed {flags.seed}"
     title = f"{shape}, {problem}: validation MSE {validation[-1]:.4f} at step {steps[-1]}"
     lowest = min([*validation, flags.target or 1])
-    whole.set(yscale="log", ylabel="mean squared error", ylim=(lowest / 2, None))  # for the legend
+    whole.set(yscale="log", ylabel="mean squared error", ylim=(lowest / 2, 1.5))  # for the legend
     whole.set_title(title, fontsize=11)
 
     # right: each symbol alone
@@ -354,6 +350,8 @@ def draw_curves(run):
     # what the levels mean; the legends where no curves are
     for axes in (whole, partial):
         for level, meaning in flags.problem.plateaus:
+            if not level:  # one chain has nothing to average
+                continue
             axes.axhline(level, color="tab:red", ls=":", lw=1)
             near = axes is whole and 0.9 < level < 1  # a log scale has no room for its text
             axes.annotate(
@@ -432,6 +430,13 @@ def main():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stopped.append(number))
         flags.out = flags.out or run_directory(flags)
+        for odd, what in (
+            (flags.warmup >= flags.steps, "--warmup is not over before the last step"),
+            (not flags.lr, "--lr 0 changes nothing"),
+            (0 < flags.clip < 1e-6, "--clip leaves hardly anything of a gradient"),
+        ):
+            if odd:
+                print(f"train.py: beware: {what}", file=sys.stderr)
         if run_once(flags, stopped):
             print(summary(flags.out))
             return

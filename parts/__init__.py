@@ -20,6 +20,7 @@ def how_threads_wait():
 
 
 os.environ.setdefault("GOMP_SPINCOUNT", how_threads_wait())  # read once, when torch loads
+os.environ["MPLBACKEND"] = "Agg"  # figures are files; read when matplotlib loads
 
 
 class Refused(ValueError):

@@ -279,7 +279,16 @@ def read_report(run):
     report = runs.read_json(file) if file.exists() else {}
     if report and "verdict" not in report:
         raise Refused(f"{file} is of an older form: run ablate.py again (python ablate.py {run})")
+    for name, kind in REPORT.items():
+        right = isinstance(report.get(name, kind()), kind)
+        rows = report[name] if right and kind is list and name in report else []
+        if not right or not all(isinstance(row, dict) for row in rows):
+            raise runs.unusable(file, f"holds something else as {name}")
     return report
+
+
+REPORT = dict(certified=bool, verdict=str, fill=str, heads=list, uses=list, paths=list)
+REPORT |= dict(intact=dict, sufficient=dict, complete=dict, paper=dict)
 
 
 def paths_in(report, task, kind="paths"):
