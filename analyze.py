@@ -81,7 +81,7 @@ def draw_attention_maps(run, file):
     heads, useful = run.flags.heads, {path[:2] for path in run.paths}
     columns = heads if heads > 1 else min(4, len(maps))
     lines = math.ceil(len(maps) / columns)
-    shape = dict(figsize=(4.2 * columns, 4.4 * lines), squeeze=False, layout="constrained")
+    shape = dict(figsize=(3.4 * columns, 3.6 * lines), squeeze=False, layout="constrained")
     figure, grid = plt.subplots(lines, columns, **shape)
     for axes in grid.flat[len(maps) :]:
         axes.axis("off")

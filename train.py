@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from parts import Refused, program, runs
+from parts import program, runs
 from parts.circuit import hold
 from parts.flags import SETTINGS, parse, run_directory
 from parts.flow import held_paths
@@ -182,20 +182,6 @@ def parse_flags(arguments=None):
     return flags
 
 
-def compile_model(model, flags):
-    """The model, with --compile compiled; Refused if this machine cannot: a CPU takes a C++
-    compiler."""
-    if not flags.compile:
-        return model
-    compiled = torch.compile(model)
-    try:
-        predict(compiled, flags, batch_index(flags.seed, 0, flags.batch, flags.examples))
-    except RuntimeError as error:
-        what = f"--compile does not work here ({type(error).__name__})"
-        raise Refused(f"{what}: install a compiler, or leave it out") from None
-    return compiled
-
-
 def predict(model, flags, index):
     """Predictions and targets for the examples `index`."""
     batch = runs.sequences(flags, index.to(flags.device))
@@ -247,7 +233,7 @@ def train(state, stopped=()):
     `stopped` fills up first. FloatingPointError when a loss is no longer finite; state.pt then
     keeps the last time it was."""
     flags, model = state.flags, state.model
-    run, compiled = flags.out, compile_model(model, flags)
+    run, compiled = flags.out, torch.compile(model) if flags.compile else model
     began = time.monotonic() - state.seconds
     shown = state.seconds, state.step  # when the last line was printed
 
@@ -315,16 +301,15 @@ def print_row(row, steps, rate):
 
 def draw_curves(run):
     """curves.png: training and validation loss, and the partial losses with the step where each
-    passes below LEARNED."""
+    passes below LEARNED, beside the plateaus of the task."""
     import matplotlib.pyplot as plt
 
     flags, rows = runs.read_flags(run), runs.read_log(run)
-    steps = [row["step"] for row in rows]
+    steps, validation = [row["step"] for row in rows], [row["val"] for row in rows]
     figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 
     # left: all symbols together
     whole.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
-    validation = [row["val"] for row in rows]
     whole.plot(steps, validation, color="black", label="validation, 1024 sequences")
     if flags.target:
         label = f"target {flags.target:g}"
@@ -332,44 +317,30 @@ def draw_curves(run):
     shape = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     problem = f"{flags.problem.title}, seed {flags.seed}"
     title = f"{shape}, {problem}: validation MSE {validation[-1]:.4f} at step {steps[-1]}"
-    lowest = min([*validation, flags.target or 1])
-    whole.set(yscale="log", ylabel="mean squared error", ylim=(lowest / 2, 1.5))  # for the legend
     whole.set_title(title, fontsize=11)
+    whole.set(yscale="log", ylim=(min([*validation, flags.target or 1]) / 2, 1.5))
+    whole.set(xlabel="training step", ylabel="mean squared error")
+    whole.legend(fontsize="small", loc="lower left")
 
     # right: each symbol alone
     for name, crossing in runs.crossings(rows).items():
-        symbols = flags.problem.symbols - 1
-        color, label = runs.symbol_color(int(name[2:]), symbols), f"${name}$"
+        color, label = runs.symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
         if crossing is not None:
             partial.plot(crossing, LEARNED, "o", color=color)
             label += f", below {LEARNED} at step {crossing:.0f}"
         partial.plot(steps, [row[name] for row in rows], color=color, label=label)
-    partial.set(ylim=(0, 1.2), ylabel="validation MSE")
     partial.set_title("each symbol alone", fontsize=11)
-
-    # what the levels mean; the legends where no curves are
-    for axes in (whole, partial):
-        for level, meaning in flags.problem.plateaus:
-            if not level:  # one chain has nothing to average
-                continue
-            axes.axhline(level, color="tab:red", ls=":", lw=1)
-            near = axes is whole and 0.9 < level < 1  # a log scale has no room for its text
-            axes.annotate(
-                "" if near else f"{level:.3g}: {meaning}",
-                (0.65 if 0.9 < level < 1 else 1, level),  # beside what is said of 1
-                (-4, 2 if level == 1 else -3),  # below a plateau: curves stay above it
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                va="bottom" if level == 1 else "top",
-                fontsize="small",
-                color="tab:red",
-                zorder=1,  # behind the curves
-            )
-        axes.set(xlabel="training step")
-    whole.legend(fontsize="small", loc="lower left")
+    partial.set(xlabel="training step", ylabel="validation MSE", ylim=(0, 1.2))
     look = dict(fontsize="small", ncols=3, handlelength=1, columnspacing=1, frameon=False)
     figure.legend(*partial.get_legend_handles_labels(), loc="outside lower right", **look)
+
+    # what the levels mean, above a line if it is the highest, else below: curves end lower
+    for level, meaning in flags.problem.plateaus:
+        for axes in (whole, partial) if level else ():  # one chain has nothing to average
+            axes.axhline(level, color="tab:red", ls=":", lw=1)
+        if level:
+            style = dict(color="tab:red", fontsize="small", ha="right", zorder=1)
+            partial.text(steps[-1], level, f"{level:.3g}: {meaning}", va="bottom", **style)
     runs.save_figure(figure, run / "curves.png")
 
 

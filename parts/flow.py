@@ -14,7 +14,7 @@ import functools
 from typing import NamedTuple
 
 from parts import Refused, program
-from parts.flags import command_line
+from parts.flags import ROWS, command_line
 
 import torch
 import torch.nn.functional as F
@@ -230,33 +230,29 @@ def held_paths(flags):
 # ---- the command line
 
 
-def chain_table(most):
-    """The laws for 1..most retrieval steps, as text; each exact law beside its simulation."""
-    lines = [
-        "Layers needed to retrieve x_D              no mask               causal mask",
-        "   D   paper's bound, ceil(log3 2D)   ceil(log3(4D+1))  simulated   "
-        "floor(log2 D)+2  simulated",
-    ]
+def depth_table(most):
+    """The laws for 1..most retrieval steps, as lines of text; each exact law beside its
+    simulation."""
+    row = "{:>4} {:>18} {:>18} {:>10} {:>18} {:>10}".format
+    lines = [row("", "Theorem 1", "no mask", "", "causal mask", "")]
+    laws = "ceil(log3 2D)", "ceil(log3(4D+1))", "simulated", "floor(log2 D)+2", "simulated"
+    lines.append(row("D", *laws))
     for D in range(1, most + 1):
         unmasked, causal = (least_layers(chain(1, D), mask)[-1] for mask in (False, True))
-        lines.append(
-            f"{D:4d}   {paper_bound(D):^27d}   {unmasked_depth(D):^16d}  {unmasked:^9d}   "
-            f"{causal_depth(D):^15d}  {causal:^9d}"
-        )
-    return "\n".join(lines)
+        lines.append(row(D, paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal))
+    return lines
 
 
-def symbol_table(make, D):
-    """The simulation for x_1, x_2, ... of any task, as text: each told from those of other chains
-    by what is shared, and with any shared piece."""
+def symbol_table(make):
+    """The simulation for x_1, x_2, ... of any task, as lines of text: each told from those of other
+    chains by what is shared, and with any shared piece."""
     lines = []
     for causal, mask in (True, "causal mask"), (False, "no mask"):
         for N, told in (2, "told from all others"), (1, "any shared piece will do"):
-            layers = least_layers(make(N, D), causal)
-            cells = "".join(f"{count:8d}" for count in layers)
-            lines.append(f"{mask + ', ' + told:40s}{cells}")
-    names = "".join(f"{f'x_{k}':>8s}" for k in range(1, 1 + len(layers)))
-    return "\n".join([f"{'Layers needed':40s}{names}", *lines])
+            layers = enumerate(least_layers(make(N, ROWS["D"].default), causal), 1)
+            cells = ", ".join(f"x_{k} {count} layers" for k, count in layers)
+            lines.append(f"{mask}, {told}: {cells}")
+    return lines
 
 
 def main():
@@ -267,10 +263,8 @@ def main():
         flags = p.parse_args()
         if not 1 <= flags.D <= 200:
             p.error(f"--D must be from 1 to 200, not {flags.D}")
-        if flags.task == "chain":
-            print(chain_table(flags.D))
-        else:
-            print(symbol_table(TASKS[flags.task], 3))
+        known = TASKS[flags.task] is chain
+        print("\n".join(depth_table(flags.D) if known else symbol_table(TASKS[flags.task])))
 
 
 if __name__ == "__main__":

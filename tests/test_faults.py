@@ -241,17 +241,6 @@ def test_too_little_memory_gets_one_line(tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.mark.slow
-def test_compile_without_a_compiler_gets_one_line(tmp_path, monkeypatch):
-    inductor = pytest.importorskip("torch._inductor.config")
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
-    torch._dynamo.reset()
-    flags = [*TINY, "--out", tmp_path / "run"]
-    assert_refused(train, *flags, "--compile", says="--compile does not work here")
-    torch._dynamo.reset()
-    assert run_main(train, *flags, "--resume")[0] == 0
-
-
 def test_a_run_that_blows_up_stops_and_keeps_the_last_good_state(tmp_path):
     flags = [*TINY, "--lr", 1000, "--clip", 0, "--out", tmp_path / "run"]
     assert_refused(train, *flags, says="no longer finite", code=1)
