@@ -34,7 +34,18 @@ def command(script, about, tables, draw=None):
                 print(file)
 
 
-# ---- kinds of runs
+# ---- which runs
+
+
+def committed(*patterns):
+    """The runs below results/ of these patterns, in order: what the pages tell of."""
+    found = [file for pattern in patterns for file in sorted(Path("results").glob(pattern))]
+    return [file for file in found if (file / "config.json").exists()]
+
+
+def name_of(run):
+    """rope/s4, or A: below results/ the name and the set, else the name alone."""
+    return f"{run.parent.name}/{run.name}" if run.parent.parent.name == "runs" else run.name
 
 
 def kind_of(flags):

@@ -8,7 +8,7 @@ Runs without a circuit.json are left out.
 from parts import runs
 from parts.circuit import read_report
 
-from studies import by_kind, command, kind_of, markdown, share
+from studies import by_kind, command, kind_of, markdown, name_of, share
 
 
 def facts(folders):
@@ -57,9 +57,9 @@ def certificates(folders):
     """A row per run: the verdict and what was measured."""
     rows = []
     for fact in facts(folders):
-        report, name = fact["report"], f"{fact['run'].parent.name}/{fact['run'].name}"
+        report = fact["report"]
         told = [tell(report) if "paths" in report else "" for tell in COLUMNS.values()]
-        rows.append([name.removeprefix("results/"), report["verdict"], *told])
+        rows.append([name_of(fact["run"]), report["verdict"], *told])
     return markdown(["run", "verdict", *COLUMNS], *rows)
 
 
@@ -69,7 +69,7 @@ def papers_test(folders):
     for fact in facts(folders):
         if "paths" in fact["report"]:
             told = [tell(fact["report"]["paper"]) for tell in PAPERS.values()]
-            rows.append([fact["run"].name, *told])
+            rows.append([name_of(fact["run"]), *told])
     return markdown(["run", *PAPERS], *rows)
 
 

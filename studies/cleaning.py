@@ -14,7 +14,7 @@ from parts.circuit import read_report
 
 import matplotlib.pyplot as plt
 
-from studies import by_kind, command, kind_of, markdown, steps_text
+from studies import by_kind, command, kind_of, markdown, name_of, steps_text
 from train import schedule
 
 
@@ -85,7 +85,7 @@ def stability_table(folders):
         solved = f"{sum(loss < 0.01 for loss in losses)} of {len(log)}"
         found = [steps_text(learned.values()), solved]
         found += [lost, f"{max(after):.2f}"] if whole else ["", ""]
-        rows.append([folder.name, log[-1]["step"], *found, f"{losses[-1]:.3f}"])
+        rows.append([name_of(folder), log[-1]["step"], *found, f"{losses[-1]:.3f}"])
     heads = "run", "steps", "learned at step", "evaluations below 0.01"
     return markdown([*heads, "times lost", "highest since learned", "at the end"], *rows)
 

@@ -90,6 +90,19 @@ def tables(folders):
     return markdown(["problem", "asked for", "steps", *learned, "MSE at the end"], *rows)
 
 
+def without_a_rung(folders):
+    """(learned, runs): of the runs that were asked, from the start, for a symbol without every one
+    before it, how many learned such a symbol; one run per setting and seed."""
+    learned = []
+    for folder in folders:
+        flags, log = runs.read_flags(folder), runs.read_log(folder)
+        ladder = [k for k, asked in enumerate(flags.asked, 1) if k == asked]
+        above = [f"x_{k}" for k in flags.asked if k not in ladder]
+        if above and not flags.init:
+            learned.append(any(log[-1][name] < LEARNED for name in above))
+    return sum(learned), len(learned)
+
+
 # ---- the figure
 
 

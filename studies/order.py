@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.markers import TICKDOWN, TICKUP
 
 import sweep
-from studies import by_kind, command, kind_of, markdown, share, steps_text
+from studies import by_kind, command, kind_of, markdown, name_of, share, steps_text
 
 
 # ---- the induction head of a task
@@ -109,6 +109,7 @@ def facts(run):
         steps=log[-1]["step"],
         mse=log[-1].get("confirmed", log[-1]["val"]),
         learned=learned,
+        ends={name: log[-1][name] for name in flags.symbols},
         in_order=runs.in_order(list(learned.values())),
         report=read_report(run),
     )
@@ -151,8 +152,8 @@ def claims_table(every, *names):
     return markdown(["kind", "runs", "steps from symbol to symbol", *claims], *rows)
 
 
-def runs_table(every):
-    """A row per run."""
+def runs_table(every, paths=True):
+    """A row per run; with its first paths, or without."""
     rows = []
     for fact in every:
         told = []
@@ -160,10 +161,11 @@ def runs_table(every):
             ends = f"{path.source.name(fact['task'])} -> {path.target.name(fact['task'])}"
             told.append(f"layer {path.layer + 1}, {ends}: {step:.0f}")
         when = steps_text(fact["learned"].values())
-        name = f"{fact['run'].parent.name}/{fact['run'].name}"
-        rows.append([name, when, fact["steps"], f"{fact['mse']:.4f}", "; ".join(told)])
-    heads = ["run", "learned at step", "ends at", "MSE", "first paths between slots"]
-    return markdown(heads, *rows)
+        ends = ", ".join(f"{name} {loss:.2g}" for name, loss in fact["ends"].items())
+        row = [name_of(fact["run"]), when, fact["steps"], ends, f"{fact['mse']:.4f}"]
+        rows.append(row + ["; ".join(told)] * paths)
+    heads = ["run", "learned at step", "ends at", "errors there", "MSE"]
+    return markdown(heads + ["first paths between slots, at step"] * paths, *rows)
 
 
 def tables(folders):

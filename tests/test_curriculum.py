@@ -52,6 +52,11 @@ def test_runs_are_grouped_and_counted(made):
     assert labels[0] == "x_1, x_3" and labels[3] == "one of x_1, x_2, x_3"
 
 
+def test_what_lies_above_a_missing_rung(made):
+    """Of a and b, asked for x_1 and x_3, b learned x_3; the others have no rung missing."""
+    assert curriculum.without_a_rung(made) == (1, 2)
+
+
 def test_stages_count_together(made):
     """x_1 was learned in the first stage, between the steps 100 and 200, x_2 in the second."""
     fact = curriculum.facts(made[3])

@@ -151,10 +151,9 @@ def test_what_emerged_first_is_counted(tmp_path):
         "2 of 3 [0.21, 0.94] | 1 of 3 [0.06, 0.79] | 2 of 3 [0.21, 0.94] | 3 of 4 [0.30, 0.95] |"
     )
     first, _, late, _, unknown = order.runs_table(every).splitlines()[2:]
-    assert "| 25, 45 | 100 | 0.0040 | layer 1, 1b -> 1a: 5; layer 2, q -> 1b: 15; layer 3" in first
-    assert late.endswith("| layer 3, q -> 2b: 15 |") and unknown.endswith(
-        "| 45, 25 | 100 | 0.0040 |  |"
-    )
+    ends = "100 | x_1 0, x_2 0 | 0.0040"
+    assert f"| s0 | 25, 45 | {ends} | layer 1, 1b -> 1a: 5; layer 2, q -> 1b: 15; layer 3" in first
+    assert late.endswith("| layer 3, q -> 2b: 15 |") and unknown.endswith(f"| 45, 25 | {ends} |  |")
 
 
 def place(role):
