@@ -149,7 +149,7 @@ def simple_heads(held, costs, threshold):
     gain = {head: price[head, simple[head]] - price[head, "position"] for head in idle}
     for head in sorted(idle, key=gain.get, reverse=True):
         together = held.errors({other: simple[other] for other in idle}).mean(0) - held.intact
-        if together.mean() < 0.6 * threshold:
+        if together.mean() < 0.8 * threshold:
             break
         simple[head] = "position"
     for head in held.means.keys() - {*idle}:
