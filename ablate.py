@@ -54,7 +54,7 @@ from data import held_out
 
 
 FILLS = ["zero", "identity", "uniform"]  # what tokens without a path do; the paper's first
-STALE = ["circuit.png", "attention_maps.png", "emergence.png"]  # drawn of an older certificate
+STALE = ["*.gif", "[!c]*.png", "circuit.png"]  # drawn of an older certificate, all but curves.png
 PAPERS_LEAST = 0.17  # the lowest MSE after the removal of a path in Appendix E
 
 
@@ -312,8 +312,8 @@ def main():
         with runs.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
             runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
-            for name in STALE:
-                (args.run / name).unlink(missing_ok=True)
+            for file in (file for name in STALE for file in args.run.glob(name)):
+                file.unlink()
         print_certificate(report)
         print("---")
         for key, value in report.items():
