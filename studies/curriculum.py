@@ -68,7 +68,7 @@ def facts(folder):
 def cell(group, k):
     """How many runs of a kind hold x_k at the end, with an interval, and when they learned it."""
     if k not in group[0]["last"]:
-        return "" if k not in group[0]["learned"] else "not asked at the end"
+        return "" if k not in group[0]["learned"] else "then not asked"
     held = [fact for fact in group if fact["last"][k] < LEARNED]
     steps = [fact["learned"][k] for fact in held if fact["learned"][k] is not None]
     when = f", step {statistics.median(steps):.0f}" if steps else ""
@@ -79,15 +79,14 @@ def cell(group, k):
 def tables(folders):
     """A line of Markdown per kind."""
     groups, rows = by_kind(map(facts, folders)).values(), []
+    several = len({group[0]["problem"] for group in groups}) > 1
     symbols = sorted({k for group in groups for fact in group for k in fact["learned"]})
     for group in groups:
-        ends = sorted({fact["ends"][-1] for fact in group})
-        means = sorted(statistics.fmean(fact["last"].values()) for fact in group)
-        row = [group[0]["problem"], group[0]["label"], f"{ends[0]} to {ends[-1]}"]
+        row = [group[0]["problem"]] * several + [group[0]["label"]]
         row += [cell(group, k) for k in symbols]
-        rows.append([*row, f"{means[0]:.3f} to {means[-1]:.3f}"])
+        rows.append(row)
     learned = [f"x_{k} below 0.5" for k in symbols]
-    return markdown(["problem", "asked for", "steps", *learned, "MSE at the end"], *rows)
+    return markdown(["problem"] * several + ["asked for", *learned], *rows)
 
 
 def without_a_rung(folders):

@@ -69,7 +69,7 @@ def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path, monkeypatch):
     drawn, out = [], tmp_path / "out"
     monkeypatch.setattr(runs, "save_figure", lambda figure, file: drawn.append(figure))
     code, said, err = run_main(curriculum, *made, "--out", out)
-    assert code == 0 and said.count("\n| D=3") == 4 and str(out / "curriculum.png") in said, err
+    assert code == 0 and said.count("\n| ") == 4 and str(out / "curriculum.png") in said, err
     (axes,) = drawn[0].axes
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     counts = {}

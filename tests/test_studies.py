@@ -244,7 +244,7 @@ def test_certificates_are_told_and_counted(tmp_path):
     (folders[2] / "circuit.json").write_text(json.dumps(report))
     code, said, err = run_main(circuits, *folders)
     assert code == 0, err
-    told = "2 (4) in 2 (3) | 1 | zero | none: literal | 0.020 [0.010, 0.040] | 0.010 | 0.75 | 0.500"
+    told = "2 (4) in 2 (3) | 1 | zero | 0 | 0.020 | 0.010 | 0.75 | 0.500"
     assert f"s0 | certified | {told} |" in said, said
     assert f"s1 | not complete: layer 5 head 1 costs 0.91 | {told} |" in said
     assert "s2 | not searched: the model itself has a loss of 0.7 |  |" in said and "s3" not in said
