@@ -321,14 +321,16 @@ def main():
         model, flags = runs.load(args.run)
         with runs.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
+
+            # printed first: a full disk costs no result
+            print_certificate(report)
+            print("---")
+            for key, value in report.items():
+                if not isinstance(value, (list, dict)):
+                    print(f"{key}: {value}")
             runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
             for name in STALE:
                 (args.run / name).unlink(missing_ok=True)
-        print_certificate(report)
-        print("---")
-        for key, value in report.items():
-            if not isinstance(value, (list, dict)):
-                print(f"{key}: {value}")
         print(f"circuit: {args.run / 'circuit.json'}")
 
 

@@ -1,0 +1,26 @@
+"""Coverage of the intervals on distributions whose mean is known."""
+
+import math
+
+from parts.intervals import bootstrap, studentised
+
+import pytest
+import torch
+
+
+def coverage(interval, sigma, n=512, trials=300):
+    """How often a 95% interval of the mean of lognormal numbers holds it."""
+    covered, draws = 0, torch.Generator().manual_seed(1)
+    for seed in range(trials):
+        values = (sigma * torch.randn(n, generator=draws)).exp()
+        low, high = interval(values, torch.Generator().manual_seed(seed))
+        covered += low < math.exp(sigma**2 / 2) < high
+    return covered / trials
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma, least", [(1.5, 0.90), (2.0, 0.85)])
+def test_the_studentised_interval_covers_more_of_heavy_tails(sigma, least):
+    """Measured: TODO."""
+    covers = coverage(studentised, sigma)
+    assert covers >= least and covers > coverage(bootstrap, sigma)
