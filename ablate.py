@@ -55,7 +55,7 @@ from data import held_out
 
 
 FILLS = ["zero", "identity", "uniform"]  # what tokens without a path do; the paper's first
-STALE = ["circuit.png", "attention_maps.png", "emergence.png"]  # drawn of an older certificate
+STALE = ["*.gif", "[!c]*.png", "circuit.png"]  # drawn of an older certificate, all but curves.png
 PAPERS_LEAST = 0.17  # the lowest MSE after the removal of a path in Appendix E
 
 
@@ -329,8 +329,8 @@ def main():
                 if not isinstance(value, (list, dict)):
                     print(f"{key}: {value}")
             runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
-            for name in STALE:
-                (args.run / name).unlink(missing_ok=True)
+            for file in (file for name in STALE for file in args.run.glob(name)):
+                file.unlink()
         print(f"circuit: {args.run / 'circuit.json'}")
 
 

@@ -106,12 +106,12 @@ def check_model(model, flags, inputs):
     else no circuit would be its."""
     B, T = inputs.shape[:2]
     with runs.precision(flags):
-        said, layers = model(inputs, return_patterns=True)
-        again = model(inputs)
+        layers = model(inputs, return_patterns=True)[1]
+        said, again = model(inputs).float(), model(inputs).float()
     if [tuple(one.shape) for one in layers] != [(B, flags.heads, T, T)] * flags.layers:
         shapes = f"{flags.layers} layers of (B, {flags.heads}, {T}, {T})"
         raise Refused(f"the model must return patterns of {shapes}, as its flags say")
-    if not torch.allclose(said.float(), again.float(), atol=0.01):
+    if not torch.allclose(said, again, atol=0.01):
         raise Refused("the model says something else the second time: no dropout, eval()")
     if any(not torch.allclose(one.float().sum(-1), torch.ones(1), atol=0.01) for one in layers):
         raise Refused("rows of the model's patterns must sum to 1: (attending, attended)")
