@@ -9,6 +9,7 @@ position). It is certified if it answers four questions about fresh sequences:
 
     sufficient   held to it in all heads, does the model still solve the task?
     complete     can the heads without a path be held while the rest is free, alone and together?
+                 all tokens without a path in any head, and every symbol is still solved?
     carried      is it the targets whose values matter to the free model, not what else is read?
     needed       does the free model miss each path, where no head is left that has it?
 
@@ -73,7 +74,8 @@ def certify(free, every, circuit, fill, generator):
     to it, on all sequences, a pair of (B, symbols); the rest is measured with `free`, Held, by how
     much the errors of the free model rise:
 
-    complete: when heads without a path do what the circuit says, each alone and all together;
+    complete: when heads without a path do what the circuit says, each alone and all together, and
+    when all other tokens without a path do too, while those with one attend as they did (rest);
     paths: of each path, its mean attention; without it in this head (alone: a stand-in costs
     nothing) and in any head that has it (everywhere); when the values that its source reads at its
     targets in this head are replaced (carried), and when all others are (others)."""
@@ -82,13 +84,19 @@ def certify(free, every, circuit, fill, generator):
     def rise(errors):
         return interval(errors - intact, generator)
 
+    def destroyed(risen):
+        lost = torch.tensor(risen["partial"]) + intact.mean(0) > task.destroyed
+        return symbol_names(lost & (intact.mean(0) < task.destroyed))
+
     # sufficient and complete
     found = {name: interval(errors, generator) for name, errors in zip(NAMES, every, strict=True)}
     idle, alone = {head: own for head, own in circuit.items() if isinstance(own, str)}, []
     for (layer, head), own in sorted(idle.items()):
         costs = rise(free.errors({(layer, head): own}))
         alone.append(dict(layer=layer + 1, head=head + 1, mechanism=own, **costs))
-    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)))
+    rest = rise(free.errors_of_rest(circuit, fill))
+    rest["destroys"] = destroyed(rest)
+    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)), rest=rest)
 
     # carried and needed
     found["paths"] = []
@@ -105,8 +113,7 @@ def certify(free, every, circuit, fill, generator):
             row = fields_of(path, task) | dict(attention=share[path]) | values
             row["alone"] = rise(knocked_out(free, [path]))
             row["everywhere"] = rise(knocked_out(free, heads)) if len(heads) > 1 else row["alone"]
-            lost = torch.tensor(row["everywhere"]["partial"]) + intact.mean(0) > task.destroyed
-            row["destroys"] = symbol_names(lost & (intact.mean(0) < task.destroyed))
+            row["destroys"] = destroyed(row["everywhere"])
             found["paths"].append(row)
     found["paper"] = papers_test(free, circuit, generator)
     return found
@@ -142,6 +149,9 @@ def why_not(found, threshold):
     together = found["complete"]["together"]["mse"]
     if together >= threshold:
         fails.append(f"not complete: all heads without a path together cost {together:.2f}")
+    if lost := found["complete"]["rest"]["destroys"]:
+        what = f"tokens without a path, held as it says, cost {' '.join(lost)}"
+        fails.append(f"not complete: in all heads, {what}")
     for row in found["paths"]:
         name = "layer {layer} head {head}, {source} -> {target}".format(**row)
         if row["more"]["low"] <= 0:
@@ -311,14 +321,16 @@ def main():
         model, flags = runs.load(args.run)
         with runs.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
+
+            # printed first: a full disk costs no result
+            print_certificate(report)
+            print("---")
+            for key, value in report.items():
+                if not isinstance(value, (list, dict)):
+                    print(f"{key}: {value}")
             runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
             for file in (file for name in STALE for file in args.run.glob(name)):
                 file.unlink()
-        print_certificate(report)
-        print("---")
-        for key, value in report.items():
-            if not isinstance(value, (list, dict)):
-                print(f"{key}: {value}")
         print(f"circuit: {args.run / 'circuit.json'}")
 
 
