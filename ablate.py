@@ -9,7 +9,8 @@ position). It is certified if it answers four questions about fresh sequences:
 
     sufficient   held to it in all heads, does the model still solve the task?
     complete     can the heads without a path be held while the rest is free, alone and together?
-                 all tokens without a path in any head, and every symbol is still solved?
+                 all tokens without a path in any head, and each path that is left out be
+                 removed, and every symbol is still solved?
     carried      is it the targets whose values matter to the free model, not what else is read?
     needed       does the free model miss each path, where no head is left that has it?
 
@@ -69,13 +70,14 @@ def interval(errors, generator):
     return dict(mse=errors.mean().item(), low=low, high=high, partial=errors.mean(0).tolist())
 
 
-def certify(free, every, circuit, fill, generator):
+def certify(free, every, circuit, uses, fill, generator):
     """What is measured of a circuit, a dict. every: errors of the free model and of the model held
-    to it, on all sequences, a pair of (B, symbols); the rest is measured with `free`, Held, by how
-    much the errors of the free model rise:
+    to it, on all sequences, a pair of (B, symbols); uses: the paths that the free model misses; the
+    rest is measured with `free`, Held, by how much the errors of the free model rise:
 
     complete: when heads without a path do what the circuit says, each alone and all together, and
-    when all other tokens without a path do too, while those with one attend as they did (rest);
+    when all other tokens without a path do too, while those with one attend as they did (rest); and
+    without each path that the circuit leaves out;
     paths: of each path, its mean attention; without it in this head (alone: a stand-in costs
     nothing) and in any head that has it (everywhere); when the values that its source reads at its
     targets in this head are replaced (carried), and when all others are (others)."""
@@ -96,7 +98,10 @@ def certify(free, every, circuit, fill, generator):
         alone.append(dict(layer=layer + 1, head=head + 1, mechanism=own, **costs))
     rest = rise(free.errors_of_rest(circuit, fill))
     rest["destroys"] = destroyed(rest)
-    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)), rest=rest)
+    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)), rest=rest, left_out=[])
+    for path in sorted({*uses} - {*paths_of(circuit)}):
+        row = fields_of(path, task) | rise(knocked_out(free, [path]))
+        found["complete"]["left_out"].append(row | dict(destroys=destroyed(row)))
 
     # carried and needed
     found["paths"] = []
@@ -152,6 +157,12 @@ def why_not(found, threshold):
     if lost := found["complete"]["rest"]["destroys"]:
         what = f"tokens without a path, held as it says, cost {' '.join(lost)}"
         fails.append(f"not complete: in all heads, {what}")
+    sources = {(row["layer"], row["head"], row["source"]) for row in found["paths"]}
+    for row in found["complete"]["left_out"]:
+        beside = (row["layer"], row["head"], row["source"]) in sources
+        if row["destroys"] or (beside and row["mse"] >= threshold):
+            name = "layer {layer} head {head}, {source} -> {target}".format(**row)
+            fails.append(f"not complete: {name}, left out, costs {row['mse']:.2f}")
     for row in found["paths"]:
         name = "layer {layer} head {head}, {source} -> {target}".format(**row)
         if row["more"]["low"] <= 0:
@@ -244,7 +255,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     for _, _, number, circuit in tried:
         fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
         errors = torch.cat([part.errors(circuit, fill) for part in parts])
-        measured = certify(parts[0], (intact, errors), circuit, fill, generator)
+        measured = certify(parts[0], (intact, errors), circuit, costs, fill, generator)
         fails = why_not(measured, threshold)
         say(f"rows without a path {fill}: {'; '.join(fails) or 'certified'}")
         certificates.append((len(fails), number, circuit, fails, measured))

@@ -101,19 +101,26 @@ def test_a_model_of_another_kind_is_certified(capsys):
 
 
 def test_each_question_that_fails_is_in_the_verdict():
-    def certificate(high=0.04, alone=0.01, together=0.02, destroys=(), more=0.1, needed=0.1):
+    def certificate(
+        high=0.04, alone=0.01, together=0.02, destroys=(), left=(), more=0.1, needed=0.1
+    ):
         path = dict(layer=1, head=1, source="q", target="1b", everywhere=dict(low=needed))
         path |= dict(more=dict(low=more), carried=dict(mse=0.3), others=dict(mse=0.4))
         complete = dict(alone=[dict(layer=5, head=2, mse=alone)], together=dict(mse=together))
-        complete["rest"] = dict(destroys=destroys)
+        complete |= dict(rest=dict(destroys=destroys), left_out=left)
         return dict(sufficient=dict(mse=0.03, high=high), complete=complete, paths=[path])
 
+    row = dict(layer=1, head=1, source="q", target="2b", mse=0.2, destroys=[])
+    elsewhere, lost = row | dict(layer=2), row | dict(layer=2, destroys=["x_1"])
     assert ablate.why_not(certificate(), 0.05) == []
+    assert ablate.why_not(certificate(left=[elsewhere]), 0.05) == []
     for flaw, says in (
         (dict(high=0.06), "not sufficient: the loss is 0.0300"),
         (dict(alone=0.91), "not complete: layer 5 head 2 costs 0.91"),
         (dict(together=0.05), "not complete: all heads without a path together cost 0.05"),
         (dict(destroys=["x_2"]), "tokens without a path, held as it says, cost x_2"),
+        (dict(left=[row]), "not complete: layer 1 head 1, q -> 2b, left out, costs 0.20"),
+        (dict(left=[lost]), "not complete: layer 2 head 1, q -> 2b, left out, costs 0.20"),
         (dict(more=-0.01), "q -> 1b: 0.30 by its targets, 0.40 by others"),
         (dict(needed=0.0), "not needed: layer 1 head 1, q -> 1b"),
     ):

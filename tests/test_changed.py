@@ -20,10 +20,10 @@ TRIES = 100  # of each model
 
 
 def searched(run):
-    """A model on 64 fresh sequences, its circuit by the search, (circuit, fill), and what its heads
-    do without a path."""
+    """A model on 128 fresh sequences; its circuit and fill by the search; what its heads do without
+    a path; and the paths that it misses."""
     model, flags = runs.load(HERE / "results" / run)
-    means = Held(model, flags, runs.sequences(flags, held_out("means", 256))).means
+    means = Held(model, flags, runs.sequences(flags, held_out("means", 512))).means
     costs = candidates(Held(model, flags, runs.sequences(flags, held_out("means", 64)), means))
     free = Held(model, flags, runs.sequences(flags, held_out("search", 128)), means)
     simple, prices = simple_heads(free, costs, 0.05)
@@ -31,17 +31,17 @@ def searched(run):
         circuit, loss = search(free, fill, costs, simple, prices, 0.045, 0.05)
         if loss < 0.045:
             break
-    fresh = Held(model, flags, runs.sequences(flags, held_out("certificate", 64)), means)
-    return fresh, circuit, fill, simple
+    fresh = Held(model, flags, runs.sequences(flags, held_out("certificate", 128)), means)
+    return fresh, circuit, fill, simple, costs
 
 
-def objections(free, circuit, fill):
+def objections(free, circuit, fill, uses):
     """[text, ...] what is said against a circuit; where it does not suffice, that alone."""
     errors = free.errors(circuit, fill)
     if errors.mean() >= 0.05:
         return ["not sufficient"]
     generator = torch.Generator().manual_seed(0)
-    found = ablate.certify(free, (free.errors({}), errors), circuit, fill, generator)
+    found = ablate.certify(free, (free.errors({}), errors), circuit, uses, fill, generator)
     return ablate.why_not(found, 0.05)
 
 
@@ -75,10 +75,10 @@ def changed(circuit, simple, task, draw):
 @pytest.mark.parametrize("run", RUNS)
 @torch.no_grad()
 def test_no_changed_circuit_is_certified(run):
-    free, circuit, fill, simple = searched(run)
-    assert objections(free, circuit, fill) == []
+    free, circuit, fill, simple, uses = searched(run)
+    assert objections(free, circuit, fill, uses) == []
     tries, passed = changed(circuit, simple, free.task, random.Random(0)), []
     for _, (text, other) in zip(range(TRIES), tries, strict=False):
-        if not objections(free, other, fill):
+        if not objections(free, other, fill, uses):
             passed.append(text)
     assert not passed
