@@ -24,7 +24,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 from PIL import Image
 
-from data import Task, held_out, token_names
+from data import LEARNED, Task, held_out, token_names
 from train import draw_curves
 
 
@@ -48,6 +48,11 @@ class Run(NamedTuple):
         flags, step = self.flags, runs.read_log(self.folder)[-1]["step"]
         shape = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
         return f"{shape}, {self.task.title}, seed {flags.seed}, step {step}"
+
+    @property
+    def sequences(self):
+        """On how many ablate.certify measures attention."""
+        return min(512, self.report["sequences"])
 
 
 def read_run(folder, weights=True):
@@ -97,7 +102,7 @@ def draw_attention_maps(run, file):
     letters += "; D1.2: of B1 and C2" if run.task.crossed else ""
     figure.supxlabel(f"attended token ({letters})", fontsize=13)
     figure.supylabel("attending token", fontsize=13)
-    figure.suptitle(f"Attention on one held-out sequence: {run.title}", fontsize=15)
+    figure.suptitle(f"Attention on one held-out sequence\n{run.title}", fontsize=15)
     runs.save_figure(figure, file)
 
 
@@ -141,10 +146,8 @@ def columns_of(task, paths):
 
 def diagram_size(task, paths):
     """(width, height) in inches of the diagram of these paths, with room for a title."""
-    layers = len({path.layer for path in paths})
-    return max(8, 1.2 * len(columns_of(task, paths)) + 1), (
-        1.3 if layers < 7 else 0.95
-    ) * layers + 1.6
+    layers, columns = len({path.layer for path in paths}), len(columns_of(task, paths))
+    return max(8, 1.2 * columns + 1), (1.3 if layers < 7 else 0.95) * layers + 1.6
 
 
 def draw_diagram(axes, task, paths, label, color):
@@ -153,8 +156,8 @@ def draw_diagram(axes, task, paths, label, color):
     {path: (arrow, its text)}."""
     layers, across = sorted({path.layer for path in paths}), columns_of(task, paths)
     draw_columns(axes, task, layers, across)
-    several, drawn = len({path.head for path in paths}) > 1, {}
-    for path in paths:
+    several, drawn = any(path.head for path in paths), {}
+    for path in sorted(paths, key=lambda path: abs(across[path.source] - across[path.target])):
         # from the target, below, to the source; straight, unless another head of the layer has it
         below, start, to = layers.index(path.layer), across[path.target], across[path.source]
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
@@ -164,7 +167,7 @@ def draw_diagram(axes, task, paths, label, color):
         arrow = FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=14, **style)
         axes.add_patch(arrow)
 
-        # its text upon it, lower where another arrow ends in the same place
+        # its text upon it, lower where a shorter arrow ends in the same place
         end = path.layer, path.source
         same_end = [other for other in drawn if (other.layer, other.source) == end]
         up = 0.62 - 0.2 * (len(same_end) % 3)
@@ -182,15 +185,13 @@ def draw_columns(axes, task, layers, across):
         role = task.roles[place.role]
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * len(heights), heights, "o", color="white", markeredgecolor="gray", ms=7)
-        symbol = (
-            "relay" if place.behind else f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$"
-        )
-        names.append(f"{symbol}\n{place.name(task)}")
+        symbol = f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$"
+        names.append(f"{'relay' if place.behind else symbol}\n{place.name(task)}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(heights, ["input", *(f"after layer {layer + 1}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    relays = "; relay: the token so many places behind" * any(place.behind for place in across)
-    axes.set_xlabel(f"symbol and role, in the order of reading{relays}")
+    relays = "; relay: so many tokens behind" * any(place.behind for place in across)
+    axes.set_xlabel(f"symbol and role, as they are read{relays}")
     axes.spines[:].set_visible(False)
 
 
@@ -204,11 +205,9 @@ def draw_circuit(run, file):
     draw_diagram(axes, run.task, run.paths, labels.get, lambda path: USEFUL)
     kinds = sorted({row["mechanism"] for row in run.report["heads"]} - {"paths"})
     verdict = "certified circuit" if run.report["certified"] else "circuit, not certified"
-    axes.set_title(
-        f"{run.title}: {verdict}\narrows carry mean attention; heads without a path: "
-        f"{', '.join(kinds) or 'none'}; rows without an arrow: {run.report['fill']}",
-        fontsize=10,
-    )
+    title = f"{run.title}: {verdict}\narrows carry mean attention ({run.sequences} sequences)\n"
+    title += f"heads without a path: {', '.join(kinds) or 'none'}"
+    axes.set_title(f"{title}; rows without an arrow: {run.report['fill']}", fontsize=10)
     runs.save_figure(figure, file)
 
 
@@ -282,6 +281,7 @@ def draw_information_map(run, file, n=512):
     for layer in useful:
         panels[0].get_yticklabels()[layer + 1].set_color(USEFUL)
     figure.colorbar(image, ax=panels, label="held-out $R^2$", shrink=0.8)
+    figure.supxlabel("symbol that is read", fontsize=10)
     title = f"{run.title}: what can be read from the residual stream at each role\n"
     title += f"by least squares ({n} sequences to fit, {n} to test)"
     title += "; red: layers with paths" if useful else ""
@@ -300,7 +300,7 @@ def draw_emergence(run, file):
     figure, panels = plt.subplots(1, 2, figsize=size, layout="constrained", sharey=True)
     labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(panels[0], run.task, run.paths, labels.get, lambda path: USEFUL)
-    panels[0].set_title("mean attention at the end (512 sequences)", fontsize=11)
+    panels[0].set_title(f"mean attention at the end ({run.sequences} sequences)", fontsize=11)
 
     # right: how it began; the brightest colours of viridis are too faint for lines
     when = emergence_steps(run.emergence)
@@ -308,11 +308,11 @@ def draw_emergence(run, file):
     shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
     ends = (min(known), max(known)) if known else (0, 1)
     scale = ScalarMappable(plt.Normalize(*ends), shades)
-    labels, colors = {}, {}
-    for path in run.paths:
-        step = when.get(path)
+    labels, colors = dict.fromkeys(run.paths, "not measured"), dict.fromkeys(run.paths, "lightgray")
+    for path, step in when.items():
         labels[path] = "never" if step is None else f"{step:.0f}"
-        colors[path] = "lightgray" if step is None else scale.to_rgba(step)
+        if step is not None:
+            colors[path] = scale.to_rgba(step)
     draw_diagram(panels[1], run.task, run.paths, labels.get, colors.get)
     title = f"step at which it first passes 0.5 ({run.emergence.sequences} sequences)"
     panels[1].set_title(title, fontsize=11)
@@ -353,6 +353,7 @@ def draw_paths(run, file):
         axes.tick_params(labelbottom=True)
     label = f"training step; red: the mean passes 0.5 ({run.emergence.sequences} sequences)"
     figure.supxlabel(label, fontsize=10)
+    figure.supylabel("attention, or share", fontsize=10)
     above = dict(loc="outside upper center", ncols=3, fontsize=9, frameon=False)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), **above)
     runs.save_figure(figure, file)
@@ -421,14 +422,17 @@ def draw_film(run, file, frames=44):
         below.plot(steps, losses, color=shade, label=f"${symbol[:2]}{{{symbol[2:]}}}$", lw=1.5)
         (marks[symbol],) = below.plot([], [], "o", color=shade, ms=8)
     now = below.axvline(0, color="gray", lw=1)
-    below.set(xlabel="training step", ylabel="MSE of each symbol", ylim=(0, 1.2))
-    below.set_xlim(steps[0], steps[-1])
+    limits = dict(xlim=(steps[0], steps[-1]), ylim=(0, 1.2))
+    below.set(xlabel="training step", ylabel="MSE of each symbol", **limits)
+    below.axhline(LEARNED, color="gray", ls=":", lw=1)
     below.legend(fontsize="small", ncols=last, loc="upper right")
+    about = f"arrows: mean attention ({emerged.sequences} sequences), in the colour of the symbol"
+    below.set_title(f"{about}\nthat they find; dotted: known below {LEARNED}", fontsize=9)
 
     def show(checkpoint):
         step = steps[checkpoint]
-        known = [f"${name}$" for name, losses in emerged.losses.items() if losses[checkpoint] < 0.5]
-        said = ", ".join(known) or "nothing"
+        known = [name for name, curve in emerged.losses.items() if curve[checkpoint] < LEARNED]
+        said = ", ".join(f"$x_{{{name[2:]}}}$" for name in known) or "nothing"
         above.set_title(f"Step {step}: asked for all of its chain, the query q knows {said}")
         now.set_xdata([step] * 2)
         for symbol, mark in marks.items():
@@ -481,6 +485,8 @@ def draw(folder):
         figures |= CIRCUIT_FIGURES
     if run.paths and run.emergence:
         figures |= EMERGENCE_FIGURES
+    if not (run.emergence and run.emergence.heads):
+        figures.pop("heads.png", None)  # kept from before heads were measured
     for name in {*CIRCUIT_FIGURES, *EMERGENCE_FIGURES} - {*figures}:
         (folder / name).unlink(missing_ok=True)
     for name, draw_figure in figures.items():

@@ -6,19 +6,18 @@ Fixed triggers can be known, so the loss is that of all tokens. With random ones
 all tokens well must doubt what followed a token once: there only the scored tokens count.
 """
 
-from parts.flags import DEFAULTS
+from parts.flags import ROWS, Flags
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from mechanisms import command, markdown, mean
 from mechanisms.bigrams import N, accuracies, read_bigrams, sample
-from train import learning_rate, optimizers
+from train import Muon, adamw, schedule
 
 
-FLAGS = DEFAULTS | dict(  # Muon and AdamW
-    dtype="float32", lr=0.02, warmup=20, beta2=0.95, weight_decay=0.1
-)
+FLAGS = Flags(**{name: flag.default for name, flag in ROWS.items()})  # of Muon and AdamW
+FLAGS = FLAGS.but(lr=0.02, warmup=20, beta2=0.95, weight_decay=0.1)
 
 
 class Generic(torch.nn.Module):
@@ -45,8 +44,10 @@ def train(seed, layers, triggers, steps, d=64, T=64, B=64):
     _, chances, frequency = read_bigrams()
     held_out = sample(512, T, triggers, chances, frequency, generator)[:3]
     torch.manual_seed(seed)
-    model, flags = Generic(layers, d, 2, T), FLAGS | dict(steps=steps)
-    parts, rows = optimizers(model, flags), []
+    model, flags, rows = Generic(layers, d, 2, T), FLAGS.but(steps=steps), []
+    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim > 1]
+    rest = [one for one in model.parameters() if all(one is not other for other in matrices)]
+    parts = [adamw(rest, flags), Muon(matrices, flags.lr, flags.weight_decay, torch.float32)]
     for step in range(steps + 1):
         if step % 50 == 0 or step == steps:
             with torch.no_grad():
@@ -58,7 +59,7 @@ def train(seed, layers, triggers, steps, d=64, T=64, B=64):
         cross_entropy(model(tokens[:, :-1])[learnt], tokens[:, 1:][learnt]).backward()
         for optimizer in parts:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, flags)
+                group["lr"] = flags.lr * schedule(step, flags)
             optimizer.step()
     return rows
 

@@ -106,12 +106,12 @@ def check_model(model, flags, inputs):
     else no circuit would be its."""
     B, T = inputs.shape[:2]
     with runs.precision(flags):
-        said, layers = model(inputs, return_patterns=True)
-        again = model(inputs)
+        layers = model(inputs, return_patterns=True)[1]
+        said, again = model(inputs).float(), model(inputs).float()
     if [tuple(one.shape) for one in layers] != [(B, flags.heads, T, T)] * flags.layers:
         shapes = f"{flags.layers} layers of (B, {flags.heads}, {T}, {T})"
         raise Refused(f"the model must return patterns of {shapes}, as its flags say")
-    if not torch.allclose(said.float(), again.float(), atol=0.01):
+    if not torch.allclose(said, again, atol=0.01):
         raise Refused("the model says something else the second time: no dropout, eval()")
     if any(not torch.allclose(one.float().sum(-1), torch.ones(1), atol=0.01) for one in layers):
         raise Refused("rows of the model's patterns must sum to 1: (attending, attended)")
@@ -255,6 +255,15 @@ class Held:
             rest = MECHANISMS[fill](T, causal, None)
             self.written[key] = torch.where(along.sum(-1, keepdim=True) > 0, along, rest)
         return self.written[key]
+
+    def errors_of_rest(self, circuit, fill):
+        """(B, symbols) squared error of the free model where all tokens without a path, in all
+        heads, do what the circuit says; those with one attend as they did."""
+        patterns = {head: self.pattern(head, own, fill) for head, own in circuit.items()}
+        for head in (head for head, own in circuit.items() if not isinstance(own, str)):
+            there = one_hot(circuit[head], self.task, self.batch.positions).sum(-1, keepdim=True)
+            patterns[head] = torch.where(there > 0, self.attention()[head], patterns[head])
+        return self.errors_with(patterns)
 
     def errors(self, circuit, fill="zero"):
         """(B, symbols) squared error of each sequence on each symbol; heads that are not in the

@@ -50,10 +50,13 @@ def sequences_of(task, B, K=4):
 
 
 def write_circuit(run, *paths):
-    """circuit.json with these paths: layer, head, source, target, attention."""
-    heads = []
+    """circuit.json with these paths, certified: layer, head, source, target, attention."""
+    names, cost = ["carried", "others", "more", "alone", "everywhere"], dict(mse=0.5, low=0.4)
+    costs = dict.fromkeys(names, cost | dict(high=0.6, partial=[0.5]))
+    rows, heads = [], [dict(layer=2, head=2, mechanism="uniform")]
     for layer, head, source, target, attention in paths:
-        path = dict(source=source, target=target, attention=attention)
-        heads.append(dict(layer=layer, head=head, mechanism=[path]))
-    heads.append(dict(layer=2, head=2, mechanism="uniform"))
-    (run / "circuit.json").write_text(json.dumps(dict(grade="literal", fill="zero", heads=heads)))
+        row = dict(layer=layer, head=head, source=source, target=target, attention=attention)
+        rows.append(row | costs | dict(destroys=["x_1"]))
+        heads.append(dict(layer=layer, head=head, mechanism="paths"))
+    report = dict(certified=True, verdict="certified", sequences=4096, fill="zero", literal=True)
+    (run / "circuit.json").write_text(json.dumps(report | dict(heads=heads, paths=rows, uses=[])))
