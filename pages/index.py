@@ -1,242 +1,273 @@
-"""An index of all runs below a folder, with the figures over many runs to point at.
+"""An index of all runs below a folder, with what they show together to point at.
 
-python index.py results     # writes results/index.html, one file that any browser opens
+python -m pages.index results     # writes out/index.html, one file that any browser opens
 """
 
 import html
+import math
+import os
 import pathlib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import quote
 
-from parts import runs
+from parts import Refused, program, runs
+from parts.circuit import read_report
 from parts.flags import command_line
 from parts.flow import DEPTH_LAWS
 
-import altair as alt
-
 import sweep
-from pages.explore import page
-from pages.views import (
-    BLUE,
-    GRAY,
-    INK,
-    RED,
-    THEME,
-    beside,
-    heading,
-    name_marks,
-    note,
-    rows_of,
-    symbol_colors,
-)
-from studies.order import facts, induction_names
+from pages.explore import colors_of, page, write
 
 
-# ---- rows
+# ---- charts, as SVG whose marks tell what they are when they are pointed at
 
 
-def order_rows(every):
-    """A row per run and thing learned: the step at which it crossed 0.5."""
-    rows = []
-    for name, fact in every:
-        where = dict(run=name, seed=fact["flags"].seed, MSE=round(fact["mse"], 4))
-        for symbol, step in fact["learned"].items():
-            if step is not None:
-                row = where | dict(symbol=symbol, what=f"{symbol} below 0.5")
-                rows.append(row | dict(step=round(step)))
-        upper, lower = induction_names(fact["task"])
-        for key, path in dict(upper_step=upper, lower_step=lower).items():
-            if fact.get(key) is not None:
-                row = where | dict(what=f"{path} above 0.5", step=round(fact[key]))
-                rows.append(row | dict(symbol="attention"))
-    return rows
+class Axis(NamedTuple):
+    """place: of a value, from 0 to 1; ticks: {value: text}."""
+
+    label: str
+    ticks: dict
+    place: Callable
 
 
-def figure_4_rows(table_rows):
-    """A row per run and loss: of all that was asked for, and of each symbol."""
-    rows = []
-    for row in table_rows:
-        if row["causal"] and not row["circuit"]:
-            curriculum = f"{'with' if row['ic'] else 'without'} implicit curriculum, D={row['D']}"
-            where = dict(run=row["run"], seed=row["seed"], layers=row["layers"], kind=curriculum)
-            rows.append(where | dict(symbol="all", loss=round(row["val"], 4)))
-            for k in sweep.symbols_in([row]) if row["ic"] else ():
-                rows.append(where | dict(symbol=f"x_{k}", loss=round(row[f"x_{k}"], 4)))
-    return rows
+class Mark(NamedTuple):
+    x: float
+    y: float
+    colors: list  # [on white, on black]
+    says: str
+    hollow: bool = False
 
 
-def law_rows(table_rows):
-    """A row per symbol, seed and kind of run: the fewest layers that learned it, and in which run;
-    and a row per symbol and mask of what the law says."""
-    rows, laws = [], []
-    for causal, mask in (True, "causal mask"), (False, "no mask"):
-        for held, kind in (True, "minimal circuit held"), (False, "attention learned"):
-            group = sweep.with_attention(table_rows, causal, held)
-            for k in sweep.symbols_in(group):
-                found = {}  # the shallowest run of each seed that learned x_k
-                for row in sorted(group, key=lambda row: row["layers"]):
-                    if sweep.learned(row, k):
-                        found.setdefault(row["seed"], row)
-                for row in found.values():
-                    where = dict(run=row["run"], seed=row["seed"], layers=row["layers"])
-                    rows.append(
-                        where | dict(k=k, mask=mask, kind=kind, loss=round(row[f"x_{k}"], 4))
-                    )
-        for k in sweep.symbols_in(table_rows):
-            laws.append(dict(mask=mask, k=k, layers=DEPTH_LAWS[causal](k)))
-    return rows, laws
+def linear(low, high):
+    return lambda value: (value - low) / ((high - low) or 1)
 
 
-# ---- charts
+def chart(title, note, across, upward, marks, lines=(), key=(), height=240):
+    """A section of HTML. lines: [([(x, y), ...], colors), ...]; key: {name: colors}."""
+    left = 34 + 6 * max(len(str(text)) for text in upward.ticks.values())
+    width, bottom, drawn = 480, 44, []
+
+    def x(value):
+        return f"{left + (width - left - 16) * across.place(value):.1f}"
+
+    def y(value):
+        return f"{(height - bottom) * (1 - upward.place(value)) + 8:.1f}"
+
+    for value, text in across.ticks.items():
+        drawn.append(f'<text x="{x(value)}" y="{height - 24}">{text}</text>')
+    for value, text in upward.ticks.items():
+        grid = f'<path class="block" d="M{left} {y(value)}H{width}"/>'
+        drawn.append(f'{grid}<text class="right" x="{left - 5}" y="{y(value)}">{text}</text>')
+    for points, colors in lines:
+        joined = " ".join(f"{x(a)},{y(b)}" for a, b in points)
+        drawn.append(f'<polyline class="curve" style="{style(colors)}" points="{joined}"/>')
+    for mark in marks:
+        kind, says = "mark hollow" if mark.hollow else "mark", html.escape(mark.says)
+        where = f'cx="{x(mark.x)}" cy="{y(mark.y)}" style="{style(mark.colors)}"'
+        drawn.append(f'<circle class="{kind}" r="4" {where} data-say="{says}"/>')
+    drawn.append(f'<text x="{(left + width) / 2}" y="{height - 7}">{across.label}</text>')
+    turned = f'transform="translate(9 {height / 2 - 10}) rotate(-90)"'
+    drawn.append(f"<text {turned}>{upward.label}</text>")
+    named = "".join(f'<span style="{style(own)}"><i></i>{name}</span>' for name, own in key.items())
+    return f"""<section><h2>{title}</h2><p class="note">{note}</p><p class="key">{named}</p>
+<p class="say">Point at a mark.</p>
+<svg viewBox="0 0 {width} {height}">{"".join(drawn)}</svg></section>"""
 
 
-def tips(*fields):
-    return [alt.Tooltip(f"{field}:N") for field in ("run", "seed", *fields)]
+def style(colors):
+    return f"--light:{colors[0]};--dark:{colors[1]}"
 
 
-def filled(symbols):
-    """The colours of symbols, for marks that are filled."""
-    return symbol_colors(symbols, len(symbols)).legend(orient="top", title=None)
+INK, RED, BLUE = ["#000", "#fff"], ["#d62728", "#ff6b6b"], ["#1f77b4", "#4ea3e0"]
 
 
-def draw_order(every, steps, symbols, width):
-    """order.png: when each run learned each symbol and formed its induction head."""
-    names = [name for name, *_ in every]
-    x = alt.X("step:Q", title="training step (logarithmic)", axis=alt.Axis(tickCount=6))
-    ends = [0.9 * max(1, min(steps)), 1.1 * max(steps)]  # said, since a kind of mark may be missing
-    x = x.scale(type="log", domain=ends, nice=False)
-    axis = alt.Axis(labelLimit=0.4 * width, labelFontSize=9, grid=True, orient="right")
-    y = alt.Y("run:N", title=None, sort=names, scale=alt.Scale(domain=names), axis=axis)
-    rows, shape = rows_of("order"), dict(width=0.6 * width, height=13 * len(names))
-    dots = rows.transform_filter("datum.symbol != 'attention'")
-    dots = dots.mark_circle(size=60, opacity=1, stroke=GRAY).encode(x=x, y=y)
-    dots = dots.encode(color=filled(symbols), tooltip=tips("what", "step", "MSE"))
-    dots = dots.properties(name="learned")
-    ticks = rows.transform_filter("datum.symbol == 'attention'").mark_tick(color=RED, thickness=2)
-    ticks = ticks.encode(x=x, y=y, tooltip=tips("what", "step", "MSE"))
-    title = heading("When each run learned what", width, "red: the two paths of its induction head")
-    return alt.layer(dots, ticks).properties(title=title, **shape)
+# ---- what the runs show together
 
 
-def draw_figure_4(symbols, width):
-    """Figure 4: final losses by the number of layers."""
-    x = alt.X("layers:O", axis=alt.Axis(labelAngle=0))
-    y = alt.Y("loss:Q", title="MSE, mean over the last 100 steps")
-    kinds = alt.Color("kind:N", scale=alt.Scale(range=[BLUE, RED]))
-    kinds = kinds.legend(orient="bottom", title=None, direction="vertical", labelLimit=width)
-    panels = []
-    for name, only, color, said in (
-        ("final", "== 'all'", kinds, "Figure 4: final loss, every run and the mean"),
-        ("symbols", "!= 'all'", filled(symbols), "Each symbol alone"),
+def draw_order(every):
+    """When each run learned each symbol, a line for each run."""
+    marks, sets, last = [], {}, max(run["flags"].problem.symbols for run in every) - 1
+    colors = colors_of([f"x_{k}" for k in range(1, last + 1)], last)
+    steps = [step for run in every for step in run["learned"].values() if step]
+    least, most = math.log(max(1, min(steps, default=1))), math.log(max(steps, default=10))
+    for line, run in enumerate(every):
+        sets.setdefault(line, html.escape(run["name"].rpartition("/")[0].rpartition("/")[2]))
+        for symbol, step in run["learned"].items():
+            says = f"{run['name']}, seed {run['flags'].seed}: {symbol} "
+            says += "never below 0.5" if step is None else f"below 0.5 at step {step:.0f}"
+            beyond = most + (0.05 + 0.02 * int(symbol[2:])) * (most - least)
+            place = beyond if step is None else math.log(max(1, step))
+            marks.append(Mark(place, -line, colors[symbol], says, hollow=step is None))
+    first = {name: line for line, name in reversed(sets.items())}
+    ticks = {math.log(step): step for n in range(6) for step in (10**n, 3 * 10**n)}
+    ticks = {place: step for place, step in ticks.items() if least <= place <= most}
+    across = Axis("training step, logarithmic", ticks, linear(least, most + 0.15 * (most - least)))
+    ticks = {-line: name for name, line in first.items() if name}
+    upward = Axis("", ticks, linear(-len(every), 1))
+    key = {name: colors[name] for name in colors if name[:2] == "x_"}
+    note = "A line for each run, by folder: the step at which a symbol passes below 0.5; "
+    note += "hollow, at the right: never."
+    height = 60 + 7 * len(every)
+    return chart("When each run learned what", note, across, upward, marks, key=key, height=height)
+
+
+def draw_table(name, rows):
+    """Figure 4, each symbol alone, and the depth law with each mask, of one table of runs."""
+    charts, own = [], [row for row in rows if row["causal"] and not row["circuit"]]
+    seeds, deepest = 1 + max(row["seed"] for row in rows), max(row["layers"] for row in rows)
+    layers = Axis("layers", {n: n for n in range(1, deepest + 1)}, linear(0.5, deepest + 0.5))
+    loss = Axis("MSE", {n / 4: n / 4 for n in range(5)}, linear(0, 1.15))
+    kinds = {"with implicit curriculum": BLUE, "without": RED}
+    final = [
+        (row, "val", kinds["with implicit curriculum" if row["ic"] else "without"]) for row in own
+    ]
+    last = max(sweep.symbols_in(own), default=1)
+    colors = colors_of([f"x_{k}" for k in range(1, last + 1)], last)
+    each = [(row, f"x_{k}") for row in own if row["ic"] for k in sweep.symbols_in([row])]
+    for title, shown, key in (
+        ("Final loss by layers", final, kinds),
+        ("Each symbol alone", [(*one, colors[one[1]]) for one in each], colors),
     ):
-        rows = rows_of("figure_4").transform_filter(f"datum.symbol {only}")
-        dots = rows.mark_circle(size=70, opacity=0.6, stroke=GRAY).encode(x=x, y=y, color=color)
-        dots = dots.encode(tooltip=tips("symbol", "layers", "loss")).properties(name=name)
-        means = rows.mark_line().encode(x=x, y=alt.Y("mean(loss):Q"), color=color)
-        panels.append(alt.layer(means, dots).properties(width=width, height=250, title=said))
-    return panels
-
-
-def draw_law(deepest, seeds, width):
-    """law.png: the fewest layers that learned each symbol, beside the law."""
-    x = alt.X("at:Q", title="k of x_k", scale=alt.Scale(nice=False, zero=False))
-    x = x.axis(values=list(range(1, 100)), format="d", grid=False)
-    y = alt.Y("layers:Q", title="fewest layers", scale=alt.Scale(domain=[1, deepest + 1]))
-    y = y.axis(values=list(range(1, deepest + 2)), format="d")
-    color = alt.Color("kind:N", scale=alt.Scale(range=[BLUE, "#E69F00"]))
-    color = color.legend(orient="bottom", title=None)
-    shape, panels = alt.Shape("kind:N", legend=None), []
-    for name, mask in ("held", "causal mask"), ("unmasked", "no mask"):
-        only = f"datum.mask == '{mask}'"
-        law = rows_of("laws").transform_filter(only).mark_line(interpolate="step", color=INK)
-        law = law.transform_calculate(at="datum.k")
-        dots = rows_of("law").transform_filter(only).mark_point(filled=True, size=70)
-        # a seed beside the other, held and learned apart
-        aside = f"(datum.kind[0] == 'm' ? -0.26 : 0.1) + {0.3 / seeds} * datum.seed"
-        dots = dots.transform_calculate(at=f"datum.k + {aside}")
-        dots = dots.encode(x=x, y=y, color=color, shape=shape)
-        dots = dots.encode(tooltip=tips("kind", "k", "layers", "loss")).properties(name=name)
-        chart = alt.layer(law.encode(x=x, y=y), dots)
-        title = heading(
-            f"The depth law, {mask}", width, "line: the law; a dot per seed that learned x_k"
+        marks = []
+        for row, column, color in shown:
+            what = "all" if column == "val" else column
+            says = f"{row['run']}, seed {row['seed']}, {row['layers']} layers, {what}: "
+            x = row["layers"] + 0.5 * row["seed"] / seeds - 0.25  # a seed beside the other
+            marks.append(Mark(x, row[column], color, f"{says}{row[column]:.3f}"))
+        key = {text: color for text, color in key.items() if text[:2] == "x_" or key is kinds}
+        charts.append(
+            chart(f"{title}, {name}", "A mark for each run.", layers, loss, marks, key=key)
         )
-        panels.append(chart.properties(width=width, height=230, title=title))
-    return panels
+    return "".join(charts) + "".join(draw_law(name, rows, causal) for causal in (True, False))
 
 
-def draw_index(every, rows, narrow):
-    """Vega-Lite of all charts, a dict without the rows."""
-    width, stack = (280, alt.vconcat) if narrow else (460, alt.hconcat)
-    last = max(fact["flags"].D for _, fact in every)
-    symbols = [f"x_{k}" for k in range(1, last + 1)]
-    charts = [note("None of these runs has learned a symbol.", "When each run learned what", width)]
-    if rows["order"]:
-        steps = [row["step"] for row in rows["order"]]
-        charts = [draw_order(every, steps, symbols, width if narrow else 2 * width)]
-    if rows["figure_4"]:
-        charts.append(beside(stack, *draw_figure_4(symbols, width)))
-        deepest = max(row["layers"] for row in rows["figure_4"] + rows["law"])
-        seeds = 1 + max([row["seed"] for row in rows["law"]], default=0)
-        charts.append(beside(stack, *draw_law(deepest, seeds, width)))
-    drawn = beside(alt.vconcat, *charts).to_dict() | dict(config=THEME)
-    name_marks(drawn)
-    return drawn
+def draw_law(name, rows, causal):
+    """For each seed the fewest layers that learned x_k, beside the law; nothing without runs."""
+    marks, kinds = [], {"minimal circuit held": BLUE, "attention learned": RED}
+    seeds = 1 + max(row["seed"] for row in rows)
+    for (kind, color), held in zip(kinds.items(), (True, False), strict=True):
+        group = sweep.with_attention(rows, causal, held)
+        for k in sweep.symbols_in(group):
+            found = {}  # the shallowest run of each seed that learned x_k
+            for row in sorted(group, key=lambda row: row["layers"]):
+                if sweep.learned(row, k):
+                    found.setdefault(row["seed"], row)
+            for seed, row in found.items():
+                says = f"{row['run']}, seed {seed}, {kind}: x_{k} {row[f'x_{k}']:.3f}"
+                aside = (-0.35 if held else 0.05) + 0.3 * seed / seeds
+                marks.append(Mark(k + aside, row["layers"], color, says))
+    if not marks:
+        return ""
+    last, deepest = max(sweep.symbols_in(rows)), max(row["layers"] for row in rows)
+    across = Axis("k of x_k", {k: k for k in range(1, last + 1)}, linear(0.5, last + 0.5))
+    ticks = {n: n for n in range(1, deepest + 1)}
+    upward = Axis("fewest layers", ticks, linear(0.5, deepest + 0.5))
+    law = [(k + end, DEPTH_LAWS[causal](k)) for k in range(1, last + 1) for end in (-0.5, 0.5)]
+    law = [(k, layers) for k, layers in law if layers <= deepest]
+    title = f"The depth law, {'causal mask' if causal else 'no mask'}, {name}"
+    note = "A mark for each seed, at the fewest layers that learned x_k."
+    key = kinds | {"the law": INK}
+    return chart(title, note, across, upward, marks, [(law, INK)], key)
 
 
-# ---- the page
+# ---- the runs
 
 
-SHOWN = ["seed", "layers", "heads", "D", "optimizer", "rotary"]  # of the flags of a run
-HEADS = ["run", *SHOWN, "MSE", "x_1 x_2 ... below 0.5", "circuit"]
-
-
-def run_table(folder, every):
-    """The runs as a table of HTML, those with an explorer.html linked to it."""
-    lines = ["".join(f"<th>{head}" for head in HEADS)]
-    for name, fact in every:
-        link = html.escape(name)
-        if (folder / name / "explorer.html").exists():
-            link = f'<a href="{html.escape(name)}/explorer.html">{link}</a>'
-        steps = ["never" if step is None else f"{step:.0f}" for step in fact["learned"].values()]
-        circuit = "not looked for" if not fact["report"] else "none"
-        if "shape" in fact:
-            circuit = f"{fact['report']['grade']}, {len(fact['shape'])} paths"
-        cells = [getattr(fact["flags"], flag) for flag in SHOWN]
-        cells += [f"{fact['mse']:.4f}", " ".join(steps), circuit]
-        lines.append("".join(f"<td>{cell}" for cell in (link, *cells)))
-    return f"<table><tr>{'<tr>'.join(lines)}</table>"
-
-
-def index(folder):
-    """The page of all runs below a folder, as text. ValueError with one line if there is none."""
+def read_runs(folder):
+    """[dict, ...] of all runs below a folder, at any depth: those without a log have begun."""
     every = []
-    for file in sorted(folder.glob("**/config.json")):
-        run = file.parent
-        every.append((run.relative_to(folder).as_posix(), facts(run)))
+    for file in sorted(folder.rglob("config.json")):
+        run, flags = file.parent, runs.read_flags(file.parent)
+        one = dict(folder=run, name=run.relative_to(folder).as_posix(), flags=flags, learned={})
+        if (run / "log.jsonl").exists():
+            log = runs.read_log(run)
+            one |= dict(last=log[-1], learned=runs.crossings(log), report=read_report(run))
+        every.append(one)
     if not every:
-        raise ValueError(f"{folder} holds no run directories: train.py makes them")
-    swept = [row for row in sweep.read_table(folder / "sweep" / "results.csv").values()]
-    swept = sweep.plain(row for row in swept if not row["error"] and row["val"] is not None)
-    law, laws = law_rows(swept)
-    rows = dict(order=order_rows(every), figure_4=figure_4_rows(swept), law=law, laws=laws)
-    inside = '<p><a href="explorer.html">Some of them from inside</a></p>'
+        raise Refused(f"{folder} holds no run directories: train.py makes them")
+    return every
+
+
+def pages_of(folder, out):
+    """{run directory: the address of its page, seen from `out`}, of the pages that exist."""
+    found = {}
+    for file in sorted({*folder.rglob("*.html"), *out.parent.glob("*.html")}):
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            shown = re.search('<meta name="runs" content="([^"]+)">', opened.read(10_000))
+        for number, name in enumerate(shown[1].split("\n") if shown else [], 1):
+            address = quote(os.path.relpath(file, out.parent))
+            run = (file.parent / html.unescape(name)).resolve()
+            found.setdefault(run, f"{address}#run={number}")
+    return found
+
+
+SHOWN = ["task", "D", "layers", "heads", "optimizer", "rotary", "seed"]  # of the flags of a run
+HEADS = ["run", *SHOWN, "steps", "MSE", "x_1, x_2, ... below 0.5 at step", "circuit"]
+
+
+def run_table(every, addresses):
+    """The runs as a table of HTML, each with a page linked to it."""
+    lines = []
+    for run in every:
+        cells = [getattr(run["flags"], name) for name in SHOWN] + ["begun", "", "", ""]
+        if "last" in run:
+            last, report = run["last"], run["report"]
+            steps = ["never" if at is None else f"{at:.0f}" for at in run["learned"].values()]
+            paths = f", {len(report['paths'])} paths" if report.get("paths") else ""
+            circuit = report.get("verdict", "not looked for") + paths
+            error = f"{last.get('confirmed', last['val']):.4f}"
+            cells[-4:] = [last["step"], error, ", ".join(steps), circuit]
+        name, address = html.escape(run["name"]), addresses.get(run["folder"].resolve())
+        link = f'<a href="{html.escape(address)}">{name}</a>' if address else name
+        lines.append("".join(f"<td>{one}" for one in (link, *map(html.escape, map(str, cells)))))
+    head = "".join(f"<th>{one}" for one in HEADS)
+    return f"<table><thead><tr>{head}<tbody><tr>{'<tr>'.join(lines)}</table>"
+
+
+SCRIPT = """
+for (const kind of ["pointerover", "click"]) document.addEventListener(kind, ({ target }) => {
+  const { say } = target.dataset;
+  if (say) target.closest("section").querySelector(".say").textContent = say;
+});
+const filter = document.getElementById("filter"), rows = [...document.querySelectorAll("tbody tr")];
+filter.oninput = () => {
+  const words = filter.value.toLowerCase().split(/\\s+/);
+  for (const row of rows) {
+    const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+    row.hidden = !words.every((word) => text.includes(word));
+  }
+  document.getElementById("left").value = rows.filter((row) => !row.hidden).length;
+};
+"""
+
+
+def index(folder, out):
+    """The page of all runs below a folder, as text. Refused if there is none."""
+    every = read_runs(folder)
+    charts = [draw_order(every)]
+    for file in sorted(folder.rglob("results.jsonl")):
+        table = sweep.read_table(file).values()
+        rows = sweep.plain(row for row in table if not row["error"] and row["val"] is not None)
+        if rows:
+            charts.append(draw_table(html.escape(file.parent.name), rows))
     name = html.escape(folder.name)
-    said = f"""<p>The {len(every)} runs below {name}/, and what they show together.
-Point at a mark to see its run, seed and numbers.</p>
-{inside if (folder / "explorer.html").exists() else ""}
-<details><summary>All runs as a table</summary>{run_table(folder, every)}</details>"""
-    specs = {name: draw_index(every, rows, name == "narrow") for name in ("wide", "narrow")}
-    return page(f"All runs in {folder.name}", {folder.name: dict(about=said, rows=rows, **specs)})
+    body = f"""<h1>All runs in {name}</h1><div class="charts">{"".join(charts)}</div>
+<section><h2>The {len(every)} runs</h2><p><label>only those with the words
+<input id="filter" type="search" placeholder="certified never"></label>
+<output id="left">{len(every)}</output> shown; a link opens a run from inside</p>
+<div class="wide all">{run_table(every, pages_of(folder, out))}</div></section>"""
+    return page(f"All runs in {folder.name}", body, script=SCRIPT)
 
 
 def main():
-    p = command_line("index.py", __doc__)
+    p = command_line("pages.index", __doc__)
     p.add_argument("folder", type=pathlib.Path, help="a folder with run directories, results")
-    folder = p.parse_args().folder
-    try:
-        text = index(folder)
-        runs.write_text(folder / "index.html", text)
-        print(f"{folder / 'index.html'} ({len(text) / 1e6:.1f} MB)")
-    except (OSError, ValueError) as error:
-        p.error(error)
+    p.add_argument("--out", type=pathlib.Path, default="out/index.html", help="the page")
+    with program("pages.index"):
+        args = p.parse_args()
+        write(args.out, index(args.folder, args.out))
 
 
 if __name__ == "__main__":
