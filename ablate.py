@@ -292,9 +292,16 @@ def summary(free, circuit, fill, learned):
 
 
 def print_certificate(report):
-    """A line for each measurement."""
-    if "paths" not in report:
-        return
+    """A line for each measurement, then what it comes to."""
+    if "paths" in report:
+        print_measured(report)
+    print("---")
+    for key, value in report.items():
+        if not isinstance(value, (list, dict)):
+            print(f"{key}: {value}")
+
+
+def print_measured(report):
     measured = "{mse:7.4f} [{low:.4f}, {high:.4f}]"
     print(f"the model as it is     {measured.format(**report['intact'])}")
     print(f"held to the circuit    {measured.format(**report['sufficient'])}")
@@ -332,14 +339,10 @@ def main():
         model, flags = runs.load(args.run)
         with runs.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
-
-            # printed first: a full disk costs no result
-            print_certificate(report)
-            print("---")
-            for key, value in report.items():
-                if not isinstance(value, (list, dict)):
-                    print(f"{key}: {value}")
-            runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+            try:
+                runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+            finally:  # a full disk costs no result, nor does a reader that is gone
+                print_certificate(report)
             for file in (file for name in STALE for file in args.run.glob(name)):
                 file.unlink()
         print(f"circuit: {args.run / 'circuit.json'}")

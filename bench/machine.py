@@ -1,12 +1,10 @@
-"""What the machine around a run costs: neighbours that keep its cores busy, and writes that outlive
-a power loss.
+"""How threads should wait beside processes that keep the cores busy.
 
-    python bench/machine.py       # 8 minutes on 2 cores
+    python -m bench.machine       # 7 minutes on 2 cores
 
 Two threads that wait for each other can wait by turning in a circle. That is fastest on a quiet
 machine; on a busy one they turn in the time that the other would need. GOMP_SPINCOUNT says how
-often they turn before they sleep; runs.py chooses it. Then a state of the main command is written,
-as at every evaluation, with and without waiting until it is on the disk. All take turns, and the
+often they turn before they sleep; parts/__init__.py chooses it. All settings take turns, and the
 median counts.
 """
 
@@ -15,9 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 
 SETTINGS = {
@@ -27,33 +23,33 @@ SETTINGS = {
     "all cores, 1000 turns": {"GOMP_SPINCOUNT": "1000"},
     "all cores, no turn (ours, busy)": {"GOMP_SPINCOUNT": "0"},
 }
-BUSY, ROUNDS, SECONDS, WRITES = [0, 1, 3], 7, 3, 15
+BUSY, ROUNDS, SECONDS = [0, 1, 3], 7, 3
 BURN = [sys.executable, "-c", "while True: pass"]
 
 
 def main_command():
-    """(step, model, optimizers) of the main command; step(number) trains on one batch."""
+    """A function that trains the model of the main command on the batch of a step."""
     import train
 
     flags = train.parse_flags("--layers 12 --heads 1 --D 3".split())
     train.keep_freed_memory()
     model = train.runs.build(flags)
-    trained_by = train.optimizers(model, flags)
+    trained_by = train.OPTIMIZERS[flags.optimizer](model, flags)
 
     def step(number):
-        index = train.batch_index(flags["seed"], number, flags["batch"], flags["examples"])
+        index = train.batch_index(flags.seed, number, flags.batch, flags.examples)
         predictions, targets = train.predict(model, flags, index)
-        train.partial_losses(predictions, targets, flags["K"]).mean().backward()
+        train.partial_losses(predictions, targets, flags.K).mean().backward()
         for optimizer in trained_by:
             optimizer.step()
             optimizer.zero_grad()
 
-    return step, model, trained_by
+    return step
 
 
 def serve():
     """A child: for every line on stdin train for SECONDS, and print the steps per second."""
-    step = main_command()[0]
+    step = main_command()
     step(0)
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -76,7 +72,7 @@ def measure_neighbours():
     children = {}
     for name, setting in SETTINGS.items():
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        command = [sys.executable, __file__, "child"]
+        command = [sys.executable, "-m", "bench.machine", "child"]
         children[name] = subprocess.Popen(command, **pipes, env=os.environ | setting)
         children[name].stdout.readline()
 
@@ -93,23 +89,6 @@ def measure_neighbours():
     return rates
 
 
-def measure_writes():
-    """{whether it waits for the disk: [seconds, ...]} of writing a state, 19 MB."""
-    from parts import runs
-
-    step, model, trained_by = main_command()
-    step(0)
-    states = [optimizer.state_dict() for optimizer in trained_by]
-    state, flush, seconds = dict(model=model.state_dict(), optimizers=states), runs.flush, {}
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # /tmp may be in memory
-        for _, waits in itertools.product(range(WRITES), (True, False)):
-            runs.flush = flush if waits else lambda path: None
-            started = time.perf_counter()
-            runs.write_tensors(Path(folder, "state.pt"), state)
-            seconds.setdefault(waits, []).append(time.perf_counter() - started)
-    return seconds
-
-
 def main():
     rates = measure_neighbours()
 
@@ -123,12 +102,6 @@ def main():
             median = statistics.median(measured)
             cells.append(f"{median:.2f} ({min(measured):.2f} to {max(measured):.2f})")
         print(f"| {name} | " + " | ".join(cells) + " |")
-
-    # the writes
-    for waits, seconds in measure_writes().items():
-        what = "until it is on the disk" if waits else "without waiting for the disk"
-        spread = f"{1000 * min(seconds):.0f} to {1000 * max(seconds):.0f}"
-        print(f"a state written {what}: {1000 * statistics.median(seconds):.0f} ms ({spread})")
 
 
 if __name__ == "__main__":

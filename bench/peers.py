@@ -2,8 +2,8 @@
 optimizer and machine.
 
     pip install -r bench/requirements.txt
-    python bench/peers.py                              # everything; 40 minutes on 2 cores
-    python bench/peers.py --shapes b --tables matched  # one table; about 2 minutes
+    python -m bench.peers                              # everything; 40 minutes on 2 cores
+    python -m bench.peers --shapes b --tables matched  # one table; about 2 minutes
 
 Matched: everyone in float32 with AdamW, not compiled. Best: everyone with the fastest of the
 settings that it offers (bfloat16 or float32, compiled or not, plain or fused attention), chosen by

@@ -1,23 +1,19 @@
 """How the time of one training step of ours grows with layers, D, batch and width, beside the
 matrix products alone.
 
-    python bench/scaling.py    # writes bench/scaling.png; about 6 minutes on 2 cores
+    python -m bench.scaling    # writes bench/scaling.png; about 6 minutes on 2 cores
 """
 
 import statistics
 from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot as plt
 import torch
 
 from bench.contestants import K, N, floor_step, ours, torch_step
 from bench.peers import SHAPES, timed
 from data import batch_index, make_batch
 from train import keep_freed_memory
-
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 
 SWEPT = {

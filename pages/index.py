@@ -27,8 +27,7 @@ from pages.views import (
     rows_of,
     symbol_colors,
 )
-from studies.compare import facts
-from studies.order import induction_names
+from studies.order import facts, induction_names
 
 
 # ---- rows

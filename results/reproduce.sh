@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every run of results/, in order, and most of its figures. What is there is skipped, and after a stop the same line goes on.
+# Every run of results/, in order, and the figures and pages of studies. What is there is skipped, and after a stop the same
+# line goes on.
 #
 #   bash results/reproduce.sh out/again          # what a laptop does in a night, about 10 core-hours
 #   bash results/reproduce.sh out/again --all    # the long runs too; without a GPU, weeks
@@ -8,7 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
-mkdir -p "$folder"
+runs="$folder/runs"
+mkdir -p "$runs"/{default,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
 # MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
 make_runs() {
@@ -26,34 +28,34 @@ make_runs() {
 
 # NAME STEP EVERY: a checkpoint as a run of its own, and its circuit; a line of the log each EVERY steps
 certify_at() {
-  at="$folder/$1_at_$2"
+  at="$runs/$1_at_$2"
   mkdir -p "$at"
-  cp "$folder/$1/config.json" "$at"
-  cp "$folder/$1/ckpt/$(printf %06d "$2").pt" "$at/model.pt"
-  head -n $(($2 / $3 + 1)) "$folder/$1/log.jsonl" > "$at/log.jsonl"
+  cp "$runs/$1/config.json" "$at"
+  cp "$runs/$1/ckpt/$(printf %06d "$2").pt" "$at/model.pt"
+  head -n $(($2 / $3 + 1)) "$runs/$1/log.jsonl" > "$at/log.jsonl"
   [ -e "$at/circuit.json" ] || python ablate.py "$at"
 }
 
 # the main command, and with ten times the weight decay (circuits.md, order.md)
 main="--layers 12 --heads 1 --D 3"
 for seed in {0..4}; do
-  echo "10 circuit L12_H1_D3_s$seed $main --seed $seed"
+  echo "10 circuit runs/default/s$seed $main --seed $seed"
 done | make_runs
 for seed in {5..10}; do
-  echo "10 circuit L12_H1_D3_s$seed $main --seed $seed --eval-every 20 --save-every 20"
+  echo "10 circuit runs/default/s$seed $main --seed $seed --eval-every 20 --save-every 20"
 done | make_runs
 for seed in {0..4}; do
-  echo "10 circuit L12_H1_D3_weight_decay1.0_s$seed $main --weight-decay 1 --seed $seed --save-every 25"
+  echo "10 circuit runs/decay/s$seed $main --weight-decay 1 --seed $seed --save-every 25"
 done | make_runs
 
 # a little shorter, three seeds more (circuits.md)
 for seed in 7 8 9; do
   short="--steps 1050 --decay 0.4"
-  echo "10 circuit L12_H1_D3_steps1050_decay0.4_s$seed $main $short --seed $seed"
+  echo "10 circuit runs/shorter/s$seed $main $short --seed $seed"
 done | make_runs
 for seed in 0 3; do
   short="--steps 1050 --decay 0.4 --weight-decay 0.4"
-  echo "10 circuit L12_H1_D3_steps1050_decay0.4_weight_decay0.4_s$seed $main $short --seed $seed"
+  echo "10 circuit runs/shorter/decay0.4_s$seed $main $short --seed $seed"
 done | make_runs
 
 # transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md); with checkpoints (order.md)
@@ -64,115 +66,109 @@ make_runs << RUNS
 23 circuit C $paper --steps 3000 --seed 2
 RUNS
 for seed in 0 1 3; do
-  name=L12_H1_D3_optimizeradamw_steps3000_s$seed
-  echo "23 circuit $name $paper --steps 3000 --save-every 20 --seed $seed"
+  echo "23 circuit runs/adamw/s$seed $paper --steps 3000 --save-every 20 --seed $seed"
 done | make_runs
 
-# RoPE (order.md); of seeds 2 and 5 results/ also keeps a run with checkpoints every 5 steps
-name=L12_H1_D3_rotaryqk_optimizeradamw
+# RoPE (order.md)
 for seed in {0..5}; do
   rope="$paper --rotary qk --steps 1600 --eval-every 20 --save-every 20"
-  echo "16 circuit ${name}_steps1600_s$seed $rope --seed $seed"
+  echo "16 circuit runs/rope/s$seed $rope --seed $seed"
 done | make_runs
 for seed in {6..9}; do
   rope="$paper --rotary qk --steps 1600 --eval-every 20 --target 0.15"
-  echo "6 loss ${name}_steps1600_target0.15_s$seed $rope --seed $seed"
+  echo "6 loss runs/rope/s$seed $rope --seed $seed"
 done | make_runs
-make_runs <<< "19 circuit ${name}_steps3000_s0 $paper --rotary qk --steps 3000"
+make_runs <<< "19 circuit runs/rope/steps3000_s0 $paper --rotary qk --steps 3000"
 
 # the same at twice the rate (cleaning.md)
-mkdir -p "$folder/rope"
 twice="$paper --rotary qk --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8"
 for seed in {0..9}; do
-  echo "14 circuit rope/s$seed $twice --seed $seed"
+  echo "14 circuit runs/rope_twice/s$seed $twice --seed $seed"
 done | make_runs
 
-# without the implicit curriculum (depth.md), and in float32 (DEPARTURES.md)
+# without the implicit curriculum (depth.md), and in float32 (departures.md)
 without="--no-ic --steps 8000 --target 0 --eval-every 400"
 make_runs << RUNS
-53 loss L12_H1_D3_no-ic_optimizeradamw_steps8000_target0.0_s0 $paper $without
-59 loss L12_H1_D3_no-ic_rotaryqk_optimizeradamw_steps8000_target0.0_s0 $paper --rotary qk $without
-18 loss L4_H8_D3_no-ic_optimizeradamw_steps8000_target0.0_s0 $paper --layers 4 --heads 8 $without
-19 loss L4_H8_D3_no-ic_rotaryqk_optimizeradamw_steps8000_target0.0_s0 $paper --layers 4 --heads 8 --rotary qk $without
-22 loss L12_H1_D3_dtypefloat32_s0 $main --dtype float32
-22 loss L12_H1_D3_dtypefloat32_s1 $main --dtype float32 --seed 1
-22 loss L12_H1_D3_dtypefloat32_s2 $main --dtype float32 --seed 2
+53 loss runs/without_curriculum/L12_s0 $paper $without
+59 loss runs/without_curriculum/L12_rope_s0 $paper --rotary qk $without
+18 loss runs/without_curriculum/L4_s0 $paper --layers 4 --heads 8 $without
+19 loss runs/without_curriculum/L4_rope_s0 $paper --layers 4 --heads 8 --rotary qk $without
+22 loss runs/float32/s0 $main --dtype float32
+22 loss runs/float32/s1 $main --dtype float32 --seed 1
+22 loss runs/float32/s2 $main --dtype float32 --seed 2
 RUNS
 
 # what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures. Of
 # seed 3 what begins the stages and the stages are in results/, of the mixtures seeds 0 and 1
 small="--layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
-mkdir -p "$folder/curriculum"
 for seed in {0..3}; do
   for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
-    echo "6 loss curriculum/D3_targets${targets// /-}_s$seed $small --targets $targets --seed $seed"
+    echo "6 loss runs/curriculum/D3_targets${targets// /-}_s$seed $small --targets $targets --seed $seed"
   done
-  from="$small --seed $seed --init $folder/curriculum/D3"
-  echo "2 loss curriculum/D3_x1_then_x1-2_s$seed ${from}_targets1_s$seed --targets 1 2"
-  echo "2 loss curriculum/D3_x1_then_x1-2_then_all_s$seed ${from}_x1_then_x1-2_s$seed"
-  echo "6 loss curriculum/D3_x1_then_x3_s$seed ${from}_targets1_s$seed --no-ic"
-  echo "6 loss curriculum/D3_x1-2_then_x3_s$seed ${from}_targets1-2_s$seed --no-ic"
-  echo "2 loss curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
-  echo "3 loss curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
-  echo "6 loss curriculum/D3_mixture_s$seed $small --mixture --seed $seed"
+  from="$small --seed $seed --init $runs/curriculum/D3"
+  echo "2 loss runs/curriculum/D3_x1_then_x1-2_s$seed ${from}_targets1_s$seed --targets 1 2"
+  echo "2 loss runs/curriculum/D3_x1_then_x1-2_then_all_s$seed ${from}_x1_then_x1-2_s$seed"
+  echo "6 loss runs/curriculum/D3_x1_then_x3_s$seed ${from}_targets1_s$seed --no-ic"
+  echo "6 loss runs/curriculum/D3_x1-2_then_x3_s$seed ${from}_targets1-2_s$seed --no-ic"
+  echo "2 loss runs/curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
+  echo "3 loss runs/curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
+  echo "6 loss runs/curriculum/D3_mixture_s$seed $small --mixture --seed $seed"
 done | make_runs
 for D in 2 5; do
-  echo "4 loss curriculum/D${D}_all_s0 $small --D $D"
-  echo "4 loss curriculum/D${D}_all_s1 $small --D $D --seed 1"
-  echo "9 loss curriculum/D${D}_mixture_s0 $small --D $D --mixture"
-  echo "9 loss curriculum/D${D}_last_s0 $small --D $D --no-ic"
+  echo "4 loss runs/curriculum/D${D}_all_s0 $small --D $D"
+  echo "4 loss runs/curriculum/D${D}_all_s1 $small --D $D --seed 1"
+  echo "9 loss runs/curriculum/D${D}_mixture_s0 $small --D $D --mixture"
+  echo "9 loss runs/curriculum/D${D}_last_s0 $small --D $D --no-ic"
 done | make_runs
 make_runs << RUNS
-9 loss curriculum/D5_targets1-2-4-5_s0 $small --D 5 --targets 1 2 4 5
-9 loss curriculum/D5_targets2-3-4-5_s0 $small --D 5 --targets 2 3 4 5
+9 loss runs/curriculum/D5_targets1-2-4-5_s0 $small --D 5 --targets 1 2 4 5
+9 loss runs/curriculum/D5_targets2-3-4-5_s0 $small --D 5 --targets 2 3 4 5
 RUNS
 
 # conditional retrieval (conditional.md): two schedules, fewer layers, attention held, other symbols asked for
-mkdir -p "$folder/conditional"
 both="--task conditional --width 64 --lr 4e-3"
 four="$both --layers 4 --heads 4"
 long="--steps 4000 --decay 0.3"
 for seed in {0..4}; do
-  echo "15 circuit conditional/all_s$seed $four --steps 2500 --decay 0.4 --save-every 25 --seed $seed"
+  echo "15 circuit runs/conditional/all_s$seed $four --steps 2500 --decay 0.4 --save-every 25 --seed $seed"
 done | make_runs
 for seed in 2 4 5 6; do
-  echo "20 circuit conditional/long_s$seed $four $long --save-every 40 --seed $seed"
+  echo "20 circuit runs/conditional/long_s$seed $four $long --save-every 40 --seed $seed"
 done | make_runs
 make_runs << RUNS
-10 loss conditional/qk_s4 $four --rotary qk --steps 2500 --decay 0.4 --save-every 25 --seed 4
-8 loss conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
-8 loss conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
-20 loss conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
-20 loss conditional/y-z_s0 $four $long --target 0.1 --targets 2 3
-20 loss conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
-12 loss conditional/all_L2_s0 $both $long --layers 2 --heads 4
-16 loss conditional/all_L3_s0 $both $long --layers 3 --heads 4
-1 loss conditional/held_L1_s0 $both --circuit --heads 2 --layers 1 --steps 400 --target 0
-1 loss conditional/held_L2_s0 $both --circuit --heads 2 --layers 2 --steps 400 --target 0
-2 loss conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
+10 loss runs/conditional/qk_s4 $four --rotary qk --steps 2500 --decay 0.4 --save-every 25 --seed 4
+8 loss runs/conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
+8 loss runs/conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
+20 loss runs/conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
+20 loss runs/conditional/y-z_s0 $four $long --target 0.1 --targets 2 3
+20 loss runs/conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
+12 loss runs/conditional/all_L2_s0 $both $long --layers 2 --heads 4
+16 loss runs/conditional/all_L3_s0 $both $long --layers 3 --heads 4
+1 loss runs/conditional/held_L1_s0 $both --circuit --heads 2 --layers 1 --steps 400 --target 0
+1 loss runs/conditional/held_L2_s0 $both --circuit --heads 2 --layers 2 --steps 400 --target 0
+2 loss runs/conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
 RUNS
 
 # what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 5 Muon's seed 0 is in results/), of 0.3 ten
 # seeds (order.md), with AdamW and RoPE seven of 0.1; one run longer, and at its checkpoints
-mkdir -p "$folder/cleaning"
 narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
 for seed in 0 1 2; do
   for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
     read -r folds decay <<< "$folds_decay"
-    echo "6 circuit cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
+    echo "6 circuit runs/cleaning/muon_e${folds}_s$seed $narrow --steps 1600 --weight-decay $decay --seed $seed"
     more="--steps 1600 --weight-decay $decay --optimizer adamw --rotary qk --seed $seed"
-    echo "6 circuit cleaning/adamw_rope_e${folds}_s$seed $narrow $more"
+    echo "6 circuit runs/cleaning/adamw_rope_e${folds}_s$seed $narrow $more"
   done
 done | make_runs
 for seed in {3..6}; do
   more="--steps 1600 --weight-decay 0.043 --optimizer adamw --rotary qk --seed $seed"
-  echo "6 circuit cleaning/adamw_rope_e0.1_s$seed $narrow $more"
+  echo "6 circuit runs/cleaning/adamw_rope_e0.1_s$seed $narrow $more"
 done | make_runs
 for seed in {3..9}; do
   more="--weight-decay 0.13 --save-every 20 --seed $seed"
-  echo "6 circuit cleaning/muon_e0.3_s$seed $narrow --steps 1600 $more"
+  echo "6 circuit runs/cleaning/muon_e0.3_s$seed $narrow --steps 1600 $more"
 done | make_runs
-make_runs <<< "12 loss cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
+make_runs <<< "12 loss runs/cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
 for step in 1600 2000 2500 3000; do
   certify_at cleaning/time_s0 "$step" 50
 done
@@ -186,30 +182,43 @@ longer="--heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
 
+# the three runs of the sweep that meet the law, their circuits
+for layers in 2 3 4; do
+  flags="--layers $layers --heads 8 --D 5 --steps 1500 --target 0 --lr 2e-3 --decay 0.3 --seed 1"
+  echo "5 circuit runs/depth/L${layers}_s1 $flags"
+done | make_runs
+
 # the related systems (mechanisms/README.md)
-for file in memories recall bigrams layers theorems noise hops; do
-  python "mechanisms/$file.py"
+for name in memories recall bigrams layers theorems noise hops samples; do
+  [ -e "$folder/mechanisms/$name.json" ] || python -m "mechanisms.$name" --out "$folder/mechanisms"
 done
-python mechanisms/hops.py --task letters
+
+# figures over many runs, and pages to point at
+figures="$folder/figures"
+python -m studies.order "$folder"/[ABC] "$runs"/{default,decay}/s* "$runs"/rope/s? --out "$figures"
+python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
+python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,default,rope,rope_twice,shorter}/* --out "$figures"
+python -m studies.circuits "$folder"/[ABC] "$runs"/{default,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
+python -m pages.index "$folder" --out "$folder/index.html"
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D, the paper's literal settings (cleaning.md; in results/ those with an aid are stopped early), Figure 4 with
-# eight seeds, its sweep
-mkdir -p "$folder/literal"
+# transformer D and the paper's literal settings (cleaning.md); in results/ D is stopped at step 1600, and so are those with
+# an aid early. Figure 4 with eight seeds, the paper's own sweep
 of_D="--layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
-of_D="$of_D --optimizer adamw --save-every 80 --eval-every 40"
+of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
 make_runs << RUNS
 83 circuit D $of_D
-54 circuit D_rope $of_D --rotary qk --steps 3000
-83 loss literal/D_s0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
-115 loss literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
-115 loss literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
-115 loss literal/no_aid_s2 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 2
-115 loss literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
-115 loss literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
-115 loss literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
+54 circuit runs/rope/D_s0 $of_D --rotary qk --steps 3000
+83 loss runs/literal/D_s0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
+115 loss runs/literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
+115 loss runs/literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
+115 loss runs/literal/no_aid_s2 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 2
+115 loss runs/literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
+115 loss runs/literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
+115 loss runs/literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
 for step in 8400 11600 15200 16000 20000 20800; do
   certify_at literal/no_aid_s1 "$step" 100
@@ -218,11 +227,11 @@ for step in 20800 22000; do
   certify_at literal/no_aid_s2 "$step" 100
 done
 solved="$paper --steps 2500 --target 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
-solved="$solved --init $folder/literal/no_aid_s1_at_20000"
+solved="$solved --init $runs/literal/no_aid_s1_at_20000"
 make_runs << RUNS
-20 loss literal/from_20000_none $solved --beta2 0.999 --clip 0
-20 loss literal/from_20000_beta2 $solved --beta2 0.99 --clip 0
-20 loss literal/from_20000_clip $solved --beta2 0.999 --clip 0.1
+20 loss runs/literal/from_20000_none $solved --beta2 0.999 --clip 0
+20 loss runs/literal/from_20000_beta2 $solved --beta2 0.99 --clip 0
+20 loss runs/literal/from_20000_clip $solved --beta2 0.999 --clip 0.1
 RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"

@@ -1,60 +1,40 @@
 """What of the implicit curriculum is needed: runs asked for different symbols, side by side.
 
-    python curriculum.py results/curriculum/D3*  # prints Markdown, draws curriculum.png beside
-    python curriculum.py results/curriculum/D*   # several D: draws depths.png, steps against D
+    python -m studies.curriculum results/runs/curriculum/D3*
 
-Runs that differ in nothing but the seed are one kind. Of a run that began with --init the runs that
-it began with are stages of the same kind, and their steps count.
+Of a run that began with --init the runs that it began with are stages of the same kind, and their
+steps count.
 """
 
 import re
 import statistics
 from pathlib import Path
 
-from parts import runs
-from parts.flags import SETTINGS, command_line
-from parts.intervals import wilson
+from parts import Refused, runs
 
-import matplotlib
 import matplotlib.pyplot as plt
 
-
-REGIMES = {  # what is asked: in words that fit every D, its colour
-    "all": ("all of $x_1, ..., x_D$", "#009E73"),
-    "mixture": ("one of them, at random", "#0072B2"),
-    "last": ("$x_D$ alone", "#D55E00"),
-}
-OF_A_KIND = [name for name in SETTINGS if name not in ("seed", "init", "dtype")]
+from data import LEARNED
+from studies import by_kind, command, kind_of, markdown, share
 
 
 # ---- the facts of one run
 
 
 def stages(folder):
-    """[folder, ...] of a run and of those that it began with, the first one first. ValueError with
-    one line if one is not there."""
+    """[folder, ...] of a run and of those that it began with, the first one first. Refused if one
+    is not there."""
     found = [Path(folder)]
     while init := runs.read_flags(found[0]).init:
         beside = found[0].parent / Path(init).name  # they may have been moved together
         found.insert(0, Path(init) if Path(init).exists() else beside)
-        if len(found) > 100:
-            raise ValueError(f"{folder} began with itself: correct its config.json")
     return found
 
 
 def what_is_asked(flags):
     """x_1, x_3; or "one of x_1, x_3"."""
-    symbols = ", ".join(f"x_{k}" for k in flags.asked)
+    symbols = ", ".join(flags.symbols)
     return f"one of {symbols}" if flags.mixture else symbols
-
-
-def regime(flags):
-    """Which of REGIMES; None for some of the symbols."""
-    if flags.targets or flags.init or flags.task != "chain":
-        return None
-    if flags.mixture:
-        return "mixture"
-    return "all" if flags.ic else "last"
 
 
 def facts(folder):
@@ -69,28 +49,17 @@ def facts(folder):
         before += log[-1]["step"]
         ends.append(before)
         labels.append(what_is_asked(flags))
-        kind.append(str([getattr(flags, name) for name in OF_A_KIND]))
-    last = {int(name[2:]): log[-1][name] for name in log[-1] if name[:2] == "x_"}
+        kind += [f"stage {len(ends)}: {text}" for text in ("", *kind_of(flags.but(init="")))]
     size = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     return dict(
-        D=flags.D,
-        regime=regime(flags),
+        flags=flags,
         kind=tuple(kind),
         label="; then ".join(labels),
         problem=f"{flags.problem.title}, {size}",
         learned=dict(sorted(learned.items())),
-        last=last,
+        last={k: log[-1][f"x_{k}"] for k in flags.asked},
         ends=ends,
     )
-
-
-def by_kind(folders):
-    """[[facts, ...], ...] the runs of each kind, in the order given."""
-    groups = {}
-    for folder in folders:
-        fact = facts(folder)
-        groups.setdefault(fact["kind"], []).append(fact)
-    return list(groups.values())
 
 
 # ---- the table
@@ -99,37 +68,50 @@ def by_kind(folders):
 def cell(group, k):
     """How many runs of a kind hold x_k at the end, with an interval, and when they learned it."""
     if k not in group[0]["last"]:
-        return "not asked" if k not in group[0]["learned"] else "not asked at the end"
-    held = [fact for fact in group if fact["last"][k] < 0.5]
-    low, high = wilson(len(held), len(group))
+        return "" if k not in group[0]["learned"] else "then not asked"
+    held = [fact for fact in group if fact["last"][k] < LEARNED]
     steps = [fact["learned"][k] for fact in held if fact["learned"][k] is not None]
     when = f", step {statistics.median(steps):.0f}" if steps else ""
     when += f" ({min(steps):.0f} to {max(steps):.0f})" if len(steps) > 1 else ""
-    return f"{len(held)} of {len(group)} [{low:.2f}, {high:.2f}]{when}"
+    return share([fact in held for fact in group]) + when
 
 
-def table(groups):
+def tables(folders):
     """A line of Markdown per kind."""
+    groups, rows = by_kind(map(facts, folders)).values(), []
+    several = len({group[0]["problem"] for group in groups}) > 1
     symbols = sorted({k for group in groups for fact in group for k in fact["learned"]})
-    heads = ["problem", "asked for", "runs", "steps", *(f"x_{k} below 0.5" for k in symbols)]
-    lines = [f"| {' | '.join([*heads, 'MSE at the end'])} |", "|---" * (len(heads) + 1) + "|"]
     for group in groups:
-        ends = [fact["ends"][-1] for fact in group]
-        means = [statistics.fmean(fact["last"].values()) for fact in group]
-        row = [group[0]["problem"], group[0]["label"], len(group)]
-        row.append(f"{min(ends)} to {max(ends)}" if len({*ends}) > 1 else ends[0])
+        row = [group[0]["problem"]] * several + [group[0]["label"]]
         row += [cell(group, k) for k in symbols]
-        row.append(f"{min(means):.3f} to {max(means):.3f}")
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    return "\n".join(lines)
+        rows.append(row)
+    learned = [f"x_{k} below 0.5" for k in symbols]
+    return markdown(["problem"] * several + ["asked for", *learned], *rows)
+
+
+def without_a_rung(folders):
+    """(learned, runs): of the runs that were asked, from the start, for a symbol without every one
+    before it, how many learned such a symbol; one run per setting and seed."""
+    learned = []
+    for folder in folders:
+        flags, log = runs.read_flags(folder), runs.read_log(folder)
+        ladder = [k for k, asked in enumerate(flags.asked, 1) if k == asked]
+        above = [f"x_{k}" for k in flags.asked if k not in ladder]
+        if above and not flags.init:
+            learned.append(any(log[-1][name] < LEARNED for name in above))
+    return sum(learned), len(learned)
 
 
 # ---- the figure
 
 
-def draw_curricula(groups, file):
-    """When each run learned each symbol, a band per kind and a line per run; at the right edge what
-    was never learned."""
+def draw(folders, out):
+    """curriculum.png: when each run learned each symbol, a band per kind and a line per run; at the
+    right edge what was never learned. Refused for runs of several problems or sizes."""
+    groups = by_kind(map(facts, folders)).values()
+    if len({group[0]["problem"] for group in groups}) > 1:
+        raise Refused("these runs are of several problems or sizes: draw each apart")
+
     # a line per run, from its first step to its last
     every = [fact for group in groups for fact in group]
     shape = dict(figsize=(10, 1.8 + 0.16 * len(every) + 0.12 * len(groups)), layout="constrained")
@@ -137,19 +119,18 @@ def draw_curricula(groups, file):
     most, y, ticks, names = max(fact["ends"][-1] for fact in every), 0, [], []
     learned, lost = {}, {}  # {k: [(x, y), ...]}
     for group in groups:
-        first = y
+        ticks.append(y + (len(group) - 1) / 2)
+        label = re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"])
+        names.append(f"{label} (n = {len(group)})")
         for fact in group:
             axes.plot([0, fact["ends"][-1]], [y, y], color="lightgray", lw=1, zorder=0)
             axes.plot(fact["ends"][:-1], [y] * (len(fact["ends"]) - 1), "|", color="gray", ms=7)
             for k, step in fact["learned"].items():
-                if step is None or fact["last"].get(k, 0) >= 0.5:
+                if step is None or fact["last"].get(k, 0) >= LEARNED:
                     lost.setdefault(k, []).append((1.05 * most + 0.012 * most * (k - 1), y))
                 else:
                     learned.setdefault(k, []).append((step, y))
             y += 1
-        ticks.append((first + y - 1) / 2)
-        label = re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"])
-        names.append(f"{label} (n = {len(group)})")
         y += 0.8
 
     # a colour per symbol
@@ -166,54 +147,12 @@ def draw_curricula(groups, file):
     title = "What is learned when other symbols are asked for"
     axes.set_title(f"{title}\n({every[0]['problem']}; tick: next stage)")
     figure.legend(loc="outside lower center", ncols=6, fontsize="small")
-    runs.save_figure(figure, file)
-
-
-def draw_depths(groups, file):
-    """How many steps it takes to learn x_D, against D: a dot per run, a triangle at the last step
-    of one that did not."""
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    depths = sorted({group[0]["D"] for group in groups})
-    for number, (name, (words, color)) in enumerate(REGIMES.items()):
-        mine = [fact for group in groups for fact in group if fact["regime"] == name]
-        seen = dict.fromkeys(depths, 0)
-        for fact in mine:
-            D, step = fact["D"], fact["learned"][fact["D"]]
-            x = depths.index(D) + 0.2 * (number - 1) + 0.04 * (seen[D] - 1)
-            y, mark = (fact["ends"][-1], "^") if step is None else (step, "o")
-            axes.plot(x, y, mark, color=color, mfc=color if mark == "o" else "none")
-            seen[D] += 1
-        axes.plot([], [], "o", color=color, label=f"{words} (n = {len(mine)})")
-    axes.plot([], [], "k^", mfc="none", label="not learned when it was ended")
-    axes.set_xticks(range(len(depths)), depths)
-    axes.set(xlabel="D, steps of the chain", ylabel="training step at which $x_D$ is below 0.5")
-    axes.set(xlim=(-0.5, len(depths) - 0.5), ylim=0)
-    axes.set_title("What is asked decides whether the last symbol is learned")
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    runs.save_figure(figure, file)
-
-
-# ---- the command line
+    runs.save_figure(figure, out / "curriculum.png")
+    yield out / "curriculum.png"
 
 
 def main():
-    p = command_line("curriculum.py", __doc__)
-    p.add_argument("run", type=Path, nargs="+", help="run directories of train.py")
-    folders = p.parse_args().run
-    matplotlib.use("Agg")
-    try:
-        groups, folder = by_kind(folders), folders[0].parent
-        print(table(groups))
-        if len({group[0]["D"] for group in groups}) > 1:
-            draw_depths(groups, folder / "depths.png")
-            print(folder / "depths.png")
-            return
-        if len({group[0]["problem"] for group in groups}) > 1:
-            raise ValueError("these runs are of several problems or sizes: draw each apart")
-        draw_curricula(groups, folder / "curriculum.png")
-        print(folder / "curriculum.png")
-    except (OSError, ValueError) as error:
-        p.error(error)
+    command(__file__, __doc__, tables, draw)
 
 
 if __name__ == "__main__":

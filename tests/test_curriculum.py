@@ -1,7 +1,6 @@
 """Runs that are asked for different symbols: counted and drawn against logs made by hand."""
 
 import json
-from unittest import mock
 
 from parts import runs
 from parts.flags import SETTINGS
@@ -9,7 +8,7 @@ from parts.flags import SETTINGS
 import pytest
 
 import train
-from studies import curriculum
+from studies import by_kind, curriculum
 from sweep import report
 from tests.common import assert_refused, run_main
 
@@ -43,14 +42,19 @@ def made(tmp_path):
 
 
 def test_runs_are_grouped_and_counted(made):
-    groups = curriculum.by_kind(made)
+    groups = list(by_kind(map(curriculum.facts, made)).values())
     assert [len(group) for group in groups] == [2, 1, 1, 1]
     assert curriculum.cell(groups[0], 1) == "2 of 2 [0.34, 1.00], step 117 (83 to 150)"
     assert curriculum.cell(groups[0], 3) == "1 of 2 [0.09, 0.91], step 120"
-    assert curriculum.cell(groups[0], 2) == "not asked"
+    assert curriculum.cell(groups[0], 2) == ""
     assert curriculum.cell(groups[3], 2) == "0 of 1 [0.00, 0.79]"
     labels = [group[0]["label"] for group in groups]
     assert labels[0] == "x_1, x_3" and labels[3] == "one of x_1, x_2, x_3"
+
+
+def test_what_lies_above_a_missing_rung(made):
+    """Of a and b, asked for x_1 and x_3, b learned x_3; the others have no rung missing."""
+    assert curriculum.without_a_rung(made) == (1, 2)
 
 
 def test_stages_count_together(made):
@@ -61,11 +65,11 @@ def test_stages_count_together(made):
     assert fact["learned"] == {1: pytest.approx(150), 2: pytest.approx(350), 3: None}
 
 
-def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path):
-    drawn = []
-    with mock.patch.object(runs, "save_figure", lambda figure, file: drawn.append(figure)):
-        code, out, err = run_main(curriculum, *made)
-    assert code == 0 and out.count("\n| D=3") == 4 and str(tmp_path / "curriculum.png") in out, err
+def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path, monkeypatch):
+    drawn, out = [], tmp_path / "out"
+    monkeypatch.setattr(runs, "save_figure", lambda figure, file: drawn.append(figure))
+    code, said, err = run_main(curriculum, *made, "--out", out)
+    assert code == 0 and said.count("\n| ") == 4 and str(out / "curriculum.png") in said, err
     (axes,) = drawn[0].axes
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     counts = {}
@@ -76,31 +80,10 @@ def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path):
     assert sorted(dots[2].get_xdata()) == [350, 350]  # of both runs that had this stage
 
 
-def test_steps_against_depth(tmp_path):
-    """A dot where x_D was learned, a triangle where the run ended; none of other targets."""
-    regimes = {"all": ("", 1), "mixture": ("--mixture", 1), "last": ("--no-ic", 0)}
-    made = []
-    for D in (2, 3):
-        for name, (flags, first) in regimes.items():
-            losses = {f"x_{k}": [1, 0.8, 0.2] for k in range(1 if first else D, D + 1)}
-            if name == "last" and D == 3:
-                losses["x_3"] = [1, 0.9, 0.8]
-            made.append(write_run(tmp_path / f"{name}{D}", f"--D {D} {flags}", **losses))
-    made.append(write_run(tmp_path / "some", "--D 3 --targets 1 3", x_1=[1, 0], x_3=[1, 0]))
-    drawn = []
-    with mock.patch.object(runs, "save_figure", lambda figure, file: drawn.append(figure)):
-        code, out, err = run_main(curriculum, *made)
-    assert code == 0 and str(tmp_path / "depths.png") in out, err
-    (axes,) = drawn[0].axes
-    marks = [(line.get_marker(), *map(list, line.get_data())) for line in axes.lines]
-    marks = [(mark, round(x[0]), y[0]) for mark, x, y in marks if x]  # not those of the legend
-    assert sorted(marks) == sorted([("o", 0, 150)] * 3 + [("o", 1, 150)] * 2 + [("^", 1, 200)])
-
-
 def test_bad_input_is_refused(made, tmp_path):
     assert_refused(curriculum, tmp_path, says="is no run directory")
     other = write_run(tmp_path / "other", "--task conditional", x_1=[1], x_2=[1], x_3=[1])
-    code, out, err = run_main(curriculum, made[0], other)
+    code, out, err = run_main(curriculum, made[0], other, "--out", tmp_path / "out")
     assert code == 2 and "draw each apart" in err and "| conditional" in out
 
 

@@ -1,4 +1,5 @@
-"""What is committed: every run directory can be read, and its weights score what its log says."""
+"""What is committed: run directories can be read, weights score what logs say, pages say what they are
+printed from."""
 
 import json
 import os
@@ -9,8 +10,8 @@ from parts import runs
 from parts.flags import SETTINGS
 
 import pytest
+from cogapp import Cog
 
-import sweep
 import train
 from tests.common import HERE
 
@@ -71,17 +72,74 @@ def test_every_committed_run_has_its_command_in_reproduce_sh(tmp_path):
         if line.startswith("train.py"):
             flags = train.parse_flags(line.split()[1:])
             made[str(flags.out.relative_to(folder))] = flags
-        if line.startswith("sweep.py --preset"):
-            for flags in sweep.grid(sweep.PRESETS[line.split()[2]], folder):
-                made[flags.out.name] = flags
 
     # beside what is committed
     names = [name for name in SETTINGS if name not in ("save_every", "eval_every", "dtype")]
     for run in RUNS:
-        name = str(run.relative_to(HERE / "results")).removeprefix("again/")
-        name = re.sub("_at_[0-9]+$", "", name)
+        name = str(run.relative_to(HERE / "results"))
         assert name in made, name
         there, flags = runs.read_flags(run), made[name]
-        flags.init = flags.init.replace(str(folder), "out") if there.init else flags.init
+        flags.init = flags.init.replace(f"{folder}/runs", "out")
         different = {key for key in names if getattr(flags, key) != getattr(there, key)}
         assert not different, (name, different)
+
+
+# ---- pages
+
+
+PAGES = [HERE / "README.md", *sorted(HERE.glob("*/*.md"))]
+PRINTED = [page for page in PAGES if page.parent.name in (HERE.name, "results")]
+WORDS = {  # at most, of tables too; what is printed counts, what prints it does not
+    "README.md": 900,
+    "bench/README.md": 600,
+    "llm/README.md": 250,
+    "mechanisms/README.md": 1500,
+    "results/circuits.md": 900,
+    "results/cleaning.md": 900,
+    "results/conditional.md": 700,
+    "results/curriculum.md": 700,
+    "results/departures.md": 450,
+    "results/depth.md": 700,
+    "results/emergence.md": 350,
+    "results/laws.md": 1200,
+    "results/order.md": 500,
+}
+
+
+def differs(page):
+    return Cog().main(["cog", "--check", "-I", str(HERE), str(page)]) != 0
+
+
+@pytest.mark.parametrize("page", PRINTED, ids=lambda page: str(page.relative_to(HERE)))
+def test_numbers_on_pages_are_those_of_what_is_committed(page, monkeypatch):
+    monkeypatch.chdir(HERE)
+    again = "python -m cogapp -r -I . README.md results/*.md mechanisms/README.md"
+    assert not differs(page), f"renew it: {again}"
+
+
+def test_a_number_typed_into_a_page_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(HERE)
+    text, page = (HERE / "results/order.md").read_text(), tmp_path / "order.md"
+    ours = re.search(r"\*\*Ours: (\d+) of the", text)
+    page.write_text(text)
+    assert not differs(page)
+    page.write_text(text[: ours.start(1)] + "1" + text[ours.start(1) :])
+    assert differs(page)
+
+
+def test_pages_are_short():
+    total, long = 0, {}
+    for page in PAGES:
+        shown = re.sub("<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+        count = sum(any(map(str.isalnum, word)) for word in shown.split())
+        total, name = total + count, str(page.relative_to(HERE))
+        if count > WORDS.get(name, count):
+            long[name] = count
+    assert not long and total <= 10_000, (long, total)
+
+
+def test_links_of_pages_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            there = link.startswith("http") or (page.parent / link).exists()
+            assert there, f"{page}: {link}"
