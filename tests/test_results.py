@@ -1,4 +1,4 @@
-"""What is committed: run directories can be read, weights score what logs say, pages say what they are
+"""What is committed: runs can be read, weights score what logs say, pages say what they are
 printed from."""
 
 import json
