@@ -20,7 +20,6 @@ from pages.explore import page, write
 SHOWN = ["task", "seed", "layers", "heads", "D", "optimizer", "rotary"]  # of the flags of a run
 HEADS = ["run", *SHOWN, "MSE", "x_1, x_2, ... below 0.5 at step", "circuit"]
 FIGURES = ["sweep/*.png", "figures/*.png"]
-STYLE = "<style>body { max-width: 1100px } img { max-width: 100%; background: white }</style>"
 FILTER = """
 const field = document.querySelector("#filter"), rows = [...document.querySelectorAll("tr.run")];
 field.value = decodeURIComponent(location.hash.slice(1));
@@ -41,7 +40,7 @@ def pages_of(folder):
     found = {}
     for file in sorted(folder.rglob("*.html")):
         told = re.search(r'<meta name="runs" content="([^"]*)">', file.read_text(errors="replace"))
-        for number, name in enumerate(html.unescape(told[1]).splitlines() if told else ()):
+        for number, name in enumerate(html.unescape(told[1]).splitlines() if told else (), 1):
             found.setdefault((file.parent / name).resolve(), (file, number))
     return found
 
@@ -67,10 +66,11 @@ def index(folder, out):
         raise Refused(f"{folder} holds no run directories: train.py makes them")
 
     # the figures, whole in the page
-    parts = [STYLE, f"<h1>All runs in {html.escape(folder.name)}</h1>"]
+    parts = [f"<h1>All runs in {html.escape(folder.name)}</h1>"]
     for picture in (picture for pattern in FIGURES for picture in sorted(folder.glob(pattern))):
         data = base64.b64encode(picture.read_bytes()).decode()
-        parts.append(f'<p><img alt="{picture.stem}" src="data:image/png;base64,{data}"></p>')
+        picture = f'<img alt="{picture.stem}" src="data:image/png;base64,{data}">'
+        parts.append(f'<div class="wide">{picture}</div>')
 
     # a row per run, linked to the page that shows it
     rows = ["<tr>" + "".join(f"<th>{html.escape(head)}</th>" for head in HEADS) + "</tr>"]
@@ -85,7 +85,7 @@ def index(folder, out):
     parts.append(
         f'<h2>The runs</h2><p><label>filter by words: <input id="filter" type="search"></label> '
         f'<span id="count">{len(files)}</span> of {len(files)} runs</p>'
-        f'<div style="overflow-x: auto"><table>{"".join(rows)}</table></div>'
+        f'<div class="wide all"><table>{"".join(rows)}</table></div>'
     )
     return page(f"All runs in {folder.name}", "\n".join(parts), script=FILTER)
 

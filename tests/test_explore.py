@@ -77,7 +77,7 @@ def test_nothing_of_a_name_is_run(folder, tmp_path):
     for file in (page, tmp_path / "index.html"):
         assert "<img src=x" not in file.read_text()
     text = (tmp_path / "index.html").read_text()
-    assert 'href="./runs/page.html#run=0"' in text and "<td>begun</td>" in text
+    assert 'href="./runs/page.html#run=1"' in text and "<td>begun</td>" in text
 
     # nor is another optimizer than there is read
     config = json.loads((bad / "config.json").read_text()) | dict(optimizer="<img src=x>")
@@ -117,7 +117,7 @@ def test_pages_draw_without_error_request_or_sideways_scrolling(width, folder, b
         "Emulation.setDeviceMetricsOverride",
         dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500),
     )
-    for page, hashes in (("page.html", ["", "#run=1", "#run=0&layer=2"]), ("index.html", [""])):
+    for page, hashes in (("page.html", ["", "#run=2", "#run=1&layer=2"]), ("index.html", [""])):
         for chosen in hashes:
             browser.get((folder / page).as_uri() + chosen)
             browser.implicitly_wait(2)
@@ -133,7 +133,7 @@ def test_pages_draw_without_error_request_or_sideways_scrolling(width, folder, b
 
 @pytest.mark.slow
 def test_what_is_chosen_lives_in_the_address(folder, browser):
-    browser.get((folder / "page.html").as_uri() + "#run=0&layer=2&head=2")
+    browser.get((folder / "page.html").as_uri() + "#run=1&layer=2&head=2")
     told = browser.execute_script("return location.hash")
     assert "layer=2" in told and "head=2" in told
     browser.refresh()
