@@ -9,6 +9,8 @@ position). It is certified if it answers four questions about fresh sequences:
 
     sufficient   held to it in all heads, does the model still solve the task?
     complete     can the heads without a path be held while the rest is free, alone and together?
+                 all tokens without a path in any head, and each path that is left out be
+                 removed, and every symbol is still solved?
     carried      is it the targets whose values matter to the free model, not what else is read?
     needed       does the free model miss each path, where no head is left that has it?
 
@@ -68,12 +70,14 @@ def interval(errors, generator):
     return dict(mse=errors.mean().item(), low=low, high=high, partial=errors.mean(0).tolist())
 
 
-def certify(free, every, circuit, fill, generator):
+def certify(free, every, circuit, uses, fill, generator):
     """What is measured of a circuit, a dict. every: errors of the free model and of the model held
-    to it, on all sequences, a pair of (B, symbols); the rest is measured with `free`, Held, by how
-    much the errors of the free model rise:
+    to it, on all sequences, a pair of (B, symbols); uses: the paths that the free model misses; the
+    rest is measured with `free`, Held, by how much the errors of the free model rise:
 
-    complete: when heads without a path do what the circuit says, each alone and all together;
+    complete: when heads without a path do what the circuit says, each alone and all together, and
+    when all other tokens without a path do too, while those with one attend as they did (rest); and
+    without each path that the circuit leaves out;
     paths: of each path, its mean attention; without it in this head (alone: a stand-in costs
     nothing) and in any head that has it (everywhere); when the values that its source reads at its
     targets in this head are replaced (carried), and when all others are (others)."""
@@ -82,13 +86,22 @@ def certify(free, every, circuit, fill, generator):
     def rise(errors):
         return interval(errors - intact, generator)
 
+    def destroyed(risen):
+        lost = torch.tensor(risen["partial"]) + intact.mean(0) > task.destroyed
+        return symbol_names(lost & (intact.mean(0) < task.destroyed))
+
     # sufficient and complete
     found = {name: interval(errors, generator) for name, errors in zip(NAMES, every, strict=True)}
     idle, alone = {head: own for head, own in circuit.items() if isinstance(own, str)}, []
     for (layer, head), own in sorted(idle.items()):
         costs = rise(free.errors({(layer, head): own}))
         alone.append(dict(layer=layer + 1, head=head + 1, mechanism=own, **costs))
-    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)))
+    rest = rise(free.errors_of_rest(circuit, fill))
+    rest["destroys"] = destroyed(rest)
+    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)), rest=rest, left_out=[])
+    for path in sorted({*uses} - {*paths_of(circuit)}):
+        row = fields_of(path, task) | rise(knocked_out(free, [path]))
+        found["complete"]["left_out"].append(row | dict(destroys=destroyed(row)))
 
     # carried and needed
     found["paths"] = []
@@ -105,8 +118,7 @@ def certify(free, every, circuit, fill, generator):
             row = fields_of(path, task) | dict(attention=share[path]) | values
             row["alone"] = rise(knocked_out(free, [path]))
             row["everywhere"] = rise(knocked_out(free, heads)) if len(heads) > 1 else row["alone"]
-            lost = torch.tensor(row["everywhere"]["partial"]) + intact.mean(0) > task.destroyed
-            row["destroys"] = symbol_names(lost & (intact.mean(0) < task.destroyed))
+            row["destroys"] = destroyed(row["everywhere"])
             found["paths"].append(row)
     found["paper"] = papers_test(free, circuit, generator)
     return found
@@ -142,6 +154,15 @@ def why_not(found, threshold):
     together = found["complete"]["together"]["mse"]
     if together >= threshold:
         fails.append(f"not complete: all heads without a path together cost {together:.2f}")
+    if lost := found["complete"]["rest"]["destroys"]:
+        what = f"tokens without a path, held as it says, cost {' '.join(lost)}"
+        fails.append(f"not complete: in all heads, {what}")
+    sources = {(row["layer"], row["head"], row["source"]) for row in found["paths"]}
+    for row in found["complete"]["left_out"]:
+        beside = (row["layer"], row["head"], row["source"]) in sources
+        if row["destroys"] or (beside and row["mse"] >= threshold):
+            name = "layer {layer} head {head}, {source} -> {target}".format(**row)
+            fails.append(f"not complete: {name}, left out, costs {row['mse']:.2f}")
     for row in found["paths"]:
         name = "layer {layer} head {head}, {source} -> {target}".format(**row)
         if row["more"]["low"] <= 0:
@@ -234,7 +255,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     for _, _, number, circuit in tried:
         fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
         errors = torch.cat([part.errors(circuit, fill) for part in parts])
-        measured = certify(parts[0], (intact, errors), circuit, fill, generator)
+        measured = certify(parts[0], (intact, errors), circuit, costs, fill, generator)
         fails = why_not(measured, threshold)
         say(f"rows without a path {fill}: {'; '.join(fails) or 'certified'}")
         certificates.append((len(fails), number, circuit, fails, measured))
@@ -271,9 +292,16 @@ def summary(free, circuit, fill, learned):
 
 
 def print_certificate(report):
-    """A line for each measurement."""
-    if "paths" not in report:
-        return
+    """A line for each measurement, then what it comes to."""
+    if "paths" in report:
+        print_measured(report)
+    print("---")
+    for key, value in report.items():
+        if not isinstance(value, (list, dict)):
+            print(f"{key}: {value}")
+
+
+def print_measured(report):
     measured = "{mse:7.4f} [{low:.4f}, {high:.4f}]"
     print(f"the model as it is     {measured.format(**report['intact'])}")
     print(f"held to the circuit    {measured.format(**report['sufficient'])}")
@@ -311,14 +339,12 @@ def main():
         model, flags = runs.load(args.run)
         with runs.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
-            runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+            try:
+                runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+            finally:  # a full disk costs no result, nor does a reader that is gone
+                print_certificate(report)
             for file in (file for name in STALE for file in args.run.glob(name)):
                 file.unlink()
-        print_certificate(report)
-        print("---")
-        for key, value in report.items():
-            if not isinstance(value, (list, dict)):
-                print(f"{key}: {value}")
         print(f"circuit: {args.run / 'circuit.json'}")
 
 

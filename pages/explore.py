@@ -1,381 +1,356 @@
 """A page on which the inside of runs can be pointed at: one file that any browser opens.
 
-    python explore.py results/A              # writes results/A/explorer.html
-    python explore.py results/A results/D    # one page to choose from, results/explorer.html
+    python -m pages.explore results/A results/D        # writes out/explorer.html
+    python -m pages.explore results/A --out A.html
 
-No server, no network: the libraries (Vega-Lite) and all data are in the page.
+No server, no network, no library: explorer.js draws, and all data are in the page.
 """
 
-import functools
+import base64
 import html
 import json
+import os
 import pathlib
 import shlex
 import sys
-import time
 
-from parts import runs
-from parts.circuit import name_of, path_name
-from parts.emergence import checkpoints_of, read_circuit, read_emergence, removal_rises
+from parts import program, runs
+from parts.circuit import Held
 from parts.flags import command_line
+from parts.search import knocked_out
 
-import altair
 import torch
-import vl_convert
+from matplotlib.colors import to_hex
 
 import analyze
-from analyze import path_title
 from data import held_out, token_names
-from pages.views import Story, draw_run, place_arrows
 
 
+HERE = pathlib.Path(__file__).parent
 SEQUENCES = 8  # to choose from, fewer where their maps would be more than MOST numbers
-MOST = 1_000_000
-MOMENTS = 8  # checkpoints of which maps are kept, spread evenly
+MOST = 1_500_000
+MOMENTS = 8  # checkpoints of which all is measured, spread evenly
+# One per chain: the colour-blind can tell them, and black letters can be read on each
+CHAINS = ["#8FD0F5", "#E69F00", "#00875F", "#D55EA0", "#F0E442", "#BBBBBB"]
 
 
 # ---- what a run directory tells
 
 
-def read_run(folder):
-    """analyze.Run, its model None if the weights are not there. ValueError with one line if the
-    folder is no run directory."""
-    if (folder / "model.pt").exists():
-        return analyze.read_run(folder)
-    flags = runs.read_flags(folder)
-    task = flags.problem
-    report, paths = read_circuit(folder, task)
-    emerged = read_emergence(folder, paths) if paths else None
-    return analyze.Run(folder, None, flags, task, report, paths, emerged)
-
-
 def moments_of(run):
-    """[(step, weights), ...] whose maps are shown, the final weights last; [] without weights."""
+    """[(step, weights), ...] at which the model is looked into, the final weights last; [] without
+    weights."""
     if run.model is None:
         return []
-    last, found = runs.read_log(run.folder)[-1]["step"], []
-    files = [file for file in checkpoints_of(run.folder) if int(file.stem) < last]
+    last = runs.read_log(run.folder)[-1]["step"]
+    known = run.emergence.steps if run.emergence else range(last)
+    files = [file for file in runs.checkpoints_of(run.folder) if int(file.stem) in known]
+    files = [file for file in files if int(file.stem) < last]
     count = min(len(files), MOMENTS)
-    for number in range(count):
-        file = files[number * len(files) // count]
-        found.append((int(file.stem), f"ckpt/{file.name}"))
-    return [*found, (last, "model.pt")]
+    files = [files[number * len(files) // count] for number in range(count)]
+    return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
 
 
-def why_missing(run, sequences):
-    """{view: why it cannot be drawn}"""
-    folder, missing = run.folder, {}
+def why_missing(run, count):
+    """{view: why it cannot be drawn}; count: of the sequences whose maps are in the page."""
+    missing, folder = {}, shlex.quote(str(run.folder))
     if run.model is None:
-        again = "this run left no weights (model.pt): train it again to see"
-        missing |= dict(map=f"{again} attention maps.", information=f"{again} what it knows where.")
-    elif not sequences:
+        again = "This run left no weights (model.pt): train it again to see"
+        missing |= dict(map=f"{again} who attends to whom.", answer=f"{again} what it says.")
+        missing["information"] = f"{again} what it knows where."
+    elif not count:
         missing["map"] = "The attention maps of this run are too large for a page."
-    if not run.report:
-        missing["circuit"] = f"No circuit was looked for: run python ablate.py {folder}"
-    elif not run.paths:
-        why = run.report.get("no_circuit", "see circuit.json")
-        missing["circuit"] = f"ablate.py found no circuit: {why}."
+    if run.report and not run.paths:
+        missing["circuit"] = f"ablate.py found no circuit: {run.report['verdict']}."
+    elif not run.report:
+        look = f"run python ablate.py {folder}" if run.model else "there are no weights for it"
+        missing["circuit"] = f"No circuit was looked for: {look}."
     if not run.paths:
         missing["history"] = "Without a circuit there is no path whose history could be drawn."
     elif not run.emergence:
         what = "This run left no checkpoints and no emergence.json"
-        missing["history"] = f"{what}: train it with --save-every 80 to see its paths emerge."
+        missing["history"] = f"{what}: train it with --save-every 20 to see its paths emerge."
     return missing
 
 
-# ---- rows for the views
+# ---- who is who
+
+
+def describe(run, batch):
+    """A dict for each sequence: of its tokens the names and chains (-1: nobody's), of each chain
+    its query, and for each path and chain its [source, target], null where there is none."""
+    described = []
+    ends = [[end.tokens(run.task, batch.positions) for end in path[2:]] for path in run.paths]
+    for number, positions in enumerate(batch.positions):
+        chains = [-1] * run.task.T
+        for chain, tokens in enumerate(positions.tolist()):
+            for token in tokens:
+                chains[token] = chain
+        joined = []
+        for (source, there), (target, too) in ends:
+            pairs = zip(source[number].tolist(), target[number].tolist(), strict=True)
+            known = (there & too)[number].tolist()
+            joined.append([list(pair) if known[n] else None for n, pair in enumerate(pairs)])
+        names = token_names(run.task, batch.inputs[number, :, : run.flags.K], positions)
+        queries = positions[:, 0].tolist()
+        described.append(dict(names=names, chains=chains, queries=queries, ends=joined))
+    return described
+
+
+def roles_of(task):
+    """The role of each token, as it is in every sequence."""
+    roles = []
+    for number, block in enumerate(task.blocks):
+        roles += [task.role_at(number, place).name for place in range(block.size)] * block.slots
+    return roles
+
+
+# ---- what the model does at one moment
+
+
+class Says(Held):
+    """A model that returns what it says in place of its errors: (B, N, asked*K)."""
+
+    @torch.no_grad()
+    def errors_with(self, patterns):
+        with runs.precision(self.flags):
+            return self.model(self.batch.inputs, patterns).float()
+
+
+def named(run, batch, described, said):
+    """For each sequence and chain its [[name, error], ...], a pair per symbol that is asked for:
+    the nearest of all symbols that the sequence shows, ~ before it where that is not near, and the
+    squared error; said: (B, N in the order of the queries, asked*K)."""
+    K, first, found = run.flags.K, run.task.T - run.task.N, []
+    for number, one in enumerate(described):
+        shown, chains = batch.inputs[number, :, :K], []
+        for query in one["queries"]:
+            answer, right = (each[number, query - first] for each in (said, batch.targets))
+            apart = (answer.view(-1, 1, K) - shown).square().mean(-1)  # (asked, T)
+            errors = (answer - right).square().view(-1, K).mean(-1).tolist()
+            cells = []
+            for error, (distance, token) in zip(
+                errors, map(lambda row: row.min(0), apart), strict=True
+            ):
+                blurred = "~" * bool(distance > run.task.destroyed)
+                cells.append([blurred + one["names"][token], round(error, 3)])
+            chains.append(cells)
+        found.append(chains)
+    return found
 
 
 @torch.no_grad()
-def map_rows(run, weights, batch, shown):
-    """A row per sequence, layer and head: its attention map in whole percent."""
-    model, rows = runs.load(run.folder, weights)[0], []
-    for layer, patterns in enumerate(model(batch.inputs, return_patterns=True)[1], 1):
-        for number, heads in enumerate((100 * patterns).round().int().flatten(2).tolist(), 1):
-            for head, pattern in enumerate(heads, 1):
-                where = dict(shown=shown, sequence=number, layer=layer, head=head)
-                rows.append(where | dict(map=pattern))
-    return rows
+def look_into(run, weights, batch, described, count):
+    """What is shown of these weights: the maps of all heads in whole percent, bytes; what is said,
+    free and without each path; what can be read where, in percent."""
+    model = runs.load(run.folder, weights)[0]
+    maps = model(batch.inputs[:count], return_patterns=True)[1]
+    maps = (100 * torch.stack(maps, 1)).round().byte()  # (count, layers, heads, T, T)
+    free = Says(model, run.flags, batch)
+    without = [knocked_out(free, [path]) for path in run.paths]
+    said = [named(run, batch, described, each) for each in (free.errors({}), *without)]
+    read = runs.sequences(run.flags, held_out("information", 1024))
+    scores = analyze.information(model, run.task, read, run.flags.K).clamp(0, 1)
+    return maps.numpy().tobytes(), said, (100 * scores).round().int().tolist()
 
 
-def information_rows(run, weights, shown):
-    """A row per layer, role and symbol, as information_map.png shows them."""
-    model, rows = runs.load(run.folder, weights)[0], []
-    batch = runs.sequences(run.flags, held_out("information", 1024))
-    scores = analyze.information(model, run.task, batch, run.flags.K)
-    for level, of_roles in enumerate(scores.clamp(0, 1).tolist()):
-        for role, of_symbols in enumerate(of_roles):
-            for symbol, score in enumerate(of_symbols):
-                row = dict(shown=shown, level=level, layer=max(1, level), role=role, symbol=symbol)
-                row |= dict(at=run.task.names[role], of=f"x_{symbol}")
-                rows.append(row | dict(R2=round(score, 3)))
-    return rows
-
-
-def names_of(run, batch):
-    """The names of all tokens of each sequence."""
-    shown = zip(batch.inputs[..., : run.flags.K], batch.positions, strict=True)
-    return [token_names(run.task, symbols, positions) for symbols, positions in shown]
-
-
-def token_rows(run, batch):
-    """A row per sequence and token: its name, role and chain."""
-    rows, named = [], zip(names_of(run, batch), batch.positions, strict=True)
-    for number, (names, positions) in enumerate(named, 1):
-        for chain, tokens in enumerate(positions.tolist(), 1):
-            for role, token in zip(run.task.names, tokens, strict=True):
-                row = dict(sequence=number, token=token, name=names[token], role=role, chain=chain)
-                rows.append(row)
-    return rows
-
-
-def arrow_rows(run, batch):
-    """A row for each two tokens of a sequence that the circuit joins in a head."""
-    rows = []
-    for number, positions in enumerate(batch.positions.tolist(), 1):
-        for path in run.paths:
-            where = dict(sequence=number, layer=path.layer + 1, head=path.head + 1)
-            for tokens in positions:
-                rows.append(where | dict(token=tokens[path.source], other=tokens[path.target]))
-    return rows
-
-
-def path_rows(run):
-    """A row per path, with its attention at each step and what ablate.py says of its removal; and
-    a row per path and symbol: by how much its error rises without the path."""
-    paths, rises = [], []
-    removals = {name_of(removal): removal for removal in run.report.get("removals", [])}
-    places = place_arrows(run.task, list(run.paths))
-    for (path, attention), place in zip(run.paths.items(), places, strict=True):
-        row = dict(path=title_of(run, path), layer=path.layer + 1, head=path.head + 1, **place)
-        row |= dict(source=run.task.names[path.source], target=run.task.names[path.target])
-        row["attentions"] = [round(attention, 4)]
-        if run.emergence:
-            row["attentions"] = run.emergence.paths[path].mean
-        row |= dict.fromkeys(("held", "alive", "destroyed", "predicted"), "not measured")
-        removal = removals.get(path_name(path, run.task))
-        if removal:
-            interval = "{mse:.3f} [{low:.3f}, {high:.3f}]"
-            row["held"] = interval.format(**removal["frozen"])
-            row["alive"] = interval.format(**removal["alive"])
-            for name in ("destroyed", "predicted"):
-                row[name] = ", ".join(removal[name]) or "nothing"
-            for k, rise in zip(run.flags.symbols, removal["alive"]["partial"], strict=True):
-                rises.append(dict(path=row["path"], symbol=k, rise=round(rise, 4)))
-        paths.append(row)
-    return paths, rises
+# ---- what was measured before
 
 
 def title_of(run, path):
-    return path_title(path, run.task, run.flags.heads)
+    head = f", head {path.head + 1}" * (run.flags.heads > 1)
+    ends = " attends to ".join(end.name(run.task) for end in path[2:])
+    return f"layer {path.layer + 1}{head}: {ends}"
 
 
-def training_rows(run):
-    """Rows of each path at each checkpoint; of its removal by symbol; and of the losses."""
-    history, rises, losses = [], [], []
-    for row in runs.read_log(run.folder):
-        for symbol in run.flags.symbols:
-            losses.append(dict(step=row["step"], symbol=symbol, loss=round(row[symbol], 4)))
-    if not run.emergence:
-        return history, rises, losses
-    steps = run.emergence.steps
-    for path, values in run.emergence.paths.items():
-        columns = zip(steps, values.mean, values.low, values.high, values.hits, strict=True)
-        for step, mean, low, high, hits in columns:
-            row = dict(path=title_of(run, path), step=step)
-            history.append(row | dict(mean=mean, low=low, high=high, hits=hits))
-    removed = [path.without for path in run.emergence.paths.values()]
-    for symbol, by_path in removal_rises(run.emergence, removed).items():
-        for path, curve in zip(run.emergence.paths, by_path, strict=True):
-            for step, rise in zip(steps, curve, strict=True):
-                row = dict(path=title_of(run, path), symbol=symbol, step=step)
-                rises.append(row | dict(rise=round(rise, 4)))
-    return history, rises, losses
+def path_rows(run, steps):
+    """A dict per path: where it is drawn, its attention at each of the steps, what circuit.json
+    says of it, and its history."""
+    rows, across = [], analyze.columns_of(run.task, run.paths)
+    for path, measured in run.paths.items():
+        row = dict(title=title_of(run, path), layer=path.layer, head=path.head)
+        row |= dict(source=across[path.source], target=across[path.target])
+        row["attention"] = [measured["attention"]] * len(steps)
+        row |= {name: measured[name] for name in ("carried", "alone", "everywhere", "destroys")}
+        history = run.emergence and run.emergence.paths.get(path)
+        if history:
+            mean = dict(zip(run.emergence.steps, history.mean, strict=True))
+            row["attention"] = [mean.get(step, measured["attention"]) for step in steps]
+            rises = {}
+            for symbol, without in history.without.items():
+                losses = zip(without, run.emergence.losses[symbol], strict=True)
+                rises[symbol] = [round(a - b, 4) for a, b in losses]
+            row["history"] = history._asdict() | dict(without=rises)
+        rows.append(row)
+    return rows
+
+
+def first_seen(run):
+    """What is chosen to begin with: the path from the query that is followed most."""
+    query = [path for path in run.paths if path.source == (0, 0)] or list(run.paths)
+    if not query:
+        return dict(layer=run.flags.layers - 1, head=0, path=0)
+    path = max(query, key=lambda path: run.paths[path]["attention"])
+    return dict(layer=path.layer, head=path.head, path=list(run.paths).index(path))
 
 
 def tell(run):
-    """The Story of a run and its rows, {name: [row, ...]}."""
+    """All that the page holds of a run."""
     # the sequences whose maps fit into a page
     flags, task, moments = run.flags, run.task, moments_of(run)
     size = task.T**2 * flags.layers * flags.heads * max(1, len(moments))
     count = min(SEQUENCES, MOST // size)
     batch = runs.sequences(flags, held_out("validation", max(1, count)))
-    rows = dict(tokens=token_rows(run, batch), arrows=arrow_rows(run, batch))
-    rows["maps"], rows["information"] = [], []
+    described, looks = describe(run, batch), []
+    for step, weights in moments:
+        looks.append(look_into(run, weights, batch, described, count))
+        print(f"{run.folder}: looked into at step {step}", file=sys.stderr, flush=True)
+    maps, said, information = zip(*looks, strict=True) if looks else [[]] * 3
 
-    # what takes time: the model, at each checkpoint
-    began = time.time()
-    for shown, (_, weights) in enumerate(moments):
-        if count:
-            rows["maps"] += map_rows(run, weights, batch, shown)
-        rows["information"] += information_rows(run, weights, shown)
-        done = shown + 1
-        left = (time.time() - began) / done * (len(moments) - done)
-        progress = f"\r{run.folder}: weights {done}/{len(moments)}, {left:.0f} s left "
-        print(progress, end="\n" if done == len(moments) else "", file=sys.stderr, flush=True)
-
-    # what was measured before
-    rows["paths"], rows["removals"] = path_rows(run)
-    rows["history"], rows["rises"], rows["losses"] = training_rows(run)
-
-    # at each step to choose, the maps of the last weights before it, if there are any
-    map_steps, shown_at = [step for step, _ in moments], []
-    last_step = runs.read_log(run.folder)[-1]["step"]
-    steps = run.emergence.steps if run.emergence else map_steps or [last_step]
-    for step in steps:
-        before = [number for number, at in enumerate(map_steps) if at <= step]
-        shown_at.append(before[-1] if before else 0)
-    story = Story(
-        task=task,
-        flags=flags,
+    # the steps to choose from: where the model was looked into, else where its paths are known
+    log = runs.read_log(run.folder)
+    steps = [step for step, _ in moments] or [log[-1]["step"]]
+    if run.emergence and len(moments) < 2:
+        steps = sorted({*run.emergence.steps, log[-1]["step"]})
+    letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
+    places = []
+    for place in analyze.columns_of(task, run.paths):
+        below = "relay" if place.behind else letters[task.roles[place.role].symbol]
+        places.append([place.name(task), below])
+    return dict(
+        name=str(run.folder),
+        about=about(run),
+        task=dict(T=task.T, roles=roles_of(task), names=task.names, letters=letters),
+        blocks=task.blocks,
+        places=places,
+        reading=task.in_reading_order,
+        layers=flags.layers,
+        heads=flags.heads,
         symbols=flags.symbols,
-        titles=[row["path"] for row in rows["paths"]],
-        layers=sorted({path.layer for path in run.paths}),
-        names=names_of(run, batch),
+        asked=["the symbol that its token names"] if flags.mixture else flags.symbols,
+        colors=colors_of(flags.symbols, task.symbols - 1),
         steps=steps,
-        sequences=run.emergence.sequences if run.emergence else 512,
-        shown=shown_at,
-        map_steps=map_steps,
+        looked=len(moments),
+        sequences=described,
+        right=named(run, batch, described, batch.targets),
+        said=said,
+        maps=base64.b64encode(b"".join(maps)).decode() if count else "",
+        information=information,
+        paths=path_rows(run, steps),
+        emerged=run.emergence and dict(steps=run.emergence.steps, n=run.emergence.sequences),
+        losses={name: [row[name] for row in log] for name in ("step", *flags.symbols)},
+        plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
         missing=why_missing(run, count),
+        first=first_seen(run),
     )
-    return story, rows
+
+
+def colors_of(symbols, last):
+    """{name: [on white, on black]} of lines: those of every figure, a little towards the other end
+    so that each can be seen."""
+    found = dict(mean=["#1f77b4", "#4ea3e0"], hits=["#d95f02", "#ff9d4d"])
+    for name in symbols:
+        color = runs.symbol_color(int(name[2:]), last)[:3]
+        darker, lighter = [0.8 * part for part in color], [0.65 * part + 0.35 for part in color]
+        found[name] = [to_hex(darker), to_hex(lighter)]
+    return found
+
+
+# ---- what is said of a run
+
+
+SETTINGS = (
+    "task D N K ic targets mixture layers heads width mlp causal rotary optimizer lr batch steps"
+    " weight_decay init seed dtype torch git"
+).split()
+FILLS = dict(zero="nothing", identity="itself alone", uniform="all that it may, alike")
+
+
+def about(run):
+    """What stands above and below the views, {name: text or list of texts}."""
+    last, report, task = runs.read_log(run.folder)[-1], run.report, run.task
+    said = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}. "
+    if run.paths:
+        verdict = (
+            "A certified circuit" if report["certified"] else f"A circuit ({report['verdict']})"
+        )
+        held = "the model held to it in all heads: MSE {mse:.4f} [{low:.4f}, {high:.4f}]"
+        said += f"{verdict} of {len(run.paths)} paths; {held.format(**report['sufficient'])}"
+        said += f" on {report['sequences']} fresh sequences."
+    legend = [
+        "A tile is a token: A3 shows x_0 of chain 3, B3 its x_1, C3 its x_2, ...; a colour a chain."
+        " Asked A3, one must find A3 beside B3 in a pair, then B3 beside C3 in another, and so on.",
+        "Below it stands its role in its chain: q the query, 1a 1b the pair (x_0, x_1), 2a 2b the"
+        " pair (x_1, x_2), ...; 3b+1 is whatever token stands right after 3b, a relay.",
+        "A path: in this head the token with one role attends to that with another, of its chain.",
+    ]
+    if task.crossed:
+        legend[0] += " D1.2, grey, is nobody's: of the triple of B1 and C2."
+    if run.paths:
+        fill = FILLS.get(report["fill"], report["fill"])
+        legend[2] += f" Rows without a path, held to the circuit, attend to {fill}."
+    settings = ", ".join(f"{name} {getattr(run.flags, name, None)}" for name in SETTINGS)
+    made = (
+        f"torch {torch.__version__}; all data are in this file, which asks nothing of any network."
+    )
+    return dict(said=said, legend=legend, settings=settings, made=made)
 
 
 # ---- the page
 
 
-STYLE = """
-:root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; }
-body { max-width: 1100px; margin: 0 auto; padding: 0 12px 40px; }
-h1 { font-size: 1.4em; margin: .6em 0 .2em; } p, ul { margin: .4em 0; }
-#controls { position: sticky; top: 0; z-index: 1; background: Canvas; padding: 6px 0;
-  display: flex; flex-wrap: wrap; gap: 4px 18px; border-bottom: 1px solid #8888; }
-#sliders, #sliders form, #sliders span { display: contents; }
-.vega-bind-name { display: inline !important; }
-#controls label, .vega-bind { display: flex; gap: 6px; align-items: center; }
-#controls input[type=range] { width: 110px; }
-#controls select, #controls input { font: inherit; max-width: 300px; min-height: 28px; }
-#controls :focus-visible { outline: 3px solid #E69F00; }
-#views svg { display: block; }
-#views .mark-text, #views path[fill=transparent] { pointer-events: none; }
-.role-legend-symbol path { filter: drop-shadow(0 0 1px #999) drop-shadow(0 0 1px #999); }
-#vg-tooltip-element { background: Canvas !important; color: CanvasText !important;
-  border-color: #888 !important; font-size: 13px !important; }
-#vg-tooltip-element td { color: inherit !important; }
-table { border-collapse: collapse; } .wide { overflow-x: auto; }
-td, th { text-align: left; padding: 2px 10px 2px 0; border-bottom: 1px solid #8884; }
-"""
-SCRIPT = """
-const about = document.querySelector("#about");
-const sliders = document.querySelector("#sliders");
-const places = ["sequence", "checkpoint", "layer", "head", "token", "path"];
-const narrow = matchMedia("(max-width: 700px)"), menu = document.querySelector("#run select");
-let drawn = null;
-async function draw() {
-  const run = pages[menu ? menu.value : 0];
-  about.innerHTML = run.about;
-  sliders.innerHTML = places.map((name) => `<span id="${name}"></span>`).join("");
-  if (drawn) drawn.finalize();
-  const spec = { ...(narrow.matches ? run.narrow : run.wide), datasets: run.rows };
-  const how = { renderer: "svg", actions: false };
-  drawn = await vegaEmbed("#views", spec, how);
-  document.body.dataset.seconds = performance.now() / 1000;
-}
-if (menu) menu.onchange = draw;
-narrow.onchange = draw;
-draw().catch((error) => { about.append(`This page cannot be drawn: ${error}`); throw error; });
-"""
+BODY = """<h1 id="title"></h1><div id="controls"></div><div id="said"></div>
+<section id="answer"></section><section id="strip"></section>
+<div class="columns"><div><section id="circuit"></section><section id="path"></section></div>
+<div><section id="map"></section></div></div>
+<section id="heads"></section>
+<div class="columns"><section id="history"></section><section id="information"></section></div>
+<details id="made"></details>"""
 
 
-SETTINGS = (
-    "D N layers heads width mlp causal rotary ic optimizer lr batch steps seed dtype torch git"
-).split()
-
-
-def about(run, command):
-    """What a page says of a run: two sentences, its settings and verdict, how it was made."""
-    report, last = run.report, runs.read_log(run.folder)[-1]
-    said = [
-        "Choose a sequence, a layer and a token to see who attends to whom in this trained"
-        " transformer, and what can be read where.",
-        "Choose a path of its circuit to see what the model loses without it.",
-    ]
-    error = last.get("confirmed", last["val"])
-    verdict = f"MSE {error:.4f} at step {last['step']}. "
-    if run.paths:
-        verdict += f"A circuit of {len(run.paths)} paths, grade {report['grade']}"
-        if "replaced" in report:
-            held = "; all heads held to it: MSE {mse:.4f} [{low:.4f}, {high:.4f}]"
-            verdict += held.format(**report["replaced"])
-            verdict += f" on {report['sequences']} fresh sequences"
-            verdict += f"; rows without a path: {report['fill']}"
-        verdict += "."
-    else:
-        verdict += why_missing(run, 1)["circuit"]
-    settings = ", ".join(f"{name} {getattr(run.flags, name, None)}" for name in SETTINGS)
-    made = f"Made by {command} with Altair {altair.__version__}; all data are in this file."
-    parts = [" ".join(said), f"Verdict: {verdict}", f"Settings: {settings}.", made]
-    return "".join(f"<p>{html.escape(part)}</p>" for part in parts)
-
-
-@functools.cache
-def library():
-    """Vega, Vega-Lite and Vega-Embed, as text of JavaScript."""
-    version = altair.SCHEMA_VERSION.lstrip("v").split(".")
-    return vl_convert.javascript_bundle(vl_version=f"v{version[0]}.{version[1]}")
-
-
-def page(title, pages):
-    """A whole page of HTML that asks nothing of any server, and may not; pages: {name: dict} of
-    what can be chosen, each with HTML `about`, `wide` and `narrow` Vega-Lite, and its `rows`."""
-    data = json.dumps(list(pages.values()), separators=(",", ":")).replace("<", "\\u003c")
-    allowed = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
-    allowed += "style-src 'unsafe-inline'; img-src data:"
-    options = [f'<option value="{n}">{html.escape(name)}' for n, name in enumerate(pages)]
-    menu = f"<label>run <select>{''.join(options)}</select></label>" if len(pages) > 1 else ""
+def page(title, body, data="", script="", about=""):
+    """A whole page of HTML that asks nothing of any server, and may not. data: anything for JSON.
+    about: the run directories that it shows, one a line."""
+    data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    chains = "".join(f"--c{n}: {color};" for n, color in enumerate(CHAINS))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{allowed}">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
+ script-src 'unsafe-inline'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title><style>{STYLE}</style></head>
-<body><h1>{html.escape(title)}</h1><div id="about" class="wide"></div>
-<div id="controls"><span id="run">{menu}</span><span id="sliders"></span></div>
+<meta name="runs" content="{html.escape(about)}"><link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>:root {{ {chains} }}
+{(HERE / "style.css").read_text()}</style></head>
+<body>{body}
 <noscript>This page draws itself with JavaScript: please allow it.</noscript>
-<div id="views" class="wide"></div>
-<script>{library()}</script>
-<script>const pages = {data};{SCRIPT}</script>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
 </body></html>
 """
 
 
-def explorer(folders, command):
-    """The page of one run, or of several to choose from, as text."""
-    pages = {}
-    for folder in folders:
-        run = read_run(folder)
-        story, rows = tell(run)
-        levels = [f"{level:.3g}: {what}" for level, what in run.task.plateaus]
-        levels = [text.replace("$", "") for text in levels]  # marks of formulas
-        specs = dict(wide=draw_run(story, False, levels), narrow=draw_run(story, True, levels))
-        pages[str(folder)] = dict(about=about(run, command), rows=rows, **specs)
-    return page(f"Inside {', '.join(folder.name for folder in folders)}", pages)
+def read(folder):
+    """analyze.Run, its model None if the weights are not there."""
+    return analyze.read_run(folder, weights=(folder / "model.pt").exists())
 
 
-# ---- the command line
+def write(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_text(file, text)
+    print(f"{file} ({len(text) / 1e6:.1f} MB)")
 
 
 def main():
-    p = command_line("explore.py", __doc__)
+    p = command_line("pages.explore", __doc__)
     p.add_argument("run", type=pathlib.Path, nargs="+", help="run directories of train.py")
-    folders = p.parse_args().run
-    command = shlex.join(["python", "explore.py", *map(str, folders)])
-    try:
-        file = (folders[0] if len(folders) == 1 else folders[0].parent) / "explorer.html"
-        text = explorer(folders, command)
-        runs.write_text(file, text)
-        print(f"{file} ({len(text) / 1e6:.1f} MB)")
-    except (OSError, ValueError) as error:
-        p.error(error)
+    p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
+    with program("pages.explore"):
+        args = p.parse_args()
+        told = [tell(read(folder)) for folder in args.run]
+        beside = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
+        script = (HERE / "explorer.js").read_text()
+        write(args.out, page("Inside a transformer", BODY, told, script, beside))
 
 
 if __name__ == "__main__":

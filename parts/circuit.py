@@ -256,6 +256,15 @@ class Held:
             self.written[key] = torch.where(along.sum(-1, keepdim=True) > 0, along, rest)
         return self.written[key]
 
+    def errors_of_rest(self, circuit, fill):
+        """(B, symbols) squared error of the free model where all tokens without a path, in all
+        heads, do what the circuit says; those with one attend as they did."""
+        patterns = {head: self.pattern(head, own, fill) for head, own in circuit.items()}
+        for head in (head for head, own in circuit.items() if not isinstance(own, str)):
+            there = one_hot(circuit[head], self.task, self.batch.positions).sum(-1, keepdim=True)
+            patterns[head] = torch.where(there > 0, self.attention()[head], patterns[head])
+        return self.errors_with(patterns)
+
     def errors(self, circuit, fill="zero"):
         """(B, symbols) squared error of each sequence on each symbol; heads that are not in the
         circuit compute their patterns from what they then find."""

@@ -62,10 +62,8 @@ def measure_emergence(run, flags, paths, n=32):
         losses.append(held.intact.tolist())
         for path in paths:
             # what each chain's source gives to the target, and what it gives at most, (B, N)
-            pattern, (tokens, there) = (
-                held.attention()[path[:2]],
-                path.source.tokens(task, batch.positions),
-            )
+            pattern = held.attention()[path[:2]]
+            tokens, there = path.source.tokens(task, batch.positions)
             given = read_path(pattern, path, task, batch.positions)
             most = pattern.amax(-1).gather(1, tokens)
             spread = given.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()

@@ -6,6 +6,7 @@
 ablate.py says what for, and certifies what is found. Free: no head is held.
 """
 
+import collections
 import functools
 import itertools
 
@@ -165,12 +166,17 @@ def search(held, fill, costs, simple, prices, limit, threshold):
     """(circuit, its loss) with this fill. From all candidate paths one after the other is taken
     away, that which the free model misses least first, as long as the loss stays below the limit
     or falls, and the circuit stays whole: along its paths the flow reaches every symbol that is
-    learned, no path is missing without which the free model loses one, heads without paths cost the
-    free model less than the threshold, alone and together, and what is left of a head carries.
+    learned, no path is missing without which the free model loses one, nor one of several from a
+    source that costs the threshold, heads without paths cost the free model less than that, alone
+    and together, and what is left of a head carries.
     None if all candidates together are not whole."""
     task, lost = held.task, held.task.destroyed
     learned = held.intact < lost
     core = {path for path in costs if (learned & (held.intact + costs[path] > lost)).any()}
+    targets = collections.Counter(path[:3] for path in costs)
+    for path in costs:  # else a source would seem to take from one target what others bring it
+        if targets[path[:3]] > 1 and costs[path].mean() >= threshold:
+            core.add(path)
 
     @functools.cache
     def flows(paths):

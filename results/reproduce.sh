@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
-mkdir -p "$runs"/{default,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
+mkdir -p "$runs"/{default,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
 # MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
 make_runs() {
@@ -46,6 +46,11 @@ for seed in {5..10}; do
 done | make_runs
 for seed in {0..4}; do
   echo "10 circuit runs/decay/s$seed $main --weight-decay 1 --seed $seed --save-every 25"
+done | make_runs
+
+# the main command on another machine, an Intel Xeon, each run on one thread; conditional retrieval below
+for seed in 0 1 2 3 4 5 6 8; do
+  echo "7 circuit runs/again/s$seed $main --seed $seed"
 done | make_runs
 
 # a little shorter, three seeds more (circuits.md)
@@ -149,6 +154,10 @@ make_runs << RUNS
 2 loss runs/conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
 RUNS
 
+for seed in 5 6; do
+  echo "20 circuit runs/again/conditional_s$seed $four $long --seed $seed"
+done | make_runs
+
 # what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 5 Muon's seed 0 is in results/), of 0.3 ten
 # seeds (order.md), with AdamW and RoPE seven of 0.1; one run longer, and at its checkpoints
 narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
@@ -198,7 +207,7 @@ figures="$folder/figures"
 python -m studies.order "$folder"/[ABC] "$runs"/{default,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
 python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,default,rope,rope_twice,shorter}/* --out "$figures"
-python -m studies.circuits "$folder"/[ABC] "$runs"/{default,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m studies.circuits "$folder"/[ABC] "$runs"/{default,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
 python -m pages.index "$folder" --out "$folder/index.html"
 

@@ -2,8 +2,7 @@
 
 import itertools
 
-from parts.circuit import Path, read_paths, write_pattern
-from parts.flow import starting_information, symbols_reached
+from parts.circuit import path_from, to_the_token_before
 
 import torch
 
@@ -12,25 +11,14 @@ from data import chain
 
 
 def paths_from(task, *texts):
-    """[Path, ...] from texts such as "2 q 1b": layer 2, its first head, from q to 1b; "2.3 q 1b" is
-    its third head."""
+    """[Path, ...] from texts such as "2 q 1b": layer 2, its first head, from q to 1b; "2.3 q 1b+1"
+    is its third head, to the token behind 1b."""
     paths = []
     for text in texts:
         where, source, target = text.split()
         layer, head = map(int, f"{where}.1".split(".")[:2])
-        roles = task.names.index(source), task.names.index(target)
-        paths.append(Path(layer - 1, head - 1, *roles))
+        paths.append(path_from(dict(layer=layer, head=head, source=source, target=target), task))
     return paths
-
-
-def needed(task, paths, layers):
-    """Those paths without which the query would lose a symbol."""
-    kept = []
-    for path in paths:
-        others = [other for other in paths if other != path]
-        if not all(symbols_reached(task, others, layers)):
-            kept.append(path)
-    return kept
 
 
 def find_positions(x, task, K):
@@ -55,121 +43,134 @@ def find_positions(x, task, K):
     return torch.stack([found[number] for number in range(len(task.roles))], -1)
 
 
+LANES = 4  # of what a token holds: of its own chain, of that of the token before it, ...; answers
+
+
 class Planted:
-    """Stands in for a transformer and computes a known circuit by following what information goes
-    where: a path is taken only while its two roles share a piece (Section 5), the query says what
-    it holds and 0 for what it does not."""
+    """Stands in for a transformer. Every token holds an amount, from 0 to 1, of every symbol of
+    every chain, in lanes, at first 1 of what it shows in lane 0; a head adds what is held where it
+    attends, weighed by the attention; a query says its symbols by their amounts in lane 0 and in
+    the last, those below a quarter not at all.
 
-    def __init__(self, task, paths, layers, heads=1, K=4):
-        self.task, self.paths, self.layers, self.heads, self.K = task, paths, layers, heads, K
+    attend(head, holds, positions) -> (B, T, T), the attention of a head that is not replaced; holds
+    (B, T, lanes, N, symbols). moves: {(layer, head): [(from lane, to lane, gain), ...]}, within
+    lane 0 if not named."""
 
-    def own_pattern(self, head, shared, positions):
-        """(B, T, T) along the head's paths between roles that share a piece, else uniform."""
-        own = [path for path in self.paths if path[:2] == head and shared[path[2:]]]
-        pattern = write_pattern(own or "uniform", self.task, positions, True, "uniform")
-        return pattern.expand(len(positions), -1, -1)
+    def __init__(self, task, attend, layers, heads=1, moves=None, K=4):
+        self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
+        self.moves, self.K = moves or {}, K
+
+    def added(self, layer, patterns, holds):
+        """What a layer adds to holds, from the patterns of its heads."""
+        total = torch.zeros_like(holds)
+        for head, pattern in enumerate(patterns):
+            for source, target, gain in self.moves.get((layer, head), [(0, 0, 1.0)]):
+                taken = pattern @ holds[:, :, source].flatten(2)
+                total[:, :, target] += gain * taken.view_as(total[:, :, target])
+        return total
 
     def __call__(self, x, patterns=None, return_patterns=False):
-        task, seen = self.task, []
+        task, seen, given = self.task, [], patterns or {}
         positions = find_positions(x, task, self.K)
+        symbols = task.column("symbol").tolist()
+        holders = [symbols.index(k) for k in range(task.symbols)]
+        sequence = torch.arange(len(x))[:, None, None]
+        symbols = x[sequence, positions[:, :, holders], : self.K]  # (B, N, symbols, K)
+        shown = (x[:, :, None, None, : self.K] == symbols[:, None]).all(-1).float()
+        holds = torch.stack([shown] + [torch.zeros_like(shown)] * (LANES - 1), 2)
 
-        # what each role holds, layer by layer
-        known = starting_information(task)
         for layer in range(self.layers):
-            before, every = known.float(), []
-            shared = before @ before.T > 0
-            for target in [i for i, role in enumerate(task.roles) if role.block in task.crossed]:
-                # a triple is told by x and y, by z or by its slot
-                common = known & known[target]
-                slot = task.symbols + task.roles[target].block
-                shared[:, target] = common[:, 1:3].all(1) | common[:, [3, slot]].any(1)
+            every = []
             for head in range(self.heads):
-                pattern = (patterns or {}).get((layer, head))
+                pattern = given.get((layer, head))
                 if pattern is None:
-                    pattern = self.own_pattern((layer, head), shared, positions)
+                    pattern = self.attend((layer, head), holds, positions)
                 every.append(pattern.expand(len(x), -1, -1))
-                moved = read_paths(every[-1], task, positions).mean((0, 1)) > 0.35
-                known = known | (moved.float() @ before > 0)
+            holds = (holds + self.added(layer, every, holds)).clamp(0, 1)
             seen.append(torch.stack(every, 1))
 
-        # x_1, x_2, ... at each query, where it holds them
-        symbols = task.column("symbol").tolist()
-        holders = [symbols.index(k) for k in range(1, task.symbols)]
-        sequence = torch.arange(len(x))[:, None, None]
-        held = x[sequence, positions[:, :, holders], : self.K]  # (B, N, symbols, K)
-        predictions = (held * known[0, 1 : task.symbols, None]).flatten(2)
+        # of all chains: what a query holds of another, it says too
+        amounts = holds[:, -task.N :, 0, :, 1:] + holds[:, -task.N :, -1, :, 1:]
+        amounts = (2 * amounts - 0.5).clamp(0, 1)
+        predictions = torch.einsum("bqns,bnsk->bqsk", amounts, symbols[:, :, 1:]).flatten(2)
         return (predictions, seen) if return_patterns else predictions
 
 
+def attending(task, positions, *given):
+    """(B, T, T) every token attends to itself, but for the share that it gives to others; given:
+    (source Place, (B, N) tokens, (B, N) shares), ..."""
+    pattern = torch.eye(task.T).repeat(len(positions), 1, 1)
+    sequence = torch.arange(len(positions))[:, None]
+    for source, tokens, share in given:
+        rows, there = source.tokens(task, positions)
+        pattern[sequence, rows, rows] -= share * there
+        pattern[sequence, rows, tokens] += share * there
+    return pattern
+
+
+def evidence(task, path, holds, positions):
+    """(B, N) the share with which the source of a path finds its target: all of its attention in
+    its own slot, else as much as it shares a symbol with it (Assumption 1 of Section 5); a triple
+    is told by x and y together, or by z."""
+    sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
+    (source, there), (target, too) = (end.tokens(task, positions) for end in path[2:])
+    ends = [task.roles[end.role] for end in path[2:]]
+    if to_the_token_before(path, task) or ends[0].block == ends[1].block:
+        return (there & too).float()
+    held = [
+        holds[sequence, tokens, end.behind, chains]
+        for tokens, end in ((source, path.source), (target, path.target))
+    ]
+    shared = torch.minimum(*held)
+    if ends[1].block in task.crossed:
+        shared = torch.stack([shared[..., 1:3].amin(-1), shared[..., 3]], -1)
+    return shared.amax(-1) * (there & too)
+
+
+def following(task, paths):
+    """How a model attends that follows these paths: see Planted. Several targets of a source share
+    its attention."""
+
+    def attend(head, holds, positions):
+        own = [path for path in paths if path[:2] == head]
+        found = [evidence(task, path, holds, positions) for path in own]
+        given = []
+        for path, share in zip(own, found, strict=True):
+            alike = [other for one, other in zip(own, found, strict=True) if one[2] == path[2]]
+            tokens, _ = path.target.tokens(task, positions)
+            given.append((path.source, tokens, share / sum(alike).clamp(min=1)))
+        return attending(task, positions, *given)
+
+    return attend
+
+
 PAIRS = ["1 1b 1a", "1 2b 2a", "1 3b 3a"]  # layer 1 lets every b know its a
-CIRCUITS = [  # D, paths
-    (1, [*PAIRS[:1], "2 q 1b"]),
-    (2, [*PAIRS[:2], "2 q 1b", "3 q 2b"]),
-    (2, [*PAIRS[:2], "3 1b 2b", "4 q 1b"]),
-    (3, [*PAIRS, "2 q 1b", "2 2b 3b", "4 q 2b"]),
-    (3, [*PAIRS, "2 q 1b", "2 1b 2b", "3 q 2b", "4 q 3b"]),
-    (3, [*PAIRS, "2 q 1b", "3 q 2b", "4 q 3b"]),
+CIRCUITS = [  # D, heads, paths
+    (1, 1, [*PAIRS[:1], "2 q 1b"]),
+    (2, 1, [*PAIRS[:2], "2 q 1b", "3 q 2b"]),
+    (2, 1, [*PAIRS[:2], "3 1b 2b", "4 q 1b"]),
+    (2, 3, ["1.1 1b 1a", "1.2 2b 2a", "2.3 q 1b", "3.1 q 2b"]),
+    (2, 3, ["1.2 1b 1a", "1.2 2b 2a", "3.1 1b 2b", "4.2 q 1b"]),
+    (3, 1, [*PAIRS, "2 q 1b", "2 2b 3b", "4 q 2b"]),
+    (3, 1, [*PAIRS, "2 q 1b", "3 q 2b", "4 q 3b"]),
+    (2, 1, [*PAIRS[:2], "2 2b+1 2b", "2 q 1b", "3 2b+2 2b+1", "4 q 2b+2"]),  # relays
 ]
 
 
 def plant(D, texts, layers, heads=1):
     """(Planted, its task, its paths)"""
     task = chain(4, D)
-    paths = paths_from(task, *texts)
-    return Planted(task, paths, layers, heads), task, paths
+    paths, moves = paths_from(task, *texts), {}
+    for path in paths:
+        move = (path.target.behind, path.source.behind, 1.0)
+        moves[path[:2]] = list({*moves.get(path[:2], []), move})
+    return Planted(task, following(task, paths), layers, heads, moves), task, paths
 
 
-# ---- models that ablate.py must not be deceived by
-
-
-class Tokens:
-    """Stands in for a transformer, token by token. Each starts with the symbol that it shows, and
-    where it pays another more than half of its attention it takes all the symbols held there. Some
-    heads may be mute: what they attend to is not taken. Where nothing is replaced, a head attends
-    as own(head, holds, positions) says, (B, T, T), holds (B, T, N, symbols) bool."""
-
-    def __init__(self, task, own, layers, heads=1, mute=(), K=4):
-        self.task, self.own, self.layers, self.heads = task, own, layers, heads
-        self.mute, self.K = mute, K
-
-    def __call__(self, x, patterns=None, return_patterns=False):
-        task, sequence = self.task, torch.arange(len(x))[:, None, None]
-        positions, seen = find_positions(x, task, self.K), []
-        holds = torch.zeros(len(x), task.T, task.N, task.symbols, dtype=torch.bool)
-        chains = torch.arange(task.N)[:, None]
-        holds[sequence, positions, chains, task.column("symbol")] = True
-
-        for layer in range(self.layers):
-            before, every = holds.flatten(2).float(), []
-            for head in range(self.heads):
-                pattern = (patterns or {}).get((layer, head))
-                if pattern is None:
-                    pattern = self.own((layer, head), holds, positions)
-                every.append(pattern.expand(len(x), -1, -1))
-            for head, pattern in enumerate(every):
-                if (layer, head) not in self.mute:
-                    taken = (pattern > 0.5).float() @ before > 0
-                    holds = holds | taken.view_as(holds)
-            seen.append(torch.stack(every, 1))
-
-        # x_1, x_2, ... at each query, where it holds them
-        symbols = task.column("symbol").tolist()
-        holders = [symbols.index(k) for k in range(1, task.symbols)]
-        said = x[sequence, positions[:, :, holders], : self.K]  # (B, N, symbols, K)
-        known = holds[sequence[..., 0], positions[:, :, 0], chains[:, 0], 1:]
-        predictions = (said * known[..., None]).flatten(2)
-        return (predictions, seen) if return_patterns else predictions
-
-
-def attending(task, positions, source, tokens, share):
-    """(B, T, T) the source of each chain gives this share, (B, N), of its attention to tokens
-    (B, N); all else goes to itself."""
-    pattern = torch.eye(task.T).repeat(len(positions), 1, 1)
-    for b, n in itertools.product(*map(range, tokens.shape)):
-        row = positions[b, n, source]
-        pattern[b, row, row] -= share[b, n]
-        pattern[b, row, tokens[b, n]] += share[b, n]
-    return pattern
+def settings(D, layers, heads=1):
+    """The flags of a planted model."""
+    flags = f"--D {D} --layers {layers} --heads {heads} --head-size 8 --device cpu --dtype float32"
+    return train.parse_flags(flags.split())
 
 
 # ---- a model of another kind, behind the contract of ablate.find_circuit
@@ -220,9 +221,3 @@ class Wrapped:
         predictions = self.layers[1](symbols, noted)[:, -self.task.N :]
         seen = [attention.last for attention in self.layers]
         return (predictions, seen) if return_patterns else predictions
-
-
-def settings(D, layers, heads=1):
-    """The config of a planted model."""
-    flags = f"--D {D} --layers {layers} --heads {heads} --head-size 8 --device cpu --dtype float32"
-    return train.parse_flags(flags.split())

@@ -1,42 +1,31 @@
-"""Targets, patterns written and read, mean attention: against loops and hand-made attention."""
+"""Places, paths, flow, attention read and written: against loops and hand-made attention."""
 
 import itertools
 import json
 
-from parts import circuit
-from parts.circuit import Path, hold, mean_attention, read_paths, write_pattern
+from parts import Refused, circuit
+from parts.circuit import Held, one_hot, paths_in, places_attended, read_path
+from parts.flow import Path, Place
 
 import pytest
 import torch
 
-from data import Role, Task, chain, conditional, make_batch
-from tests.planted import find_positions
+from data import chain, conditional, make_batch, partial_losses
+from tests.other_tasks import MIXED, TRIPLES
+from tests.planted import CIRCUITS, find_positions, paths_from, plant, settings
 
 
-TRIPLES = (
-    Task(  # groups of three tokens, which follow each other at once; the query has two symbols
-        3,
-        (
-            Role("q", symbol=0, block=1, place=0),
-            Role("1a", symbol=0, block=0, place=0),
-            Role("1b", symbol=1, block=0, place=1),
-            Role("1c", symbol=2, block=0, place=2),
-        ),
-    )
-)
-
-
-IDS = ["chain", "triples", "conditional"]
+TASKS = [chain(4, 3), TRIPLES, MIXED, conditional(3)]
+IDS = ["chain", "triples", "mixed", "conditional"]
+each_task = pytest.mark.parametrize("task", TASKS, ids=IDS)
 
 
 def random_positions(task, B):
-    """(B, N, blocks) slots and the (B, N, roles) tokens that follow from them."""
+    """(B, N, roles) the tokens of every role."""
     if task.crossed:
-        positions = make_batch(0, torch.arange(B), task.N, task="conditional").positions
-        return task.slots(positions), positions
+        return make_batch(0, torch.arange(B), task.N, task="conditional").positions
     generator = torch.Generator().manual_seed(0)
-    slots = torch.rand(B, task.N, len(task.blocks), generator=generator).argsort(1)
-    return slots, task.positions(slots)
+    return task.positions(torch.rand(B, task.N, len(task.blocks), generator=generator).argsort(1))
 
 
 def random_patterns(B, T, seed=0):
@@ -44,168 +33,208 @@ def random_patterns(B, T, seed=0):
     return pattern / pattern.sum(-1, keepdim=True)
 
 
-# ---- targets and paths
+def places(task, reach=2):
+    for role, behind in itertools.product(range(len(task.roles)), range(-reach, reach + 1)):
+        yield Place(role, behind)
 
 
-@pytest.mark.parametrize("task", [chain(4, 3), TRIPLES, conditional(3)], ids=IDS)
-def test_every_role_finds_its_targets(task):
-    (_, positions), pattern = random_positions(task, 5), random_patterns(5, task.T)
-    read, roles = read_paths(pattern, task, positions), range(len(task.roles))
-    assert read.shape == (5, task.N, len(roles), len(roles))
-    for b, n, source, target in itertools.product(range(5), range(task.N), roles, roles):
-        token, found = positions[b, n, source], positions[b, n, target]
-        assert read[b, n, source, target] == pattern[b, token, found]
+def token_of(place, tokens, T):
+    """The token of a place in a list of the roles' tokens, None if there is none."""
+    token = tokens[place.role] + place.behind
+    return token if 0 <= token < T else None
 
 
-@pytest.mark.parametrize("task", [chain(4, 3), TRIPLES, conditional(3)], ids=IDS)
-def test_tokens_of_a_role_are_where_it_can_stand(task):
-    _, positions = random_positions(task, 200)
-    for role in range(len(task.roles)):
-        tokens = circuit.tokens_of(task, role).tolist()
-        assert tokens == sorted(set(positions[:, :, role].flatten().tolist()))
+# ---- places and paths
 
 
-def test_positions_are_found_by_symbols_alone():
-    batch = make_batch(0, torch.arange(20))
-    found = find_positions(batch.inputs, chain(4, 3), 4)
-    order = batch.positions[:, :, 0].argsort(1)[..., None].expand_as(found)
-    assert torch.equal(found, batch.positions.gather(1, order))
+@each_task
+def test_attention_along_a_path_is_that_between_its_tokens(task):
+    positions, pattern = random_positions(task, 4), random_patterns(4, task.T)
+    for source, target in itertools.islice(
+        itertools.product(places(task), places(task)), 0, 999, 7
+    ):
+        read = read_path(pattern, Path(0, 0, source, target), task, positions)
+        for b, n in itertools.product(range(4), range(task.N)):
+            ends = [token_of(end, positions[b, n].tolist(), task.T) for end in (source, target)]
+            assert read[b, n] == (0 if None in ends else pattern[b, ends[0], ends[1]])
 
 
-def test_neighbours_in_a_slot_are_told_from_other_pairs():
-    before = []
-    for source, target in itertools.product(range(4), range(4)):
-        if circuit.to_the_token_before(Path(0, 0, source, target), TRIPLES):
-            before.append((TRIPLES.names[source], TRIPLES.names[target]))
-    assert before == [("1b", "1a"), ("1c", "1b")]
-
-
-def test_written_patterns_are_read_back():
-    batch, task = make_batch(0, torch.arange(8)), chain(4, 3)
-    paths = [Path(0, 0, 2, 1), Path(0, 0, 0, 2), Path(0, 0, 3, 5)]
-    pattern = write_pattern(paths, task, batch.positions, True)
-    read = read_paths(pattern, task, batch.positions)
-    for path in paths:
-        assert (read[:, :, path.source, path.target] == 1).all()
-    assert pattern.sum() == 3 * 4 * 8
-    for fill in ("identity", "uniform"):
-        filled = write_pattern(paths[:1], task, batch.positions, True, fill)
-        torch.testing.assert_close(filled.sum(-1), torch.ones(8, 28))
-        assert (filled.triu(1) == 0).all()
+@each_task
+def test_written_attention_is_shared_among_the_targets_that_are_there(task):
+    positions, T = random_positions(task, 4), task.T
+    ends = [
+        (Place(0), Place(1)),
+        (Place(0), Place(2, 1)),
+        (Place(2), Place(1)),
+        (Place(1, 1), Place(2, -1)),
+    ]
+    written = one_hot([Path(0, 0, *pair) for pair in ends], task, positions)
+    for b in range(4):
+        targets = {}
+        for n, pair in itertools.product(range(task.N), ends):
+            source, target = (token_of(end, positions[b, n].tolist(), T) for end in pair)
+            if None not in (source, target):
+                targets.setdefault(source, set()).add(target)
+        expected = torch.zeros(T, T)
+        for source, own in targets.items():
+            expected[source, [*own]] = 1 / len(own)
+        torch.testing.assert_close(written[b], expected)
 
 
 def test_heads_are_held_to_their_own_paths():
-    """Two targets of one role share its attention; a head without paths is left alone."""
     batch, task = make_batch(0, torch.arange(8)), chain(4, 3)
-    held = hold([Path(0, 0, 2, 1), Path(0, 0, 2, 4), Path(2, 1, 0, 2)], task, batch.positions)
-    assert held.keys() == {(0, 0), (2, 1)} and held[0, 0].sum() == held[2, 1].sum() == 4 * 8
-    for b, n in itertools.product(range(8), range(4)):
-        q, _, b1, _, b2, *_ = tokens = batch.positions[b, n].tolist()
-        assert held[0, 0][b, b1, tokens[1]] == held[0, 0][b, b1, b2] == 0.5
-        assert held[2, 1][b, q, b1] == 1
+    paths = paths_from(task, "1 1b 1a", "1 1b 2b", "3.2 q 1b+1")
+    held = circuit.hold(paths, task, batch.positions)
+    assert held.keys() == {(0, 0), (2, 1)}
+    assert torch.equal(held[0, 0], one_hot(paths[:2], task, batch.positions))
+    assert torch.equal(held[2, 1], one_hot(paths[2:], task, batch.positions))
+
+
+@each_task
+def test_paths_are_read_as_they_were_written(task):
+    for source, target in itertools.product(places(task), places(task)):
+        path = Path(3, 1, source, target)
+        assert (
+            circuit.path_from(json.loads(json.dumps(circuit.fields_of(path, task))), task) == path
+        )
+    path = Path(3, 1, Place(0), Place(2, 1))
+    assert circuit.path_name(path, task) == f"layer 4 head 2, q -> {task.names[2]}+1"
+
+
+@each_task
+def test_the_token_before_is_so_in_every_sequence(task):
+    positions = random_positions(task, 50)
+    for source, target in itertools.product(places(task), places(task)):
+        path = Path(0, 0, source, target)
+        apart = (
+            positions[..., source.role]
+            + source.behind
+            - positions[..., target.role]
+            - target.behind
+        )
+        assert circuit.to_the_token_before(path, task) == (apart == 1).all().item(), path
+
+
+def test_positions_are_found_by_symbols_alone():
+    for task, more in (chain(4, 3), {}), (conditional(4), dict(task="conditional")):
+        batch = make_batch(0, torch.arange(20), **more)
+        found = find_positions(batch.inputs, task, 4)
+        order = batch.positions[:, :, 0].argsort(1)[..., None].expand_as(found)
+        assert torch.equal(found, batch.positions.gather(1, order))
 
 
 def test_a_report_is_read_as_paths(tmp_path):
-    task = chain(4, 3)
-    assert circuit.read_report(tmp_path) == {} and circuit.paths_in({}, task) is None
-    paths = [
-        dict(source="1b", target="1a", attention=0.9),
-        dict(source="q", target="3b", attention=0.8),
-    ]
-    heads = [dict(layer=1, head=2, mechanism=paths), dict(layer=2, head=1, mechanism="uniform")]
-    (tmp_path / "circuit.json").write_text(json.dumps(dict(heads=heads)))
-    report = circuit.read_report(tmp_path)
-    found = circuit.paths_in(report, task)
-    assert found == {Path(0, 1, 2, 1): 0.9, Path(0, 1, 0, 6): 0.8}
-    assert [circuit.path_name(path, task) for path in found] == [
-        "layer 1 head 2, 1b -> 1a",
-        "layer 1 head 2, q -> 3b",
-    ]
-    paths[0]["target"] = "4b"
-    with pytest.raises(ValueError, match="of another task"):
-        circuit.paths_in(dict(heads=heads), task)
+    task, file = chain(4, 3), tmp_path / "circuit.json"
+    assert circuit.read_report(tmp_path) == {} and paths_in({}, task) == {}
+    row = dict(layer=1, head=2, source="3b+1", target="3b", attention=0.9)
+    report = dict(verdict="certified", certified=True, paths=[row], uses=[row | dict(source="q")])
+    file.write_text(json.dumps(report))
+    read = circuit.read_report(tmp_path)
+    assert paths_in(read, task) == {Path(0, 1, Place(6, 1), Place(6)): row}
+    assert [*paths_in(read, task, "uses")] == [Path(0, 1, Place(0), Place(6))]
+    with pytest.raises(Refused, match="of another task"):
+        paths_in(read, chain(4, 2))
+    for wrong, says in (dict(grade="literal"), "older form"), (report | dict(paths=1), "as paths"):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(Refused, match=says):
+            circuit.read_report(tmp_path)
 
 
-# ---- mean attention
+# ---- flow
 
 
-@pytest.mark.parametrize("task", [chain(2, 2), TRIPLES, conditional(2)], ids=IDS)
-def test_mean_attention_against_loops(task):
-    """Each mean is taken again, token by token, over the sequences to which it belongs."""
-    (slots, positions), pattern = random_positions(task, 30), random_patterns(30, task.T)
-    mean = mean_attention([pattern[:, None]], task, positions)[0, 0]
-    torch.testing.assert_close(mean.to_targets, read_paths(pattern, task, positions).mean((0, 1)))
-
-    # whose token it is, and which tokens are beside it in its slot
-    chain_of = torch.full((30, task.T), -1)
-    for b, n in itertools.product(range(30), range(task.N)):
-        chain_of[b, positions[b, n]] = n
-    block_of, beside = {}, {}
-    for number, (start, size, count) in enumerate(task.blocks):
-        for token in range(start, start + count * size):
-            first = token - (token - start) % size
-            block_of[token] = number
-            beside[token] = [other for other in range(first, first + size) if other != token]
-
-    for token in range(task.T):
-        own = pattern[:, token].clone()
-        own[:, beside[token]] = 0
-        torch.testing.assert_close(mean.by_position[token], own.mean(0))
-        for block, slot in itertools.product(range(len(task.blocks)), range(task.N)):
-            if block == block_of[token]:
-                expected = torch.zeros(task.T)
-                expected[beside[token]] = pattern[:, token, beside[token]].mean(0)
-            else:
-                owned = [b for b in range(30) if chain_of[b, token] >= 0]
-                there = [b for b in owned if slots[b, chain_of[b, token], block] == slot]
-                expected = own[there].mean(0) - own.mean(0) if there else torch.zeros(task.T)
-            torch.testing.assert_close(mean.by_slot[block, slot, token], expected)
+def flow_by_sets(paths, task, tokens, layers):
+    """What the query of each chain holds of its own chain in the end: tokens of one sequence."""
+    holds = {
+        (n, token): {(n, task.roles[role].symbol)}
+        for n in range(task.N)
+        for role, token in enumerate(tokens[n])
+    }
+    known = [set() for _ in range(task.T)]
+    for (_, token), own in holds.items():
+        known[token] |= own
+    for layer in range(layers):
+        before = [set(own) for own in known]
+        for n, path in itertools.product(range(task.N), paths):
+            ends = [token_of(end, tokens[n], task.T) for end in path[2:]]
+            if path.layer == layer and None not in ends:
+                known[ends[0]] |= before[ends[1]]
+    return [{k for m, k in known[tokens[n][0]] if m == n} for n in range(task.N)]
 
 
-def test_groups_of_three_are_written_from_their_means():
-    """1c takes from both others of its slot, q from its own 1c; the means write both again."""
-    slots, positions = random_positions(TRIPLES, 500)
-    pattern = torch.eye(TRIPLES.T).repeat(500, 1, 1)
-    for b, n in itertools.product(range(500), range(3)):
-        q, a, _, c = positions[b, n].tolist()
-        pattern[b, c], pattern[b, q] = 0, 0
-        pattern[b, c, a], pattern[b, c, a + 1], pattern[b, c, c] = 0.6, 0.3, 0.1
-        pattern[b, q, c] = 1
-    assert torch.equal(slots, TRIPLES.slots(positions))
-    mean = mean_attention([pattern[:, None]], TRIPLES, positions)[0, 0]
-    torch.testing.assert_close(mean.to_targets[3, 1:4], torch.tensor([0.6, 0.3, 0.1]))
-    to_a, to_b = Path(0, 0, 3, 1), Path(0, 0, 3, 2)
-    for own in ([to_a], [to_b], [to_a, to_b]):  # the slot is said once, by one path or by two
-        again = write_pattern([Path(0, 0, 0, 3), *own], TRIPLES, positions, True, "slot", mean)
-        torch.testing.assert_close(again, pattern, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("D, heads, texts", CIRCUITS)
+def test_the_flow_against_sets(D, heads, texts):
+    task, positions = chain(4, D), random_positions(chain(4, D), 6)
+    for left_out in [None, *texts]:
+        paths = paths_from(task, *(text for text in texts if text != left_out))
+        held = [own for one in positions.tolist() for own in flow_by_sets(paths, task, one, 5)]
+        expected = [all(k in own for own in held) for k in range(1, D + 1)]
+        assert circuit.flow(paths, task, positions).tolist() == expected
+        assert left_out or all(expected)
 
 
-def test_mean_attention_is_what_was_written():
-    """One head attends as the position says. In another q looks for pair 1 and takes x_1 from 1b in
-    two slots and from the token after it in the others, and every 1b attends to its 1a. The means
-    alone write both again."""
-    batch, task = make_batch(0, torch.arange(3000), D=2), chain(4, 2)
-    by_position = random_patterns(1, 20)[0]
-    second = by_position.repeat(3000, 1, 1)
-    for b, n in itertools.product(range(3000), range(4)):
-        q, a1, b1, _, _ = batch.positions[b, n].tolist()
-        second[b, q], second[b, b1] = 0, 0
-        second[b, q, b1 if b1 in (9, 13) else b1 + 1] = 1
-        second[b, b1, a1], second[b, b1, 0] = 0.7, 0.3
-    written = torch.stack([by_position.expand(3000, -1, -1), second], 1)
-    means = mean_attention([written], task, batch.positions)
+# ---- attention read: which places get more than their like
 
-    # the second head
-    mean = means[0, 1]
-    assert mean.to_targets[0, 2] > 0.45 and mean.to_targets[2, 1] > 0.6
-    paths = [Path(0, 1, 0, 2), Path(0, 1, 2, 1)]
-    again = write_pattern(paths, task, batch.positions, True, "slot", mean)
-    torch.testing.assert_close(again.sum(-1), torch.ones(3000, 20))
-    looking = batch.positions[:, :, [0, 2]].flatten(1)[..., None].expand(-1, -1, 20)
-    assert (again - second).gather(1, looking).abs().max() < 1e-4
 
-    # the first
-    b = torch.arange(1, 16, 2)
-    by_position[b, b - 1] = 0  # else a b would carry its a's symbol
-    again = write_pattern("position", task, batch.positions, True, "position", means[0, 0])
-    torch.testing.assert_close(again, by_position / by_position.sum(-1, keepdim=True))
+@pytest.mark.parametrize("task", TASKS[:3], ids=IDS[:3])
+def test_places_attended_against_loops(task):
+    positions, pattern, B = random_positions(task, 6), random_patterns(6, task.T), 6
+    for source in Place(0), Place(2), Place(1, 1):
+        found = places_attended(pattern, task, positions, source)
+        assert source not in found
+        for place in (place for place in places(task) if place in found):
+            own, others = [], []
+            for b, n, m in itertools.product(range(B), range(task.N), range(task.N)):
+                row = token_of(source, positions[b, n].tolist(), task.T)
+                column = token_of(place, positions[b, m].tolist(), task.T)
+                given = 0.0 if None in (row, column) else pattern[b, row, column].item()
+                (own if n == m else others).append(given)
+            expected = sum(own) / len(own) - sum(others) / len(others)
+            assert abs(found[place] - expected) < 1e-5, place
+
+
+def test_the_mean_pattern_has_no_token_beside_in_the_slot():
+    task, pattern = chain(4, 2), random_patterns(30, 20)
+    mean = circuit.mean_pattern(pattern, task)
+    expected = pattern.mean(0)
+    for first in range(0, 16, 2):
+        expected[first, first + 1] = expected[first + 1, first] = 0
+    torch.testing.assert_close(mean, expected / expected.sum(-1, keepdim=True))
+
+
+# ---- a model held
+
+
+def test_a_model_is_held_to_what_a_circuit_says():
+    model, task, paths = plant(2, CIRCUITS[1][2], layers=4)
+    flags, batch = settings(2, 4), make_batch(0, torch.arange(8), D=2)
+    held = Held(model, flags, batch)
+    mean = circuit.mean_pattern(held.attention()[3, 0], task)
+    own = {(0, 0): tuple(paths[:2]), (1, 0): "uniform", (2, 0): "identity", (3, 0): "position"}
+    for fill, rest in ("zero", torch.zeros(20, 20)), ("identity", torch.eye(20)):
+        pattern = torch.stack([rest] * 8)
+        for b, n in itertools.product(range(8), range(4)):
+            _, a1, b1, a2, b2 = batch.positions[b, n].tolist()
+            pattern[b, b1], pattern[b, b2] = torch.eye(20)[a1], torch.eye(20)[a2]
+        uniform = torch.ones(20, 20).tril() / torch.arange(1, 21)[:, None]
+        given = {(0, 0): pattern, (1, 0): uniform, (2, 0): torch.eye(20), (3, 0): mean}
+        expected = partial_losses(model(batch.inputs, given), batch.targets, 4)
+        torch.testing.assert_close(held.errors(own, fill), expected)
+
+        # held to the same, but for the tokens with a path
+        given[0, 0] = held.attention()[0, 0].clone()
+        for b, t in itertools.product(range(8), range(20)):
+            if t not in batch.positions[b][:, [2, 4]]:
+                given[0, 0][b, t] = rest[t]
+        expected = partial_losses(model(batch.inputs, given), batch.targets, 4)
+        torch.testing.assert_close(held.errors_of_rest(own, fill), expected)
+
+
+def test_a_path_is_taken_from_its_head():
+    task = chain(4, 1)
+    first, second = paths_from(task, "1 1b 1a", "1 q 1b")
+    whole, otherwise = {(0, 0): (first, second), (1, 0): "zero"}, {(0, 0): "uniform"}
+    left = circuit.without(whole, first, otherwise)
+    assert left == {(0, 0): (second,), (1, 0): "zero"}
+    assert circuit.without(left, second, otherwise) == {(0, 0): "uniform", (1, 0): "zero"}
+    assert circuit.paths_of(whole) == [second, first]

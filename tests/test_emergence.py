@@ -1,191 +1,165 @@
-"""What checkpoints tell, found again token by token, kept, and drawn without the checkpoints."""
+"""What checkpoints tell, found again token by token, kept, and read without the checkpoints."""
 
 import itertools
 import json
 import shutil
-from pathlib import Path as File
 
-from parts import emergence, runs
-from parts.circuit import Path
+from parts import Refused, emergence, runs
+from parts.circuit import paths_in, read_report
+from parts.flow import Path, Place
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
-from PIL import Image
 
-import analyze
-import data
 import train
-from model import Transformer
-from studies import order
-from tests.common import TINY, assert_refused, run_main
-from tests.other_tasks import TASKS, sequences_of, write_circuit
+from data import held_out, partial_losses
+from tests.common import TINY, run_main
+from tests.other_tasks import write_circuit
+from tests.planted import paths_from
 
 
-PATHS = [(1, 1, "1b", "1a"), (1, 2, "q", "1b"), (2, 1, "q", "1a")]
-IN_NUMBERS = [Path(0, 0, 2, 1), Path(0, 1, 0, 2), Path(1, 0, 0, 1)]
+TEXTS = ["1.1 1b 1a", "1.2 q 1b", "2.1 q 1b+1"]
+
+
+def write_paths(run, *texts):
+    where = [text.split() for text in texts]
+    write_circuit(run, *((*map(int, head.split(".")), *ends, 0.5) for head, *ends in where))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A tiny run with checkpoints and the paths PATHS, analysed."""
+    """A tiny run with checkpoints and the paths of TEXTS, measured."""
     run = tmp_path_factory.mktemp("trained") / "run"
-    assert run_main(train, *TINY, "--save-every", 20, "--out", run)[0] == 0
-    write_circuit(run, *(path + (0.5,) for path in PATHS))
-    code, out, err = run_main(analyze, run)
-    assert code == 0 and "checkpoint 3/3, 0 s left" in err, err
+    more = ["--dtype", "float32", "--save-every", 20]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(train, "draw_curves", lambda run: None)
+        assert run_main(train, *TINY, *more, "--out", run)[0] == 0
+    write_paths(run, *TEXTS)
+    assert emergence.read_emergence(run)
     return run
 
 
 @pytest.fixture
 def copied(trained, tmp_path):
     """The run without its checkpoints."""
-    shutil.copytree(trained, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "ckpt")
+    shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("ckpt"))
     return tmp_path / "run"
 
 
 # ---- measuring
 
 
-def measured_by_loops(model, config, task, batch, path):
-    """What measure_checkpoint says of a path, token by token."""
+def losses_of(model, batch, patterns=None):
     with torch.no_grad():
-        patterns = model(batch.inputs, return_patterns=True)[1]
-    pattern, means, hits = patterns[path.layer][:, path.head].clone(), [], []
-    for b in range(len(batch.inputs)):
+        return partial_losses(model(batch.inputs, patterns), batch.targets, 4).mean(0).tolist()
+
+
+def measured_by_loops(model, task, batch, path):
+    """What is measured of a path at a checkpoint, token by token: mean, low, high, hits; and the
+    losses without it."""
+    with torch.no_grad():
+        pattern = model(batch.inputs, return_patterns=True)[1][path.layer][:, path.head].clone()
+    means, hits = [], []
+    for b, tokens in enumerate(batch.positions.tolist()):
         values = []
-        for n in range(task.N):
-            tokens = [*batch.positions[b, n].tolist()]
-            source, target = tokens[path.source], tokens[path.target]
-            values.append(pattern[b, source, target].item())
-            hits.append(pattern[b, source].max().item() == values[-1])
-            pattern[b, source, target] = 0
+        for own in tokens:
+            source, target = (own[end.role] + end.behind for end in path[2:])
+            there = target < task.T
+            values.append(pattern[b, source, target].item() if there else 0.0)
+            hits.append(there and pattern[b, source].max().item() == values[-1])
+            if there:
+                pattern[b, source, target] = 0
         means.append(sum(values) / len(values))
-    with torch.no_grad():
-        predictions = model(batch.inputs, patterns={path[:2]: pattern})
-    without = data.partial_losses(predictions, batch.targets, config["K"]).mean(0).tolist()
     means = torch.tensor(means)
-    low, high = (torch.quantile(means, level).item() for level in (0.1, 0.9))
-    numbers = dict(mean=means.mean().item(), low=low, high=high, hits=sum(hits) / len(hits))
-    return numbers, without
-
-
-def assert_as_by_loops(row, model, config, task, batch, paths):
-    assert len(row["paths"]) == len(paths) > 0
-    for found, path in zip(row["paths"], paths, strict=True):
-        numbers, without = measured_by_loops(model, config, task, batch, path)
-        assert found.keys() == numbers.keys() | {"without"}
-        for name, value in numbers.items():
-            assert abs(found[name] - value) < 1e-4, (path, name)
-        assert len(found["without"]) == len(without)
-        assert max(abs(a - b) for a, b in zip(found["without"], without, strict=True)) < 1e-4
+    low, high = (means.quantile(level).item() for level in (0.1, 0.9))
+    without = losses_of(model, batch, {path[:2]: pattern})
+    return [means.mean().item(), low, high, sum(hits) / len(hits)], without
 
 
 def test_emergence_against_loops(trained):
-    kept = json.loads((trained / "emergence.json").read_text())
-    steps = [int(file.stem) for file in sorted((trained / "ckpt").iterdir())]
-    assert [row["step"] for row in kept["rows"]] == steps == [0, 20, 40]
-    assert [tuple(path) for path in kept["paths"]] == PATHS and kept["sequences"] == 32
-    for row in kept["rows"]:
-        model, config = runs.load(trained, f"ckpt/{row['step']:06d}.pt")
-        batch = runs.sequences(config, data.held_out("emergence", 32))
-        assert_as_by_loops(row, model, config, runs.task_of(config), batch, IN_NUMBERS)
-        with torch.no_grad():
-            predictions = model(batch.inputs)
-        losses = data.partial_losses(predictions, batch.targets, 4).mean(0).tolist()
-        assert row["losses"] == [round(loss, 4) for loss in losses]
+    flags = runs.read_flags(trained)
+    found = emergence.measure_emergence(trained, flags, paths_from(flags.problem, *TEXTS))
+    assert found.steps == [0, 20, 40] and found.sequences == 32 and len(found.paths) == 3
+    batch = runs.sequences(flags, held_out("emergence", 32))
+    for number, step in enumerate(found.steps):
+        model, _ = runs.load(trained, f"ckpt/{step:06d}.pt")
+        intact = losses_of(model, batch)
+        assert [curve[number] for curve in found.losses.values()] == pytest.approx(intact, abs=1e-4)
+        for path, history in found.paths.items():
+            numbers, without = measured_by_loops(model, flags.problem, batch, path)
+            assert [curve[number] for curve in history[:4]] == pytest.approx(numbers, abs=1e-4)
+            curves = history.without.values()
+            assert [curve[number] for curve in curves] == pytest.approx(without, abs=1e-4)
+        for (layer, head), without in found.heads.items():
+            expected = without_weights(model, batch, layer, head)
+            curves = without.values()
+            assert [curve[number] for curve in curves] == pytest.approx(expected, abs=1e-4)
+    assert [*found.heads] == [*itertools.product(range(2), range(2))]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_checkpoint_of_any_task_against_loops(name, monkeypatch):
-    task, config = TASKS[name], train.parse_flags(["--D", "2", "--device", "cpu"])
-    monkeypatch.setattr(runs, "task_of", lambda config: task)
-    torch.manual_seed(0)
-    model = Transformer(task.T, task.N, 4, 8, layers=2, heads=2, width=32, head_size=8).eval()
-    for parameter in model.parameters():  # patterns away from uniform
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    batch = sequences_of(task, 6)
-    paths = [Path(1, 1, *ends) for ends in itertools.permutations(range(len(task.roles)), 2)]
-    row = emergence.measure_checkpoint(model, config, paths, batch)
-    assert_as_by_loops(row, model, config, task, batch, paths)
-    assert_heads_as_by_weights(row, model, config, batch)
+def without_weights(model, batch, layer, head):
+    """The losses when a head is removed by taking its columns out of the layer's output matrix."""
+    weight = model.blocks[layer].out.weight
+    kept = weight.data.clone()
+    weight.data[:, 8 * head : 8 * head + 8] = 0
+    losses = losses_of(model, batch)
+    weight.data = kept
+    return losses
 
 
-def assert_heads_as_by_weights(row, model, config, batch):
-    """A head is removed by taking its columns out of the layer's output matrix."""
-    found = iter(row["heads"])
-    for block, head in itertools.product(model.blocks, range(2)):
-        weight = block.out.weight
-        kept = weight.data.clone()
-        weight.data[:, 8 * head : 8 * head + 8] = 0
-        with torch.no_grad():
-            predictions = model(batch.inputs)
-        weight.data = kept
-        expected = data.partial_losses(predictions, batch.targets, config["K"]).mean(0)
-        assert torch.allclose(torch.tensor(next(found)), expected, atol=1e-4)
-    assert next(found, None) is None
+# ---- kept and read
 
 
-# ---- reading
+def test_what_is_kept_is_what_was_measured(trained, copied):
+    flags, task = runs.read_flags(copied), runs.read_flags(copied).problem
+    paths = [*paths_from(task, *TEXTS), Path(1, 1, Place(2, -1), Place(1))]
+    measured = emergence.measure_emergence(trained, flags, paths)
+    kept = json.loads(json.dumps(emergence.to_json(measured, task)))
+    again = emergence.from_json(kept, flags, "emergence.json")
+    assert [*again.paths] == paths and again.heads.keys() == measured.heads.keys()
+    assert emergence.to_json(again, task) == kept
+    for path, history in measured.paths.items():
+        assert again.paths[path].mean == pytest.approx(history.mean, abs=6e-5)
+        assert again.paths[path].without["x_1"] == pytest.approx(history.without["x_1"], abs=6e-5)
 
 
-def test_emergence_is_read_path_by_path(copied):
-    kept = json.loads((copied / "emergence.json").read_text())
-    found = emergence.read_emergence(copied, IN_NUMBERS[::-1])
-    assert (found.sequences, found.steps, list(found.paths)) == (32, [0, 20, 40], IN_NUMBERS[::-1])
-    assert list(found.losses["x_1"]) == [row["losses"][0] for row in kept["rows"]]
-    for number, path in enumerate(IN_NUMBERS):
-        history, rows = found.paths[path], [row["paths"][number] for row in kept["rows"]]
-        for name in ("mean", "low", "high", "hits"):
-            assert getattr(history, name) == [row[name] for row in rows]
-        assert list(history.without["x_1"]) == [row["without"][0] for row in rows]
+def test_what_is_kept_is_read_without_checkpoints(trained, copied):
+    first, known = emergence.read_emergence(trained), emergence.read_emergence(copied)
+    assert known == first
+    assert known.paths.keys() == paths_in(read_report(copied), chain_of(copied)).keys()
+    (copied / "emergence.json").unlink()
+    assert emergence.read_emergence(copied) is None
 
 
-def test_emergence_of_fewer_other_and_foreign_paths(copied, trained, capsys):
-    # fewer paths than were measured
+def chain_of(run):
+    return runs.read_flags(run).problem
+
+
+def test_paths_that_are_not_known_are_measured_where_there_are_checkpoints(trained, copied):
     kept = (copied / "emergence.json").read_text()
-    assert list(emergence.read_emergence(copied, IN_NUMBERS[1:2]).paths) == IN_NUMBERS[1:2]
-
-    # another circuit: measured anew with checkpoints, said clearly without
-    other = [Path(1, 1, 0, 2)]
-    capsys.readouterr()
-    assert emergence.read_emergence(copied, other) is None
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "is of another circuit, and there are no checkpoints" in err
+    write_paths(copied, TEXTS[0])  # fewer: known
+    assert len(emergence.read_emergence(copied).paths) == 3
+    write_paths(copied, "2.2 q 1b")
+    assert len(emergence.read_emergence(copied).paths) == 3
     assert (copied / "emergence.json").read_text() == kept
     shutil.copytree(trained / "ckpt", copied / "ckpt")
-    assert list(emergence.read_emergence(copied, other).paths) == other
+    found = emergence.read_emergence(copied)
+    assert [*found.paths] == paths_from(chain_of(copied), "2.2 q 1b")
     assert (copied / "emergence.json").read_text() != kept
 
-    # a file of another task, a damaged one; none at all
-    foreign = json.loads(kept)
-    foreign["paths"][0] = (1, 1, "2b", "2a")
-    for wrong in (foreign, json.loads(kept) | dict(rows=[{}]), {}):
+
+def test_what_is_of_another_task_or_damaged_is_refused(copied):
+    kept = json.loads((copied / "emergence.json").read_text())
+    foreign = json.loads(json.dumps(kept))
+    foreign["paths"][0]["target"] = "2a"
+    short = kept | dict(steps=kept["steps"][1:])
+    for wrong in (foreign, short, kept | dict(losses={}), kept | dict(heads=[{}]), {"steps": []}):
         (copied / "emergence.json").write_text(json.dumps(wrong))
-        assert_refused(analyze, copied, says="of another task or damaged: remove it")
-    (copied / "emergence.json").unlink()
-    shutil.rmtree(copied / "ckpt")
-    capsys.readouterr()
-    assert emergence.read_emergence(copied, other) is None and not capsys.readouterr().err
+        with pytest.raises(Refused, match="of another task or damaged: remove it"):
+            emergence.read_emergence(copied)
 
 
-def test_a_previous_token_of_an_older_circuit_is_passed_over(copied):
-    known = emergence.read_emergence(copied, IN_NUMBERS)
-    older = json.loads((copied / "emergence.json").read_text())
-    older["paths"].insert(1, (1, 1, "q", "previous token"))
-    for row in older["rows"]:
-        values = dict(mean=2, low=2, high=2, hits=2, without=[2])  # of no path that is read
-        row["paths"].insert(1, values)
-    (copied / "emergence.json").write_text(json.dumps(older))
-    found = emergence.read_emergence(copied, IN_NUMBERS)
-    assert found == known and list(found.paths) == IN_NUMBERS
-
-    # any other name that is no role is still refused
-    older["paths"][1] = (1, 1, "q", "next token")
-    (copied / "emergence.json").write_text(json.dumps(older))
-    with pytest.raises(ValueError, match="of another task or damaged: remove it"):
-        emergence.read_emergence(copied, IN_NUMBERS)
+# ---- what it says
 
 
 def history(means, without=()):
@@ -194,89 +168,42 @@ def history(means, without=()):
 
 def test_emergence_steps_are_interpolated():
     paths = {"one": history([0.1, 0.2, 0.8]), "other": history([0.1, 0.1, 0.1])}
-    found = emergence.Emergence(32, [0, 10, 20], {}, paths)
-    assert order.emergence_steps(found) == {"one": 15.0, "other": None}
+    found = emergence.Emergence(32, [0, 10, 20], {}, paths, {})
+    assert emergence.emergence_steps(found) == {"one": 15.0, "other": None}
 
 
 def test_rises_are_losses_without_less_losses():
     losses = dict(x_1=[0.5, 0.25], x_2=[0.75, 0.5])
-    paths = {
-        "one": history([], dict(x_1=[1.0, 0.25], x_2=[1.0, 1.5])),
-        "other": history([], dict(x_1=[0.5, 0.5], x_2=[0.75, 0.25])),
-    }
-    removed = [path.without for path in paths.values()]
-    rises = order.removal_rises(emergence.Emergence(32, [0, 10], losses, paths), removed)
+    removed = [dict(x_1=[1.0, 0.25], x_2=[1.0, 1.5]), dict(x_1=[0.5, 0.5], x_2=[0.75, 0.25])]
+    found = emergence.Emergence(32, [0, 10], losses, {}, {})
+    rises = emergence.removal_rises(found, removed)
     assert rises == dict(x_1=[[0.5, 0.0], [0.0, 0.25]], x_2=[[0.25, 1.0], [0.0, -0.25]])
 
 
-# ---- drawing
+def test_a_planted_path_emerges_where_it_was_planted(trained, monkeypatch):
+    """The checkpoints are models that attend along the path with these shares."""
+    flags, shares = (
+        runs.read_flags(trained),
+        {"000000.pt": 0.0, "000020.pt": 0.25, "000040.pt": 0.75},
+    )
+    (path,), own = paths_from(flags.problem, "2.1 q 1b"), runs.load
 
+    def load(run, weights="model.pt"):
+        model, flags = own(run, weights)
+        share = shares[weights.removeprefix("ckpt/")]
 
-def test_every_figure_without_checkpoints(copied):
-    for name in emergence.FIGURES:
-        (copied / name).unlink()
-    code, out, err = run_main(analyze, copied)
-    assert code == 0 and not err, err
-    for name in emergence.FIGURES:
-        assert str(copied / name) in out and (copied / name).stat().st_size > 1000
-    assert not list(copied.glob("*.tmp*"))
-    with Image.open(copied / "emergence.gif") as gif:
-        shown = 0
-        for frame in range(gif.n_frames):
-            gif.seek(frame)
-            shown += gif.info["duration"]
-    assert shown == pytest.approx((3 + 8) * 125, abs=11 * 10)  # a GIF counts hundredths of a second
+        def attending(x, patterns=None, return_patterns=False):
+            batch = runs.sequences(flags, held_out("emergence", 32))
+            T = flags.problem.T
+            pattern = torch.eye(T).repeat(32, 1, 1)
+            for b, n in itertools.product(range(32), range(flags.N)):
+                q, _, target = batch.positions[b, n].tolist()
+                pattern[b, q, q], pattern[b, q, target] = 1 - share, share
+            return model(x, {path[:2]: pattern} | (patterns or {}), return_patterns)
 
+        return attending, flags
 
-def test_figures_show_what_was_measured(copied, monkeypatch):
-    run, figures = analyze.read_run(File(copied)), []
-    monkeypatch.setattr(runs, "save_figure", lambda figure, file: figures.append(figure))
-    curves = dict(x_1=[0.9, 0.6, 0.1])
-    paths = {
-        IN_NUMBERS[0]: history([0.1, 0.3, 0.9], dict(x_1=[0.9, 0.9, 0.8])),
-        IN_NUMBERS[1]: history([0.1, 0.7, 0.9], dict(x_1=[0.9, 0.6, 0.1])),
-        IN_NUMBERS[2]: history([0.1, 0.2, 0.3], dict(x_1=[1.0, 0.6, 1.1])),
-    }
-    run = run._replace(emergence=emergence.Emergence(32, [0, 20, 60], curves, paths))
-
-    # Figure 7: the steps, on the arrows of the right panel
-    emergence.draw_emergence(run, None)
-    texts = [text.get_text() for text in figures[0].axes[1].texts]
-    assert texts == ["33", "13", "never"]
-
-    # Appendix D: a panel per path, its curve and its step
-    emergence.draw_paths(run, None)
-    arrow = "\N{RIGHTWARDS ARROW}"
-    titles = [axes.get_title() for axes in figures[1].axes]
-    assert titles[:2] == [f"layer 1 head 1: 1b {arrow} 1a", f"layer 1 head 2: q {arrow} 1b"]
-    assert titles[2:] == [f"layer 2 head 1: q {arrow} 1a", ""]
-    for axes, curve in zip(figures[1].axes, paths.values(), strict=False):
-        assert list(axes.lines[0].get_ydata()) == curve.mean
-    marks = [[text.get_text() for text in axes.texts] for axes in figures[1].axes]
-    assert marks == [["33"], ["13"], [], []]
-
-    # removals: a row per path, the step at which the symbol was learned
-    emergence.draw_removal(run, None)
-    panel = figures[2].axes[0]
-    shown = panel.collections[0].get_array().reshape(3, 3).tolist()
-    expected = [[0.0, 0.3, 0.7], [0.0, 0.0, 0.0], [0.1, 0.0, 1.0]]
-    assert torch.allclose(torch.tensor(shown), torch.tensor(expected))
-    assert panel.lines[0].get_xdata()[0] == pytest.approx(28)
-    edges = panel.collections[0].get_coordinates()[0, :, 0].tolist()
-    assert edges == [0, 10, 40, 60]  # half way between the checkpoints
-    plt.close("all")
-
-
-def test_heads_are_drawn_where_they_were_measured(copied, monkeypatch):
-    """A row per head, those of the circuit marked."""
-    run, figures = analyze.read_run(File(copied)), []
-    monkeypatch.setattr(runs, "save_figure", lambda figure, file: figures.append(figure))
-    heads = {(0, 0): dict(x_1=[0.5, 1.5]), (1, 1): dict(x_1=[0.5, 0.25])}
-    losses, paths = dict(x_1=[0.5, 0.25]), {IN_NUMBERS[0]: history([0, 1])}
-    seen = emergence.Emergence(32, [0, 10], losses, paths, heads)
-    emergence.draw_heads(run._replace(emergence=seen, paths={IN_NUMBERS[0]: 1.0}), None)
-    axes = figures[0].axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["layer 1 head 1 *", "layer 2 head 2"]
-    assert axes.collections[0].get_array().reshape(2, 2).tolist() == [[0, 1.25], [0, 0]]
-    plt.close("all")
+    monkeypatch.setattr(runs, "load", load)
+    found = emergence.measure_emergence(trained, flags, [path])
+    assert found.paths[path].mean == pytest.approx([0, 0.25, 0.75])
+    assert found.paths[path].hits == [0, 0, 1] and emergence.emergence_steps(found)[path] == 30

@@ -1,5 +1,5 @@
-"""What is committed: run directories can be read, weights score what logs say, and pages say what
-they are printed from."""
+"""What is committed: runs can be read, weights score what logs say, pages say what they are
+printed from."""
 
 import json
 import os

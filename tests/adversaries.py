@@ -1,0 +1,297 @@
+"""Models whose answer travels otherwise than a too simple circuit would say. Most retrieve one step
+(q, 1a, 1b): in layer 1 every token attends to the one before, so that 1b holds x_0 and can be found
+by it, and the token behind 1b, a relay, holds x_1."""
+
+import itertools
+
+from parts.flow import Place
+
+import torch
+
+from data import chain
+from tests.planted import Planted, attending, following, paths_from, plant
+
+
+CHAIN, AT_Q = chain(4, 1), Place(0)
+PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
+
+
+def one_step(look, layers=2, heads=1, gains=(), relays=False, kind=Planted):
+    """A model of one step. look(head, found, b) -> [(tokens (B, N), shares (B, N)), ...], where a
+    query attends in a head after layer 1; found (B, N): how well 1b is found, at tokens b. It takes
+    what these show or, from relays, what they took before too. gains: of the heads of layer 2."""
+
+    def attend(head, holds, positions):
+        if head[0] == 0:
+            return PREVIOUS if head[1] == 0 else torch.eye(CHAIN.T)
+        b, rows = positions[:, :, 2], torch.arange(len(positions))[:, None]
+        given = look(head, holds[rows, b, 1, torch.arange(4), 0], b)
+        return attending(CHAIN, positions, *[(AT_Q, *one) for one in given])
+
+    def reading(gain):
+        return [(lane, -1, gain) for lane in range(1 + relays)]
+
+    moves = dict.fromkeys(itertools.product(range(1, layers), range(heads)), reading(1.0))
+    moves |= {(0, head): [(0, 1, 1.0 - head)] for head in range(heads)}
+    moves |= {(1, head): reading(gain) for head, gain in enumerate(gains)}
+    return kind(CHAIN, attend, layers, heads, moves)
+
+
+# ---- relays, shares, twins, decoys
+
+
+def one_relay():
+    return one_step(lambda head, found, b: [(b + 1, found)], relays=True)
+
+
+def relay_of_a_relay():
+    texts = ["1 1b 1a", "1 2b 2a", "2 2b+1 2b", "2 q 1b", "3 2b+2 2b+1", "4 q 2b+2"]
+    return plant(2, texts, layers=4)[0]
+
+
+def quarters_over_layers():
+    """Each of four layers serves one slot."""
+    return one_step(lambda head, found, b: [(b, found * (b // 2 == head[0] - 1))], layers=5)
+
+
+def quarters_over_heads():
+    return one_step(lambda head, found, b: [(b, found * (b // 2 == head[1]))], heads=4)
+
+
+def half_in_each_of_two_layers():
+    """Held to q -> 1b in one of them, that one would do all."""
+    return one_step(lambda head, found, b: [(b, found / 2)], layers=3)
+
+
+def two_of_three():
+    """Any two of three heads suffice; held, one would."""
+    return one_step(lambda head, found, b: [(b, found / 2)], heads=3)
+
+
+def head_that_carries_nothing():
+    return one_step(lambda head, found, b: [(b, found)], layers=3, gains=[0.0])
+
+
+def twin():
+    return one_step(lambda head, found, b: [(b, found)], heads=2)
+
+
+def decoy():
+    """Head 1 attends to 1b and takes nothing; head 2 reads the same from the relay."""
+    return one_step(
+        lambda head, found, b: [(b + head[1], found)], heads=2, gains=[0.0, 1.0], relays=True
+    )
+
+
+def arrow_and_relay():
+    """In one slot of four it is the relay: an arrow that leaves it out would cost 0.25."""
+
+    def look(head, found, b):
+        return [(b, found * (b // 2 != 1)), (b + 1, found * (b // 2 == 1))]
+
+    return one_step(look, relays=True)
+
+
+class Backup(Planted):
+    """Takes from 1b where that gets nearly all of the attention, as held; else from the relay."""
+
+    def added(self, layer, patterns, holds):
+        if layer == 1:
+            direct = patterns[0][:, :, 1:8:2]  # to any b
+            patterns = [patterns[0].clone()]
+            patterns[0][:, :, 1:8:2] = direct * (direct > 0.9)
+        return super().added(layer, patterns, holds)
+
+
+def direct_only_when_held():
+    def look(head, found, b):
+        return [(b, 0.4 * found), (b + 1, 0.6 * found)]
+
+    return one_step(look, kind=Backup, gains=[2.0], relays=True)
+
+
+class Gate(Planted):
+    """Where head 1 of layer 2 attends to a b, whichever, and takes nothing, head 2 takes."""
+
+    def opened(self, pattern, holds):
+        return pattern[:, :, 1:8:2].sum(-1, keepdim=True) > 0.5
+
+    def added(self, layer, patterns, holds):
+        if layer == 1:
+            patterns = [0 * patterns[0], patterns[1] * self.opened(patterns[0], holds)]
+        return super().added(layer, patterns, holds)
+
+
+class GateWithKey(Gate):
+    """Only where head 1 brings the x_0 of the query, which 1b has taken from 1a."""
+
+    def opened(self, pattern, holds):
+        key = pattern @ holds[:, :, 1, :, 0]  # (B, T, N)
+        return (key * holds[:, :, 0, :, 0]).amax(-1, keepdim=True) > 0.5
+
+
+def gate(kind=Gate):
+    def look(head, found, b):
+        return [(b + head[1], found)]
+
+    return one_step(look, heads=2, relays=True, kind=kind)
+
+
+def gate_with_key():
+    return gate(GateWithKey)
+
+
+class GateWithin(Planted):
+    """One head: where a b gets a third of its attention, it takes from all but the b's."""
+
+    def added(self, layer, patterns, holds):
+        if layer == 1:
+            to_b = patterns[0][:, :, 1:8:2]
+            patterns = [patterns[0] * (to_b.sum(-1, keepdim=True) > 0.3)]
+            patterns[0][:, :, 1:8:2] = 0
+        return super().added(layer, patterns, holds)
+
+
+def gate_and_relay_in_one_head():
+    def look(head, found, b):
+        return [(b, 0.5 * found), (b + 1, 0.5 * found)]
+
+    return one_step(look, kind=GateWithin, gains=[2.0], relays=True)
+
+
+# ---- what is taken and taken back
+
+
+def cancelling(wrong, heads=2):
+    """Head 1 takes a wrong candidate with the right one, the others subtract it; held to one arrow,
+    head 1 does not need them. wrong: the tokens of the wrong 1b, from those of the right."""
+
+    def look(head, found, b):
+        if head[1]:
+            return [(wrong(b), found)]
+        return [(b, found / 2), (wrong(b), found / 2)]
+
+    return one_step(look, heads=heads, gains=[2.0] + [-1.0] * (heads - 1))
+
+
+def of_another_chain(b):
+    """1b of another chain, which no place of the own chain can name."""
+    return b.roll(1, dims=1)
+
+
+def canceller():
+    return cancelling(of_another_chain)
+
+
+def canceller_of_the_next_slot():
+    return cancelling(lambda b: (b + 2) % 8)
+
+
+def canceller_of_the_first_slot():
+    return cancelling(torch.ones_like)
+
+
+def two_cancellers():
+    """Each of heads 2 and 3 would do."""
+    return cancelling(of_another_chain, heads=3)
+
+
+class Signed(Planted):
+    """What queries take in head 1 of layer 2 is subtracted."""
+
+    def added(self, layer, patterns, holds):
+        if layer == 1:
+            patterns = [patterns[0].clone(), 2 * patterns[1]]
+            patterns[0][:, -4:] *= -1
+        return super().added(layer, patterns, holds)
+
+
+def canceller_in_a_head_that_is_named():
+    """Of two steps; the query cancels in the head in which 2b finds its 2a."""
+    task = chain(4, 2)
+    paths = paths_from(task, "1.1 1b 1a", "2.1 2b 2a", "3.1 q 2b", "2.2 q 1b")
+    follow, to_1b = following(task, paths[:3]), paths[3]
+
+    def attend(head, holds, positions):
+        pattern = follow(head, holds, positions)
+        if head[0] == 1:
+            b, _ = to_1b.target.tokens(task, positions)
+            found = holds[torch.arange(len(b))[:, None], b, 0, torch.arange(4), 0]
+            wrong = of_another_chain(b), found / (1 + head[1])
+            given = [wrong] if head[1] == 0 else [(b, found / 2), wrong]
+            own = attending(task, positions, *[(AT_Q, *one) for one in given])
+            pattern[:, -4:] = own[:, -4:]
+        return pattern
+
+    return Signed(task, attend, 3, 2)
+
+
+def exclusion():
+    """Head 1 takes all candidates alike, head 2 subtracts the three of the other chains."""
+
+    def look(head, found, b):
+        every = [(b.roll(k, dims=1), found / 4) for k in range(4)]
+        return every if head[1] == 0 else [(tokens, found / 3) for tokens, _ in every[1:]]
+
+    return one_step(look, heads=2, gains=[4.0, -3.0])
+
+
+# ---- no attention, or none that says whose
+
+
+class Shift(Planted):
+    """Every token is told what the one before it holds without attention."""
+
+    def added(self, layer, patterns, holds):
+        total = super().added(layer, patterns, holds)
+        if layer == 0:
+            total[:, :, 1] += holds[:, :, 0].roll(1, dims=1)
+        return total
+
+
+def copy_without_attention():
+    model = one_step(lambda head, found, b: [(b + 1, found)], kind=Shift, relays=True)
+    model.moves[0, 0] = []
+    return model
+
+
+class Solver(Planted):
+    """Returns the patterns that it is given, and solves the task without them."""
+
+    def __call__(self, x, patterns=None, return_patterns=False):
+        _, seen = super().__call__(x, patterns, True)
+        said = super().__call__(x)
+        return (said, seen) if return_patterns else said
+
+
+def solver():
+    return one_step(lambda head, found, b: [(b, found)], kind=Solver)
+
+
+class Pointer(Planted):
+    """Head 2 averages all tokens, and brings all candidates; of them that is said whose x_0 head 1
+    brings, and nothing else of what head 1 brings."""
+
+    def added(self, layer, patterns, holds):
+        total = super().added(layer, patterns, holds)
+        if layer == 1:
+            key = (patterns[0] @ holds[:, :, 1, :, 0])[..., None]  # (B, T, N, 1)
+            x_1 = (12 * patterns[1] @ holds[:, :, 0, :, 1])[..., None].clamp(0, 1)
+            total = torch.zeros_like(total)
+            total[:, :, -1, :, 1:] = key * x_1
+            total[:, :-4] = 0
+        return total
+
+
+def averages_and_a_pointer():
+    model = one_step(lambda head, found, b: [(b, found)], heads=2, kind=Pointer)
+    attend = model.attend
+
+    def uniform_in_head_2(head, holds, positions):
+        everywhere = torch.ones(12, 12).tril()
+        if head == (1, 1):
+            return everywhere / everywhere.sum(-1, keepdim=True)
+        return attend(head, holds, positions)
+
+    model.attend = uniform_in_head_2
+    return model

@@ -1,0 +1,85 @@
+"""Circuits of trained models, changed: none may pass for the model's own."""
+
+import random
+
+from parts import runs
+from parts.circuit import Held, path_name, paths_of, without
+from parts.flow import Path, Place, may_attend
+from parts.search import candidates, search, simple_heads
+
+import pytest
+import torch
+
+import ablate
+from data import held_out
+from tests.common import HERE
+
+
+RUNS = ["A", "B", "runs/rope/s4"]
+TRIES = 100  # of each model
+
+
+def searched(run):
+    """A model on 128 fresh sequences; its circuit and fill by the search; what its heads do without
+    a path; and the paths that it misses."""
+    model, flags = runs.load(HERE / "results" / run)
+    means = Held(model, flags, runs.sequences(flags, held_out("means", 512))).means
+    costs = candidates(Held(model, flags, runs.sequences(flags, held_out("means", 64)), means))
+    free = Held(model, flags, runs.sequences(flags, held_out("search", 128)), means)
+    simple, prices = simple_heads(free, costs, 0.05)
+    found = []
+    for fill in ablate.FILLS:
+        circuit, loss = search(free, fill, costs, simple, prices, 0.045, 0.05)
+        found.append((loss >= 0.045, len(paths_of(circuit)), circuit, fill))
+    _, _, circuit, fill = min(found, key=lambda one: one[:2])
+    fresh = Held(model, flags, runs.sequences(flags, held_out("certificate", 128)), means)
+    return fresh, circuit, fill, simple, costs
+
+
+def objections(free, circuit, fill, uses):
+    """[text, ...] what is said against a circuit; where it does not suffice, that alone."""
+    errors = free.errors(circuit, fill)
+    if errors.mean() >= 0.05:
+        return ["not sufficient"]
+    generator = torch.Generator().manual_seed(0)
+    found = ablate.certify(free, (free.errors({}), errors), circuit, uses, fill, generator)
+    return ablate.why_not(found, 0.05)
+
+
+def with_path(circuit, path):
+    own = circuit[path[:2]]
+    return circuit | {path[:2]: (path,) if isinstance(own, str) else (*own, path)}
+
+
+def changed(circuit, simple, task, draw):
+    """(what was done, circuit), ...: every path left out; then, in turns, as many random paths in
+    the same heads, and one path moved to another head or between other roles."""
+    paths, allowed = paths_of(circuit), may_attend(task).fill_diagonal_(False).nonzero().tolist()
+    for path in paths:
+        yield f"without {path_name(path, task)}", without(circuit, path, simple)
+    while True:
+        ends = draw.sample(allowed, len(paths))
+        drawn = [Path(*path[:2], *map(Place, pair)) for path, pair in zip(paths, ends, strict=True)]
+        other = circuit | {path[:2]: simple[path[:2]] for path in paths}
+        for path in drawn:
+            other = with_path(other, path)
+        yield "random paths", other
+        path = draw.choice(paths)
+        head, pair = draw.choice([*circuit]), map(Place, draw.choice(allowed))
+        moved = Path(*head, *path[2:]) if draw.random() < 0.5 else Path(*path[:2], *pair)
+        if moved not in paths:
+            text = f"{path_name(path, task)} moved: {path_name(moved, task)}"
+            yield text, with_path(without(circuit, path, simple), moved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+@torch.no_grad()
+def test_no_changed_circuit_is_certified(run):
+    free, circuit, fill, simple, uses = searched(run)
+    assert objections(free, circuit, fill, uses) == []
+    tries, passed = changed(circuit, simple, free.task, random.Random(0)), []
+    for _, (text, other) in zip(range(TRIES), tries, strict=False):
+        if not objections(free, other, fill, uses):
+            passed.append(text)
+    assert not passed
