@@ -8,15 +8,17 @@ No server, no network, no library: explorer.js draws, and all data are in the pa
 
 import base64
 import html
+import itertools
 import json
 import os
 import pathlib
 import shlex
-import sys
+import time
 
 from parts import program, runs
 from parts.circuit import Held
 from parts.flags import command_line
+from parts.flow import Place
 from parts.search import knocked_out
 
 import torch
@@ -28,7 +30,7 @@ from data import held_out, token_names
 
 HERE = pathlib.Path(__file__).parent
 SEQUENCES = 8  # to choose from, fewer where their maps would be more than MOST numbers
-MOST = 1_500_000
+MOST = 1_000_000
 MOMENTS = 8  # checkpoints of which all is measured, spread evenly
 # One per chain: the colour-blind can tell them, and black letters can be read on each
 CHAINS = ["#8FD0F5", "#E69F00", "#00875F", "#D55EA0", "#F0E442", "#BBBBBB"]
@@ -163,12 +165,27 @@ def title_of(run, path):
     return f"layer {path.layer + 1}{head}: {ends}"
 
 
-def path_rows(run, steps):
+def what_is_brought(run):
+    """{path: the k of the symbols x_k that its source then holds for the first time}, if each token
+    starts with what it shows, and takes all that the targets of its paths hold (Section 5)."""
+    brought, holds = {}, {Place(n): {role.symbol} for n, role in enumerate(run.task.roles)}
+    for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
+        before = {place: set(held) for place, held in holds.items()}
+        for path in layer:
+            own = holds.setdefault(path.source, set())
+            brought[path] = sorted(before.get(path.target, set()) - before.get(path.source, set()))
+            own |= {*brought[path]}
+    return brought
+
+
+def path_rows(run, steps, letters):
     """A dict per path: where it is drawn, its attention at each of the steps, what circuit.json
     says of it, and its history."""
     rows, across = [], analyze.columns_of(run.task, run.paths)
+    brought = what_is_brought(run)
     for path, measured in run.paths.items():
         row = dict(title=title_of(run, path), layer=path.layer, head=path.head)
+        row["brings"] = [letters[k] for k in brought[path]]
         row |= dict(source=across[path.source], target=across[path.target])
         row["attention"] = [measured["attention"]] * len(steps)
         row |= {name: measured[name] for name in ("carried", "alone", "everywhere", "destroys")}
@@ -185,13 +202,18 @@ def path_rows(run, steps):
     return rows
 
 
-def first_seen(run):
-    """What is chosen to begin with: the path from the query that is followed most."""
-    query = [path for path in run.paths if path.source == (0, 0)] or list(run.paths)
-    if not query:
-        return dict(layer=run.flags.layers - 1, head=0, path=0)
-    path = max(query, key=lambda path: run.paths[path]["attention"])
-    return dict(layer=path.layer, head=path.head, path=list(run.paths).index(path))
+def first_seen(run, described, said):
+    """What is chosen to begin with: the first path from the query, and the query that errs most
+    without it."""
+    paths, token = list(run.paths), run.task.T - 1
+    if not paths:
+        return dict(layer=run.flags.layers - 1, head=0, path=0, token=token)
+    path = next((path for path in paths if path.source == (0, 0)), paths[-1])
+    number = paths.index(path)
+    if said:
+        errors = [sum(error for _, error in cells) for cells in said[-1][1 + number][0]]
+        token = described[0]["queries"][errors.index(max(errors))]
+    return dict(layer=path.layer, head=path.head, path=number, token=token)
 
 
 def tell(run):
@@ -201,10 +223,10 @@ def tell(run):
     size = task.T**2 * flags.layers * flags.heads * max(1, len(moments))
     count = min(SEQUENCES, MOST // size)
     batch = runs.sequences(flags, held_out("validation", max(1, count)))
-    described, looks = describe(run, batch), []
-    for step, weights in moments:
+    described, looks, began = describe(run, batch), [], time.time()
+    for _, weights in moments:
         looks.append(look_into(run, weights, batch, described, count))
-        print(f"{run.folder}: looked into at step {step}", file=sys.stderr, flush=True)
+        runs.progress(f"{run.folder}: weights", len(looks), len(moments), began)
     maps, said, information = zip(*looks, strict=True) if looks else [[]] * 3
 
     # the steps to choose from: where the model was looked into, else where its paths are known
@@ -218,7 +240,7 @@ def tell(run):
         below = "relay" if place.behind else letters[task.roles[place.role].symbol]
         places.append([place.name(task), below])
     return dict(
-        name=str(run.folder),
+        name=run.folder.as_posix(),
         about=about(run),
         task=dict(T=task.T, roles=roles_of(task), names=task.names, letters=letters),
         blocks=task.blocks,
@@ -236,19 +258,19 @@ def tell(run):
         said=said,
         maps=base64.b64encode(b"".join(maps)).decode() if count else "",
         information=information,
-        paths=path_rows(run, steps),
+        paths=path_rows(run, steps, letters),
         emerged=run.emergence and dict(steps=run.emergence.steps, n=run.emergence.sequences),
         losses={name: [row[name] for row in log] for name in ("step", *flags.symbols)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
         missing=why_missing(run, count),
-        first=first_seen(run),
+        first=first_seen(run, described, said),
     )
 
 
 def colors_of(symbols, last):
     """{name: [on white, on black]} of lines: those of every figure, a little towards the other end
     so that each can be seen."""
-    found = dict(mean=["#1f77b4", "#4ea3e0"], hits=["#d95f02", "#ff9d4d"])
+    found = {"mean attention": ["#1f77b4", "#4ea3e0"], "share": ["#d95f02", "#ff9d4d"]}
     for name in symbols:
         color = runs.symbol_color(int(name[2:]), last)[:3]
         darker, lighter = [0.8 * part for part in color], [0.65 * part + 0.35 for part in color]
@@ -259,10 +281,6 @@ def colors_of(symbols, last):
 # ---- what is said of a run
 
 
-SETTINGS = (
-    "task D N K ic targets mixture layers heads width mlp causal rotary optimizer lr batch steps"
-    " weight_decay init seed dtype torch git"
-).split()
 FILLS = dict(zero="nothing", identity="itself alone", uniform="all that it may, alike")
 
 
@@ -289,7 +307,7 @@ def about(run):
     if run.paths:
         fill = FILLS.get(report["fill"], report["fill"])
         legend[2] += f" Rows without a path, held to the circuit, attend to {fill}."
-    settings = ", ".join(f"{name} {getattr(run.flags, name, None)}" for name in SETTINGS)
+    settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
     made = (
         f"torch {torch.__version__}; all data are in this file, which asks nothing of any network."
     )
@@ -299,12 +317,12 @@ def about(run):
 # ---- the page
 
 
-BODY = """<h1 id="title"></h1><div id="controls"></div><div id="said"></div>
-<section id="answer"></section><section id="strip"></section>
+BODY = """<h1 id="title"></h1><div id="controls"></div><p id="said"></p>
+<div class="columns"><section id="answer"></section><section id="legend"></section></div>
+<section id="strip"></section>
 <div class="columns"><div><section id="circuit"></section><section id="path"></section></div>
-<div><section id="map"></section></div></div>
-<section id="heads"></section>
-<div class="columns"><section id="history"></section><section id="information"></section></div>
+<section id="map"></section></div>
+<section id="heads"></section><section id="information"></section><section id="history"></section>
 <details id="made"></details>"""
 
 

@@ -21,7 +21,7 @@ function put(id, title, note, body) {
 function svg(width, height, inside, label) {
   return h`<svg width="${width}" height="${height}" role="img" aria-label="${label}">${inside}</svg>`;
 }
-const room = (id) => Math.min(560, Math.floor($(id).clientWidth));
+const room = (id) => Math.max(240, Math.min(560, Math.floor($(id).clientWidth)));
 
 // ---- what is chosen, and where it stands
 
@@ -52,17 +52,17 @@ function counts() {
 }
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
-  const name = given.get("run");
-  run = PAGES.find((page) => page.name === name) ?? PAGES[Number(name)] ?? PAGES[0];
-  at = { sequence: 0, moment: run.steps.length - 1, token: run.task.T - 1, ...run.first };
+  const number = PAGES[given.get("run") - 1] ? given.get("run") - 1 : 0;
+  run = PAGES[number];
+  at = { run: number, sequence: 0, moment: run.steps.length - 1, ...run.first };
   for (const [name, count] of Object.entries(counts())) {
     const number = Number(given.get(name));
     if (Number.isInteger(number) && number >= 1 && number <= count) at[name] = number - 1;
   }
 }
 function writeAddress() {
-  const told = new URLSearchParams({ run: run.name });
-  for (const name of Object.keys(counts())) told.set(name, at[name] + 1);
+  const told = new URLSearchParams();
+  for (const name of ["run", ...Object.keys(counts())]) told.set(name, at[name] + 1);
   history.replaceState(null, "", `#${told}`);
 }
 function choosePath(number) {
@@ -84,20 +84,21 @@ function drawControls() {
     options.length > 1 ? h`<label>${name} <select data-choose="${name}">${options}</select></label>` : "";
   const slider = h`<label>step <input type="range" data-choose="moment" min="0"
     max="${run.steps.length - 1}"><output></output></label>`;
-  $("controls").innerHTML = h`${select("run", PAGES.map((page) => option(page.name, page.name)))}
+  $("controls").innerHTML = h`${select("run", PAGES.map((page, n) => option(page.name, n)))}
     ${select("sequence", range(run.sequences.length).map((n) => option(n + 1, n)))}
     ${run.steps.length > 1 ? slider : ""}${select("head", heads)}`;
   const { said, legend, settings, made } = run.about;
   document.title = `Inside ${run.name}`;
   $("title").textContent = `Inside ${run.name}`;
-  $("said").innerHTML = h`<p>${said}</p><ul class="legend">${legend.map((line) => h`<li>${line}`)}</ul>`;
+  $("said").textContent = said;
+  $("legend").innerHTML = h`<ul>${legend.map((line) => h`<li>${line}`)}</ul>`;
   $("made").innerHTML = h`<summary>Settings, and how this page was made</summary>
     <p>${settings}</p><p>${made}</p>`;
 }
 function showChosen() {
   for (const one of document.querySelectorAll("[data-choose]")) {
     const { choose } = one.dataset;
-    one.value = choose === "run" ? run.name : choose === "head" ? at.layer * run.heads + at.head : at[choose];
+    one.value = choose === "head" ? at.layer * run.heads + at.head : at[choose];
     if (choose === "moment") one.nextElementSibling.value = run.steps[at.moment];
   }
 }
@@ -231,7 +232,7 @@ function drawCircuit() {
   const tip = h`<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9"
     markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 8 4 0 8z"/></marker>`;
   const list = run.paths.map((path, number) => h`<button data-path="${number}">${path.title}${
-    path.destroys.length ? `; nowhere: ${path.destroys.join(" ")} lost` : ""}</button>`);
+    path.brings.length ? `, brings ${path.brings.join(" ")}` : ""}</button>`);
   put("circuit", `The circuit${when()}`,
     `arrows run as symbols do, upward from the token attended to; the number: the mean attention${
       run.heads > 1 ? " of the head before it" : ""}; point at a path, click to keep it`,
@@ -245,17 +246,19 @@ function drawPath(number) {
     value.toFixed(2)}${value > 2 ? " ▸" : ""}`;
   const rows = run.symbols.map((name, k) => h`<tr><th>${name}${kinds.map((kind) => bar(kind.partial[k]))}`);
   const interval = ({ mse, low, high }) => h`<td>${mse.toFixed(2)} <small>[${low.toFixed(2)}, ${high.toFixed(2)}]</small>`;
-  put("path", path.title, `measured at the end: rise of the squared error; a bar is full at 2, which any wrong symbol costs${
-      ""} (▸: more)`,
-    h`<div class="wide"><table><tr><th>without it,<th>its value replaced by another chain's<th>not attended to in this head<th
-      >not in any head<tr><th>all${kinds.map(interval)}${rows}</table></div>`);
+  put("path", path.title, h`${path.brings.length ? `Its source then holds ${path.brings.join(" and ")}, which it did not. ` : ""
+    }${path.destroys.length ? `Where no head has this path, ${path.destroys.join(" ")} ${
+      path.destroys.length > 1 ? "are" : "is"} lost. ` : ""}Below: by how much the squared error rises, at the end; a bar is
+    full at 2, what any wrong symbol costs (▸: more).`,
+    h`<div class="wide"><table><tr><th>if<th>another chain's value is read<th>this head does not attend there<th
+      >no head does<tr><th>all${kinds.map(interval)}${rows}</table></div>`);
   $("path").classList.toggle("old", !isLast());
 }
 
 // ---- over training
 
-function chart(id, label, steps, curves, band = "") {
-  const width = room(id), height = 120, left = 34, last = Math.max(1, steps.at(-1));
+function chart(label, steps, curves, band = "") {
+  const width = Math.min(400, room("history")), height = 130, left = 34, last = Math.max(1, steps.at(-1));
   const most = Math.max(1, ...curves.flatMap(({ values }) => values));
   const x = (step) => left + (step / last) * (width - left - 14);
   const y = (value) => height - 20 - (Math.max(0, value) / most) * (height - 30);
@@ -279,13 +282,13 @@ function drawHistory(number) {
   const curves = (values) => Object.entries(values).map(([name, own]) => ({ name, values: own }));
   if (path?.history) {
     const { mean, low, high, hits, without } = path.history, { steps, n } = run.emerged;
-    parts.push(h`<p class="note"><b>${path.title}</b>, ${n} sequences</p>`, key(["mean", "hits"]),
-      chart("history", "attention; band: 10% to 90% of the sequences", steps,
-        [{ name: "mean", values: mean }, { name: "hits", values: hits }], [low, high]),
-      key(run.symbols), chart("history", "rise of each symbol's error without the path", steps, curves(without)));
-  } else parts.push(h`<p class="note">${run.missing.history ?? "emergence.json does not know this path."}</p>`, key(run.symbols));
-  parts.push(chart("history", `error of each symbol (MSE). ${run.plateaus.join("; ")}`, step, curves(losses)));
-  put("history", "Over training", `by training step; red: the step that is chosen, ${run.steps[at.moment]}`, parts);
+    parts.push(h`<div>${key(["mean attention", "share"])}${chart(`${path.title} (${n} sequences; band: 10% to 90% of them; share of
+      tokens of which this is the largest attention)`, steps, curves({ "mean attention": mean, share: hits }), [low, high])}</div>`,
+      h`<div>${key(run.symbols)}${chart("Without it: rise of each symbol's error", steps, curves(without))}</div>`);
+  } else parts.push(h`<p class="note">${run.missing.history ?? "emergence.json does not know this path."}</p>`);
+  parts.push(h`<div>${key(run.symbols)}${chart(`Error of each symbol (MSE). ${run.plateaus.join("; ")}`, step, curves(losses))}</div>`);
+  put("history", "Over training", `by training step; red: the step that is chosen, ${run.steps[at.moment]}`,
+    h`<div class="columns">${parts}</div>`);
 }
 
 // ---- what can be read where
@@ -375,8 +378,10 @@ document.addEventListener("click", ({ target }) => {
 document.addEventListener("input", ({ target }) => {
   const value = Number(target.value);
   if (target.dataset.choose === "run") {
-    location.hash = new URLSearchParams({ run: target.value });
-  } else if (target.dataset.choose === "head") {
+    location.hash = `run=${value + 1}`;
+    return;
+  }
+  if (target.dataset.choose === "head") {
     Object.assign(at, { layer: Math.floor(value / run.heads), head: value % run.heads });
   } else at[target.dataset.choose] = value;
   draw();
