@@ -35,14 +35,6 @@ def beside_query_symbol(task):
     return beside
 
 
-def induction_names(task):
-    """Of the two paths of an induction head: ("q -> 1b", "1b -> 1a")."""
-    names, beside = task.names, beside_query_symbol(task)
-    upper = [f"{names[0]} -> {names[role]}" for role in beside]
-    lower = [f"{names[role]} -> {names[key]}" for role, key in beside.items()]
-    return " or ".join(upper), " or ".join(lower)
-
-
 def induction_head(when, task):
     """[upper path, lower path] of the induction head that emerged first, None for what did not; the
     lower one is in a layer below. when: {path: step}, first step first."""

@@ -143,3 +143,18 @@ def test_links_of_pages_lead_somewhere():
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
             there = link.startswith("http") or (page.parent / link).exists()
             assert there, f"{page}: {link}"
+
+
+def test_the_explorer_shows_the_certificates_beside_it():
+    """Its numbers are those of circuit.json and log.jsonl, not of older ones."""
+    text = (HERE / "results/explorer.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert [page["name"] for page in data] == ["results/A", "results/D"]
+    for page in data:
+        report = json.loads((HERE / page["name"] / "circuit.json").read_text())
+        for drawn, row in zip(page["paths"], report["paths"], strict=True):
+            assert {name: drawn[name] for name in ("carried", "alone", "everywhere")}.items() <= (
+                row.items()
+            )
+        log = runs.read_log(HERE / page["name"])
+        assert page["losses"]["x_1"] == [row["x_1"] for row in log]
