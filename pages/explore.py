@@ -99,14 +99,6 @@ def describe(run, batch):
     return described
 
 
-def roles_of(task):
-    """The role of each token, as it is in every sequence."""
-    roles = []
-    for number, block in enumerate(task.blocks):
-        roles += [task.role_at(number, place).name for place in range(block.size)] * block.slots
-    return roles
-
-
 # ---- what the model does at one moment
 
 
@@ -131,10 +123,10 @@ def named(run, batch, described, said):
             apart = (answer.view(-1, 1, K) - shown).square().mean(-1)  # (asked, T)
             errors = (answer - right).square().view(-1, K).mean(-1).tolist()
             cells = []
-            for error, (distance, token) in zip(
-                errors, map(lambda row: row.min(0), apart), strict=True
+            for error, far, token in zip(
+                errors, *map(torch.Tensor.tolist, apart.min(1)), strict=True
             ):
-                blurred = "~" * bool(distance > run.task.destroyed)
+                blurred = "~" * (far > run.task.destroyed)
                 cells.append([blurred + one["names"][token], round(error, 3)])
             chains.append(cells)
         found.append(chains)
@@ -159,12 +151,6 @@ def look_into(run, weights, batch, described, count):
 # ---- what was measured before
 
 
-def title_of(run, path):
-    head = f", head {path.head + 1}" * (run.flags.heads > 1)
-    ends = " attends to ".join(end.name(run.task) for end in path[2:])
-    return f"layer {path.layer + 1}{head}: {ends}"
-
-
 def what_is_brought(run):
     """{path: the k of the symbols x_k that its source then holds for the first time}, if each token
     starts with what it shows, and takes all that the targets of its paths hold (Section 5)."""
@@ -184,7 +170,9 @@ def path_rows(run, steps, letters):
     rows, across = [], analyze.columns_of(run.task, run.paths)
     brought = what_is_brought(run)
     for path, measured in run.paths.items():
-        row = dict(title=title_of(run, path), layer=path.layer, head=path.head)
+        head = f", head {path.head + 1}" * (run.flags.heads > 1)
+        ends = " attends to ".join(end.name(run.task) for end in path[2:])
+        row = dict(title=f"layer {path.layer + 1}{head}: {ends}", layer=path.layer, head=path.head)
         row["brings"] = [letters[k] for k in brought[path]]
         row |= dict(source=across[path.source], target=across[path.target])
         row["attention"] = [measured["attention"]] * len(steps)
@@ -232,8 +220,10 @@ def tell(run):
     # the steps to choose from: where the model was looked into, else where its paths are known
     log = runs.read_log(run.folder)
     steps = [step for step, _ in moments] or [log[-1]["step"]]
-    if run.emergence and len(moments) < 2:
+    if run.emergence and run.paths and len(moments) < 2:
         steps = sorted({*run.emergence.steps, log[-1]["step"]})
+    block, _, place, _ = (column.tolist() for column in task.tokens)
+    roles = [task.role_at(*where).name for where in zip(block, place, strict=True)]
     letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
     places = []
     for place in analyze.columns_of(task, run.paths):
@@ -242,7 +232,7 @@ def tell(run):
     return dict(
         name=run.folder.as_posix(),
         about=about(run),
-        task=dict(T=task.T, roles=roles_of(task), names=task.names, letters=letters),
+        task=dict(T=task.T, roles=roles, names=task.names, letters=letters),
         blocks=task.blocks,
         places=places,
         reading=task.in_reading_order,
@@ -289,29 +279,27 @@ def about(run):
     last, report, task = runs.read_log(run.folder)[-1], run.report, run.task
     said = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}. "
     if run.paths:
-        verdict = (
-            "A certified circuit" if report["certified"] else f"A circuit ({report['verdict']})"
-        )
-        held = "the model held to it in all heads: MSE {mse:.4f} [{low:.4f}, {high:.4f}]"
-        said += f"{verdict} of {len(run.paths)} paths; {held.format(**report['sufficient'])}"
-        said += f" on {report['sequences']} fresh sequences."
+        held = "held to it in all heads, MSE {mse:.4f} [{low:.4f}, {high:.4f}]"
+        said += f"A circuit of {len(run.paths)} paths ({report['verdict']}): the model "
+        said += f"{held.format(**report['sufficient'])} on {report['sequences']} fresh sequences."
+    pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
+    roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
+    if task.crossed:
+        pairs = "beside B3 in a pair and beside C3 in another, then D3 beside both; D1.2, grey, is"
+        pairs += " nobody's: of the triple of B1 and C2"
+        roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_0, x_2), 3a 3b 3c the triple"
     legend = [
         "A tile is a token: A3 shows x_0 of chain 3, B3 its x_1, C3 its x_2, ...; a colour a chain."
-        " Asked A3, one must find A3 beside B3 in a pair, then B3 beside C3 in another, and so on.",
-        "Below it stands its role in its chain: q the query, 1a 1b the pair (x_0, x_1), 2a 2b the"
-        " pair (x_1, x_2), ...; 3b+1 is whatever token stands right after 3b, a relay.",
+        f" Asked A3, one must find A3 {pairs}.",
+        f"Below it stands its role in its chain: q the query, {roles}; 3b+1 is what stands right"
+        " after 3b, a relay.",
         "A path: in this head the token with one role attends to that with another, of its chain.",
     ]
-    if task.crossed:
-        legend[0] += " D1.2, grey, is nobody's: of the triple of B1 and C2."
     if run.paths:
         fill = FILLS.get(report["fill"], report["fill"])
         legend[2] += f" Rows without a path, held to the circuit, attend to {fill}."
     settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
-    made = (
-        f"torch {torch.__version__}; all data are in this file, which asks nothing of any network."
-    )
-    return dict(said=said, legend=legend, settings=settings, made=made)
+    return dict(said=said, legend=legend, settings=settings)
 
 
 # ---- the page
