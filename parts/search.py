@@ -175,8 +175,9 @@ def search(held, fill, costs, simple, prices, limit, threshold):
     core = {path for path in costs if (learned & (held.intact + costs[path] > lost)).any()}
     targets = collections.Counter(path[:3] for path in costs)
     for path in costs:  # else a source would seem to take from one target what others bring it
-        if targets[path[:3]] > 1 and costs[path].mean() >= threshold:
-            core.add(path)
+        if targets[path[:3]] > 1:
+            alone = knocked_out(held, [path]).mean(0) - held.intact
+            core |= {path} if alone.mean() >= threshold else set()
 
     @functools.cache
     def flows(paths):
