@@ -136,16 +136,24 @@ def named(run, batch, described, said):
 @torch.no_grad()
 def look_into(run, weights, batch, described, count):
     """What is shown of these weights: the maps of all heads in whole percent, bytes; what is said,
-    free and without each path; what can be read where, in percent."""
+    free and without each path."""
     model = runs.load(run.folder, weights)[0]
     maps = model(batch.inputs[:count], return_patterns=True)[1]
     maps = (100 * torch.stack(maps, 1)).round().byte()  # (count, layers, heads, T, T)
     free = Says(model, run.flags, batch)
     without = [knocked_out(free, [path]) for path in run.paths]
     said = [named(run, batch, described, each) for each in (free.errors({}), *without)]
+    return maps.numpy().tobytes(), said
+
+
+def information_of(run):
+    """[level][role][symbol] what can be read where at the end, in whole percent; it takes longest
+    of all."""
+    if run.model is None:
+        return []
     read = runs.sequences(run.flags, held_out("information", 1024))
-    scores = analyze.information(model, run.task, read, run.flags.K).clamp(0, 1)
-    return maps.numpy().tobytes(), said, (100 * scores).round().int().tolist()
+    scores = analyze.information(run.model, run.task, read, run.flags.K).clamp(0, 1)
+    return (100 * scores).round().int().tolist()
 
 
 # ---- what was measured before
@@ -215,7 +223,7 @@ def tell(run):
     for _, weights in moments:
         looks.append(look_into(run, weights, batch, described, count))
         runs.progress(f"{run.folder}: weights", len(looks), len(moments), began)
-    maps, said, information = zip(*looks, strict=True) if looks else [[]] * 3
+    maps, said = zip(*looks, strict=True) if looks else ([], [])
 
     # the steps to choose from: where the model was looked into, else where its paths are known
     log = runs.read_log(run.folder)
@@ -247,7 +255,7 @@ def tell(run):
         right=named(run, batch, described, batch.targets),
         said=said,
         maps=base64.b64encode(b"".join(maps)).decode() if count else "",
-        information=information,
+        information=information_of(run),
         paths=path_rows(run, steps, letters),
         emerged=run.emergence and dict(steps=run.emergence.steps, n=run.emergence.sequences),
         losses={name: [row[name] for row in log] for name in ("step", *flags.symbols)},

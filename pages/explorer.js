@@ -265,7 +265,6 @@ function drawPath(number) {
     the end; a bar is full at 2, what any wrong symbol costs (▸: more).`,
     h`<div class="wide"><table><tr><th>if<th>another chain's value is read<th>this head does not
     attend there<th>no head does<tr><th>all${intervals}${rows}</table></div>`);
-  $("path").classList.toggle("old", !isLast());
 }
 
 // ---- over training
@@ -312,7 +311,7 @@ function drawHistory(number) {
 function drawInformation() {
   const title = "What can be read where", { missing, layers } = run, { letters, names } = run.task;
   if (missing.information) return put("information", title, missing.information, "");
-  const scores = run.information[look()], tall = layers > 16 ? 11 : 14, wide = 14, left = 26;
+  const scores = run.information, tall = layers > 16 ? 11 : 14, wide = 14, left = 26;
   const useful = new Set(run.paths.map((path) => path.layer + 1));
   const y = (level) => (layers - level) * tall + 2, height = (layers + 1) * tall + 18;
   const panel = (one) => {
@@ -331,22 +330,23 @@ function drawInformation() {
     return h`<figure><figcaption>${names[one]}</figcaption>${svg(left + 2 + wide * letters.length,
       height, `at ${names[one]}`, h`${labels}${cells}${below}${frame}`)}</figure>`;
   };
-  put("information", title + seen(), `at each role (above), layer by layer, of each symbol of its
-    chain (below): the bluer, the better least squares read it from the residual stream of held-out
-    sequences; red: layers with a path; click to choose a layer`,
+  put("information", `${title} at the end${lastStep()}`, `at each role (above), layer by layer, of
+    each symbol of its chain (below): the bluer, the better least squares read it from the residual
+    stream of held-out sequences; red: layers with a path; click to choose a layer`,
     h`<p class="say">Point at a cell.</p><div class="panels">${run.reading.map(panel)}</div>`);
 }
 
 // ---- all of it
 
 const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence", "moment"], [drawCircuit, "moment"],
-  [drawMap, "sequence", "moment", "layer", "head"], [drawInformation, "moment"]];
+  [drawMap, "sequence", "moment", "layer", "head"], [drawInformation, "run"]];
 
 function draw() {
   for (const [view, ...needs] of VIEWS) if (needs.some((name) => at[name] !== drawn[name])) view();
   drawn = { ...at };
-  for (const id of ["answer", "strip", "heads", "map", "information"])
+  for (const id of ["answer", "strip", "heads", "map"])
     $(id).classList.toggle("old", run.looked === 1 && !isLast());
+  for (const id of ["path", "information"]) $(id).classList.toggle("old", !isLast());
   showChosen();
   point();
   writeAddress();

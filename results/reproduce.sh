@@ -244,3 +244,4 @@ make_runs << RUNS
 RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
+python -m pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
