@@ -59,7 +59,7 @@ def certificates(folders, *columns):
     for fact in facts(folders):
         report = fact["report"]
         told = [COLUMNS[name](report) if "paths" in report else "" for name in columns]
-        rows.append([name_of(fact["run"]), report["verdict"], *told])
+        rows.append([name_of(fact["run"]), report["verdict"].partition(";")[0], *told])
     return markdown(["run", "verdict", *columns], *rows)
 
 
