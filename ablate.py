@@ -29,6 +29,7 @@ from parts.circuit import (
     check_roles,
     fields_of,
     flow,
+    name_of,
     path_name,
     paths_of,
     read_path,
@@ -161,10 +162,10 @@ def why_not(found, threshold):
     for row in found["complete"]["left_out"]:
         beside = (row["layer"], row["head"], row["source"]) in sources
         if row["destroys"] or (beside and row["mse"] >= threshold):
-            name = "layer {layer} head {head}, {source} -> {target}".format(**row)
+            name = name_of(row)
             fails.append(f"not complete: {name}, left out, costs {row['mse']:.2f}")
     for row in found["paths"]:
-        name = "layer {layer} head {head}, {source} -> {target}".format(**row)
+        name = name_of(row)
         if row["more"]["low"] <= 0:
             by = f"{row['carried']['mse']:.2f} by its targets, {row['others']['mse']:.2f} by others"
             fails.append(f"not carried: {name}: {by}")
@@ -310,7 +311,7 @@ def print_measured(report):
     print("\nthe free model loses ...             attention   by values of   without it: in this")
     print("                                              targets  others     head, in all heads")
     for row in report["paths"]:
-        name = "layer {layer} head {head}, {source} -> {target}".format(**row)
+        name = name_of(row)
         numbers = [row[key]["mse"] for key in ("carried", "others", "alone", "everywhere")]
         cells = "".join(f"{number:9.3f}" for number in numbers)
         print(f"{name:36s}{row['attention']:9.3f}{cells}")

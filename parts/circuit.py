@@ -37,13 +37,13 @@ def path_from(fields, task):
     return Path(fields["layer"] - 1, fields["head"] - 1, *ends)
 
 
+def name_of(fields):
+    """layer 7 head 1, q -> 1b: a path as it is printed, from what fields_of wrote."""
+    return "layer {layer} head {head}, {source} -> {target}".format(**fields)
+
+
 def path_name(path, task):
-    """layer 7 head 1, q -> 1b: a path as it is printed."""
-    return "layer {layer} head {head}, {source} -> {target}".format(**fields_of(path, task))
-
-
-def head_name(head):
-    return f"layer {head[0] + 1} head {head[1] + 1}"
+    return name_of(fields_of(path, task))
 
 
 def to_the_token_before(path, task):
@@ -66,6 +66,12 @@ def symbol_names(symbols):
 def paths_of(circuit):
     """[Path, ...] of all heads, in the order of the layers."""
     return sorted(path for own in circuit.values() if not isinstance(own, str) for path in own)
+
+
+def with_path(circuit, path):
+    """The circuit with one path more."""
+    own = circuit[path[:2]]
+    return circuit | {path[:2]: tuple(sorted({path, *(() if isinstance(own, str) else own)}))}
 
 
 def without(circuit, path, otherwise):

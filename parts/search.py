@@ -16,6 +16,7 @@ from parts.circuit import (
     flow,
     paths_of,
     places_attended,
+    with_path,
     without,
 )
 
@@ -205,10 +206,7 @@ def search(held, fill, costs, simple, prices, limit, threshold):
         return held.errors(circuit, fill).mean().item()
 
     # from all candidates, one after the other
-    circuit = dict(simple)
-    for path in sorted(costs):
-        own = circuit[path[:2]]
-        circuit[path[:2]] = (path,) if isinstance(own, str) else (*own, path)
+    circuit = functools.reduce(with_path, costs, simple)
     if not flows(tuple(paths_of(circuit))):
         return None
     now, before = loss(circuit), None
@@ -236,9 +234,7 @@ def other_choices(held, fill, circuit, costs, limit):
     found = []
     for path, other in itertools.product(paths_of(circuit), costs.keys() - {*paths_of(circuit)}):
         if other[2:] == path[2:]:
-            moved = without(circuit, path, {path[:2]: "uniform"})
-            own = moved[other[:2]]
-            moved[other[:2]] = (other,) if isinstance(own, str) else tuple(sorted((*own, other)))
+            moved = with_path(without(circuit, path, {path[:2]: "uniform"}), other)
             flows = flow(paths_of(moved), held.task, held.batch.positions[:8]).all()
             if flows and held.errors(moved, fill).mean() < limit:
                 found.append((path, other))

@@ -3,7 +3,7 @@
 import random
 
 from parts import runs
-from parts.circuit import Held, path_name, paths_of, without
+from parts.circuit import Held, path_name, paths_of, with_path, without
 from parts.flow import Path, Place, may_attend
 from parts.search import candidates, search, simple_heads
 
@@ -44,11 +44,6 @@ def objections(free, circuit, fill, uses):
     generator = torch.Generator().manual_seed(0)
     found = ablate.certify(free, (free.errors({}), errors), circuit, uses, fill, generator)
     return ablate.why_not(found, 0.05)
-
-
-def with_path(circuit, path):
-    own = circuit[path[:2]]
-    return circuit | {path[:2]: (path,) if isinstance(own, str) else (*own, path)}
 
 
 def changed(circuit, simple, task, draw):
