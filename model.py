@@ -87,7 +87,8 @@ class Transformer(nn.Module):
     queries.
 
     rotary (T, head_size/2): the angles by which RoPE turns the queries and keys of each token;
-    None: not."""
+    None: not. qk_std: the first standard deviation of W_Q and W_K, that of the scores is its square
+    times the width; 0.02 elsewhere."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class Transformer(nn.Module):
         mlp=True,
         causal=True,
         rotary=None,
+        qk_std=0.02,
     ):
         super().__init__()
         self.N = N
@@ -121,6 +123,8 @@ class Transformer(nn.Module):
                 small = math.sqrt(len(adding)) if module in adding else 1
                 nn.init.normal_(module.weight, std=0.02 / small)
                 nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            block.qkv.weight.data[: 2 * heads * head_size] *= qk_std / 0.02
 
     def forward(self, x, patterns=None, return_patterns=False):
         """x (B, T, inputs) -> predictions (B, N, outputs); with return_patterns also every layer's

@@ -147,6 +147,13 @@ def test_weights_start_as_gpt_2s():
             assert not parameter.any()
 
 
+def test_qk_std_is_that_of_the_first_queries_and_keys_alone():
+    shape = dict(layers=2, heads=2, width=128, head_size=64, qk_std=0.05)
+    for block in Transformer(12, 2, 64, 64, **shape).blocks:
+        stds = [part.std().item() for part in block.qkv.weight.chunk(3)]
+        assert stds == pytest.approx([0.05, 0.05, 0.02], rel=0.05)
+
+
 # ---- the flags behind it
 
 
