@@ -24,7 +24,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 from PIL import Image
 
-from data import LEARNED, Task, held_out, token_names
+from data import Task, held_out, token_names
 from train import draw_curves
 
 
@@ -363,7 +363,7 @@ def draw_removal(run, file):
     """When a path starts to matter, and for which symbol: what its removal raises."""
     removed = [history.without for history in run.emergence.paths.values()]
     titles = [path_title(path, run.task, run.flags.heads) for path in run.emergence.paths]
-    map_of_rises(run.emergence, removed, titles, "path", file)
+    map_of_rises(run, removed, titles, "path", file)
 
 
 def draw_heads(run, file):
@@ -374,12 +374,13 @@ def draw_heads(run, file):
         title += f" head {head + 1}" if run.flags.heads > 1 else ""
         titles.append(title + " *" * ((layer, head) in useful))
     what = "head (*: in the circuit)"
-    map_of_rises(run.emergence, list(run.emergence.heads.values()), titles, what, file)
+    map_of_rises(run, list(run.emergence.heads.values()), titles, what, file)
 
 
-def map_of_rises(emerged, removed, titles, what, file):
+def map_of_rises(run, removed, titles, what, file):
     """A map for each symbol: a row for each that was removed, a column per checkpoint."""
     # what is drawn
+    emerged, level = run.emergence, run.task.learned
     steps, count, rises = emerged.steps, len(removed), removal_rises(emerged, removed)
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
     edges = [steps[0], *middles, steps[-1]]  # checkpoints may be unequally apart
@@ -390,7 +391,7 @@ def map_of_rises(emerged, removed, titles, what, file):
     for axes, (symbol, rise) in zip(panels[0], rises.items(), strict=True):
         rows = [number - 0.5 for number in range(count + 1)]
         image = axes.pcolormesh(edges, rows, rise, cmap="Reds", vmin=0, vmax=1)
-        crossing = runs.first_below(steps, emerged.losses[symbol])
+        crossing = runs.first_below(steps, emerged.losses[symbol], level)
         if crossing is not None:
             axes.axvline(crossing, color="tab:blue", lw=1, ls="--")
         axes.set(title=f"$x_{{{symbol[2:]}}}$", xlabel="training step", ylim=(count - 0.5, -0.5))
@@ -399,7 +400,7 @@ def map_of_rises(emerged, removed, titles, what, file):
     panels[0, 0].set_yticks(range(count), titles, fontsize=9)
     figure.colorbar(image, ax=panels, label="rise of the partial loss (MSE)", extend="max")
     title = f"What the removal of each {what} destroys ({emerged.sequences} sequences)\n"
-    figure.suptitle(title + "dashed: the symbol's loss passes 0.5", fontsize=11)
+    figure.suptitle(title + f"dashed: the symbol's loss passes {level:.3g}", fontsize=11)
     runs.save_figure(figure, file)
 
 
@@ -424,19 +425,20 @@ def draw_film(run, file, frames=44):
     now = below.axvline(0, color="gray", lw=1)
     limits = dict(xlim=(steps[0], steps[-1]), ylim=(0, 1.2))
     below.set(xlabel="training step", ylabel="MSE of each symbol", **limits)
-    below.axhline(LEARNED, color="gray", ls=":", lw=1)
+    below.axhline(task.learned, color="gray", ls=":", lw=1)
     below.legend(fontsize="small", ncols=last, loc="upper right")
     about = f"arrows: mean attention ({emerged.sequences} sequences), in the colour of the symbol"
-    below.set_title(f"{about}\nthat they find; dotted: known below {LEARNED}", fontsize=9)
+    below.set_title(f"{about}\nthat they find; dotted: known below {task.learned:.3g}", fontsize=9)
 
     def show(checkpoint):
         step = steps[checkpoint]
-        known = [name for name, curve in emerged.losses.items() if curve[checkpoint] < LEARNED]
+        losses = {name: curve[checkpoint] for name, curve in emerged.losses.items()}
+        known = [name for name, loss in losses.items() if loss < task.learned]
         said = ", ".join(f"$x_{{{name[2:]}}}$" for name in known) or "nothing"
         above.set_title(f"Step {step}: asked for all of its chain, the query q knows {said}")
         now.set_xdata([step] * 2)
         for symbol, mark in marks.items():
-            mark.set_data([step], [emerged.losses[symbol][checkpoint]])
+            mark.set_data([step], [losses[symbol]])
         for path, history in emerged.paths.items():
             (arrow, text), mean = drawn[path], history.mean[checkpoint]
             arrow.set_alpha(max(0.06, mean))

@@ -178,6 +178,8 @@ class Task:
         the candidates are those that its block shows, fewer once another symbol of the slot is
         known."""
         one_of_N = 1 - 1 / self.N
+        if self.N == 1:  # nothing to average
+            return [(1, "knows nothing")]
         if not self.crossed:
             return [(1, "knows nothing"), (one_of_N, f"averages the {self.N} candidates")]
         last = f"$x_{self.symbols - 1}$"
@@ -192,19 +194,27 @@ class Task:
         """The loss from which on a symbol counts as destroyed: half way to the lowest plateau."""
         return min(loss for loss, _ in self.plateaus) / 2
 
-
-LEARNED = 0.5  # a symbol is learned when its loss passes below, in every figure
+    @property
+    def learned(self):
+        """The loss below which a symbol counts as learned: two thirds of the lowest plateau, which
+        is 0.5 for four chains."""
+        return min(loss for loss, _ in self.plateaus) * 2 / 3
 
 
 @functools.lru_cache
-def chain(N, D):
+def chain(N, D, kind="", linked=True, deepest_first=True):
     """The task of the paper (Definition 1): pairs (x_{k-1}, x_k) for each step k, the deepest step
-    first, then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db."""
+    first, then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db.
+
+    Of another kind: not linked, every step from the second on begins with a symbol of its own, and
+    nobody is led to it; not deepest_first, the first step is read first."""
     rows = [Role("q", symbol=0, block=D, place=0)]
     for k in range(1, D + 1):
-        rows.append(Role(f"{k}a", symbol=k - 1, block=D - k, place=0))
-        rows.append(Role(f"{k}b", symbol=k, block=D - k, place=1))
-    return Task(f"D={D}", N, tuple(rows))
+        first, second = (k - 1, k) if linked else (2 * k - 2, 2 * k - 1)
+        block = D - k if deepest_first else k - 1
+        rows.append(Role(f"{k}a", symbol=first, block=block, place=0))
+        rows.append(Role(f"{k}b", symbol=second, block=block, place=1))
+    return Task(f"{kind}D={D}", N, tuple(rows))
 
 
 @functools.lru_cache
@@ -232,7 +242,12 @@ def conditional(N, D=3):
     return Task("conditional", N, rows, crossed=(triples,))
 
 
-TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
+TASKS = {  # (N, D) -> Task
+    "chain": chain,
+    "conditional": conditional,
+    "unlinked": functools.partial(chain, kind="unlinked_", linked=False),
+    "first_step_first": functools.partial(chain, kind="first_step_first_", deepest_first=False),
+}
 
 
 # ---- where the position of a token enters

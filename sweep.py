@@ -26,6 +26,7 @@ cd clone && python -m dask worker tls://10.0.0.1:8786 --nthreads 1 --nworkers 16
 import asyncio
 import collections
 import contextlib
+import itertools
 import logging
 import math
 import shlex
@@ -41,14 +42,39 @@ from parts.flow import DEPTH_LAWS, causal_depth
 import torch
 
 import train
-from data import LEARNED
 
 
 LAPTOP = "--heads 8 --lr 2e-3 --decay 0.3 --target 0"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
 PAPER = "--heads 8 --batch 512 --examples 1048576 --steps 10000 --target 0"
-HELD = "--D 8 --circuit --steps 400 --target 0"
+HELD = "--D 8 --circuit minimal --steps 400 --target 0"
+
+
+def waiting():
+    """How long a small model waits until x_1 is learned: each run ends when half of its loss at the
+    plateau is gone."""
+    small = "--heads 4 --width 64 --batch 64 --dtype float32 --decay 0 --warmup 0 --eval-every 20"
+    points = [f"--D 1 --N {N}" for N in (2, 3, 4, 6, 8, 12)]
+    points += [f"--targets 1 --D {D}" for D in (2, 3, 5)]
+    points += [f"--targets 1 --D 2 --task {task}" for task in ("unlinked", "first_step_first")]
+    held = "previous", "query", "induction"
+    points += [f"--targets 1 --D {D} --circuit {part}" for part in held for D in (1, 2)]
+    points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2) for D in (1, 2)]
+    points += [f"--D 1 --batch {batch}" for batch in (32, 128, 512)]
+    points += [f"--D {D}" for D in (2, 3, 5)]
+    groups = []
+    for point in points:
+        for optimizer, rotary in itertools.product(("muon", "adamw"), ("input", "qk")):
+            own = f"{small} {point} --optimizer {optimizer} --rotary {rotary} --steps 3000"
+            flags = train.parse_flags(own.split())
+            average = flags.problem.plateaus[-1][0]
+            target = average - average / 2 / len(flags.asked)  # x_1 at the half, no other learned
+            layers = (4, 2, 12) if point == "--D 1 --N 4" else [4]
+            groups.append((f"{own} --target {target:.6g}", layers, 5))
+    return groups
+
+
 PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "laptop": [
         (WITH_IC, range(1, 6), 3),
@@ -64,6 +90,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
         (f"{HELD} --heads 1", range(1, 6), 2),
         (f"{HELD} --heads 2 --no-causal", range(1, 5), 2),
     ],
+    "waiting": waiting(),
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
 PATIENCE = 15  # seconds in which a scheduler must answer, and a worker come (back)
@@ -116,7 +143,7 @@ def row_of(flags, error=None):
     late = [entry for entry in log if entry["step"] > row["ended"] - 100]
     for name in ("val", *flags.symbols):
         row[name] = sum(entry[name] for entry in late) / len(late)
-    return row | {f"{name}_learned": step for name, step in runs.crossings(log).items()}
+    return row | {f"{name}_learned": step for name, step in runs.crossings(log, flags).items()}
 
 
 def one_line(error):
@@ -385,8 +412,8 @@ def figure_4(rows, path):
 
 
 def learned(row, k):
-    """Whether a run ended with x_k below LEARNED."""
-    return row.get(f"x_{k}") is not None and row[f"x_{k}"] < LEARNED
+    """Whether a run ended with x_k learned."""
+    return row.get(f"x_{k}") is not None and row[f"x_{k}"] < Flags(**row).problem.learned
 
 
 def least_depths(rows, k):
@@ -403,7 +430,7 @@ def least_depths(rows, k):
 def with_attention(rows, causal, held):
     """The runs with the implicit curriculum, this mask, and attention held or learned."""
     wanted = (True, causal, held)
-    return [row for row in rows if (row["ic"], row["causal"], row["circuit"]) == wanted]
+    return [row for row in rows if (row["ic"], row["causal"], bool(row["circuit"])) == wanted]
 
 
 def draw_least_depths(axes, rows, deepest, marker, color, shift, name):

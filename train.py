@@ -19,8 +19,9 @@ from parts.flags import SETTINGS, parse, run_directory
 from parts.flow import held_paths
 
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from data import LEARNED, batch_index, held_out, partial_losses
+from data import batch_index, held_out, partial_losses
 
 
 # ---- optimizers
@@ -118,6 +119,8 @@ class State:
         self.flags = flags
         begin = runs.untrained if saved is None else runs.build
         self.model = begin(flags).to(flags.device)
+        mean = get_ema_multi_avg_fn(flags.ema)
+        self.averaged = AveragedModel(self.model, multi_avg_fn=mean)  # what is evaluated and kept
         self.optimizers = OPTIMIZERS[flags.optimizer](self.model, flags)
         self.step, self.seconds = 0, 0.0
         self.train_loss = torch.zeros(2, device=flags.device)  # sum, number since the last row
@@ -138,6 +141,7 @@ class State:
             flags={name: getattr(self.flags, name) for name in SETTINGS},
             threads=torch.get_num_threads(),
             model=self.model.state_dict(),
+            averaged=self.averaged.state_dict(),
             optimizers=[optimizer.state_dict()["state"] for optimizer in self.optimizers],
             **{name: getattr(self, name) for name in ("step", "seconds", "train_loss", "rows")},
         )
@@ -162,6 +166,7 @@ class State:
                 raise ValueError("other averages")
             optimizer.load_state_dict(own | dict(state=averages))
         self.model.load_state_dict(saved["model"])
+        self.averaged.load_state_dict(saved["averaged"])
         torch.set_num_threads(saved["threads"])  # other sums have other last bits
         self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
         self.train_loss = saved["train_loss"].view(2)
@@ -232,7 +237,7 @@ def train(state, stopped=()):
     """Train from `state` to the target or the last step. True when it has ended, False when
     `stopped` fills up first. FloatingPointError when a loss is no longer finite; state.pt then
     keeps the last time it was."""
-    flags, model = state.flags, state.model
+    flags, model, averaged = state.flags, state.model, state.averaged.module
     run, compiled = flags.out, torch.compile(model) if flags.compile else model
     began = time.monotonic() - state.seconds
     shown = state.seconds, state.step  # when the last line was printed
@@ -245,19 +250,19 @@ def train(state, stopped=()):
         step = state.step
         if flags.save_every and step % flags.save_every == 0:
             (run / "ckpt").mkdir(exist_ok=True)
-            runs.write_tensors(run / f"ckpt/{step:06d}.pt", model.state_dict())
+            runs.write_tensors(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
 
         # evaluate, save, and end when the target is met twice or the steps are done
         if step % flags.eval_every == 0 or step == flags.steps:
             state.seconds = time.monotonic() - began
-            row = log_row(compiled, state)
+            row = log_row(averaged, state)
             save_state()  # its rows end before this one: after a kill it is evaluated again
             state.rows.append(row)
             runs.write_rows(run / "log.jsonl", state.rows)
             print_row(row, flags.steps, (step - shown[1]) / max(state.seconds - shown[0], 1e-9))
             shown = state.seconds, step
             if step == flags.steps or row.get("confirmed", math.inf) < flags.target:
-                runs.write_tensors(run / "model.pt", model.state_dict())
+                runs.write_tensors(run / "model.pt", averaged.state_dict())
                 draw_curves(run)
                 return True
             state.train_loss.zero_()
@@ -280,6 +285,7 @@ def train(state, stopped=()):
         for optimizer in state.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        state.averaged.update_parameters(model)
         state.train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
         state.step += 1
 
@@ -301,7 +307,7 @@ def print_row(row, steps, rate):
 
 def draw_curves(run):
     """curves.png: training and validation loss, and the partial losses with the step where each
-    passes below LEARNED, beside the plateaus of the task."""
+    is learned, beside the plateaus of the task."""
     import matplotlib.pyplot as plt
 
     flags, rows = runs.read_flags(run), runs.read_log(run)
@@ -323,11 +329,12 @@ def draw_curves(run):
     whole.legend(fontsize="small", loc="lower left")
 
     # right: each symbol alone
-    for name, crossing in runs.crossings(rows).items():
+    level = flags.problem.learned
+    for name, crossing in runs.crossings(rows, flags).items():
         color, label = runs.symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
         if crossing is not None:
-            partial.plot(crossing, LEARNED, "o", color=color)
-            label += f", below {LEARNED} at step {crossing:.0f}"
+            partial.plot(crossing, level, "o", color=color)
+            label += f", below {level:.3g} at step {crossing:.0f}"
         partial.plot(steps, [row[name] for row in rows], color=color, label=label)
     partial.set_title("each symbol alone", fontsize=11)
     partial.set(xlabel="training step", ylabel="validation MSE", ylim=(0, 1.2))
@@ -336,11 +343,10 @@ def draw_curves(run):
 
     # what the levels mean, above a line if it is the highest, else below: curves end lower
     for level, meaning in flags.problem.plateaus:
-        for axes in (whole, partial) if level else ():  # one chain has nothing to average
+        for axes in (whole, partial):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
-        if level:
-            style = dict(color="tab:red", fontsize="small", ha="right", zorder=1)
-            partial.text(steps[-1], level, f"{level:.3g}: {meaning}", va="bottom", **style)
+        style = dict(color="tab:red", fontsize="small", ha="right", zorder=1)
+        partial.text(steps[-1], level, f"{level:.3g}: {meaning}", va="bottom", **style)
     runs.save_figure(figure, run / "curves.png")
 
 
@@ -353,8 +359,9 @@ def summary(run):
         solved = max(last["val"], last.get("confirmed", math.inf)) < flags.target
         lines.append(f"solved: {solved}")
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
-    for name, step in runs.crossings(rows).items():
-        lines.append(f"{name}_below_{LEARNED}_at_step: {'never' if step is None else round(step)}")
+    for name, step in runs.crossings(rows, flags).items():
+        when = "never" if step is None else round(step)
+        lines.append(f"{name}_below_{flags.problem.learned:.3g}_at_step: {when}")
     return "\n".join(lines)
 
 

@@ -53,7 +53,7 @@ def row_of(run):
     if not (run / "log.jsonl").exists():
         return [*cells, "begun", "", ""]
     log = runs.read_log(run)
-    steps = runs.crossings(log).values()
+    steps = runs.crossings(log, flags).values()
     learned = " ".join("never" if step is None else f"{step:.0f}" for step in steps)
     error = log[-1].get("confirmed", log[-1]["val"])
     return [*cells, f"{error:.4f}", learned, report.get("verdict", "not looked for")]

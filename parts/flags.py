@@ -29,12 +29,16 @@ class Flag(NamedTuple):
 
 
 TASK = "chain = one step after another (Section 6); conditional = the last step depends on two"
-TASK += " symbols, x_1, x_2, x_3 = x, y, z (Section 3.1)"
+TASK += " symbols, x_1, x_2, x_3 = x, y, z (Section 3.1); to compare, unlinked = chains of which"
+TASK += " only the first step is theirs, first_step_first = chains read in the other order"
 MIXTURE = "ask each query for one of the targets, at random, told by numbers in its token"
-CIRCUIT = "hold attention at a circuit that does what the depth allows; layers that it does not"
-CIRCUIT += " use stay free"
+CIRCUIT = "hold attention at minimal = a circuit that does what the depth allows, previous = its"
+CIRCUIT += " first layer alone, query = what the query then reads of x_1, induction = both; other"
+CIRCUIT += " heads stay free"
 MUON = "muon = Muon for the matrices inside the layers, AdamW for the rest; adamw = AdamW for all,"
 MUON += " as the paper: give it --steps 3000"
+EMA = "the weights that are evaluated and kept are a mean of which each step keeps this share; 0 ="
+EMA += " the last weights"
 INIT = "start from the final weights of this run directory; of the outputs, those of symbols that"
 INIT += " both are asked for"
 DTYPE = "of activations and matrix products; weights, attention scores and optimizer are float32;"
@@ -49,7 +53,7 @@ FLAGS = {
         "ic": Flag(True, "target x_D alone instead of x_1..x_D: no implicit curriculum"),
         "targets": Flag([], "target x_1 and x_3 alone: 1 3 (default: all, x_1..x_D)"),
         "mixture": Flag(False, MIXTURE),
-        "circuit": Flag(False, CIRCUIT),
+        "circuit": Flag("", CIRCUIT, choices=("", "minimal", "previous", "query", "induction")),
         "examples": Flag(
             2**18, "size of the training set; 0 = never the same example twice", 0, 10**9
         ),
@@ -75,6 +79,7 @@ FLAGS = {
         "decay": Flag(0.5, "last fraction of the steps, over which it falls linearly to 0", 0, 1),
         "beta2": Flag(0.99, "Adam's second beta", 0, 0.9999999),
         "weight_decay": Flag(0.1, "decoupled weight decay of the matrices", 0, 1000),
+        "ema": Flag(0.0, EMA, 0, 0.99999),
         "clip": Flag(0.1, "largest gradient norm; 0 = no clipping"),
         "qk_std": Flag(0.02, "standard deviation of the first W_Q and W_K", 0, 10),
         "init": Flag("", INIT),

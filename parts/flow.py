@@ -208,23 +208,30 @@ def conditional_circuit(D, layers, causal):
     return paths
 
 
-# task: (D, layers, causal) -> paths, what --circuit holds
+# task: (D, layers, causal) -> paths, what --circuit minimal holds
 MINIMAL_CIRCUITS = {"chain": minimal_circuit, "conditional": conditional_circuit}
+HELD = {  # which of them --circuit holds
+    "minimal": lambda path: True,
+    "previous": lambda path: path.layer == 0,
+    "query": lambda path: path.layer == 1 and path.source == Place(0),
+    "induction": lambda path: HELD["previous"](path) or HELD["query"](path),
+}
 
 
 def held_paths(flags):
     """The paths that these flags hold attention at, [] without --circuit. Refused if there are none
-    for the task, or they take another number of heads."""
+    for the task, or they take more heads than there are."""
     if not flags.circuit:
         return []
     if flags.task not in MINIMAL_CIRCUITS:
         what = f"no paths that hold --task {flags.task} are known"
         raise Refused(f"{what}: add them to MINIMAL_CIRCUITS in parts/flow.py")
     paths = MINIMAL_CIRCUITS[flags.task](flags.D, flags.layers, flags.causal)
-    heads = 1 + max(head for _, head, _, _ in paths)
-    if flags.heads != heads:
-        raise Refused(f"--circuit takes --heads {heads} here, not {flags.heads}")
-    return paths
+    held = [path for path in paths if HELD[flags.circuit](path)]
+    heads = 1 + max((path.head for path in held), default=0)
+    if flags.heads < heads:
+        raise Refused(f"--circuit {flags.circuit} takes --heads {heads} here, not {flags.heads}")
+    return held
 
 
 # ---- the command line

@@ -26,7 +26,7 @@ from parts.flags import ROWS, SETTINGS, Flags, check, cpu_capabilities, native_d
 import torch
 from filelock import FileLock, Timeout
 
-from data import ENCODINGS, LEARNED, held_out, make_batch
+from data import ENCODINGS, held_out, make_batch
 from model import Transformer
 
 
@@ -182,7 +182,7 @@ def are_rows(rows, flags):
     return steps == sorted({*steps}) and all(isinstance(step, int) for step in steps)
 
 
-def first_below(steps, losses, level=LEARNED):
+def first_below(steps, losses, level):
     """The step, linearly interpolated, at which a curve first passes below level: the first step if
     it begins there (with --init); None if never."""
     if losses and losses[0] < level:
@@ -194,10 +194,10 @@ def first_below(steps, losses, level=LEARNED):
     return None
 
 
-def crossings(rows):
+def crossings(rows, flags):
     """{symbol: the step at which it was learned, or None} of the rows of a log."""
-    steps, names = [row["step"] for row in rows], [name for name in rows[0] if name[:2] == "x_"]
-    return {name: first_below(steps, [row[name] for row in rows]) for name in names}
+    steps, level = [row["step"] for row in rows], flags.problem.learned
+    return {name: first_below(steps, [row[name] for row in rows], level) for name in flags.symbols}
 
 
 def in_order(steps):

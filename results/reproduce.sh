@@ -149,9 +149,9 @@ make_runs << RUNS
 20 loss runs/conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
 12 loss runs/conditional/all_L2_s0 $both $long --layers 2 --heads 4
 16 loss runs/conditional/all_L3_s0 $both $long --layers 3 --heads 4
-1 loss runs/conditional/held_L1_s0 $both --circuit --heads 2 --layers 1 --steps 400 --target 0
-1 loss runs/conditional/held_L2_s0 $both --circuit --heads 2 --layers 2 --steps 400 --target 0
-2 loss runs/conditional/held_L3_s0 $both --circuit --heads 2 --layers 3 --steps 400 --target 0
+1 loss runs/conditional/held_L1_s0 $both --circuit minimal --heads 2 --layers 1 --steps 400 --target 0
+1 loss runs/conditional/held_L2_s0 $both --circuit minimal --heads 2 --layers 2 --steps 400 --target 0
+2 loss runs/conditional/held_L3_s0 $both --circuit minimal --heads 2 --layers 3 --steps 400 --target 0
 RUNS
 
 for seed in 5 6; do

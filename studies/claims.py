@@ -30,8 +30,8 @@ def claims():
     reports = [fact["report"] for fact in circuits.facts(committed("[ABCD]", "runs/*/*"))]
     searched = [one for one in reports if not one["verdict"].startswith("not searched")]
     certified = sum(one["certified"] for one in searched)
-    logs = map(runs.read_log, committed("D", "runs/rope/D_s0", "runs/literal/D_s0"))
-    waits = [runs.crossings(log)["x_1"] for log in logs]
+    of_D = committed("D", "runs/rope/D_s0", "runs/literal/D_s0")
+    waits = [runs.crossings(runs.read_log(run), runs.read_flags(run))["x_1"] for run in of_D]
     return [
         ("x_1 first, then x_2, ...", "100%", f"{found['in_order']} of {found['several']}", "order"),
         ("x_D alone is not learned", "100%", f"{found['lost']} of {found['alone']}", "depth"),

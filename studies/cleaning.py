@@ -77,7 +77,7 @@ def stability_table(folders):
     rows = []
     for folder in folders:
         log = runs.read_log(folder)
-        learned, losses = runs.crossings(log), [row["val"] for row in log]
+        learned, losses = runs.crossings(log, runs.read_flags(folder)), [row["val"] for row in log]
         whole = None not in learned.values()
         since = max(learned.values()) if whole else log[-1]["step"]
         after = [row["val"] for row in log if row["step"] > since]

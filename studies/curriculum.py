@@ -14,7 +14,6 @@ from parts import Refused, runs
 
 import matplotlib.pyplot as plt
 
-from data import LEARNED
 from studies import by_kind, command, kind_of, markdown, share
 
 
@@ -43,7 +42,7 @@ def facts(folder):
     learned, before, ends, kind, labels = {}, 0, [], [], []
     for stage in stages(folder):
         flags, log = runs.read_flags(stage), runs.read_log(stage)
-        for name, step in runs.crossings(log).items():
+        for name, step in runs.crossings(log, flags).items():
             if learned.get(int(name[2:])) is None:
                 learned[int(name[2:])] = None if step is None else before + step
         before += log[-1]["step"]
@@ -69,7 +68,7 @@ def cell(group, k):
     """How many runs of a kind hold x_k at the end, with an interval, and when they learned it."""
     if k not in group[0]["last"]:
         return "" if k not in group[0]["learned"] else "then not asked"
-    held = [fact for fact in group if fact["last"][k] < LEARNED]
+    held = [fact for fact in group if fact["last"][k] < fact["flags"].problem.learned]
     steps = [fact["learned"][k] for fact in held if fact["learned"][k] is not None]
     when = f", step {statistics.median(steps):.0f}" if steps else ""
     when += f" ({min(steps):.0f} to {max(steps):.0f})" if len(steps) > 1 else ""
@@ -98,7 +97,7 @@ def without_a_rung(folders):
         ladder = [k for k, asked in enumerate(flags.asked, 1) if k == asked]
         above = [f"x_{k}" for k in flags.asked if k not in ladder]
         if above and not flags.init:
-            learned.append(any(log[-1][name] < LEARNED for name in above))
+            learned.append(any(log[-1][name] < flags.problem.learned for name in above))
     return sum(learned), len(learned)
 
 
@@ -126,7 +125,7 @@ def draw(folders, out):
             axes.plot([0, fact["ends"][-1]], [y, y], color="lightgray", lw=1, zorder=0)
             axes.plot(fact["ends"][:-1], [y] * (len(fact["ends"]) - 1), "|", color="gray", ms=7)
             for k, step in fact["learned"].items():
-                if step is None or fact["last"].get(k, 0) >= LEARNED:
+                if step is None or fact["last"].get(k, 0) >= fact["flags"].problem.learned:
                     lost.setdefault(k, []).append((1.05 * most + 0.012 * most * (k - 1), y))
                 else:
                     learned.setdefault(k, []).append((step, y))

@@ -92,7 +92,7 @@ def what_came_first(emergence, learned, task):
 def facts(run):
     """What is compared of a run, a dict without what is not known."""
     flags, log, emergence = runs.read_flags(run), runs.read_log(run), read_emergence(run)
-    learned = runs.crossings(log)
+    learned = runs.crossings(log, flags)
     found = dict(
         run=run,
         flags=flags,

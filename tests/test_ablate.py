@@ -208,7 +208,7 @@ def test_bad_input_is_refused(tmp_path):
         ("--sequences", 2**21, "--sequences must be from 64 to 1048576"),
     ):
         assert_refused(ablate, run, flag, value, says=says)
-    held = write_run(tmp_path / "held", "--heads", 1, "--circuit")
+    held = write_run(tmp_path / "held", "--heads", 1, "--circuit", "minimal")
     assert_refused(ablate, held, says="trained with --circuit")
     assert_refused(ablate, write_run(tmp_path / "last", "--D", 2, "--no-ic"), says="--no-ic")
     some = write_run(tmp_path / "some", "--D", 2, "--targets", 1)

@@ -187,7 +187,17 @@ def test_a_triple_is_not_told_by_x_alone():
 def test_held_circuits_learn_what_the_depth_allows(tmp_path, without_curves):
     for layers, solved in ((2, ["x_1", "x_2"]), (3, ["x_1", "x_2", "x_3"])):
         run = tmp_path / str(layers)
-        flags = [*HELD.split(), "--circuit", "--layers", layers, "--steps", 120, "--target", 0]
+        flags = [
+            *HELD.split(),
+            "--circuit",
+            "minimal",
+            "--layers",
+            layers,
+            "--steps",
+            120,
+            "--target",
+            0,
+        ]
         code, _, err = run_main(train, *flags, "--out", run)
         assert code == 0, err
         last = runs.read_log(run)[-1]
@@ -261,7 +271,7 @@ def test_conditional_runs_have_no_D(tmp_path):
         assert_refused(module, "--task", "conditional", "--D", 4, says="leave out --D 4")
     assert_refused(train, "--task", "trees", says="--task")
     assert_refused(train, "--task", "conditional", "--targets", 4, says="from 1 to 3")
-    held = ["--task", "conditional", "--circuit"]
+    held = ["--task", "conditional", "--circuit", "minimal"]
     assert_refused(train, *held, "--heads", 1, says="--heads 2")
 
 

@@ -4,7 +4,7 @@ import itertools
 import math
 
 from parts import flags as table
-from parts import runs
+from parts import flow, runs
 
 import pytest
 import torch
@@ -187,6 +187,7 @@ def test_every_choice_has_code_and_nothing_more_can_be_chosen():
     dtypes = choices.pop("dtype") - {"auto"}
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in dtypes)
     code = dict(task=data.TASKS, rotary=data.ENCODINGS, optimizer=train.OPTIMIZERS)
+    code["circuit"] = {"", *flow.HELD}
     assert choices == {name: {*made} for name, made in code.items()}
 
 

@@ -27,7 +27,7 @@ def test_committed_runs_can_be_read():
     for run in RUNS:
         flags, rows = runs.read_flags(run), runs.read_log(run)
         assert vars(flags).items() >= json.loads((run / "config.json").read_text()).items()
-        assert [*runs.crossings(rows)] == flags.symbols
+        assert [*runs.crossings(rows, flags)] == flags.symbols
         assert train.summary(run).startswith("---")
 
 

@@ -71,7 +71,7 @@ def test_bad_flags_get_one_line(tmp_path):
         ("--rotary qk --head-size 5", "even"),
         ("--beta2 1", "at most"),
         (f"--seed {2**63}", "--seed must be at most"),
-        ("--circuit --heads 8", "--circuit takes --heads 1"),
+        ("--task conditional --circuit query", "--circuit query takes --heads 2"),
         ("--task conditional --D 4", "leave out --D 4"),
         ("--targets 0", "--targets must be from 1 to 3"),
         ("--targets 1 4", "--targets must be from 1 to 3"),

@@ -47,8 +47,8 @@ def test_one_run_has_one_name():
         ("--layers 2 --heads 8 --D 5 --seed 4", "L2_H8_D5_s4", [1, 2, 3, 4, 5]),
         ("--no-mlp --resume --compile --eval-every 7", "L12_H1_D3_no-mlp_s0", [1, 2, 3]),
         (
-            "--target 0 --circuit --head-size 4",
-            "L12_H1_D3_circuit_head_size4_target0.0_s0",
+            "--target 0 --circuit minimal --head-size 4",
+            "L12_H1_D3_circuitminimal_head_size4_target0.0_s0",
             [1, 2, 3],
         ),
         ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", [1, 2, 3]),
@@ -69,10 +69,9 @@ def test_one_run_has_one_name():
 def test_a_run_of_some_targets_is_read_everywhere(tmp_path):
     run = tmp_path / "run"
     assert run_main(train, *THREE, "--targets", 1, 3, "--out", run)[0] == 0
-    rows = runs.read_log(run)
-    assert runs.crossings(rows).keys() == {"x_1", "x_3"} and "x_2" not in rows[0]
+    rows, (model, flags) = runs.read_log(run), runs.load(run)
+    assert runs.crossings(rows, flags).keys() == {"x_1", "x_3"} and "x_2" not in rows[0]
     assert rows[0]["val"] == (rows[0]["x_1"] + rows[0]["x_3"]) / 2
-    model, flags = runs.load(run)
     batch = runs.sequences(flags, torch.arange(3))
     assert flags.targets == [1, 3] and model(batch.inputs).shape == batch.targets.shape
 
@@ -159,9 +158,8 @@ def test_a_mixture_is_measured_symbol_by_symbol(tmp_path):
     run = tmp_path / "run"
     code, out, err = run_main(train, *THREE, "--mixture", "--out", run)
     assert code == 0, err
-    rows = runs.read_log(run)
-    assert runs.crossings(rows).keys() == {"x_1", "x_2", "x_3"}
-    model, flags = runs.load(run)
+    rows, (model, flags) = runs.read_log(run), runs.load(run)
+    assert runs.crossings(rows, flags).keys() == {"x_1", "x_2", "x_3"}
     second = runs.sequences(flags.but(targets=[2]), data.held_out("validation", 1024))
     with torch.no_grad(), runs.precision(flags):
         loss = (model(second.inputs).float() - second.targets).square().mean().item()
@@ -204,4 +202,6 @@ def test_a_task_is_a_table_and_nothing_more(tmp_path, monkeypatch):
 
     code, out, err = run_main(data, "--task", "star", "--N", 2)
     assert code == 0 and "roles: 1a 1b 1c" in out and "  A1: B1 C1 D1" in out, err
-    assert_refused(train, *few, "--circuit", says="no paths that hold --task star are known")
+    assert_refused(
+        train, *few, "--circuit", "minimal", says="no paths that hold --task star are known"
+    )

@@ -35,11 +35,15 @@ def test_partial_losses_and_crossings():
     losses = data.partial_losses(predictions, targets, 4)
     assert losses.shape == (5, 3)
     torch.testing.assert_close(losses.mean(0), torch.stack(by_hand))
-    assert runs.first_below([0, 10, 20, 30], [1.0, 0.6, 0.4, 0.6]) == 15
-    assert runs.first_below([0, 10], [1.0, 0.6]) is None
-    assert runs.first_below([0, 10, 20, 30], [0.1, 0.2, 0.6, 0.1]) == 0  # known from the start
+    assert runs.first_below([0, 10, 20, 30], [1.0, 0.6, 0.4, 0.6], 0.5) == 15
+    assert runs.first_below([0, 10], [1.0, 0.6], 0.5) is None
+    assert runs.first_below([0, 10, 20, 30], [0.1, 0.2, 0.6, 0.1], 0.5) == 0  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, val=1.0), dict(step=10, x_1=0.0, x_2=0.6, val=0.3)]
-    assert runs.crossings(rows) == {"x_1": 5, "x_2": None}
+    flags = train.parse_flags(["--D", "2"])
+    assert runs.crossings(rows, flags) == {"x_1": 5, "x_2": None}
+    few, many = flags.but(N=2), flags.but(N=12)  # their plateaus are 1/2 and 11/12
+    assert runs.crossings(rows, few) == pytest.approx({"x_1": 20 / 3, "x_2": None})
+    assert runs.crossings(rows, many) == pytest.approx({"x_1": 35 / 9, "x_2": 35 / 3.6})
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -145,8 +149,8 @@ def test_training_learns_one_retrieval_step(tmp_path, without_curves):
 def test_held_circuits_learn_what_the_depth_allows(tmp_path, without_curves):
     """Two layers held at a circuit learn x_1, which one layer cannot."""
     flags = (
-        "--heads 1 --width 32 --D 2 --N 2 --batch 64 --steps 80 --lr 0.01 --target 0 --circuit "
-        "--device cpu"
+        "--heads 1 --width 32 --D 2 --N 2 --batch 64 --steps 80 --lr 0.01 --target 0 "
+        "--circuit minimal --device cpu"
     )
     for layers, learned in ((1, False), (2, True)):
         run = tmp_path / str(layers)
@@ -154,7 +158,7 @@ def test_held_circuits_learn_what_the_depth_allows(tmp_path, without_curves):
         assert code == 0, err
         last = runs.read_log(run)[-1]
         assert (last["x_1"] < 0.25) == learned and last["x_2"] > 0.4, last
-    assert_refused(train, "--circuit", "--heads", 8, says="--circuit takes --heads 1")
+    assert_refused(train, *"--task conditional --circuit minimal".split(), says="takes --heads 2")
 
 
 def test_the_same_seed_is_bitwise_equal_and_another_is_not(tmp_path, whole, without_curves):
