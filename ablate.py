@@ -82,7 +82,7 @@ def certify(free, every, circuit, uses, fill, generator):
     paths: of each path, its mean attention; without it in this head (alone: a stand-in costs
     nothing) and in any head that has it (everywhere); when the values that its source reads at its
     targets in this head are replaced (carried), and when all others are (others)."""
-    task, positions, intact = free.task, free.batch.positions, free.errors({})
+    task, positions, intact = free.task, free.batch.positions, free.free
 
     def rise(errors):
         return interval(errors - intact, generator)
@@ -235,16 +235,16 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
 
     # the fewest that suffice; fresh sequences may say a little more than those of the search
     limit, found, report["searches"] = 0.9 * threshold + 0.1 * loss, [], {}
-    for number, fill in enumerate(FILLS):
-        result = search(free, fill, costs, simple, prices, limit, threshold)
-        if result is None:
-            names = symbol_names(flow(costs, task, free.batch.positions[:8])) or ["nothing"]
-            what = f"the flow along all paths reaches {' '.join(names)}"
-            return report | dict(verdict=f"no circuit: {what}")
-        circuit, mse = result
-        report["searches"][fill] = f"{len(paths_of(circuit))} paths, loss {mse:.4f}"
+    results = search(free, FILLS, costs, simple, prices, limit, threshold)
+    for number, (circuit, mse) in enumerate(results):
+        count, fill = len(paths_of(circuit)), FILLS[number]
+        report["searches"][fill] = f"{count} paths, loss {mse:.4f}"
         say(f"rows without a path {fill}: {report['searches'][fill]}")
-        found.append((mse >= limit, len(paths_of(circuit)), number, circuit))
+        found.append((mse >= limit, count, number, circuit))
+    if not found:
+        names = symbol_names(flow(costs, task, free.batch.positions[:8])) or ["nothing"]
+        what = f"the flow along all paths reaches {' '.join(names)}"
+        return report | dict(verdict=f"no circuit: {what}")
 
     # the first to which nothing can be objected, those with the fewest paths first
     found.sort(key=lambda one: one[:3])
@@ -252,7 +252,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     fresh = runs.sequences(flags, held_out("certificate", sequences))
     batches = zip(*(tensor.split(512) for tensor in fresh), strict=True)
     parts = [Held(model, flags, type(fresh)(*batch), means) for batch in batches]
-    intact, certificates = torch.cat([part.errors({}) for part in parts]), []
+    intact, certificates = torch.cat([part.free for part in parts]), []
     for _, _, number, circuit in tried:
         fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
         errors = torch.cat([part.errors(circuit, fill) for part in parts])

@@ -234,7 +234,8 @@ class Held:
         if not means:
             for head, pattern in self.attention().items():
                 self.means[head] = mean_pattern(pattern, self.task)
-        self.intact = self.errors({}).mean(0)  # (symbols,) of the free model
+        self.free = self.errors({})  # (B, symbols) of the free model
+        self.intact = self.free.mean(0)
 
     @torch.no_grad()
     def attention(self, patterns=None):

@@ -1,7 +1,8 @@
 """The search for a circuit: the paths that the free model misses, and the fewest that will do.
 
     costs = candidates(held)
-    circuit, loss = search(held, "zero", costs, simple_heads(held, costs, 0.05), limit=0.045)
+    simple, prices = simple_heads(held, costs, threshold=0.05)
+    for circuit, loss in search(held, ["zero"], costs, simple, prices, limit=0.045, threshold=0.05):
 
 ablate.py says what for, and certifies what is found. Free: no head is held.
 """
@@ -139,38 +140,42 @@ def simple_heads(held, costs, threshold):
     """{head: mechanism}, what a head without paths does, and {head: by how much the MSE of the free
     model rises when it alone is held to that}: the cheaper of uniform and identity; heads without
     candidates attend by position where otherwise all of them together would cost too much."""
-    price = {}
-    for head, name in itertools.product(held.means, ("uniform", "identity", "position")):
-        price[head, name] = (held.errors({head: name}).mean(0) - held.intact).mean().item()
+
+    def cost(mechanisms):
+        return (held.errors(mechanisms).mean(0) - held.intact).mean().item()
+
+    @functools.cache
+    def price(head, name):
+        return cost({head: name})
+
     simple = {}
     for head in held.means:
-        simple[head] = min(("uniform", "identity"), key=lambda name: price[head, name])
+        simple[head] = min(("uniform", "identity"), key=lambda name: price(head, name))
 
     # the dearest first
     idle = sorted(held.means.keys() - {path[:2] for path in costs})
-    gain = {head: price[head, simple[head]] - price[head, "position"] for head in idle}
-    for head in sorted(idle, key=gain.get, reverse=True):
-        together = held.errors({other: simple[other] for other in idle}).mean(0) - held.intact
-        if together.mean() < 0.8 * threshold:
-            break
-        simple[head] = "position"
+    left = [*idle]
+    while left and cost({head: simple[head] for head in idle}) >= 0.8 * threshold:
+        dearest = max(left, key=lambda head: price(head, simple[head]) - price(head, "position"))
+        left.remove(dearest)
+        simple[dearest] = "position"
     for head in held.means.keys() - {*idle}:
-        if price[head, simple[head]] >= threshold > price[head, "position"]:
+        if price(head, simple[head]) >= threshold > price(head, "position"):
             simple[head] = "position"
-    return simple, {head: price[head, simple[head]] for head in simple}
+    return simple, {head: price(head, simple[head]) for head in simple}
 
 
 # ---- searching
 
 
-def search(held, fill, costs, simple, prices, limit, threshold):
-    """(circuit, its loss) with this fill. From all candidate paths one after the other is taken
-    away, that which the free model misses least first, as long as the loss stays below the limit
-    or falls, and the circuit stays whole: along its paths the flow reaches every symbol that is
-    learned, no path is missing without which the free model loses one, nor one of several from a
+def search(held, fills, costs, simple, prices, limit, threshold):
+    """Yields (circuit, its loss) for each fill. From all candidate paths one after the other is
+    taken away, that which the free model misses least first, as long as the loss stays below the
+    limit or falls, and the circuit stays whole: along its paths the flow reaches every symbol that
+    is learned, no path is missing without which the free model loses one, nor one of several from a
     source that costs the threshold, heads without paths cost the free model less than that, alone
     and together, and what is left of a head carries.
-    None if all candidates together are not whole."""
+    Nothing if all candidates together are not whole."""
     task, lost = held.task, held.task.destroyed
     learned = held.intact < lost
     core = {path for path in costs if (learned & (held.intact + costs[path] > lost)).any()}
@@ -202,23 +207,19 @@ def search(held, fill, costs, simple, prices, limit, threshold):
             return prices[head] < threshold and complete(idle)
         return all(carries(group) for group in groups_of(circuit[head]))
 
-    def loss(circuit):
-        return held.errors(circuit, fill).mean().item()
-
-    # from all candidates, one after the other
-    circuit = functools.reduce(with_path, costs, simple)
-    if not flows(tuple(paths_of(circuit))):
-        return None
-    now, before = loss(circuit), None
-    while circuit != before:
-        before = circuit
-        for path in sorted({*paths_of(circuit)} - core, key=lambda path: costs[path].mean()):
-            fewer = without(circuit, path, simple)
-            if whole(fewer, path[:2]):
-                then = loss(fewer)
-                if then < max(limit, now):
-                    circuit, now = fewer, then
-    return circuit, now
+    every = functools.reduce(with_path, costs, simple)
+    for fill in fills if flows(tuple(paths_of(every))) else ():
+        # from all candidates, one after the other
+        circuit, now, before = every, held.errors(every, fill).mean().item(), None
+        while circuit != before:
+            before = circuit
+            for path in sorted({*paths_of(circuit)} - core, key=lambda path: costs[path].mean()):
+                fewer = without(circuit, path, simple)
+                if whole(fewer, path[:2]):
+                    then = held.errors(fewer, fill).mean().item()
+                    if then < max(limit, now):
+                        circuit, now = fewer, then
+        yield circuit, now
 
 
 def groups_of(paths):

@@ -29,7 +29,7 @@ def searched(run):
     simple, prices = simple_heads(free, costs, 0.05)
     found = []
     for fill in ablate.FILLS:
-        circuit, loss = search(free, fill, costs, simple, prices, 0.045, 0.05)
+        ((circuit, loss),) = search(free, [fill], costs, simple, prices, 0.045, 0.05)
         found.append((loss >= 0.045, len(paths_of(circuit)), circuit, fill))
     _, _, circuit, fill = min(found, key=lambda one: one[:2])
     fresh = Held(model, flags, runs.sequences(flags, held_out("certificate", 128)), means)

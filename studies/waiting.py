@@ -1,0 +1,202 @@
+"""How long the plateau lasts: the step at which small models learn x_1.
+
+    python sweep.py --preset waiting --out out/waiting     # trains them
+    python -m studies.waiting out/waiting
+
+x_1 is learned when a third of its loss on the plateau is gone, and a run ends when half is. One
+that ends without is censored: longer than all others in a median, left out of the fits.
+"""
+
+import itertools
+import math
+import statistics
+
+from parts import Refused, runs
+from parts.flags import Flags
+from parts.intervals import bootstrap
+
+import matplotlib.pyplot as plt
+import torch
+
+import sweep
+from studies import command, markdown
+
+
+BASE = dict(task="chain", N=4, D=1, asked=[1], batch=64, layers=4, circuit="", qk_std=0.02)
+WAYS = {  # optimizer, rotary: name and colour
+    ("muon", "input"): ("Muon, appended", "tab:blue"),
+    ("muon", "qk"): ("Muon, RoPE", "tab:cyan"),
+    ("adamw", "input"): ("AdamW, appended", "tab:red"),
+    ("adamw", "qk"): ("AdamW, RoPE", "tab:orange"),
+}
+AXES = {  # what grows in a panel: its label, the points on it by what is drawn at x
+    "N": ("chains N, and T = 3N tokens", {N: dict(N=N) for N in (2, 3, 4, 6, 8, 12)}),
+    "T": ("tokens T, by distractors: D = 1, 2, 3, 5", {8 * D + 4: dict(D=D) for D in (1, 2, 3, 5)}),
+    "batch": ("sequences per step", {batch: dict(batch=batch) for batch in (32, 64, 128, 512)}),
+    "layers": ("layers", {layers: dict(layers=layers) for layers in (2, 4, 12)}),
+}
+PUBLISHED = {"N": {"T$^2$ (2511.01033)": 2, "T$^{0.79}$ N$^{2.25}$ (2505.17863)": 3.04}}
+PUBLISHED["T"] = {"T$^2$": 2, "T$^{0.79}$": 0.79}
+
+
+# ---- the runs of a point
+
+
+def facts(folders):
+    """The rows of sweeps' tables, with what is asked for and the wait in steps, or None. Refused
+    for a folder without a table."""
+    rows = []
+    for folder in folders:
+        table = sweep.read_table(folder / "results.jsonl")
+        if not table:
+            raise Refused(f"{folder} has no results.jsonl: python sweep.py --preset waiting")
+        for row in table.values():
+            rows.append(row | dict(asked=Flags(**row).asked, wait=row["x_1_learned"]))
+    return rows
+
+
+def waits(rows, way, **changed):
+    """{seed: wait} of the runs of one way that differ from BASE in this."""
+    wanted = BASE | changed | dict(zip(("optimizer", "rotary"), way, strict=True))
+    some = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return {row["seed"]: row["wait"] for row in sorted(some, key=lambda row: row["seed"])}
+
+
+def median(found):
+    """Of {seed: wait}, infinite where more than half are censored; None without runs."""
+    steps = [math.inf if step is None else step for step in found.values()]
+    return statistics.median_low(steps) if steps else None
+
+
+def cell(found):
+    """The median wait, the range, and how many are censored, as text."""
+    steps = [step for step in found.values() if step is not None]
+    if not steps:
+        return f"never ({len(found)})" if found else ""
+    middle = median(found)
+    text = "never" if middle == math.inf else f"{middle:.0f}"
+    text += f" ({min(steps):.0f} to {max(steps):.0f}"
+    never = len(found) - len(steps)
+    return text + (f"; {never} of {len(found)} never)" if never else ")")
+
+
+# ---- exponents
+
+
+def exponents(rows, way, name):
+    """[exponent, ...], a least-squares line through the logarithms of each seed that learned x_1 at
+    every point, and the number of runs that are censored."""
+    points = {x: waits(rows, way, **changed) for x, changed in AXES[name][1].items()}
+    points = {x: found for x, found in points.items() if found}
+    censored, slopes = sum([*found.values()].count(None) for found in points.values()), []
+    for seed in range(max(map(len, points.values()), default=0)):
+        steps = [found.get(seed) for found in points.values()]
+        if len(steps) > 2 and None not in steps:
+            logs = [[math.log(x) for x in values] for values in (points, steps)]
+            slopes.append(statistics.linear_regression(*logs).slope)
+    return slopes, censored
+
+
+def exponent_cell(rows, way, name):
+    slopes, censored = exponents(rows, way, name)
+    never = f"; {censored} censored" if censored else ""
+    if len(slopes) < 2:
+        return f"n={len(slopes)}{never}"
+    low, high = bootstrap(torch.tensor(slopes), torch.Generator().manual_seed(0))
+    return f"{statistics.fmean(slopes):.2f} [{low:.2f}, {high:.2f}], n={len(slopes)}{never}"
+
+
+# ---- tables of Markdown
+
+
+def table(rows, title, lines):
+    """A row for each {name: what differs from BASE}, a column for each way."""
+    body = [[name, *(cell(waits(rows, way, **one)) for way in WAYS)] for name, one in lines.items()]
+    return markdown([title, *(name for name, _ in WAYS.values())], *body)
+
+
+def law_table(rows):
+    body = [
+        [label, *(exponent_cell(rows, way, name) for way in WAYS)]
+        for name, (label, _) in AXES.items()
+    ]
+    return markdown(["exponent in steps of", *(name for name, _ in WAYS.values())], *body)
+
+
+WHY = {
+    "D=1, N=6: 18 tokens": dict(N=6),
+    "D=1, N=8: 24 tokens": dict(N=8),
+    "D=2: 20 tokens": dict(D=2),
+    "D=2, read from step 1 on": dict(D=2, task="first_step_first"),
+    "D=2, step 2 of other symbols": dict(D=2, task="unlinked", asked=[1]),
+}
+HELD = {
+    f"D={D}, {name}": dict(D=D, circuit=part)
+    for D in (1, 2)
+    for part, name in (
+        ("", "free"),
+        ("previous", "1b -> 1a held"),
+        ("query", "q -> 1b held"),
+        ("induction", "both held"),
+    )
+}
+SCALES = {
+    f"D={D}, {std}": dict(D=D, qk_std=std)
+    for D, std in itertools.product((1, 2), (0.02, 0.05, 0.1, 0.2))
+}
+
+
+def tables(folders):
+    rows = facts(folders)
+    several = table(rows, "at the same length", WHY), table(rows, "attention held", HELD)
+    return "\n\n".join([law_table(rows), *several, table(rows, "first W_Q, W_K", SCALES)])
+
+
+# ---- the figure
+
+
+def draw(folders, out):
+    """waiting.png: the wait against what grows, in logarithms; the exponents that are published are
+    lines through the median of the first way."""
+    rows = facts(folders)
+    figure, panels = plt.subplots(
+        1, len(AXES), figsize=(15, 4.6), sharey=True, layout="constrained"
+    )
+    longest = max(row["steps"] for row in rows)
+    for axes, (name, (label, points)) in zip(panels, AXES.items(), strict=True):
+        for shift, (way, (called, color)) in enumerate(WAYS.items()):
+            found = {x: waits(rows, way, **changed) for x, changed in points.items()}
+            found = {x: some for x, some in found.items() if some}
+            aside = 1 + 0.02 * (shift - 1.5)
+            for x, some in found.items():
+                steps = [1.3 * longest if step is None else step for step in some.values()]
+                style = dict(color=color, ms=4, alpha=0.5)
+                axes.plot([x * aside] * len(steps), steps, "o", **style)
+            middles = [min(median(some), 1.3 * longest) for some in found.values()]
+            axes.plot([*found], middles, color=color, label=f"{called}, median")
+
+        # what was published, through the first median
+        x = [*points]
+        for (law, exponent), style in zip(
+            PUBLISHED.get(name, {}).items(), ("--", ":"), strict=False
+        ):
+            begin = median(waits(rows, next(iter(WAYS)), **points[x[0]]))
+            axes.plot(
+                x, [begin * (one / x[0]) ** exponent for one in x], style, color="gray", label=law
+            )
+        axes.set(xscale="log", yscale="log", xlabel=label, ylim=(50, 1.6 * longest))
+        axes.set_xticks(x, x)
+        axes.minorticks_off()
+        axes.axhspan(1.1 * longest, 1.6 * longest, color="0.92", zorder=-1)
+        axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(0, 0.9))
+    panels[0].set_ylabel("step at which x$_1$ is learned")
+    yield out / "waiting.png"
+    runs.save_figure(figure, out / "waiting.png")
+
+
+def main():
+    command(__file__, __doc__, tables, draw)
+
+
+if __name__ == "__main__":
+    main()
