@@ -419,15 +419,15 @@ def describe(task, batch, K):
     lines = [f"{task.N} chains, {K} numbers per symbol: {task.T} tokens. Chain 1 is {chain_1}.", ""]
 
     # the blocks in the order of reading
+    lines.append("roles     the tokens, in order")
     for number, (start, size, slots) in enumerate(task.blocks):
         shown = [" ".join(names[start + size * slot :][:size]) for slot in range(slots)]
-        rows = ["   ".join(shown[slot : slot + task.N]) for slot in range(0, slots, task.N)]
+        rows = ["  ".join(shown[slot : slot + task.N]) for slot in range(0, slots, task.N)]
         roles = " ".join(task.role_at(number, place).name for place in range(size))
-        text = f"\n{'':16s}".join(rows)
-        lines.append(f"tokens {start:3d}-{start + size * slots - 1:<3d}  {text}   roles: {roles}")
+        lines.append(f"{roles:10s}" + f"\n{'':10s}".join(rows))
 
     # what is asked, query by query
-    lines += ["", "What the model must say at each query:"]
+    lines += ["", "What must be said at each query:"]
     for n in batch.positions[0, :, 0].argsort().tolist():
         said = " ".join(name_symbol(n, k) for k in range(1, task.symbols))
         lines.append(f"  {name_symbol(n, 0)}: {said}")
