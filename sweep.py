@@ -357,16 +357,17 @@ def symbols_in(rows):
     return range(1, 1 + max([row["D"] for row in rows], default=0))
 
 
-def draw_runs_and_mean(axes, rows, column, color, label, aside=0):
-    """Every run as a dot, so much aside, and a line through the means at each number of layers."""
+def draw_runs(axes, rows, column, color, label, aside):
+    """Every run as a dot, so much aside, and a bar at the median run of each number of layers (the
+    lower of two: a mean of both may be a loss that no run has)."""
     by_layers = {}
-    for row in sorted(rows, key=lambda row: row["layers"]):
+    for row in rows:
         if row.get(column) is not None:
-            by_layers.setdefault(row["layers"], []).append(row[column])
-    for layers, losses in by_layers.items():
-        axes.plot([layers + aside] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
-    means = [statistics.fmean(losses) for losses in by_layers.values()]
-    axes.plot(list(by_layers), means, color=color, label=label)
+            by_layers.setdefault(row["layers"] + aside, []).append(row[column])
+    for x, losses in by_layers.items():
+        axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
+    medians = [statistics.median_low(losses) for losses in by_layers.values()]
+    axes.plot(list(by_layers), medians, "_", color=color, ms=9, mew=2, label=label)
 
 
 def figure_4(rows, path):
@@ -374,21 +375,24 @@ def figure_4(rows, path):
     symbol's loss by layers, with an arrow where the causal law first allows it."""
     # left: all that was asked for
     figure, (left, right) = two_panels(4.8)
-    for ic, color, name in (True, "tab:blue", "with"), (False, "tab:red", "without"):
+    for ic, color, name, aside in (
+        (True, "tab:blue", "with", -0.12),
+        (False, "tab:red", "without", 0.12),
+    ):
         if group := [row for row in rows if row["ic"] == ic]:
             D = " and ".join(map(str, sorted({row["D"] for row in group})))
             label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
-            draw_runs_and_mean(left, group, "val", color, label)
+            draw_runs(left, group, "val", color, label, aside)
     ylabel = "validation MSE, mean over the last 100 steps"
-    left.set(ylabel=ylabel, title="Final loss: every run and the mean")
+    left.set(ylabel=ylabel, title="Final loss: a dot per run, a bar at the median run")
 
     # right: symbol by symbol
     curriculum = [row for row in rows if row["ic"]]
     symbols, possible = symbols_in(curriculum), {}
     for k in symbols:
         color = runs.symbol_color(k, len(symbols))
-        aside = 0.1 * (k - (1 + len(symbols)) / 2)
-        draw_runs_and_mean(right, curriculum, f"x_{k}", color, f"$x_{k}$", aside)
+        aside = 0.15 * (k - (1 + len(symbols)) / 2)
+        draw_runs(right, curriculum, f"x_{k}", color, f"$x_{k}$", aside)
         possible.setdefault(causal_depth(k), []).append(f"$x_{k}$")
     above = dict(textcoords="offset points", ha="center", fontsize="small")
     for depth, names in possible.items():
@@ -537,9 +541,9 @@ def report(rows, folder):
     if not rows:
         return
     section_7 = [row for row in rows if row["causal"] and not row["circuit"]]
+    print("\n".join(["---", *counted(section_7), *counted_by_law(rows)]), flush=True)
     figure_4(section_7, folder / "figure4.png")
     figure_law(rows, folder / "law.png")
-    print("\n".join(["---", *counted(section_7), *counted_by_law(rows)]))
     print(f"figures: {folder / 'figure4.png'} {folder / 'law.png'}", flush=True)
 
 
