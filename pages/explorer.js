@@ -261,8 +261,8 @@ function drawPath(number) {
     h`<td>${two(mse)} <small>[${two(low)}, ${two(high)}]</small>`);
   const brought = brings.length && `Its source then holds ${brings.join(" and ")}, new to it. `;
   const lost = destroys.length && `Where no head has this path: ${destroys.join(" ")} lost. `;
-  put("path", title, `${brought || ""}${lost || ""}Below: by how much the squared error rises, at
-    the end; a bar is full at 2, what any wrong symbol costs (▸: more).`,
+  put("path", `${title}, at the end${lastStep()}`, `${brought || ""}${lost || ""}Below: by how much
+    the squared error rises; a bar is full at 2, what any wrong symbol costs (▸: more).`,
     h`<div class="wide"><table><tr><th>if<th>another chain's value is read<th>this head does not
     attend there<th>no head does<tr><th>all${intervals}${rows}</table></div>`);
 }

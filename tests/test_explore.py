@@ -138,3 +138,14 @@ def test_what_is_chosen_lives_in_the_address(folder, browser):
     assert "layer=2" in told and "head=2" in told
     browser.refresh()
     assert browser.execute_script("return location.hash") == told
+
+
+@pytest.mark.slow
+def test_what_is_known_at_the_end_alone_turns_grey_before(folder, browser):
+    grey = "return [...document.querySelectorAll('section.old')].map((one) => one.id)"
+    for chosen, sections in (("#run=1", []), ("#run=1&moment=1", ["path", "information"])):
+        browser.get((folder / "page.html").as_uri() + chosen)
+        browser.refresh()  # else only the address changes
+        assert browser.execute_script(grey) == sections
+        for name in sections:
+            assert "at the end, after" in browser.find_element("css selector", f"#{name} h2").text

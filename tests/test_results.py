@@ -1,6 +1,7 @@
 """What is committed: runs can be read, weights score what logs say, pages say what they are
 printed from."""
 
+import base64
 import json
 import os
 import re
@@ -10,9 +11,11 @@ from parts import runs
 from parts.flags import SETTINGS
 
 import pytest
+import torch
 from cogapp import Cog
 
 import train
+from data import held_out
 from tests.common import HERE
 
 
@@ -145,16 +148,34 @@ def test_links_of_pages_lead_somewhere():
             assert there, f"{page}: {link}"
 
 
-def test_the_explorer_shows_the_certificates_beside_it():
-    """Its numbers are those of circuit.json and log.jsonl, not of older ones."""
+@pytest.fixture(scope="module")
+def explorer():
+    """What results/explorer.html holds of each run."""
     text = (HERE / "results/explorer.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
     assert [page["name"] for page in data] == ["results/A", "results/D"]
-    for page in data:
-        report = json.loads((HERE / page["name"] / "circuit.json").read_text())
+    return data
+
+
+def test_the_explorer_shows_the_certificates_beside_it(explorer):
+    """Its numbers are those of circuit.json and log.jsonl, not of older ones."""
+    for page in explorer:
+        folder = HERE / page["name"]
+        report, log = json.loads((folder / "circuit.json").read_text()), runs.read_log(folder)
         for drawn, row in zip(page["paths"], report["paths"], strict=True):
             assert {name: drawn[name] for name in ("carried", "alone", "everywhere")}.items() <= (
                 row.items()
             )
-        log = runs.read_log(HERE / page["name"])
-        assert page["losses"]["x_1"] == [row["x_1"] for row in log]
+        assert page["losses"] == {name: [row[name] for row in log] for name in page["losses"]}
+        assert f"MSE {report['sufficient']['mse']:.4f} [" in page["about"]["said"]
+
+
+def test_the_explorer_shows_the_weights_beside_it(explorer):
+    """The maps of A, at the end, are the attention of its model.pt on the same sequence."""
+    page, (model, flags) = explorer[0], runs.load(HERE / "results/A")
+    _, patterns = model(runs.sequences(flags, held_out("validation", 1)).inputs, None, True)
+    patterns = torch.stack(patterns, 1)[0]
+    maps = torch.frombuffer(bytearray(base64.b64decode(page["maps"])), dtype=torch.uint8) / 100
+    maps = maps.view(page["looked"], len(page["sequences"]), *patterns.shape)[-1]
+    apart = (maps - patterns).abs().mean((1, 2, 3, 4))  # a number per sequence
+    assert apart[0] < 2e-3 and apart[1:].min() > 1e-2, apart  # rounded to whole percent
