@@ -17,6 +17,7 @@ import time
 
 from parts import program, runs
 from parts.circuit import Held
+from parts.emergence import removal_rises
 from parts.flags import command_line
 from parts.flow import Place
 from parts.search import knocked_out
@@ -32,8 +33,6 @@ HERE = pathlib.Path(__file__).parent
 SEQUENCES = 8  # to choose from, fewer where their maps would be more than MOST numbers
 MOST = 1_000_000
 MOMENTS = 8  # checkpoints of which all is measured, spread evenly
-# One per chain: the colour-blind can tell them, and black letters can be read on each
-CHAINS = ["#8FD0F5", "#E69F00", "#00875F", "#D55EA0", "#F0E442", "#BBBBBB"]
 
 
 # ---- what a run directory tells
@@ -57,9 +56,8 @@ def why_missing(run, count):
     """{view: why it cannot be drawn}; count: of the sequences whose maps are in the page."""
     missing, folder = {}, shlex.quote(str(run.folder))
     if run.model is None:
-        again = "This run left no weights (model.pt): train it again to see"
-        missing |= dict(map=f"{again} who attends to whom.", answer=f"{again} what it says.")
-        missing["information"] = f"{again} what it knows where."
+        why = "This run left no weights (model.pt): train it again to see this."
+        missing = dict.fromkeys(("map", "answer", "information"), why)
     elif not count:
         missing["map"] = "The attention maps of this run are too large for a page."
     if run.report and not run.paths:
@@ -67,11 +65,6 @@ def why_missing(run, count):
     elif not run.report:
         look = f"run python ablate.py {folder}" if run.model else "there are no weights for it"
         missing["circuit"] = f"No circuit was looked for: {look}."
-    if not run.paths:
-        missing["history"] = "Without a circuit there is no path whose history could be drawn."
-    elif not run.emergence:
-        what = "This run left no checkpoints and no emergence.json"
-        missing["history"] = f"{what}: train it with --save-every 20 to see its paths emerge."
     return missing
 
 
@@ -113,7 +106,7 @@ class Says(Held):
 
 def named(run, batch, described, said):
     """For each sequence and chain its [[name, error], ...], a pair per symbol that is asked for:
-    the nearest of all symbols that the sequence shows, ~ before it where that is not near, and the
+    the nearest of all symbols that the sequence shows, ≈ before it where that is not near, and the
     squared error; said: (B, N in the order of the queries, asked*K)."""
     K, first, found = run.flags.K, run.task.T - run.task.N, []
     for number, one in enumerate(described):
@@ -126,7 +119,7 @@ def named(run, batch, described, said):
             for error, far, token in zip(
                 errors, *map(torch.Tensor.tolist, apart.min(1)), strict=True
             ):
-                blurred = "~" * (far > run.task.destroyed)
+                blurred = "≈" * (far > run.task.destroyed)
                 cells.append([blurred + one["names"][token], round(error, 3)])
             chains.append(cells)
         found.append(chains)
@@ -189,11 +182,9 @@ def path_rows(run, steps, letters):
         if history:
             mean = dict(zip(run.emergence.steps, history.mean, strict=True))
             row["attention"] = [mean.get(step, measured["attention"]) for step in steps]
-            rises = {}
-            for symbol, without in history.without.items():
-                losses = zip(without, run.emergence.losses[symbol], strict=True)
-                rises[symbol] = [round(a - b, 4) for a, b in losses]
-            row["history"] = history._asdict() | dict(without=rises)
+            rises = removal_rises(run.emergence, [history.without])
+            rises = {name: [round(rise, 4) for rise in rises[name][0]] for name in rises}
+            row["history"] = dict(mean=history.mean, without=rises)
         rows.append(row)
     return rows
 
@@ -225,11 +216,9 @@ def tell(run):
         runs.progress(f"{run.folder}: weights", len(looks), len(moments), began)
     maps, said = zip(*looks, strict=True) if looks else ([], [])
 
-    # the steps to choose from: where the model was looked into, else where its paths are known
+    # names: of roles, symbols and the columns of the circuit
     log = runs.read_log(run.folder)
     steps = [step for step, _ in moments] or [log[-1]["step"]]
-    if run.emergence and run.paths and len(moments) < 2:
-        steps = sorted({*run.emergence.steps, log[-1]["step"]})
     block, _, place, _ = (column.tolist() for column in task.tokens)
     roles = [task.role_at(*where).name for where in zip(block, place, strict=True)]
     letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
@@ -248,9 +237,8 @@ def tell(run):
         heads=flags.heads,
         symbols=flags.symbols,
         asked=["the symbol that its token names"] if flags.mixture else flags.symbols,
-        colors=colors_of(flags.symbols, task.symbols - 1),
+        colors=[to_hex(runs.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
         steps=steps,
-        looked=len(moments),
         sequences=described,
         right=named(run, batch, described, batch.targets),
         said=said,
@@ -263,17 +251,6 @@ def tell(run):
         missing=why_missing(run, count),
         first=first_seen(run, described, said),
     )
-
-
-def colors_of(symbols, last):
-    """{name: [on white, on black]} of lines: those of every figure, a little towards the other end
-    so that each can be seen."""
-    found = {"mean attention": ["#1f77b4", "#4ea3e0"], "share": ["#d95f02", "#ff9d4d"]}
-    for name in symbols:
-        color = runs.symbol_color(int(name[2:]), last)[:3]
-        darker, lighter = [0.8 * part for part in color], [0.65 * part + 0.35 for part in color]
-        found[name] = [to_hex(darker), to_hex(lighter)]
-    return found
 
 
 # ---- what is said of a run
@@ -326,7 +303,6 @@ def page(title, body, data="", script="", about=""):
     """A whole page of HTML that asks nothing of any server, and may not. data: anything for JSON.
     about: the run directories that it shows, one a line."""
     data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    chains = "".join(f"--c{n}: {color};" for n, color in enumerate(CHAINS))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
@@ -334,7 +310,7 @@ def page(title, body, data="", script="", about=""):
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="runs" content="{html.escape(about)}"><link rel="icon" href="data:,">
 <title>{html.escape(title)}</title>
-<style>:root {{ {chains} }}
+<style>
 {(HERE / "style.css").read_text()}</style></head>
 <body>{body}
 <noscript>This page draws itself with JavaScript: please allow it.</noscript>
@@ -342,11 +318,6 @@ def page(title, body, data="", script="", about=""):
 <script>{script}</script>
 </body></html>
 """
-
-
-def read(folder):
-    """analyze.Run, its model None if the weights are not there."""
-    return analyze.read_run(folder, weights=(folder / "model.pt").exists())
 
 
 def write(file, text):
@@ -361,7 +332,8 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     with program("pages.explore"):
         args = p.parse_args()
-        told = [tell(read(folder)) for folder in args.run]
+        weights = [(folder / "model.pt").exists() for folder in args.run]
+        told = [tell(analyze.read_run(*one)) for one in zip(args.run, weights, strict=True)]
         beside = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
         script = (HERE / "explorer.js").read_text()
         write(args.out, page("Inside a transformer", BODY, told, script, beside))

@@ -27,12 +27,9 @@ const room = (id) => Math.max(240, Math.min(560, Math.floor($(id).clientWidth)))
 // ---- what is chosen, and where it stands
 
 const sequence = () => run.sequences[at.sequence];
-const look = () => (run.looked === run.steps.length ? at.moment : 0);
-const isLast = () => at.moment === run.steps.length - 1;
 const chain = (token) => Math.max(0, sequence().chains[token]);
 const when = () => ` after ${run.steps[at.moment]} steps`;
-const seen = () => (run.looked === run.steps.length ? when() : ` at the end${lastStep()}`);
-const lastStep = () => `, after ${run.steps.at(-1)} steps`;
+const atTheEnd = () => ` at the end, after ${run.steps.at(-1)} steps`;
 const headName = (layer, head) => `layer ${layer + 1}${run.heads > 1 ? `, head ${head + 1}` : ""}`;
 const role = (token) => (sequence().chains[token] < 0 ? "–" : run.task.roles[token]);
 const color = (token) => {
@@ -47,7 +44,7 @@ const inHead = () => run.paths.flatMap((path, number) =>
 
 function attention(layer, head) { // whole percent, a row of T for each attending token
   run.bytes ??= Uint8Array.from(atob(run.maps), (sign) => sign.charCodeAt(0));
-  const size = run.task.T ** 2, before = look() * run.sequences.length + at.sequence;
+  const size = run.task.T ** 2, before = at.moment * run.sequences.length + at.sequence;
   const start = ((before * run.layers + layer) * run.heads + head) * size;
   return run.bytes.subarray(start, start + size);
 }
@@ -111,15 +108,14 @@ function drawAnswer(token, number) {
   if (run.missing.answer) return put("answer", "Question and answer", run.missing.answer, "");
   const mine = chain(token), asks = sequence().names[sequence().queries[mine]];
   const should = run.right[at.sequence][mine].map(([name]) => name);
-  const said = run.said[look()].map((each) =>
-    each[at.sequence][mine].map(([name, error]) => [name.replace("~", "≈"), error]));
+  const said = run.said[at.moment].map((each) => each[at.sequence][mine]);
   const cell = ([name, error], k) => h`<td class="${name === should[k] ? "right" : "wrong"}"
     ><b>${name}</b> ${error.toFixed(2)}`;
   const row = (label, cells) => h`<tr><th>${label}${cells.map(cell)}`;
   const path = run.paths[number];
   const says = said[0].map(([name]) => name).join(" ");
   put("answer", `Asked ${asks}, it should say ${should.join(" ")}, says ${says}`,
-    `${seen().trim()}; small: the squared error; ≈: near to no symbol, least far from this one`,
+    `${when().trim()}; small: the squared error; ≈: near to no symbol, least far from this one`,
     h`<div class="wide"><table><tr><th>${run.asked.map((name) => h`<th>${name}`)}
     <tr><th>should say${should.map((name) => h`<td><b>${name}</b>`)}${row("says", said[0])}
     ${path ? row(`without ${path.title}`, said[number + 1]) : ""}</table></div>`);
@@ -141,7 +137,7 @@ function drawStrip() {
 function pointStrip(token) {
   const { T } = run.task, given = run.maps && attention(at.layer, at.head), joined = inHead();
   $("strip").querySelector("h2").textContent =
-    who(token) + (given ? ` in ${headName(at.layer, at.head)}${seen()}` : "");
+    who(token) + (given ? ` in ${headName(at.layer, at.head)}${when()}` : "");
   for (const tile of $("strip").querySelectorAll("button")) {
     const other = Number(tile.dataset.token);
     if (given) {
@@ -166,7 +162,7 @@ function drawHeads() {
   };
   const note = `layer${several ? ".head" : ""}; red: it has a path of the circuit`;
   const heads = range(run.layers * run.heads).map(one);
-  put("heads", `All heads${seen()}`, note, h`<div class="heads">${heads}</div>`);
+  put("heads", `All heads${when()}`, note, h`<div class="heads">${heads}</div>`);
   for (const button of $("heads").querySelectorAll("button")) {
     const pixels = new ImageData(T, T), { layer, head } = button.dataset;
     attention(Number(layer), Number(head)).forEach((percent, cell) =>
@@ -203,10 +199,10 @@ function drawMap() {
   }
   const frames = inHead().map(([token, other]) => box(token, other, h`class="frame"`));
   const row = rect(edge, edge, size, cell, h`id="row" class="row"`), whole = edge + size + 2;
-  put("map", `Attention of ${headName(at.layer, at.head)}${seen()}`,
+  put("map", `Attention of ${headName(at.layer, at.head)}${when()}`,
     "a row for each attending token, the attended ones across; red: a path of the circuit",
     h`<p class="say">Point at a cell.</p>${svg(whole, whole, "attention map",
-      h`<g id="field">${cells}</g>${sides}${frames}${row}`)}`);
+      h`${cells}${sides}${frames}${row}`)}`);
 }
 
 // ---- the circuit
@@ -261,7 +257,7 @@ function drawPath(number) {
     h`<td>${two(mse)} <small>[${two(low)}, ${two(high)}]</small>`);
   const brought = brings.length && `Its source then holds ${brings.join(" and ")}, new to it. `;
   const lost = destroys.length && `Where no head has this path: ${destroys.join(" ")} lost. `;
-  put("path", `${title}, at the end${lastStep()}`, `${brought || ""}${lost || ""}Below: by how much
+  put("path", `${title},${atTheEnd()}`, `${brought || ""}${lost || ""}Below: by how much
     the squared error rises; a bar is full at 2, what any wrong symbol costs (▸: more).`,
     h`<div class="wide"><table><tr><th>if<th>another chain's value is read<th>this head does not
     attend there<th>no head does<tr><th>all${intervals}${rows}</table></div>`);
@@ -269,7 +265,7 @@ function drawPath(number) {
 
 // ---- over training
 
-function chart(label, steps, curves, band = "") {
+function chart(label, steps, curves) {
   const width = Math.min(400, room("history")), height = 130, left = 34, right = width - 14;
   const most = Math.max(1, ...Object.values(curves).flat()), last = Math.max(1, steps.at(-1));
   const x = (step) => left + (step / last) * (right - left);
@@ -280,27 +276,24 @@ function chart(label, steps, curves, band = "") {
     value.toFixed(1)}</text>`);
   const ticks = [0, last / 2, last].map((step) =>
     h`<text x="${x(step)}" y="${height - 7}">${Math.round(step)}</text>`);
-  const outline = band && [...band[0].map(point), ...band[1].map(point).reverse()].join(" ");
   const lines = Object.entries(curves).map(([name, values]) => h`<polyline class="curve"
     style="${ink(name)}" points="${values.map(point).join(" ")}"/>`);
   const now = h`<path class="now" d="M${x(run.steps[at.moment])} 6V${height - 20}"/>`;
   const key = Object.keys(curves).map((name) =>
     h`<span style="${ink(name)}"><i></i>${name}</span>`);
   return h`<div><p class="key">${key}</p><p class="note">${label}</p>${svg(width, height, label,
-    h`${grid}${ticks}<polygon class="band" points="${outline}"/>${lines}${now}`)}</div>`;
+    h`${grid}${ticks}${lines}${now}`)}</div>`;
 }
-const ink = (name) => `--light:${run.colors[name][0]};--dark:${run.colors[name][1]}`;
+const ink = (name) => `--ink:${run.colors[name.slice(2) - 1] ?? "var(--blue)"}`;
 
 function drawHistory(number) {
   const { step, ...losses } = run.losses, path = run.paths[number], parts = [];
   if (path?.history) {
-    const { mean, low, high, hits, without } = path.history, { steps, n } = run.emerged;
-    const attended = { "mean attention": mean, share: hits };
-    parts.push(chart(`${path.title} (${n} sequences; band: 10% to 90% of them; share of tokens of
-      which this is the largest attention)`, steps, attended, [low, high]),
+    const { mean, without } = path.history, { steps, n } = run.emerged;
+    parts.push(chart(`${path.title} (${n} sequences)`, steps, { "mean attention": mean }),
       chart("Without it: rise of each symbol's error", steps, without));
-  } else parts.push(h`<p class="note">${
-    run.missing.history ?? "emergence.json does not know this path."}</p>`);
+  } else parts.push(h`<p class="note">Of a path, if there is a circuit and if the run was trained
+    with --save-every 20, its history is drawn here.</p>`);
   parts.push(chart(`Error of each symbol (MSE). ${run.plateaus.join("; ")}`, step, losses));
   put("history", "Over training", `red: the step that is chosen, ${run.steps[at.moment]}`,
     h`<div class="columns">${parts}</div>`);
@@ -309,28 +302,21 @@ function drawHistory(number) {
 // ---- what can be read where
 
 function drawInformation() {
-  const title = "What can be read where", { missing, layers } = run, { letters, names } = run.task;
-  if (missing.information) return put("information", title, missing.information, "");
-  const scores = run.information, tall = layers > 16 ? 11 : 14, wide = 14, left = 26;
-  const useful = new Set(run.paths.map((path) => path.layer + 1));
-  const y = (level) => (layers - level) * tall + 2, height = (layers + 1) * tall + 18;
+  const title = "What can be read where", { letters, names } = run.task;
+  if (run.missing.information) return put("information", title, run.missing.information, "");
+  const useful = new Set(run.paths.map((path) => path.layer));
   const panel = (one) => {
-    const labels = range(layers + 1).map((level) => h`<text x="22" y="${y(level) + tall / 2}"
-      class="right${useful.has(level) ? " red" : ""}">${level || "in"}</text>`);
-    const cells = range(layers + 1).flatMap((level) => letters.map((letter, k) => {
-      const score = scores[level][one][k] / 100;
-      const where = level ? `after layer ${level}` : "before any layer";
-      const says = `${letter} at ${names[one]} ${where}: R² ${score.toFixed(2)}`;
-      return rect(left + wide * k, y(level), wide, tall, h`class="cell" data-say="${says}"
-        opacity="${Math.max(0.02, score)}" data-layer="${Math.max(0, level - 1)}"`);
-    }));
-    const below = letters.map((letter, k) =>
-      h`<text x="${left + wide * (k + 0.5)}" y="${height - 7}">${letter}</text>`);
-    const frame = rect(left, 0, wide * letters.length, tall, h`class="row" data-frame`);
-    return h`<figure><figcaption>${names[one]}</figcaption>${svg(left + 2 + wide * letters.length,
-      height, `at ${names[one]}`, h`${labels}${cells}${below}${frame}`)}</figure>`;
+    const row = (scores, level) => {
+      const where = `${names[one]} ${level ? `after layer ${level}` : "before any layer"}`;
+      const cells = scores[one].map((score, k) => h`<td><i style="opacity:${score / 100}"
+        data-say="${letters[k]} at ${where}: R² ${(score / 100).toFixed(2)}"></i>`);
+      return h`<tr data-layer="${level - 1}"><th class="${useful.has(level - 1) ? "red" : ""}">${
+        level || "in"}${cells}`;
+    };
+    return h`<table><caption>${names[one]}</caption>${run.information.map(row).reverse()}
+      <tr><th>${letters.map((letter) => h`<th>${letter}`)}</table>`;
   };
-  put("information", `${title} at the end${lastStep()}`, `at each role (above), layer by layer, of
+  put("information", `${title}${atTheEnd()}`, `at each role (above), layer by layer, of
     each symbol of its chain (below): the bluer, the better least squares read it from the residual
     stream of held-out sequences; red: layers with a path; click to choose a layer`,
     h`<p class="say">Point at a cell.</p><div class="panels">${run.reading.map(panel)}</div>`);
@@ -344,9 +330,8 @@ const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence", "moment"], [draw
 function draw() {
   for (const [view, ...needs] of VIEWS) if (needs.some((name) => at[name] !== drawn[name])) view();
   drawn = { ...at };
-  for (const id of ["answer", "strip", "heads", "map"])
-    $(id).classList.toggle("old", run.looked === 1 && !isLast());
-  for (const id of ["path", "information"]) $(id).classList.toggle("old", !isLast());
+  for (const id of ["path", "information"])
+    $(id).classList.toggle("old", at.moment < run.steps.length - 1);
   showChosen();
   point();
   writeAddress();
@@ -359,14 +344,12 @@ function point() {
   drawHistory(path);
   for (const one of document.querySelectorAll("[data-path]"))
     one.classList.toggle("chosen", Number(one.dataset.path) === path);
-  for (const one of $("heads").querySelectorAll("button")) {
-    const { layer, head } = one.dataset;
+  for (const one of document.querySelectorAll("[data-layer]")) {
+    const { layer, head = at.head } = one.dataset;
     one.classList.toggle("chosen", Number(layer) === at.layer && Number(head) === at.head);
   }
   const frame = $("row"), tall = frame?.height.baseVal.value;
   frame?.setAttribute("y", 44 + tall * token);
-  for (const one of document.querySelectorAll("[data-frame]"))
-    one.setAttribute("y", (run.layers - at.layer - 1) * one.height.baseVal.value + 2);
 }
 function begin() {
   readAddress();
@@ -391,7 +374,7 @@ document.addEventListener("click", ({ target }) => {
   if (!chosen) return;
   if (chosen.path) choosePath(Number(chosen.path));
   if (chosen.token) at.token = Number(chosen.token);
-  if (chosen.layer) {
+  if (chosen.layer >= 0) {
     at.layer = Number(chosen.layer);
     at.head = Number(chosen.head ?? run.paths.find((path) => path.layer === at.layer)?.head ?? 0);
   }

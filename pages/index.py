@@ -22,13 +22,11 @@ HEADS = ["run", *SHOWN, "MSE", "x_1, x_2, ... below 0.5 at step", "circuit"]
 FIGURES = ["sweep/*.png", "figures/*.png"]
 FILTER = """
 const field = document.querySelector("#filter"), rows = [...document.querySelectorAll("tr.run")];
-field.value = decodeURIComponent(location.hash.slice(1));
 function choose() {
   const words = field.value.toLowerCase().split(" ");
   const fits = (row) => words.every((word) => row.textContent.toLowerCase().includes(word));
   for (const row of rows) row.hidden = !fits(row);
   document.querySelector("#count").textContent = rows.filter((row) => !row.hidden).length;
-  history.replaceState(null, "", "#" + encodeURIComponent(field.value));
 }
 field.oninput = choose;
 choose();
