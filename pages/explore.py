@@ -278,11 +278,12 @@ def about(run):
         f" Asked A3, one must find A3 {pairs}.",
         f"Below it stands its role in its chain: q the query, {roles}; 3b+1 is what stands right"
         " after 3b, a relay.",
-        "A path: in this head the token with one role attends to that with another, of its chain.",
+        "A path: in this head the token with one role attends to that with another, of its chain,"
+        " which it knows by something that both hold; what it brings, the first then holds too.",
     ]
     if run.paths:
         fill = FILLS.get(report["fill"], report["fill"])
-        legend[2] += f" Rows without a path, held to the circuit, attend to {fill}."
+        legend[2] += f" Held to the circuit, tokens without a path attend to {fill}."
     settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
     return dict(said=said, legend=legend, settings=settings)
 

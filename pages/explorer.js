@@ -255,7 +255,7 @@ function drawPath(number) {
     h`<tr><th>${name}${kinds.map((kind) => bar(kind.partial[k]))}`);
   const intervals = kinds.map(({ mse, low, high }) =>
     h`<td>${two(mse)} <small>[${two(low)}, ${two(high)}]</small>`);
-  const brought = brings.length && `Its source then holds ${brings.join(" and ")}, new to it. `;
+  const brought = brings.length && `Who attends then holds ${brings.join(" and ")}, new to it. `;
   const lost = destroys.length && `Where no head has this path: ${destroys.join(" ")} lost. `;
   put("path", `${title},${atTheEnd()}`, `${brought || ""}${lost || ""}Below: by how much
     the squared error rises; a bar is full at 2, what any wrong symbol costs (▸: more).`,

@@ -210,6 +210,8 @@ python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,default
 python -m studies.circuits "$folder"/[ABC] "$runs"/{default,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
 python -m pages.index "$folder" --out "$folder/index.html"
+chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
+  "file://$(realpath "$folder")/explorer.html" || echo "explorer.png, the README's picture, needs chromium"
 
 [ "${2:-}" = --all ] || exit 0
 

@@ -63,8 +63,9 @@ def test_every_committed_run_has_its_command_in_reproduce_sh(tmp_path):
     command are those that config.json tells, but for how often it is saved, and for what the
     machine decides."""
     folder, calls = tmp_path / "runs", tmp_path / "calls"
-    (tmp_path / "python").write_text(STAND_IN.format(calls=calls))
-    (tmp_path / "python").chmod(0o755)
+    for name in ("python", "chromium"):
+        (tmp_path / name).write_text(STAND_IN.format(calls=calls))
+        (tmp_path / name).chmod(0o755)
     environment = os.environ | dict(PATH=f"{tmp_path}:{os.environ['PATH']}")
     command = ["bash", HERE / "results/reproduce.sh", folder, "--all"]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
