@@ -20,6 +20,7 @@ from parts.runs import read_json, save_figure, unusable, write_text
 import torch
 
 
+ABOUT = ("command", "seconds", "processor")  # in a file of results, beside what was measured
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # all readers can tell these apart
 
 
@@ -100,10 +101,18 @@ def markdown(*rows):
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
+def results_of(name):
+    """A file's numbers in results/mechanisms."""
+    return read_json(Path("results/mechanisms", f"{name}.json"))
+
+
 def table_of(name):
-    """The table of a file's numbers in results/mechanisms, for the page."""
-    results = read_json(Path("results/mechanisms", f"{name}.json"))
-    return importlib.import_module(f"mechanisms.{name}").table(results)
+    """The table of these numbers, for the page; below it seeds and seconds."""
+    results = results_of(name)
+    row = next(rows[0] for what, rows in results.items() if what not in ABOUT)
+    seeds, seconds = row.get("trials", len(row["values"])), results["processor"]
+    table = importlib.import_module(f"mechanisms.{name}").table(results)
+    return f"{table}\n\n*{seeds} seeds, {seconds:.0f} s.*"
 
 
 def draw_means(axes, x, values, **style):

@@ -80,13 +80,32 @@ def flow(tokens, classes, class_size, init, end=math.inf):
         now, w, X = now + dt, w + dt * rate * X, X + dt * growth
 
 
+def ends(R, D, *losses):
+    """When the plateau begins and ends: the relation loss at 0.1 ln R, the subject loss at 0.9 ln
+    D; losses: of both, (time, loss), ..."""
+    levels = 0.1 * math.log(R), 0.9 * math.log(D)
+    pairs = zip(losses, levels, strict=True)
+    return [next((t for t, loss in rows if loss < level), math.nan) for rows, level in pairs]
+
+
 def plateau(seed, table):
-    """[entry, exit, both by the flow]: relation loss at 0.1 ln R, subject loss at 0.9 ln D."""
+    """[entry, exit, both by the flow]."""
     S, R, D, init = table
-    levels, kinds = (0.1 * math.log(R), 0.9 * math.log(D)), ((R, R, D), (S, D, R))
-    flows = [next(t for t, loss in flow(*kinds[i], init) if loss < levels[i]) for i in (0, 1)]
+    flows = ends(R, D, flow(R, R, D, init), flow(S, D, R, init))
     rows = train_linear(seed, *table, round(2.6 * max(flows)), lr=0.5, batch=256, rows=1000)
-    return [next((r[0] for r in rows if r[2 + i] < levels[i]), math.nan) for i in (0, 1)] + flows
+    return ends(R, D, *([(row[0], row[i]) for row in rows] for i in (2, 3))) + flows
+
+
+def hallucinates(row):
+    """[entry, exit, how often it errs between], means over the seeds of a row of train_linear."""
+    found = []
+    for run in row["values"]:
+        entry, leaves = ends(
+            row["R"], row["D"], *([(one[0], one[i]) for one in run] for i in (2, 3))
+        )
+        errs = [one[4] for one in run if entry <= one[0] <= leaves]
+        found.append([entry, leaves, sum(errs) / len(errs)])
+    return torch.tensor(found).mean(0).tolist()
 
 
 def softmax_attention(counts, E, U, Q, K, V, output, first, second):
