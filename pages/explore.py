@@ -44,9 +44,8 @@ def moments_of(run):
     if run.model is None:
         return []
     last = runs.read_log(run.folder)[-1]["step"]
-    known = run.emergence.steps if run.emergence else range(last)
+    known = {*run.emergence.steps} - {last} if run.emergence else range(last)
     files = [file for file in runs.checkpoints_of(run.folder) if int(file.stem) in known]
-    files = [file for file in files if int(file.stem) < last]
     count = min(len(files), MOMENTS)
     files = [files[number * len(files) // count] for number in range(count)]
     return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
@@ -77,18 +76,15 @@ def describe(run, batch):
     described = []
     ends = [[end.tokens(run.task, batch.positions) for end in path[2:]] for path in run.paths]
     for number, positions in enumerate(batch.positions):
-        chains = [-1] * run.task.T
-        for chain, tokens in enumerate(positions.tolist()):
-            for token in tokens:
-                chains[token] = chain
-        joined = []
+        chains, joined = torch.full((run.task.T,), -1), []
+        chains[positions] = torch.arange(len(positions))[:, None]
         for (source, there), (target, too) in ends:
-            pairs = zip(source[number].tolist(), target[number].tolist(), strict=True)
+            pairs = torch.stack([source, target], -1)[number].tolist()
             known = (there & too)[number].tolist()
-            joined.append([list(pair) if known[n] else None for n, pair in enumerate(pairs)])
+            joined.append([pair if known[n] else None for n, pair in enumerate(pairs)])
+        one = dict(chains=chains.tolist(), queries=positions[:, 0].tolist(), ends=joined)
         names = token_names(run.task, batch.inputs[number, :, : run.flags.K], positions)
-        queries = positions[:, 0].tolist()
-        described.append(dict(names=names, chains=chains, queries=queries, ends=joined))
+        described.append(one | dict(names=names))
     return described
 
 
@@ -110,19 +106,15 @@ def named(run, batch, described, said):
     squared error; said: (B, N in the order of the queries, asked*K)."""
     K, first, found = run.flags.K, run.task.T - run.task.N, []
     for number, one in enumerate(described):
-        shown, chains = batch.inputs[number, :, :K], []
-        for query in one["queries"]:
-            answer, right = (each[number, query - first] for each in (said, batch.targets))
-            apart = (answer.view(-1, 1, K) - shown).square().mean(-1)  # (asked, T)
-            errors = (answer - right).square().view(-1, K).mean(-1).tolist()
-            cells = []
-            for error, far, token in zip(
-                errors, *map(torch.Tensor.tolist, apart.min(1)), strict=True
-            ):
-                blurred = "≈" * (far > run.task.destroyed)
-                cells.append([blurred + one["names"][token], round(error, 3)])
-            chains.append(cells)
-        found.append(chains)
+        own = torch.tensor(one["queries"]) - first
+        answers, right = (each[number, own].unflatten(1, (-1, K)) for each in (said, batch.targets))
+        shown, errors = batch.inputs[number, :, :K], (answers - right).square().mean(-1)
+        apart, nearest = (answers[:, :, None] - shown).square().mean(-1).min(-1)  # (N, asked)
+        rows, cells = (x.flatten().tolist() for x in (apart, nearest, errors)), []
+        for far, token, error in zip(*rows, strict=True):
+            cells.append(["≈" * (far > run.task.destroyed) + one["names"][token], round(error, 3)])
+        asked = answers.shape[1]
+        found.append([cells[start : start + asked] for start in range(0, len(cells), asked)])
     return found
 
 
