@@ -142,9 +142,11 @@ def draw(folders, out):
     axes.axvspan(1.03 * most, 1.1 * most, color="0.92", zorder=-1)
     axes.text(1.065 * most, -1.1, "not at\nthe end", ha="center", va="bottom", fontsize="small")
     axes.set_yticks(ticks, names)
-    axes.set(xlabel="training step, of all stages together", ylim=(y - 0.3, -1))
+    staged = any(len(fact["ends"]) > 1 for fact in every)
+    label = "training step" + ", of all stages together (tick: the next begins)" * staged
+    axes.set(xlabel=label, ylim=(y - 0.3, -1))
     title = "What is learned when other symbols are asked for"
-    axes.set_title(f"{title}\n({every[0]['problem']}; tick: next stage)")
+    axes.set_title(f"{title}\n({every[0]['problem']})")
     figure.legend(loc="outside lower center", ncols=6, fontsize="small")
     runs.save_figure(figure, out / "curriculum.png")
     yield out / "curriculum.png"
