@@ -212,7 +212,7 @@ def draw(folders, out):
         marks[f"x_{k}"] = f"$x_{{{k}}}$ learned", dict(marker="o", s=32, color=color)
     ticks = dict(s=60, color="tab:red", zorder=3)
     marks["upper_step"] = "upper path of an induction head", dict(marker=TICKUP, **ticks)
-    marks["lower_step"] = "its lower path", dict(marker=TICKDOWN, **ticks)
+    marks["lower_step"] = "lower path", dict(marker=TICKDOWN, **ticks)
     figure, axes = plt.subplots(figsize=(9, 1.6 + 0.17 * at), layout="constrained")
     for key, (label, style) in marks.items():
         seen = [((fact | fact["learned"]).get(key), line) for line, fact in lines]

@@ -201,7 +201,7 @@ def test_a_task_is_a_table_and_nothing_more(tmp_path, monkeypatch):
         assert tokens[6:10][tokens[6:10].index(x_2) + 1] == tuple(answer)
 
     code, out, err = run_main(data, "--task", "star", "--N", 2)
-    assert code == 0 and "roles: 1a 1b 1c" in out and "  A1: B1 C1 D1" in out, err
+    assert code == 0 and "\n1a 1b 1c  " in out and "  A1: B1 C1 D1" in out, err
     assert_refused(
         train, *few, "--circuit", "minimal", says="no paths that hold --task star are known"
     )
