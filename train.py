@@ -111,8 +111,9 @@ def schedule(step, flags):
 
 
 class State:
-    """All that a step changes, and state.pt keeps: a running mean of yours goes here. From the
-    start, or as `saved`, what state_dict gave; Refused if this is of another run."""
+    """All that a step changes, and state.pt keeps: a running mean of yours goes here, as a number,
+    tensor, list, dict, or what has a state_dict. From the start, or as `saved`, what state_dict
+    gave; Refused if this is of another run."""
 
     def __init__(self, flags, saved=None):
         torch.manual_seed(flags.seed)
@@ -137,22 +138,22 @@ class State:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def state_dict(self):
-        return dict(
+        kept = {}
+        for name, own in vars(self).items():
+            kept[name] = own.state_dict() if hasattr(own, "state_dict") else own
+        return kept | dict(
             flags={name: getattr(self.flags, name) for name in SETTINGS},
             threads=torch.get_num_threads(),
-            model=self.model.state_dict(),
-            averaged=self.averaged.state_dict(),
             optimizers=[optimizer.state_dict()["state"] for optimizer in self.optimizers],
-            **{name: getattr(self, name) for name in ("step", "seconds", "train_loss", "rows")},
         )
 
     def load_state_dict(self, saved):
-        ours = self.state_dict()
-        kinds = [{name: type(value) for name, value in one.items()} for one in (saved, ours)]
-        steps = [row["step"] for row in saved["rows"]]
-        right = kinds[0] == kinds[1] and runs.are_rows(saved["rows"], self.flags)
+        ours, steps = self.state_dict(), [row["step"] for row in saved["rows"]]
+        right = saved["flags"].items() <= ours["flags"].items()  # one may be younger
+        right &= alike(ours, saved | dict(flags=ours["flags"]))
+        right &= runs.are_rows(saved["rows"], self.flags)
         right &= steps == [*range(0, saved["step"], self.flags.eval_every)]
-        if not right or not saved["flags"].items() <= ours["flags"].items():  # one may be younger
+        if not right:
             raise ValueError("of another run")
 
         # a step for nothing shows which averages there must be, before all is loaded
@@ -162,19 +163,26 @@ class State:
             optimizer.step()
             optimizer.zero_grad()
             own = optimizer.state_dict()
-            if saved["step"] and shapes(averages) != shapes(own["state"]):
+            if saved["step"] and not alike(own["state"], averages):
                 raise ValueError("other averages")
             optimizer.load_state_dict(own | dict(state=averages))
-        self.model.load_state_dict(saved["model"])
-        self.averaged.load_state_dict(saved["averaged"])
         torch.set_num_threads(saved["threads"])  # other sums have other last bits
-        self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
-        self.train_loss = saved["train_loss"].view(2)
+        for name in vars(self).keys() - {"flags", "optimizers"}:
+            if hasattr(getattr(self, name), "load_state_dict"):
+                getattr(self, name).load_state_dict(saved[name])
+            else:
+                setattr(self, name, saved[name])
 
 
-def shapes(averages):
-    """{(parameter, name): shape} of what an optimizer keeps."""
-    return {(i, name): own[name].shape for i, own in averages.items() for name in own}
+def alike(own, saved):
+    """Whether what was saved can take the place of what is there at the start: of its type and
+    shape, dicts with its keys. What is None or empty at first may be filled later."""
+    kinds = {type(own), type(saved)}
+    if own is None or not (len(kinds) == 1 or kinds <= {int, float}):
+        return own is None
+    if isinstance(own, dict) and own:
+        return own.keys() == saved.keys() and all(alike(own[name], saved[name]) for name in own)
+    return getattr(own, "shape", None) == getattr(saved, "shape", None)
 
 
 # ---- training
@@ -273,7 +281,8 @@ def train(state, stopped=()):
                 save_state()
             return False
 
-        # one step
+        # one step; what you may draw in it is the same after a stop
+        torch.manual_seed(hash((flags.seed, step)))
         for group in state.groups():
             group["lr"] = group["initial_lr"] * schedule(step, flags)
         index = batch_index(flags.seed, step, flags.batch, flags.examples)

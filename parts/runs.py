@@ -70,9 +70,12 @@ def write_rows(path, rows):
 
 
 def write_tensors(path, tensors):
-    """torch.save, by way of memory: on a full disk it would raise RuntimeErrors of its own."""
+    """torch.save, by way of memory: on a full disk it would raise RuntimeErrors of its own. What
+    could not be read again raises here."""
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
+    buffer.seek(0)
+    torch.load(buffer, map_location="meta", weights_only=True)
     write_file(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()))
 
 
