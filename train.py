@@ -72,28 +72,31 @@ class Muon(torch.optim.Optimizer):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
 
 
-def adamw(parameters, flags):
-    """Biases and LayerNorms do not decay."""
-    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+def adamw(parameters, decay, flags):
+    """Of the parameters those named again decay: not biases, LayerNorms or gains."""
     groups = [
-        dict(params=matrices, weight_decay=flags.weight_decay),
-        dict(params=vectors, weight_decay=0.0),
+        dict(params=[one for one in parameters if one in decay], weight_decay=flags.weight_decay),
+        dict(params=[one for one in parameters if one not in decay], weight_decay=0.0),
     ]
     return torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)
 
 
+def linear_weights(module):
+    """A dict whose keys are the weights of its linear layers, those that are shared once."""
+    linear = [one for one in module.modules() if isinstance(one, torch.nn.Linear)]
+    return dict.fromkeys(one.weight for one in linear)
+
+
 def adamw_alone(model, flags):
-    return [adamw([*model.parameters()], flags)]
+    return [adamw([*model.parameters()], linear_weights(model), flags)]
 
 
 def muon_and_adamw(model, flags):
     """Muon for the matrices inside the layers, AdamW for the rest."""
-    linear = [one for one in model.blocks.modules() if isinstance(one, torch.nn.Linear)]
-    inside = [one.weight for one in linear]
-    rest = [one for one in model.parameters() if all(one is not other for other in inside)]
-    dtype = getattr(torch, flags.dtype)
-    return [adamw(rest, flags), Muon(inside, flags.lr, flags.weight_decay, dtype)]
+    inside, dtype = linear_weights(model.blocks), getattr(torch, flags.dtype)
+    rest = [one for one in model.parameters() if one not in inside]
+    muon = Muon(inside, flags.lr, flags.weight_decay, dtype)
+    return [adamw(rest, linear_weights(model), flags), muon]
 
 
 OPTIMIZERS = {"muon": muon_and_adamw, "adamw": adamw_alone}  # (model, flags) -> [optimizer, ...]

@@ -47,7 +47,8 @@ def train(seed, layers, triggers, steps, d=64, T=64, B=64):
     model, flags, rows = Generic(layers, d, 2, T), FLAGS.but(steps=steps), []
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim > 1]
     rest = [one for one in model.parameters() if all(one is not other for other in matrices)]
-    parts = [adamw(rest, flags), Muon(matrices, flags.lr, flags.weight_decay, torch.float32)]
+    muon = Muon(matrices, flags.lr, flags.weight_decay, torch.float32)
+    parts = [adamw(rest, {one for one in rest if one.ndim > 1}, flags), muon]
     for step in range(steps + 1):
         if step % 50 == 0 or step == steps:
             with torch.no_grad():
