@@ -186,6 +186,7 @@ def draw_columns(axes, task, layers, across):
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * len(heights), heights, "o", color="white", markeredgecolor="gray", ms=7)
         symbol = f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$"
+        symbol = "nobody's" if role.symbol < 0 else symbol
         names.append(f"{'relay' if place.behind else symbol}\n{place.name(task)}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(heights, ["input", *(f"after layer {layer + 1}" for layer in layers)])

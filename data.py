@@ -63,7 +63,7 @@ class Role(NamedTuple):
     """What a token can be in its chain. Roles of one block and chain stand side by side."""
 
     name: str  # q, 1a, 1b, ...
-    symbol: int  # it holds x_symbol of its chain
+    symbol: int  # it holds x_symbol of its chain; -1: a symbol of nobody, to distract
     block: int  # the part of the sequence in which it stands; block 0 is read first
     place: int  # its place within its slot: 0 or 1 in a pair
 
@@ -89,7 +89,7 @@ class Tokens(NamedTuple):
 @dataclass(frozen=True)
 class Task:
     """N chains per sequence and the roles of each, the query first, the others each reachable from
-    one before it (they share a symbol or a slot).
+    one before it (they share a symbol or a slot), or nobody's. ValueError if one is not.
 
     In a crossed block slot i*N + j shows, before the shuffle, the symbol of chain i at place 0, of
     chain j at place 1, and at the others one that belongs to this pair alone. Chain n's own slot is
@@ -100,6 +100,26 @@ class Task:
     roles: tuple[Role, ...]
     crossed: tuple[int, ...] = ()  # blocks
 
+    def __post_init__(self):
+        own, last = [role for role in self.roles if role.symbol >= 0], len(self.blocks) - 1
+        places = [(i, k) for i, block in enumerate(self.blocks) for k in range(block.size or 1)]
+        joined = [
+            any(role.symbol == one.symbol or role.block == one.block for one in own[:i])
+            for i, role in enumerate(own)
+        ]
+        crossed = [self.blocks[i].size for i in self.crossed]
+        for right, what in (
+            (len({*self.names}) == len(self.names), "two roles have one name"),
+            (sorted(role[2:] for role in self.roles) == places, "a place has no role, or two"),
+            (self.roles[0][1:] == (0, last, 0), "the first role is not x_0 in the last block"),
+            (self.blocks[last].size == 1, "the last block holds more than the queries"),
+            (all(joined[1:]), "a role shares no symbol and no slot with one before it"),
+            ({role.symbol for role in own} == {*range(self.symbols)}, "a symbol is nowhere"),
+            (crossed in ([], [3]), "what is crossed is not one block of triples"),
+        ):
+            if not right:
+                raise ValueError(f"the table of roles of task {self.title} cannot be: {what}")
+
     @functools.cached_property
     def names(self):
         return [role.name for role in self.roles]
@@ -109,7 +129,7 @@ class Task:
         """[Block, ...] in the order of reading."""
         blocks, start = [], 0
         for number in range(1 + max(role.block for role in self.roles)):
-            size = 1 + max(role.place for role in self.roles if role.block == number)
+            size = 1 + max((role.place for role in self.roles if role.block == number), default=-1)
             slots = self.N**2 if number in self.crossed else self.N
             blocks.append(Block(start, size, slots))
             start += slots * size
@@ -135,7 +155,7 @@ class Task:
             for slot, place in itertools.product(range(block.slots), range(block.size)):
                 i, j = divmod(slot, self.N) if number in self.crossed else (slot, slot)
                 owner = j if place == 1 else i  # the chain whose symbol it shows
-                own = place < 2 or i == j
+                own = held[place] >= 0 and (place < 2 or i == j)
                 symbol = owner * self.symbols + held[place] if own else next(nobodys)
                 rows.append((number, slot, place, symbol))
         return Tokens(*torch.tensor(rows).T)
@@ -150,6 +170,11 @@ class Task:
     def in_reading_order(self):
         """The indices of the roles as they are read, whatever the slots."""
         return sorted(range(len(self.roles)), key=lambda i: self.roles[i][2:])
+
+    @functools.cached_property
+    def shown(self):
+        """(roles, symbols) bool: which of x_0, x_1, ... a role holds."""
+        return self.column("symbol")[:, None] == torch.arange(self.symbols)
 
     def column(self, field, device=None):
         """(roles,) a column of the table as a tensor: "symbol", "block" or "place"."""
@@ -182,11 +207,11 @@ class Task:
             return [(1, "knows nothing")]
         if not self.crossed:
             return [(1, "knows nothing"), (one_of_N, f"averages the {self.N} candidates")]
-        last = f"$x_{self.symbols - 1}$"
+        x, y, z = (f"$x_{self.role_at(*self.crossed, place).symbol}$" for place in range(3))
         return [
             (1, "knows nothing"),
-            (1 - 1 / self.N**2, f"{last}: averages all {self.N**2}"),
-            (one_of_N, f"averages {self.N} candidates; {last}: knows $x_1$ or $x_2$"),
+            (1 - 1 / self.N**2, f"{z}: averages all {self.N**2}"),
+            (one_of_N, f"averages {self.N} candidates; {z}: knows {x} or {y}"),
         ]
 
     @property
@@ -221,13 +246,11 @@ def chain(N, D, kind="", linked=True, deepest_first=True):
 def conditional(N, D=3):
     """Conditional retrieval (Section 3.1), where the last step depends on two symbols: triples
     (x, y, z) of every x with every y, then pairs (a, y), then pairs (a, x), then the queries a.
-    x_0, ..., x_3 are a, x, y, z, so D can only be 3.
+    x_0, ..., x_3 are a, x, y, z, whatever D.
 
     A query's x and y are those of its chain: symbols are drawn afresh and the blocks shuffled each
     on its own, so which of all x meets which of all y is as random as if two permutations were
-    drawn. ValueError for another D."""
-    if D != 3:
-        raise ValueError(f"--task conditional has three symbols, D = 3: leave out --D {D}")
+    drawn."""
     triples, y_pairs, x_pairs, queries = range(4)
     rows = (
         Role("q", symbol=0, block=queries, place=0),
@@ -248,6 +271,14 @@ TASKS = {  # (N, D) -> Task
     "unlinked": functools.partial(chain, kind="unlinked_", linked=False),
     "first_step_first": functools.partial(chain, kind="first_step_first_", deepest_first=False),
 }
+
+
+def find_task(name, N, D):
+    """The Task of this name; ValueError if it is the same for every D, and D is not the default."""
+    task = TASKS[name](N, D)
+    if D != 3 and task == TASKS[name](N, 3):
+        raise ValueError(f"--task {name} is the same for every --D: leave out --D {D}")
+    return task
 
 
 # ---- where the position of a token enters
@@ -302,7 +333,7 @@ def make_batch(
     targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all. With
     mixture it is asked for one of them, at random, and told which by more numbers of its token, a
     1 at the number of the symbol; all other tokens have zeros there."""
-    task, B, device = TASKS[task](N, D), len(index), index.device
+    task, B, device = find_task(task, N, D), len(index), index.device
     block, slot, place, symbol = (column.to(device) for column in task.tokens)
     start, size, count = torch.tensor(task.blocks, device=device).T
 
@@ -398,16 +429,19 @@ def name_symbol(n, k):
 
 def token_names(task, symbols, positions):
     """The names of all T tokens of one sequence, in order; symbols (T, K) that it shows, positions
-    (N, roles) of its roles. D1.2 is nobody's, the last symbol of the triple of B1 and C2."""
+    (N, roles) of its roles. D1.2 is nobody's, the last symbol of the triple of B1 and C2; so is
+    4a.1, what chain 1 shows there to distract."""
     named, names = {}, []
     shown = [tuple(numbers) for numbers in symbols.tolist()]
     for n, tokens in enumerate(positions.tolist()):
         for role, token in zip(task.roles, tokens, strict=True):
-            named[shown[token]] = name_symbol(n, role.symbol)
+            distracts = f"{role.name}.{n + 1}"
+            named[shown[token]] = distracts if role.symbol < 0 else name_symbol(n, role.symbol)
     for numbers in shown:
         if numbers not in named:
             i, j = (int(name[1:]) for name in names[-2:])
-            named[numbers] = f"{name_symbol(i - 1, task.symbols - 1)}.{j}"
+            z = task.role_at(*task.crossed, 2).symbol
+            named[numbers] = f"{name_symbol(i - 1, z)}.{j}"
         names.append(named[numbers])
     return names
 
@@ -457,7 +491,7 @@ def main():
     if not 0 <= flags.seed < 2**63:
         p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
     try:
-        task = TASKS[flags.task](flags.N, flags.D)
+        task = find_task(flags.task, flags.N, flags.D)
     except ValueError as error:
         p.error(error)
     one = torch.arange(1)

@@ -147,7 +147,7 @@ def information_of(run):
 def what_is_brought(run):
     """{path: the k of the symbols x_k that its source then holds for the first time}, if each token
     starts with what it shows, and takes all that the targets of its paths hold (Section 5)."""
-    brought, holds = {}, {Place(n): {role.symbol} for n, role in enumerate(run.task.roles)}
+    brought, holds = {}, {Place(n): {role.symbol} - {-1} for n, role in enumerate(run.task.roles)}
     for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
         before = {place: set(held) for place, held in holds.items()}
         for path in layer:
@@ -216,7 +216,8 @@ def tell(run):
     letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
     places = []
     for place in analyze.columns_of(task, run.paths):
-        below = "relay" if place.behind else letters[task.roles[place.role].symbol]
+        below = [*letters, "nobody's"][task.roles[place.role].symbol]
+        below = "relay" if place.behind else below
         places.append([place.name(task), below])
     return dict(
         name=run.folder.as_posix(),

@@ -86,7 +86,7 @@ def flow(paths, task, positions):
     (Section 5); in sequences with these positions, (B, N, roles)."""
     sequence, chains = torch.arange(len(positions))[:, None, None], torch.arange(task.N)
     holds = torch.zeros(len(positions), task.T, task.N, task.symbols)
-    holds[sequence, positions, chains[:, None], task.column("symbol")] = 1
+    holds[sequence, positions, chains[:, None]] = task.shown.float()
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         taken = one_hot(layer, task, positions) @ holds.flatten(2)
         holds = (holds + taken.view_as(holds)).clamp(max=1)
@@ -96,13 +96,13 @@ def flow(paths, task, positions):
 def check_roles(task, batch, K):
     """Refused unless the sequences of a batch are of the task: its roles stand where the table
     says, and share a symbol where it says. Else every figure would be wrong."""
-    roles, symbol, right = batch.positions.shape[2], task.column("symbol"), False
+    roles, shown, right = batch.positions.shape[2], task.shown.float(), False
     if roles == len(task.roles):
         tokens = batch.positions.flatten(1)[..., None].expand(-1, -1, K)
         held = batch.inputs[..., :K].gather(1, tokens).unflatten(1, (-1, roles))  # (B, N, roles, K)
         same = (held[:, :, :, None] == held[:, :, None]).all(-1)
         right = torch.equal(task.positions(task.slots(batch.positions)), batch.positions)
-        right = right and (same == (symbol[:, None] == symbol)).all()
+        right = right and (same == (shown @ shown.T + torch.eye(roles) > 0)).all()
     if not right:
         raise Refused("the sequences are not of the table of roles in data.TASKS: change one")
 

@@ -14,7 +14,7 @@ from parts import Refused
 
 import torch
 
-from data import ENCODINGS, TASKS
+from data import ENCODINGS, TASKS, find_task
 
 
 class Flag(NamedTuple):
@@ -105,7 +105,7 @@ class Flags(argparse.Namespace):
     @property
     def problem(self):
         """The data.Task: roles, symbols, tokens."""
-        return TASKS[self.task](self.N, self.D)
+        return find_task(self.task, self.N, self.D)
 
     @property
     def asked(self):

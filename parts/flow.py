@@ -28,10 +28,8 @@ from data import TASKS, chain, conditional
 def starting_information(task):
     """(roles, pieces) bool, what each role holds before any layer: x_0, x_1, ..., then, for each
     block, where the chain's slot in it is (all tokens of a slot hold it)."""
-    symbols, blocks = torch.arange(task.symbols), torch.arange(len(task.blocks))
-    holds_symbol = task.column("symbol")[:, None] == symbols
-    holds_slot = task.column("block")[:, None] == blocks
-    return torch.cat([holds_symbol, holds_slot], 1)
+    holds_slot = task.column("block")[:, None] == torch.arange(len(task.blocks))
+    return torch.cat([task.shown, holds_slot], 1)
 
 
 def attend(known, allowed, rivals=()):
@@ -106,10 +104,10 @@ def least_layers(task, causal=True):
 def least_possible(task, causal, learned):
     """The fewest paths and layers of a circuit that reaches the learned symbols, (symbols-1,) bool,
     a dict: every role must be reached in the blocks that supply one of them."""
-    supplies = {}
-    for role in task.roles[1:]:
+    supplies, own = {}, [role for role in task.roles[1:] if role.symbol >= 0]
+    for role in own:
         supplies[role.block] = max(role.symbol, supplies.get(role.block, 0))
-    needed = [role for role in task.roles[1:] if learned[supplies[role.block] - 1]]
+    needed = [role for role in own if learned[supplies[role.block] - 1]]
     layers = torch.tensor(least_layers(few_chains(task), causal))[learned].tolist()
     return dict(least_paths=len(needed), least_layers=max(layers, default=0))
 

@@ -182,7 +182,8 @@ def test_a_task_is_a_table_and_nothing_more(tmp_path, monkeypatch):
     choices = table.ROWS["task"]._replace(choices=tuple(data.TASKS))
     monkeypatch.setitem(table.ROWS, "task", choices)
     monkeypatch.setitem(table.FLAGS["problem"], "task", choices)
-    few = [*TINY, "--steps", 2, "--task", "star"]
+    assert_refused(train, *TINY, "--task", "star", says="leave out --D 1")
+    few = [*TINY, "--steps", 2, "--task", "star", "--D", 3]
     for more, name, symbols in (
         ([], "", "x_1 x_2 x_3"),
         (["--no-ic"], "_no-ic", "x_3"),
