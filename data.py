@@ -88,8 +88,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """N chains per sequence and the roles of each, the query first, the others each reachable from
-    one before it (they share a symbol or a slot), or nobody's. ValueError if one is not.
+    """N chains per sequence and the roles of each, the query first. ValueError if it is no table.
 
     In a crossed block slot i*N + j shows, before the shuffle, the symbol of chain i at place 0, of
     chain j at place 1, and at the others one that belongs to this pair alone. Chain n's own slot is
@@ -101,20 +100,13 @@ class Task:
     crossed: tuple[int, ...] = ()  # blocks
 
     def __post_init__(self):
-        own, last = [role for role in self.roles if role.symbol >= 0], len(self.blocks) - 1
         places = [(i, k) for i, block in enumerate(self.blocks) for k in range(block.size or 1)]
-        joined = [
-            any(role.symbol == one.symbol or role.block == one.block for one in own[:i])
-            for i, role in enumerate(own)
-        ]
         crossed = [self.blocks[i].size for i in self.crossed]
         for right, what in (
             (len({*self.names}) == len(self.names), "two roles have one name"),
             (sorted(role[2:] for role in self.roles) == places, "a place has no role, or two"),
-            (self.roles[0][1:] == (0, last, 0), "the first role is not x_0 in the last block"),
-            (self.blocks[last].size == 1, "the last block holds more than the queries"),
-            (all(joined[1:]), "a role shares no symbol and no slot with one before it"),
-            ({role.symbol for role in own} == {*range(self.symbols)}, "a symbol is nowhere"),
+            (self.roles[0][1:] == (0, *places[-1]), "the first role is not x_0 in the last block"),
+            (places[-1][1] == 0, "the last block holds more than the queries"),
             (crossed in ([], [3]), "what is crossed is not one block of triples"),
         ):
             if not right:
@@ -145,6 +137,15 @@ class Task:
     def symbols(self):
         """Symbols per chain, x_0 included."""
         return 1 + max(role.symbol for role in self.roles)
+
+    @functools.cached_property
+    def reachable(self):
+        """The k of all x_k to which roles that share a symbol or a slot lead from the query."""
+        found, before = {0}, {}
+        while found != before:
+            before, blocks = found, {role.block for role in self.roles if role.symbol in found}
+            found = {role.symbol for role in self.roles if role.block in blocks} - {-1}
+        return found
 
     @functools.cached_property
     def tokens(self):

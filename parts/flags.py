@@ -208,6 +208,9 @@ def check(flags):
         raise Refused(f"--targets must be from 1 to {symbols - 1}, not {said}")
     if len({*flags.targets}) < len(flags.targets):
         raise Refused("--targets names a symbol twice: leave one out")
+    if lost := {*flags.asked} - flags.problem.reachable:
+        what = f"nothing leads from the query to x_{min(lost)}"
+        raise Refused(f"{what}: name in --targets what can be found")
     if flags.K % 2:
         raise Refused(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
     if flags.width % flags.heads and not flags.head_size:
