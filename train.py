@@ -221,7 +221,7 @@ def evaluate(model, flags, split="validation", n=1024):
 
 
 def log_row(model, state):
-    """One evaluation, as it goes into log.jsonl. FloatingPointError if a loss is not finite."""
+    """One evaluation, as it goes into log.jsonl."""
     flags, step = state.flags, state.step
     losses = evaluate(model, flags)
     row = dict(
@@ -232,10 +232,6 @@ def log_row(model, state):
         val=sum(losses) / len(losses),
         **dict(zip(flags.symbols, losses, strict=True)),
     )
-    if not math.isfinite(row["val"] + (row["train"] or 0)):
-        what = f"the loss is no longer finite at step {step}"
-        again = "start again with a lower --lr or --clip and another --out"
-        raise FloatingPointError(f"{what}: {again}; {flags.out} keeps the last good state")
 
     # few sequences make most of so small an error, and the lowest of many is biased
     if step == flags.steps or row["val"] < flags.target:
@@ -267,10 +263,14 @@ def train(state, stopped=()):
         if step % flags.eval_every == 0 or step == flags.steps:
             state.seconds = time.monotonic() - began
             row = log_row(averaged, state)
+            if not runs.are_rows([row], flags):
+                what = f"what is logged at step {step} is no longer finite, or no number: {row}"
+                again = "start again with a lower --lr or --clip and another --out"
+                raise FloatingPointError(f"{what}: {again}; {run} keeps the last good state")
             save_state()  # its rows end before this one: after a kill it is evaluated again
             state.rows.append(row)
             runs.write_rows(run / "log.jsonl", state.rows)
-            print_row(row, flags.steps, (step - shown[1]) / max(state.seconds - shown[0], 1e-9))
+            print_row(row, flags, (step - shown[1]) / max(state.seconds - shown[0], 1e-9))
             shown = state.seconds, step
             if step == flags.steps or row.get("confirmed", math.inf) < flags.target:
                 runs.write_tensors(run / "model.pt", averaged.state_dict())
@@ -302,12 +302,12 @@ def train(state, stopped=()):
         state.step += 1
 
 
-def print_row(row, steps, rate):
+def print_row(row, flags, rate):
     """The line of an evaluation; rate: steps per second since the one before."""
-    left = f"{(steps - row['step']) / rate / 60:.1f} min" if rate else "?"
-    symbols = "  ".join(f"{name} {loss:.3f}" for name, loss in row.items() if name[:2] == "x_")
+    left = f"{(flags.steps - row['step']) / rate / 60:.1f} min" if rate else "?"
+    symbols = "  ".join(f"{name} {row[name]:.3f}" for name in flags.symbols)
     print(
-        f"step {row['step']:5d}/{steps} {row['step'] / steps:4.0%}  "
+        f"step {row['step']:5d}/{flags.steps} {row['step'] / flags.steps:4.0%}  "
         f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  {symbols}  "
         f"{rate:5.2f} steps/s  {left} left at most",
         flush=True,

@@ -175,13 +175,14 @@ def read_log(run):
 
 
 def are_rows(rows, flags):
-    """Whether dicts are the rows of a log: their steps rise, their values are numbers."""
-    needed = ["step", "seconds", "lr", "val", *flags.symbols]
-    values = [row.get(name) for row in rows for name in needed]
-    values += [row.get("train") or 0 for row in rows]  # none at first
-    steps = [row.get("step") for row in rows]
-    if not all(type(value) in (int, float) for value in values):
-        return False
+    """Whether dicts are the rows of a log: their steps rise, their values are finite numbers."""
+    for row in rows:
+        numbers = row | {"train": row.get("train") or 0}  # none at first
+        if not {"step", "seconds", "lr", "val", *flags.symbols} <= row.keys():
+            return False
+        if not all(type(one) in (int, float) and abs(one) < math.inf for one in numbers.values()):
+            return False
+    steps = [row["step"] for row in rows]
     return steps == sorted({*steps}) and all(isinstance(step, int) for step in steps)
 
 

@@ -15,7 +15,7 @@ import ablate
 import analyze
 import data
 import train
-from pages import explore
+from pages import explore, index
 from tests.common import HERE, TINY, WHOLE, assert_refused, run_main, solve, train_until
 from tests.other_tasks import write_circuit
 from tests.planted import Planted, following, paths_from
@@ -89,6 +89,30 @@ def test_what_could_not_come_back_raises_at_once(tmp_path, monkeypatch):
     changed = hacked(monkeypatch, (AT_THE_START, deque))
     with pytest.raises(pickle.UnpicklingError, match="collections.deque"):
         run_main(changed, *WHOLE, "--out", tmp_path / "run")
+
+
+# ---- what is logged
+
+IN_A_ROW = "        val=sum(losses) / len(losses),\n"
+
+
+def test_a_column_of_ones_own_is_no_symbol(tmp_path, monkeypatch):
+    more = "        x_1_norm=0.1, x_9=float(step),\n"
+    changed, run = hacked(monkeypatch, (IN_A_ROW, IN_A_ROW + more)), tmp_path / "run"
+    code, out, err = run_main(changed, *WHOLE, "--out", run)
+    assert code == 0 and "\nx_9: 40\n" in out and "x_9_below" not in out, err
+    assert [*runs.crossings(runs.read_log(run), runs.read_flags(run))] == ["x_1"]
+    assert "x_9" not in out.splitlines()[0]
+    train.draw_curves(run)
+    index.index(tmp_path, tmp_path / "index.html")
+
+
+@pytest.mark.parametrize("value", ["math.inf if step else 0", "[1.0]", "'low'", "None", "True"])
+def test_what_is_no_finite_number_is_not_logged(value, tmp_path, monkeypatch):
+    changed = hacked(monkeypatch, (IN_A_ROW, f"{IN_A_ROW}        more={value},\n"))
+    says = f"what is logged at step {10 if 'inf' in value else 0} is no longer finite"
+    assert_refused(changed, *WHOLE, "--out", tmp_path / "run", says=says, code=1)
+    assert (tmp_path / "run" / "state.pt").exists() == ("inf" in value)
 
 
 # ---- what a model is made of
