@@ -164,10 +164,12 @@ def read_table(path):
         try:
             flags = Flags(**row, out=path.parent / row["run"])
             check(flags)
-            losses = [] if row["error"] else ["val", *flags.symbols]
-            right = all(type(row[name]) in (int, float) for name in losses)
-            steps = [row[f"{name}_learned"] for name in losses[1:]]  # a number, or None
-            right &= all(isinstance(step, (int, float, type(None))) for step in steps)
+            symbols = [] if row["error"] else flags.symbols
+            numbers = [] if row["error"] else ["seconds", "ended", "val", *symbols]
+            learned = [f"{name}_learned" for name in symbols]  # a number, or None
+            right = row.keys() == {*defaults, "run", "error", *numbers, *learned}
+            right &= all(type(row[name]) in (int, float) for name in numbers)
+            right &= all(isinstance(row[name], (int, float, type(None))) for name in learned)
             if not row["error"] and (flags.out / "model.pt").exists():
                 right &= row == row_of(runs.read_flags(flags.out).but(out=flags.out))
         except (KeyError, TypeError, ValueError):

@@ -31,6 +31,8 @@ from model import Transformer
 
 
 BEFORE = {"optimizer": "adamw"}  # what a config.json older than the flag was trained with
+MAKERS = ["data.py", "model.py", "train.py"]  # of a model and its batches
+MAKERS += [f"parts/{name}.py" for name in ("flags", "flow", "runs", "circuit")]
 MADE_BY = ["device", "hardware", "threads", "torch", "git", "code"]  # what else it says
 
 
@@ -320,7 +322,7 @@ def alone_in(folder):
 def code_hash():
     """Of the files that make a model and its batches."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for name in ("data.py", "model.py", "train.py"):
+    for name in MAKERS:
         digest.update((root / name).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -349,8 +351,8 @@ def open_run(flags):
         what = f"{run} holds this run already"
         raise Refused(f"{what}: add --resume to go on, or choose another --out")
     if getattr(there, "code", code_hash()) != code_hash():
-        files = "data.py, model.py or train.py have changed since this run began"
-        print(f"{run}: {files}: it ends as no run from its start would", file=sys.stderr)
+        what = f"one of {', '.join(MAKERS)} has changed since this run began"
+        print(f"{run}: {what}: it ends as no run from its start would", file=sys.stderr)
 
 
 def made_by(flags):

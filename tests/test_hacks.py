@@ -1,6 +1,8 @@
 """What a researcher changes in a copy of the code: right, or loud."""
 
 import pickle
+import re
+import shutil
 import sys
 import types
 
@@ -138,6 +140,30 @@ def test_shared_weights_are_trained_once_and_gains_never_decay(optimizer):
         decays = name.endswith("weight") and ".ln" not in f".{name}"
         expected = torch.full_like(parameter, 0.8 if decays else 1)
         torch.testing.assert_close(parameter.data, expected)
+
+
+# ---- other code
+
+
+def test_code_that_makes_a_model_or_its_batches_and_changes_is_said(tmp_path, monkeypatch):
+    """In parts too: all that train.py imports, one from the other."""
+    used, to_read = set(), ["train"]
+    while to_read:
+        file = HERE / f"{to_read.pop().replace('.', '/')}.py"
+        if file.is_file() and file not in used:
+            used.add(file)
+            for first, others in re.findall(r"^from (\S+) import (.*)", file.read_text(), re.M):
+                to_read += [first, *(f"{first}.{name}" for name in others.split(", "))]
+    assert used == {HERE / name for name in runs.MAKERS}
+
+    train_until(20, *WHOLE, "--out", tmp_path / "run")
+    for name in runs.MAKERS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(HERE / name, tmp_path / name)
+    (tmp_path / "parts/circuit.py").write_text("other")
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "parts/runs.py"))
+    code, _, err = run_main(train, *WHOLE, "--out", tmp_path / "run", "--resume")
+    assert code == 0 and err.count("\n") == 1 and "parts/circuit.py has changed since" in err
 
 
 # ---- tasks

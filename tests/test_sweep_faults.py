@@ -192,8 +192,9 @@ def test_a_row_that_is_not_what_its_run_left_is_refused(swept, tmp_path):
     row = json.loads((swept / "results.jsonl").read_text())
     impossible = [dict(run=["L1"]), dict(val="low"), dict(x_1=True), dict(val=None), dict(ic="yes")]
     impossible += [dict(layers=2.5), dict(layers=None), dict(D=10**12), dict(targets=[2])]
+    impossible += [dict(flag_of_tomorrow=1), dict(seconds="long")]
     other = [dict(val=0.01), dict(x_1=0.01), dict(x_1_learned=3), dict(lr=0.5), dict(seed=1)]
-    other += [dict(ended=400), dict(more=1), dict(seconds="long")]
+    other += [dict(ended=400)]
     for folder, changes in (tmp_path, impossible), (swept, impossible + other):
         for change in changes:
             runs.write_rows(path := folder / "results.jsonl", [row | change])
