@@ -18,7 +18,7 @@ import analyze
 import data
 import train
 from pages import explore, index
-from tests.common import HERE, TINY, WHOLE, assert_refused, run_main, solve, train_until
+from tests.common import HERE, TINY, WHOLE, assert_refused, logged, run_main, solve, train_until
 from tests.other_tasks import write_circuit
 from tests.planted import Planted, following, paths_from
 
@@ -115,6 +115,66 @@ def test_what_is_no_finite_number_is_not_logged(value, tmp_path, monkeypatch):
     says = f"what is logged at step {10 if 'inf' in value else 0} is no longer finite"
     assert_refused(changed, *WHOLE, "--out", tmp_path / "run", says=says, code=1)
     assert (tmp_path / "run" / "state.pt").exists() == ("inf" in value)
+
+
+# ---- flags
+
+FEW = "--layers 2 --heads 2 --width 16 --D 3 --N 2 --batch 8 --steps 4 --eval-every 2 --warmup 1"
+FEW = f"{FEW} --target 0 --device cpu --dtype float32".split()
+OTHER = dict(task="conditional", N="3", D="2", K="2", ic="", targets="1", mixture="", examples="16")
+OTHER |= dict(circuit="previous", rotary="qk", layers="3", heads="4", width="24", head_size="4")
+OTHER |= dict(mlp="", causal="", optimizer="adamw", steps="3", target="2", batch="4", lr="0.01")
+OTHER |= dict(warmup="3", decay="0", beta2="0.5", weight_decay="50", ema="0.9", clip="1e-4")
+OTHER |= dict(qk_std="0.5", init="{init}", seed="1", dtype="bfloat16", eval_every="1")
+OTHER |= dict(save_every="1")
+
+
+def typed(name, init=""):
+    """What sets a flag to another value than its default, as words."""
+    no = "no-" if table.ROWS[name].default is True else ""
+    value = OTHER[name].format(init=init)
+    return [f"--{no}{name.replace('_', '-')}", *([value] if value else [])]
+
+
+@pytest.fixture
+def quick(monkeypatch, without_curves):
+    """Evaluations on few sequences."""
+    real = train.evaluate
+
+    def few(model, flags, split="validation", n=0):
+        return real(model, flags, split, 64)
+
+    monkeypatch.setattr(train, "evaluate", few)
+
+
+def trained(run, *words):
+    """All that a run leaves."""
+    code, _, err = run_main(train, *FEW, *words, "--out", run, "--resume")
+    assert code == 0, err
+    weights = {file.name: numbers(runs.read_tensors(file)) for file in run.rglob("*.pt")}
+    return logged(run), {name: own for name, own in weights.items() if name != "state.pt"}
+
+
+def test_every_flag_does_something(tmp_path, quick):
+    """All but those of the machine, which may differ when a run is resumed."""
+    assert OTHER.keys() == {*table.SETTINGS}
+    base = trained(tmp_path / "base")
+    for name in OTHER:
+        assert trained(tmp_path / name, *typed(name, tmp_path / "base")) != base, name
+
+
+@pytest.mark.parametrize("without", [["mixture", "targets", "init"], ["ic", "optimizer"]])
+def test_a_run_with_every_flag_resumes_bitwise(without, tmp_path, quick):
+    """In two sets: some flags exclude each other."""
+    words, own = [], [name for name in OTHER if name not in [*without, "task", "init", "target"]]
+    for name in own:
+        words += typed(name)
+    if "init" not in without:
+        trained(tmp_path / "first", *words)
+        words += ["--init", tmp_path / "first"]
+    whole = trained(tmp_path / "whole", *words)
+    train_until(2, *FEW, *words, "--out", tmp_path / "stopped")
+    assert trained(tmp_path / "stopped", *words) == whole
 
 
 # ---- what a model is made of
