@@ -20,6 +20,8 @@ def how_threads_wait():
 
 
 os.environ.setdefault("GOMP_SPINCOUNT", how_threads_wait())  # read once, when torch loads
+say = sys.excepthook  # but for Ctrl-C while torch loads: Python then ends by the signal, quietly
+sys.excepthook = lambda kind, *what: kind is KeyboardInterrupt or say(kind, *what)
 os.environ["MPLBACKEND"] = "Agg"  # figures are files; read when matplotlib loads
 
 

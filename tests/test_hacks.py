@@ -3,6 +3,7 @@
 import pickle
 import re
 import shutil
+import subprocess
 import sys
 import types
 
@@ -158,9 +159,11 @@ def trained(run, *words):
 def test_every_flag_does_something(tmp_path, quick):
     """All but those of the machine, which may differ when a run is resumed."""
     assert OTHER.keys() == {*table.SETTINGS}
-    base = trained(tmp_path / "base")
+    short = ["--steps", 2]
+    base = trained(tmp_path / "base", *short)
     for name in OTHER:
-        assert trained(tmp_path / name, *typed(name, tmp_path / "base")) != base, name
+        words = typed(name, tmp_path / "base")
+        assert trained(tmp_path / name, *short, *words) != base, name
 
 
 @pytest.mark.parametrize("without", [["mixture", "targets", "init"], ["ic", "optimizer"]])
@@ -224,6 +227,14 @@ def test_code_that_makes_a_model_or_its_batches_and_changes_is_said(tmp_path, mo
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "parts/runs.py"))
     code, _, err = run_main(train, *WHOLE, "--out", tmp_path / "run", "--resume")
     assert code == 0 and err.count("\n") == 1 and "parts/circuit.py has changed since" in err
+
+
+def test_ctrl_c_while_torch_loads_is_quiet_and_a_bug_is_not():
+    for error, code, says in ("KeyboardInterrupt", -2, ""), ("KeyError", 1, "Traceback"):
+        command = [sys.executable, "-c", f"import parts; raise {error}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=HERE)
+        assert done.returncode == code and done.stderr.startswith(says)
+        assert bool(done.stderr) == bool(says)
 
 
 # ---- tasks
