@@ -100,13 +100,12 @@ class Task:
     crossed: tuple[int, ...] = ()  # blocks
 
     def __post_init__(self):
-        places = [(i, k) for i, block in enumerate(self.blocks) for k in range(block.size or 1)]
-        crossed = [self.blocks[i].size for i in self.crossed]
+        spots = [(i, k) for i, block in enumerate(self.blocks) for k in range(block.size or 1)]
+        crossed, last = [self.blocks[i].size for i in self.crossed], (len(self.blocks) - 1, 0)
         for right, what in (
             (len({*self.names}) == len(self.names), "two roles have one name"),
-            (sorted(role[2:] for role in self.roles) == places, "a place has no role, or two"),
-            (self.roles[0][1:] == (0, *places[-1]), "the first role is not x_0 in the last block"),
-            (places[-1][1] == 0, "the last block holds more than the queries"),
+            (sorted(role[2:] for role in self.roles) == spots, "a place has no role, or two"),
+            (self.roles[0][1:] == (0, *spots[-1]) == (0, *last), "the last block is not x_0 alone"),
             (crossed in ([], [3]), "what is crossed is not one block of triples"),
         ):
             if not right:
@@ -140,10 +139,10 @@ class Task:
 
     @functools.cached_property
     def reachable(self):
-        """The k of all x_k to which roles that share a symbol or a slot lead from the query."""
-        found, before = {0}, {}
-        while found != before:
-            before, blocks = found, {role.block for role in self.roles if role.symbol in found}
+        """The k of all x_k to which shared symbols and slots lead from the query."""
+        found = {0}
+        for _ in self.blocks:
+            blocks = {role.block for role in self.roles if role.symbol in found}
             found = {role.symbol for role in self.roles if role.block in blocks} - {-1}
         return found
 
@@ -247,11 +246,13 @@ def chain(N, D, kind="", linked=True, deepest_first=True):
 def conditional(N, D=3):
     """Conditional retrieval (Section 3.1), where the last step depends on two symbols: triples
     (x, y, z) of every x with every y, then pairs (a, y), then pairs (a, x), then the queries a.
-    x_0, ..., x_3 are a, x, y, z, whatever D.
+    x_0, ..., x_3 are a, x, y, z, so D can only be 3.
 
     A query's x and y are those of its chain: symbols are drawn afresh and the blocks shuffled each
     on its own, so which of all x meets which of all y is as random as if two permutations were
-    drawn."""
+    drawn. ValueError for another D."""
+    if D != 3:
+        raise ValueError(f"--task conditional has three symbols, D = 3: leave out --D {D}")
     triples, y_pairs, x_pairs, queries = range(4)
     rows = (
         Role("q", symbol=0, block=queries, place=0),
@@ -272,14 +273,6 @@ TASKS = {  # (N, D) -> Task
     "unlinked": functools.partial(chain, kind="unlinked_", linked=False),
     "first_step_first": functools.partial(chain, kind="first_step_first_", deepest_first=False),
 }
-
-
-def find_task(name, N, D):
-    """The Task of this name; ValueError if it is the same for every D, and D is not the default."""
-    task = TASKS[name](N, D)
-    if D != 3 and task == TASKS[name](N, 3):
-        raise ValueError(f"--task {name} is the same for every --D: leave out --D {D}")
-    return task
 
 
 # ---- where the position of a token enters
@@ -334,7 +327,7 @@ def make_batch(
     targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all. With
     mixture it is asked for one of them, at random, and told which by more numbers of its token, a
     1 at the number of the symbol; all other tokens have zeros there."""
-    task, B, device = find_task(task, N, D), len(index), index.device
+    task, B, device = TASKS[task](N, D), len(index), index.device
     block, slot, place, symbol = (column.to(device) for column in task.tokens)
     start, size, count = torch.tensor(task.blocks, device=device).T
 
@@ -492,7 +485,7 @@ def main():
     if not 0 <= flags.seed < 2**63:
         p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
     try:
-        task = find_task(flags.task, flags.N, flags.D)
+        task = TASKS[flags.task](flags.N, flags.D)
     except ValueError as error:
         p.error(error)
     one = torch.arange(1)

@@ -180,12 +180,11 @@ class State:
 def alike(own, saved):
     """Whether what was saved can take the place of what is there at the start: of its type and
     shape, dicts with its keys. What is None or empty at first may be filled later."""
-    kinds = {type(own), type(saved)}
-    if own is None or not (len(kinds) == 1 or kinds <= {int, float}):
-        return own is None
     if isinstance(own, dict) and own:
         return own.keys() == saved.keys() and all(alike(own[name], saved[name]) for name in own)
-    return getattr(own, "shape", None) == getattr(saved, "shape", None)
+    if own is None or {type(own), type(saved)} <= {int, float}:
+        return True
+    return type(own) is type(saved) and getattr(own, "shape", 0) == getattr(saved, "shape", 0)
 
 
 # ---- training

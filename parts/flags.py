@@ -14,7 +14,7 @@ from parts import Refused
 
 import torch
 
-from data import ENCODINGS, TASKS, find_task
+from data import ENCODINGS, TASKS
 
 
 class Flag(NamedTuple):
@@ -105,7 +105,7 @@ class Flags(argparse.Namespace):
     @property
     def problem(self):
         """The data.Task: roles, symbols, tokens."""
-        return find_task(self.task, self.N, self.D)
+        return TASKS[self.task](self.N, self.D)
 
     @property
     def asked(self):
@@ -198,19 +198,18 @@ def check(flags):
     for name in SETTINGS:
         check_value(f"--{name.replace('_', '-')}", getattr(flags, name), ROWS[name])
     try:
-        symbols = flags.problem.symbols
+        can, default = sorted(flags.problem.reachable)[1:], ROWS["D"].default
+        if default != flags.D and flags.problem == flags.but(D=default).problem:
+            raise Refused(f"--task {flags.task} is the same for every --D: leave out --D {flags.D}")
     except ValueError as error:
         raise Refused(error) from None
     if flags.targets and not flags.ic:
         raise Refused("--no-ic asks for x_D alone: leave it or --targets out")
-    if not {*flags.targets} <= {*range(1, symbols)}:
-        said = " ".join(map(str, flags.targets))
-        raise Refused(f"--targets must be from 1 to {symbols - 1}, not {said}")
+    if not {*flags.asked} <= {*can}:
+        most, said = (" ".join(map(str, some)) for some in (can, flags.asked))
+        raise Refused(f"--targets must be among {most}, not {said}")
     if len({*flags.targets}) < len(flags.targets):
         raise Refused("--targets names a symbol twice: leave one out")
-    if lost := {*flags.asked} - flags.problem.reachable:
-        what = f"nothing leads from the query to x_{min(lost)}"
-        raise Refused(f"{what}: name in --targets what can be found")
     if flags.K % 2:
         raise Refused(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
     if flags.width % flags.heads and not flags.head_size:

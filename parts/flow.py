@@ -25,13 +25,6 @@ from data import TASKS, chain, conditional
 # ---- the information flow
 
 
-def starting_information(task):
-    """(roles, pieces) bool, what each role holds before any layer: x_0, x_1, ..., then, for each
-    block, where the chain's slot in it is (all tokens of a slot hold it)."""
-    holds_slot = task.column("block")[:, None] == torch.arange(len(task.blocks))
-    return torch.cat([task.shown, holds_slot], 1)
-
-
 def attend(known, allowed, rivals=()):
     """One layer: every token takes all that is known to the tokens that it may attend to (allowed,
     (tokens, tokens) bool) and shares a piece with. rivals: [(token, other), ...], where what is

@@ -31,8 +31,7 @@ from model import Transformer
 
 
 BEFORE = {"optimizer": "adamw"}  # what a config.json older than the flag was trained with
-MAKERS = ["data.py", "model.py", "train.py"]  # of a model and its batches
-MAKERS += [f"parts/{name}.py" for name in ("flags", "flow", "runs", "circuit")]
+MAKERS = "data model train parts/flags parts/flow parts/runs parts/circuit".split()  # of a run
 MADE_BY = ["device", "hardware", "threads", "torch", "git", "code"]  # what else it says
 
 
@@ -178,13 +177,13 @@ def read_log(run):
 
 def are_rows(rows, flags):
     """Whether dicts are the rows of a log: their steps rise, their values are finite numbers."""
-    for row in rows:
-        numbers = row | {"train": row.get("train") or 0}  # none at first
-        if not {"step", "seconds", "lr", "val", *flags.symbols} <= row.keys():
-            return False
-        if not all(type(one) in (int, float) and abs(one) < math.inf for one in numbers.values()):
-            return False
-    steps = [row["step"] for row in rows]
+    needed = {"step", "seconds", "lr", "val", *flags.symbols}
+    steps = [row.get("step") for row in rows]
+    values = [one for row in rows for one in (row | {"train": row.get("train") or 0}).values()]
+    if not all(type(one) in (int, float) and abs(one) < math.inf for one in values):
+        return False  # train is none at first
+    if not all(needed <= row.keys() for row in rows):
+        return False
     return steps == sorted({*steps}) and all(isinstance(step, int) for step in steps)
 
 
@@ -323,7 +322,7 @@ def code_hash():
     """Of the files that make a model and its batches."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for name in MAKERS:
-        digest.update((root / name).read_bytes())
+        digest.update((root / f"{name}.py").read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -351,7 +350,7 @@ def open_run(flags):
         what = f"{run} holds this run already"
         raise Refused(f"{what}: add --resume to go on, or choose another --out")
     if getattr(there, "code", code_hash()) != code_hash():
-        what = f"one of {', '.join(MAKERS)} has changed since this run began"
+        what = f"the code of {', '.join(MAKERS)} has changed since this run began"
         print(f"{run}: {what}: it ends as no run from its start would", file=sys.stderr)
 
 

@@ -54,10 +54,8 @@ def test_depth_laws_against_sets_on_a_real_sequence(causal):
 
 
 def test_information_of_tasks_made_by_hand():
-    """What each role holds at the start, x_0, x_1, x_2, then the blocks; and what it may see."""
-    start = flow.starting_information(TRIPLES).int()
-    q, a, b, c = [1, 0, 0, 0, 1], [1, 0, 0, 1, 0], [0, 1, 0, 1, 0], [0, 0, 1, 1, 0]
-    assert start.tolist() == [q, a, b, c]
+    """What each role shows, x_0, x_1, x_2; and what it may see."""
+    assert TRIPLES.shown.int().tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     seen = flow.may_attend(TRIPLES).int()
     assert seen.tolist() == [[1, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
     assert flow.may_attend(TRIPLES, causal=False).all()
