@@ -164,9 +164,8 @@ def read_table(path):
         try:
             flags = Flags(**row, out=path.parent / row["run"])
             check(flags)
-            symbols = [] if row["error"] else flags.symbols
-            numbers = [] if row["error"] else ["seconds", "ended", "val", *symbols]
-            learned = [f"{name}_learned" for name in symbols]  # a number, or None
+            numbers = [] if row["error"] else ["seconds", "ended", "val", *flags.symbols]
+            learned = [f"{name}_learned" for name in numbers[3:]]  # a number, or None
             right = row.keys() == {*defaults, "run", "error", *numbers, *learned}
             right &= all(type(row[name]) in (int, float) for name in numbers)
             right &= all(isinstance(row[name], (int, float, type(None))) for name in learned)

@@ -74,16 +74,6 @@ def known_to_query(task, allowed):
         yield known[query, 1 : task.symbols]
 
 
-def symbols_reached(task, paths, layers):
-    """(symbols-1,) bool, which of x_1, x_2, ... the query holds after all layers if attention
-    follows these paths alone, between roles that share a piece."""
-    allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
-    for layer, _, source, target in paths:
-        allowed[layer, source.role, target.role] = True
-    *_, reached = known_to_query(few_chains(task), allowed)
-    return reached
-
-
 def least_layers(task, causal=True):
     """[layers, ...] the fewest after which the query can hold x_1, x_2, ..."""
     needed = torch.ones(task.symbols - 1, dtype=torch.long)

@@ -180,9 +180,8 @@ def are_rows(rows, flags):
     needed = {"step", "seconds", "lr", "val", *flags.symbols}
     steps = [row.get("step") for row in rows]
     values = [one for row in rows for one in (row | {"train": row.get("train") or 0}).values()]
-    if not all(type(one) in (int, float) and abs(one) < math.inf for one in values):
-        return False  # train is none at first
-    if not all(needed <= row.keys() for row in rows):
+    right = all(type(one) in (int, float) and abs(one) < math.inf for one in values)
+    if not right or not all(needed <= row.keys() for row in rows):  # train is none at first
         return False
     return steps == sorted({*steps}) and all(isinstance(step, int) for step in steps)
 

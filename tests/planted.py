@@ -2,6 +2,7 @@
 
 import itertools
 
+from parts import flow
 from parts.circuit import path_from, to_the_token_before
 
 import torch
@@ -19,6 +20,16 @@ def paths_from(task, *texts):
         layer, head = map(int, f"{where}.1".split(".")[:2])
         paths.append(path_from(dict(layer=layer, head=head, source=source, target=target), task))
     return paths
+
+
+def symbols_reached(task, paths, layers):
+    """(symbols-1,) bool, which of x_1, x_2, ... the query holds after all layers if attention
+    follows these paths alone, between roles that share a piece."""
+    allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
+    for layer, _, source, target in paths:
+        allowed[layer, source.role, target.role] = True
+    *_, reached = flow.known_to_query(flow.few_chains(task), allowed)
+    return reached
 
 
 def find_positions(x, task, K):

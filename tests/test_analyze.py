@@ -114,7 +114,7 @@ def test_what_cannot_be_analysed_is_refused_in_one_line(copied, tmp_path):
 
 def test_sequences_of_another_task_are_refused(copied, monkeypatch):
     roles = Role("q", 0, 1, 0), Role("1a", 0, 0, 1), Role("1b", 1, 0, 0)  # the pair turned round
-    monkeypatch.setattr(Flags, "problem", property(lambda flags: Task("D=1", 2, roles)))
+    monkeypatch.setattr(Flags, "problem", property(lambda flags: Task(f"D={flags.D}", 2, roles)))
     assert_refused(analyze, copied, says="not of the table of roles")
     for task, other in itertools.permutations(TASKS.values(), 2):
         with pytest.raises(Refused, match="not of the table of roles"):

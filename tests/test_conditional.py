@@ -19,7 +19,7 @@ import train
 from data import conditional, make_batch, partial_losses
 from tests.common import TINY, assert_refused, bits_behind, run_main
 from tests.other_tasks import write_circuit
-from tests.planted import Planted, attending, evidence, following, paths_from
+from tests.planted import Planted, attending, evidence, following, paths_from, symbols_reached
 
 
 HELD = "--task conditional --N 2 --K 2 --heads 2 --width 32 --batch 64 --lr 0.003 --device cpu"
@@ -163,7 +163,7 @@ def test_the_minimal_circuit_reaches_what_the_depth_allows():
     task, allowed = conditional(4), flow.may_attend(conditional(4))
     for layers in (1, 2, 3, 5):
         paths, heads = flow.conditional_circuit(3, layers, True), {}
-        reached = flow.symbols_reached(task, paths, layers).tolist()
+        reached = symbols_reached(task, paths, layers).tolist()
         assert reached == [layers >= 2, layers >= 2, layers >= 3]
         for path in paths:
             assert allowed[path.source.role, path.target.role]
@@ -171,16 +171,16 @@ def test_the_minimal_circuit_reaches_what_the_depth_allows():
     whole = flow.conditional_circuit(3, 3, True)
     for path in whole:  # z needs every path
         others = [other for other in whole if other != path]
-        assert not flow.symbols_reached(task, others, 3)[2]
+        assert not symbols_reached(task, others, 3)[2]
 
 
 def test_a_triple_is_not_told_by_x_alone():
     """1b may not look z up: four triples show its x; once it knows y too, it may."""
     task = conditional(4)
     steps = ["1 1b 1a", "1 2b 2a", "1 3c 3a", "1 3c 3b", "2 1b 3c", "3 q 1b"]
-    assert flow.symbols_reached(task, paths_from(task, *steps), 4).tolist() == [True, False, False]
+    assert symbols_reached(task, paths_from(task, *steps), 4).tolist() == [True, False, False]
     steps = [*steps[:4], "2 1b 2b", "3 1b 3c", "4 q 1b"]
-    assert flow.symbols_reached(task, paths_from(task, *steps), 4).all()
+    assert symbols_reached(task, paths_from(task, *steps), 4).all()
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_conditional_runs_have_no_D(tmp_path):
     for module in (data, train):
         assert_refused(module, "--task", "conditional", "--D", 4, says="leave out --D 4")
     assert_refused(train, "--task", "trees", says="--task")
-    assert_refused(train, "--task", "conditional", "--targets", 4, says="from 1 to 3")
+    assert_refused(train, "--task", "conditional", "--targets", 4, says="among 1 2 3")
     held = ["--task", "conditional", "--circuit", "minimal"]
     assert_refused(train, *held, "--heads", 1, says="--heads 2")
 

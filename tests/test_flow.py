@@ -13,6 +13,7 @@ import torch
 from data import chain, conditional, make_batch
 from tests.common import assert_refused, run_main
 from tests.other_tasks import MIXED, TRIPLES, sequences_of
+from tests.planted import symbols_reached
 
 
 def test_depth_laws_against_the_simulation():
@@ -66,7 +67,7 @@ def test_minimal_circuits_reach_what_the_laws_allow():
     for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):
         paths, law = flow.minimal_circuit(D, layers, causal), flow.DEPTH_LAWS[causal]
         task = chain(1, D)
-        reached = flow.symbols_reached(task, paths, layers).tolist()
+        reached = symbols_reached(task, paths, layers).tolist()
         assert reached == [law(k) <= layers for k in range(1, D + 1)], (D, layers, causal)
         allowed = flow.may_attend(task, causal)
         assert all(allowed[path.source.role, path.target.role] for path in paths)
@@ -78,12 +79,12 @@ def test_symbols_are_reached_along_the_paths_alone():
     task, q, b1, b2, b3 = chain(4, 3), 0, 2, 4, 6
     pairs = [Path(0, 0, Place(b), Place(b - 1)) for b in (b1, b2, b3)]
     chained = [Path(k, 0, Place(q), Place(b)) for k, b in enumerate((b1, b2, b3), 1)]
-    assert flow.symbols_reached(task, pairs + chained, 4).tolist() == [True, True, True]
+    assert symbols_reached(task, pairs + chained, 4).tolist() == [True, True, True]
     for k in range(3):
         without = [path for path in pairs + chained if path != chained[k]]
-        reached = flow.symbols_reached(task, without, 4).tolist()
+        reached = symbols_reached(task, without, 4).tolist()
         assert reached == [i < k for i in range(3)]
-    assert not flow.symbols_reached(task, chained, 4).any()  # no b knows its a: no symbol shared
+    assert not symbols_reached(task, chained, 4).any()  # no b knows its a: no symbol shared
 
 
 def test_the_least_possible_circuit_is_of_the_learned_symbols_alone():
