@@ -81,7 +81,7 @@ def least_layers(task, causal=True):
         if reached.all():
             return needed.tolist()
         needed += ~reached
-    raise ValueError("the query can never hold some symbol: no role leads there from another")
+    raise Refused("the query can never hold some symbol: no role leads there from another")
 
 
 def least_possible(task, causal, learned):

@@ -1,6 +1,7 @@
 """Tasks that a researcher adds as tables of roles: distractors, and what cannot be."""
 
 from parts import flags as table
+from parts import flow
 from parts.circuit import paths_in
 
 import pytest
@@ -97,3 +98,9 @@ def test_a_table_of_roles_that_cannot_be_gets_one_line(roles, says, with_distrac
 def test_a_task_that_ignores_D_is_loud(with_distracted):
     says = "--task distracted is the same for every --D: leave out --D 2"
     assert_refused(train, "--task", "distracted", "--D", 2, says=says)
+
+
+def test_symbols_that_nothing_leads_to_are_never_asked_for():
+    assert train.parse_flags("--task unlinked --targets 1".split()).asked == [1]
+    assert_refused(train, "--task", "unlinked", says="--targets must be among 1, not 1 2 3 4 5")
+    assert_refused(flow, "--task", "unlinked", says="the query can never hold some symbol")
