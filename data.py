@@ -231,11 +231,11 @@ def chain(N, D, kind="", linked=True, deepest_first=True):
     """The task of the paper (Definition 1): pairs (x_{k-1}, x_k) for each step k, the deepest step
     first, then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db.
 
-    Of another kind: not linked, every step from the second on begins with a symbol of its own, and
-    nobody is led to it; not deepest_first, the first step is read first."""
+    Of another kind: not linked, the pairs from the second step on are nobody's; not deepest_first,
+    the first step is read first."""
     rows = [Role("q", symbol=0, block=D, place=0)]
     for k in range(1, D + 1):
-        first, second = (k - 1, k) if linked else (2 * k - 2, 2 * k - 1)
+        first, second = (k - 1, k) if linked or k == 1 else (-1, -1)
         block = D - k if deepest_first else k - 1
         rows.append(Role(f"{k}a", symbol=first, block=block, place=0))
         rows.append(Role(f"{k}b", symbol=second, block=block, place=1))

@@ -62,16 +62,13 @@ def waiting():
     points += [f"--targets 1 --D {D} --circuit {part}" for part in held for D in (1, 2)]
     points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2) for D in (1, 2)]
     points += [f"--D 1 --batch {batch}" for batch in (32, 128, 512)]
-    points += [f"--D {D}" for D in (2, 3, 5)]
     groups = []
     for point in points:
         for optimizer, rotary in itertools.product(("muon", "adamw"), ("input", "qk")):
-            own = f"{small} {point} --optimizer {optimizer} --rotary {rotary} --steps 3000"
+            own = f"{small} {point} --optimizer {optimizer} --rotary {rotary} --steps 2400"
             flags = train.parse_flags(own.split())
-            average = flags.problem.plateaus[-1][0]
-            target = average - average / 2 / len(flags.asked)  # x_1 at the half, no other learned
             layers = (4, 2, 12) if point == "--D 1 --N 4" else [4]
-            groups.append((f"{own} --target {target:.6g}", layers, 5))
+            groups.append((f"{own} --target {flags.problem.destroyed:.6g}", layers, 3))
     return groups
 
 

@@ -29,8 +29,8 @@ class Flag(NamedTuple):
 
 
 TASK = "chain = one step after another (Section 6); conditional = the last step depends on two"
-TASK += " symbols, x_1, x_2, x_3 = x, y, z (Section 3.1); to compare, unlinked = chains of which"
-TASK += " only the first step is theirs, first_step_first = chains read in the other order"
+TASK += " symbols, x_1, x_2, x_3 = x, y, z (Section 3.1); to compare, unlinked = chains of"
+TASK += " one step among pairs of nobody, first_step_first = chains read in the other order"
 MIXTURE = "ask each query for one of the targets, at random, told by numbers in its token"
 CIRCUIT = "hold attention at minimal = a circuit that does what the depth allows, previous = its"
 CIRCUIT += " first layer alone, query = what the query then reads of x_1, induction = both; other"

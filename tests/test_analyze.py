@@ -103,7 +103,7 @@ def test_what_cannot_be_analysed_is_refused_in_one_line(copied, tmp_path):
     write_circuit(copied, (1, 1, "3b", "3a", 0.9))
     assert_refused(analyze, copied, says="another task")
     config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | dict(circuit=True)))
+    (copied / "config.json").write_text(json.dumps(config | dict(circuit="minimal")))
     assert_refused(analyze, copied, says="there is nothing to find")
     changed = {path.name for path, _ in contents(tmp_path).items() ^ before.items()}
     assert changed <= {"config.json", "circuit.json", ".lock"}
@@ -217,7 +217,7 @@ def test_a_path_that_was_not_measured_is_not_said_to_emerge_never(whole, drawn):
 
 def test_the_film(whole, tmp_path, monkeypatch):
     """Its frames, their titles and how long it takes, against what was put in."""
-    losses = dict(x_1=[1.0] * 20 + [0.4] * 20 + [0.6] * 20, x_2=[0.9] * 40 + [0.49] * 20)
+    losses = dict(x_1=[1.0] * 20 + [0.3] * 20 + [0.6] * 20, x_2=[0.9] * 40 + [0.3] * 20)
     rising, titles = [k / 60 for k in range(60)], []
     measured = emergence([*range(0, 600, 10)], losses, rising, rising)
     monkeypatch.setattr(plt.Axes, "set_title", lambda axes, text, **how: titles.append(text))

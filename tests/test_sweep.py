@@ -75,7 +75,7 @@ def test_presets_are_the_grids_of_the_committed_table(tmp_path):
 
     grids = {name: sweep.grid(groups, tmp_path) for name, groups in sweep.PRESETS.items()}
     sizes = {name: len(grid) for name, grid in grids.items()}
-    assert sizes == dict(laptop=24, night=88, law=39, paper=128)
+    assert sizes == dict(laptop=24, night=88, law=39, waiting=336, paper=128)
     rows = read_table(HERE / "results/sweep/results.jsonl").values()
     committed = settings(Flags(**row) for row in rows)
     assert committed == settings(grids["night"] + grids["law"])
@@ -162,7 +162,8 @@ def test_a_row_is_what_a_run_left(tmp_path):
     with mock.patch.object(runs, "read_log", lambda run: log):
         row = sweep.row_of(to_do[0])
     assert row["ended"] == 300 and row["val"] == row["x_1"] == (0.375 + 0.25) / 2
-    assert row["x_1_learned"] == 200 and row["seconds"] == 9.5 and row["layers"] == 2
+    assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
+    assert row["seconds"] == 9.5 and row["layers"] == 2
     path = tmp_path / "results.jsonl"
     old = {name: value for name, value in row.items() if name not in ("optimizer", "mixture")}
     runs.write_rows(path, [old])
@@ -171,7 +172,7 @@ def test_a_row_is_what_a_run_left(tmp_path):
 
 def test_least_depths_are_counted_by_seed():
     rows = [
-        dict(seed=seed, layers=layers, x_1=loss)
+        dict(seed=seed, layers=layers, x_1=loss, task="chain", N=4, D=1)
         for seed, layers, loss in (
             (0, 1, 0.9),
             (0, 2, 0.1),
