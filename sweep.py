@@ -61,7 +61,7 @@ def waiting():
     held = "previous", "query", "induction"
     points += [f"--targets 1 --D {D} --circuit {part}" for part in held for D in (1, 2)]
     points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2) for D in (1, 2)]
-    points += [f"--D 1 --batch {batch}" for batch in (32, 128, 512)]
+    points += [f"--D 1 --batch {batch}" for batch in (32, 128, 256)]
     groups = []
     for point in points:
         for optimizer, rotary in itertools.product(("muon", "adamw"), ("input", "qk")):
