@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
-mkdir -p "$runs"/{default,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
+mkdir -p "$runs"/{default,falling,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
 # MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
 make_runs() {
@@ -36,35 +36,41 @@ certify_at() {
   [ -e "$at/circuit.json" ] || python ablate.py "$at"
 }
 
-# the main command, and with ten times the weight decay (circuits.md, order.md)
+# the main command (circuits.md)
 main="--layers 12 --heads 1 --D 3"
-for seed in {0..4}; do
-  echo "10 circuit runs/default/s$seed $main --seed $seed"
-done | make_runs
-for seed in {5..10}; do
-  echo "10 circuit runs/default/s$seed $main --seed $seed --eval-every 20 --save-every 20"
-done | make_runs
-for seed in {0..4}; do
-  echo "10 circuit runs/decay/s$seed $main --weight-decay 1 --seed $seed --save-every 25"
+for seed in {0..9}; do
+  echo "8 circuit runs/default/s$seed $main --seed $seed"
 done | make_runs
 
-# the main command on another machine, an Intel Xeon, each run on one thread; conditional retrieval below
+# with a falling rate instead of a mean of weights; with ten times the weight decay, too (circuits.md, order.md)
+plain="--decay 0.5 --ema 0 --qk-std 0.02" # the last weights, of a falling rate
+for seed in {0..4}; do
+  echo "10 circuit runs/falling/s$seed $main $plain --seed $seed"
+done | make_runs
+for seed in {5..10}; do
+  echo "10 circuit runs/falling/s$seed $main $plain --seed $seed --eval-every 20 --save-every 20"
+done | make_runs
+for seed in {0..4}; do
+  echo "10 circuit runs/decay/s$seed $main $plain --weight-decay 1 --seed $seed --save-every 25"
+done | make_runs
+
+# the first of these on another machine, an Intel Xeon, each run on one thread; conditional retrieval below
 for seed in 0 1 2 3 4 5 6 8; do
-  echo "7 circuit runs/again/s$seed $main --seed $seed"
+  echo "7 circuit runs/again/s$seed $main $plain --seed $seed"
 done | make_runs
 
 # a little shorter, three seeds more (circuits.md)
 for seed in 7 8 9; do
-  short="--steps 1050 --decay 0.4"
+  short="$plain --steps 1050 --decay 0.4"
   echo "10 circuit runs/shorter/s$seed $main $short --seed $seed"
 done | make_runs
 for seed in 0 3; do
-  short="--steps 1050 --decay 0.4 --weight-decay 0.4"
+  short="$plain --steps 1050 --decay 0.4 --weight-decay 0.4"
   echo "10 circuit runs/shorter/decay0.4_s$seed $main $short --seed $seed"
 done | make_runs
 
 # transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md); with checkpoints (order.md)
-paper="$main --optimizer adamw"
+paper="$main $plain --optimizer adamw"
 make_runs << RUNS
 23 circuit A $paper --steps 3000 --seed 0
 23 circuit B $paper --steps 3000 --seed 1
@@ -98,14 +104,14 @@ make_runs << RUNS
 59 loss runs/without_curriculum/L12_rope_s0 $paper --rotary qk $without
 18 loss runs/without_curriculum/L4_s0 $paper --layers 4 --heads 8 $without
 19 loss runs/without_curriculum/L4_rope_s0 $paper --layers 4 --heads 8 --rotary qk $without
-22 loss runs/float32/s0 $main --dtype float32
-22 loss runs/float32/s1 $main --dtype float32 --seed 1
-22 loss runs/float32/s2 $main --dtype float32 --seed 2
+22 loss runs/float32/s0 $main $plain --dtype float32
+22 loss runs/float32/s1 $main $plain --dtype float32 --seed 1
+22 loss runs/float32/s2 $main $plain --dtype float32 --seed 2
 RUNS
 
 # what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures. Of
 # seed 3 what begins the stages and the stages are in results/, of the mixtures seeds 0 and 1
-small="--layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
+small="$plain --layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
 for seed in {0..3}; do
   for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
     echo "6 loss runs/curriculum/D3_targets${targets// /-}_s$seed $small --targets $targets --seed $seed"
@@ -131,7 +137,7 @@ make_runs << RUNS
 RUNS
 
 # conditional retrieval (conditional.md): two schedules, fewer layers, attention held, other symbols asked for
-both="--task conditional --width 64 --lr 4e-3"
+both="$plain --task conditional --width 64 --lr 4e-3"
 four="$both --layers 4 --heads 4"
 long="--steps 4000 --decay 0.3"
 for seed in {0..4}; do
@@ -160,7 +166,7 @@ done | make_runs
 
 # what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 5 Muon's seed 0 is in results/), of 0.3 ten
 # seeds (order.md), with AdamW and RoPE seven of 0.1; one run longer, and at its checkpoints
-narrow="--layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
+narrow="$plain --layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
 for seed in 0 1 2; do
   for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
     read -r folds decay <<< "$folds_decay"
@@ -187,13 +193,13 @@ python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
-longer="--heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
+longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
 
 # the three runs of the sweep that meet the law, their circuits
 for layers in 2 3 4; do
-  flags="--layers $layers --heads 8 --D 5 --steps 1500 --target 0 --lr 2e-3 --decay 0.3 --seed 1"
+  flags="$plain --layers $layers --heads 8 --D 5 --steps 1500 --target 0 --lr 2e-3 --decay 0.3 --seed 1"
   echo "5 circuit runs/depth/L${layers}_s1 $flags"
 done | make_runs
 
@@ -204,10 +210,10 @@ done
 
 # figures over many runs, and pages to point at
 figures="$folder/figures"
-python -m studies.order "$folder"/[ABC] "$runs"/{default,decay}/s* "$runs"/rope/s? --out "$figures"
+python -m studies.order "$folder"/[ABC] "$runs"/{default,falling,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
-python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,default,rope,rope_twice,shorter}/* --out "$figures"
-python -m studies.circuits "$folder"/[ABC] "$runs"/{default,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,falling,rope,rope_twice,shorter}/* --out "$figures"
+python -m studies.circuits "$folder"/[ABC] "$runs"/{default,falling,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
 python -m pages.index "$folder" --out "$folder/index.html"
 chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
@@ -217,7 +223,7 @@ chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --scre
 
 # transformer D and the paper's literal settings (cleaning.md); in results/ D is stopped at step 1600, and so are those with
 # an aid early. Figure 4 with eight seeds, the paper's own sweep
-of_D="--layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
+of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
 make_runs << RUNS

@@ -61,7 +61,7 @@ def by_kind(facts):
     shared = set.intersection(*(set(fact["kind"]) for fact in facts)) if facts else set()
     for fact in facts:
         name = ", ".join(text for text in fact["kind"] if text not in shared)
-        groups.setdefault(name or "the defaults", []).append(fact)
+        groups.setdefault(name or ", ".join(fact["kind"]) or "the defaults", []).append(fact)
     return {
         name: sorted(group, key=lambda one: one["flags"].seed) for name, group in groups.items()
     }
