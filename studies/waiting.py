@@ -69,15 +69,11 @@ def median(found):
 
 
 def cell(found):
-    """The median wait, the range, and how many are censored, as text."""
-    steps = [step for step in found.values() if step is not None]
-    if not steps:
-        return f"never ({len(found)})" if found else ""
-    middle = median(found)
-    text = "never" if middle == math.inf else f"{middle:.0f}"
-    text += f" ({min(steps):.0f} to {max(steps):.0f}"
-    never = len(found) - len(steps)
-    return text + (f"; {never} of {len(found)} never)" if never else ")")
+    """The median wait, and how many are censored, as text."""
+    middle, never = median(found), [*found.values()].count(None)
+    if middle is None or middle == math.inf:
+        return "never" if found else ""
+    return f"{middle:.0f}" + (f" ({never} never)" if never else "")
 
 
 # ---- exponents
@@ -111,8 +107,11 @@ def exponent_cell(rows, way, name):
 
 def table(rows, title, lines):
     """A row for each {name: what differs from BASE}, a column for each way."""
-    body = [[name, *(cell(waits(rows, way, **one)) for way in WAYS)] for name, one in lines.items()]
-    return markdown([title, *(name for name, _ in WAYS.values())], *body)
+    found = {name: [waits(rows, way, **one) for way in WAYS] for name, one in lines.items()}
+    sizes = sorted({len(runs) for cells in found.values() for runs in cells})
+    head = f"{title}, {' to '.join(map(str, sizes))} seeds"
+    body = [[name, *map(cell, cells)] for name, cells in found.items()]
+    return markdown([head, *(name for name, _ in WAYS.values())], *body)
 
 
 def law_table(rows):
