@@ -36,7 +36,7 @@ CIRCUIT = "hold attention at minimal = a circuit that does what the depth allows
 CIRCUIT += " first layer alone, query = what the query then reads of x_1, induction = both; other"
 CIRCUIT += " heads stay free"
 MUON = "muon = Muon for the matrices inside the layers, AdamW for the rest; adamw = AdamW for all,"
-MUON += " as the paper: give it --steps 3000"
+MUON += " as the paper: give it --steps 3000 --decay 0.5"
 EMA = "the weights that are evaluated and kept are a mean of which each step keeps this share; 0 ="
 EMA += " the last weights"
 INIT = "start from the final weights of this run directory; of the outputs, those of symbols that"

@@ -108,8 +108,8 @@ def exponent_cell(rows, way, name):
 def table(rows, title, lines):
     """A row for each {name: what differs from BASE}, a column for each way."""
     found = {name: [waits(rows, way, **one) for way in WAYS] for name, one in lines.items()}
-    sizes = sorted({len(runs) for cells in found.values() for runs in cells})
-    head = f"{title}, {' to '.join(map(str, sizes))} seeds"
+    seeds = sorted({len(own) for cells in found.values() for own in cells})
+    head = f"{title}, {seeds[0]} to {seeds[-1]} seeds".replace(f"{seeds[-1]} to ", "")
     body = [[name, *map(cell, cells)] for name, cells in found.items()]
     return markdown([head, *(name for name, _ in WAYS.values())], *body)
 
