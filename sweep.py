@@ -44,7 +44,7 @@ import torch
 import train
 
 
-PLAIN = "--ema 0 --qk-std 0.02 --target 0"  # the last weights, of first ones all alike
+PLAIN = "--ema 0 --target 0"  # the last weights count
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"

@@ -81,7 +81,7 @@ FLAGS = {
         "weight_decay": Flag(0.1, "decoupled weight decay of the matrices", 0, 1000),
         "ema": Flag(0.985, EMA, 0, 0.99999),
         "clip": Flag(0.1, "largest gradient norm; 0 = no clipping"),
-        "qk_std": Flag(0.05, "standard deviation of the first W_Q and W_K, else 0.02", 0, 10),
+        "qk_std": Flag(0.02, "standard deviation of the first W_Q and W_K", 0, 10),
         "init": Flag("", INIT),
         "seed": Flag(0, "of the data, its order, and the initial weights", 0, 2**63 - 1),
         "dtype": Flag("auto", DTYPE, choices=("auto", "float32", "bfloat16")),

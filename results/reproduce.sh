@@ -43,7 +43,7 @@ for seed in {0..9}; do
 done | make_runs
 
 # with a falling rate instead of a mean of weights; with ten times the weight decay, too (circuits.md, order.md)
-plain="--decay 0.5 --ema 0 --qk-std 0.02" # the last weights, of a falling rate
+plain="--decay 0.5 --ema 0" # the last weights, of a falling rate
 for seed in {0..4}; do
   echo "10 circuit runs/falling/s$seed $main $plain --seed $seed"
 done | make_runs
