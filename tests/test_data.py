@@ -181,3 +181,18 @@ def test_bad_flags_of_data_get_one_line():
     ):
         assert_refused(data, *flags.split(), says=says)
     assert run_main(data, *"--task conditional --D 3".split())[0] == 0
+
+
+@pytest.mark.parametrize("task", ["unlinked", "first_step_first"])
+def test_tasks_to_compare_with(task):
+    """Read by a solver that knows no roles: x_1 follows x_0; which symbols stand twice; and the
+    order of blocks."""
+    batch = data.make_batch(3, torch.arange(64), N=4, D=2, task=task)
+    for inputs, targets in zip(batch.inputs[..., :4].tolist(), batch.targets, strict=True):
+        pairs, queries, answers = inputs[:16], inputs[16:], targets[:, :4].tolist()
+        followed = [pairs[pairs.index(query) + 1] for query in queries]
+        assert followed == answers
+        again = sum(pairs.count(answer) == 2 for answer in followed)
+        assert again == (0 if task == "unlinked" else 4)
+        first = {pairs.index(query) // 8 for query in queries}  # the block in which x_0 stands
+        assert first == {0 if task == "first_step_first" else 1}

@@ -5,11 +5,12 @@ import math
 
 from parts import flow
 from parts.circuit import one_hot
-from parts.flow import Path, Place
+from parts.flow import Path, Place, held_paths
 
 import pytest
 import torch
 
+import train
 from data import chain, conditional, make_batch
 from tests.common import assert_refused, run_main
 from tests.other_tasks import MIXED, TRIPLES, sequences_of
@@ -115,3 +116,16 @@ def test_the_table_of_depths():
     assert rows[4] == "5 3 3 3 4 4".split()  # the paper's bound, without a mask, with one
     for D in (0, 201, "x"):
         assert_refused(flow, "--D", D, says="--D")
+
+
+def test_parts_of_a_circuit_are_held_each_alone():
+    """The induction head is 1b -> 1a with q -> 1b, whatever else a minimal circuit has."""
+    roles = chain(4, 3).names
+
+    def held(part):
+        flags = train.parse_flags(f"--layers 4 --circuit {part}".split())
+        return {(path.layer, *(roles[end.role] for end in path[2:])) for path in held_paths(flags)}
+
+    pairs = {(0, f"{k}b", f"{k}a") for k in (1, 2, 3)}
+    assert held("previous") == pairs and held("query") == {(1, "q", "1b")}
+    assert held("induction") == pairs | {(1, "q", "1b")} < held("minimal")

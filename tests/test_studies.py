@@ -1,6 +1,7 @@
 """Studies of many runs, over run directories made by hand: what came first, certificates, what
 weight decay leaves."""
 
+import itertools
 import json
 import math
 
@@ -14,7 +15,7 @@ import pytest
 
 import train
 from data import chain
-from studies import by_kind, circuits, cleaning, kind_of, order
+from studies import by_kind, circuits, cleaning, kind_of, order, waiting
 from tests.common import assert_refused, contents, run_main
 from tests.other_tasks import TRIPLES
 
@@ -290,3 +291,20 @@ def test_how_often_a_run_was_solved_and_lost(tmp_path):
     (run / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     row = cleaning.stability_table([run]).splitlines()[2]
     assert row == "| run | 100 | 25, 45 | 5 of 11 | 1 | 0.90 | 0.004 |"
+
+
+# ---- the wait
+
+
+def test_exponents_of_the_wait():
+    """Of planted waits that grow as N^2 and N^3, a run that never learns left out; medians count it
+    as longer than all others."""
+    rows = []
+    for N, seed in itertools.product((2, 3, 4, 6, 8, 12), range(3)):
+        found = waiting.BASE | dict(N=N, seed=seed, optimizer="muon", rotary="input")
+        rows.append(found | dict(wait=None if (N, seed) == (12, 2) else 5 * N ** (2 + seed)))
+    slopes, censored = waiting.exponents(rows, ("muon", "input"), "N")
+    assert slopes == pytest.approx([2, 3]) and censored == 1
+    assert waiting.cell(waiting.waits(rows, ("muon", "input"), N=12)) == "8640 (1 never)"
+    assert waiting.cell({0: None, 1: None, 2: 7}) == "never" and waiting.cell({}) == ""
+    assert waiting.exponent_cell(rows, ("adamw", "qk"), "N") == "n=0"

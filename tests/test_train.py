@@ -195,3 +195,17 @@ def test_the_log_tells_loss_rate_and_what_was_confirmed(tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     files = {str(path) for path in contents(run)} - {".lock"}
     assert files == {"config.json", "curves.png", "log.jsonl", "model.pt", "state.pt"}
+
+
+def test_what_is_kept_is_the_moving_average_of_the_weights(tmp_path, without_curves):
+    """Against the average made by hand of all weights of the same run without one."""
+    kept = {}
+    for ema in (0, 0.75):
+        flags = [*TINY, "--steps", 6, "--save-every", 1, "--ema", ema, "--out", tmp_path / str(ema)]
+        assert run_main(train, *flags)[0] == 0
+        kept[ema] = [runs.read_tensors(file) for file in runs.checkpoints_of(tmp_path / str(ema))]
+    average = kept[0][1]
+    for last, found in zip(kept[0][1:], kept[0.75][1:], strict=True):
+        average = {name: 0.75 * average[name] + 0.25 * last[name] for name in last}
+        for name, weights in average.items():
+            torch.testing.assert_close(found[name], weights)
