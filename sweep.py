@@ -48,14 +48,15 @@ PLAIN = "--ema 0 --target 0"  # the last weights count
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
-PAPER = f"{PLAIN} --heads 8 --batch 512 --examples 1048576 --steps 10000 --decay 0.5"
-HELD = f"{PLAIN} --D 8 --circuit minimal --steps 400 --decay 0.5"
+PAPER = f"{PLAIN} --heads 8 --batch 512 --examples 1048576 --steps 10000"
+HELD = f"{PLAIN} --D 8 --circuit minimal --steps 400"
 
 
 def waiting():
     """How long a small model waits until x_1 is learned: each run ends when half of its loss at the
     plateau is gone."""
-    small = f"{PLAIN} --heads 4 --width 64 --batch 64 --dtype float32 --warmup 0 --eval-every 20"
+    small = f"{PLAIN} --heads 4 --width 64 --batch 64 --dtype float32"
+    small += " --decay 0 --warmup 0 --eval-every 20"
     points = [f"--D 1 --N {N}" for N in (2, 3, 4, 6, 8, 12)]
     points += [f"--targets 1 --D {D}" for D in (2, 3, 5)]
     points += [f"--targets 1 --D 2 --task {task}" for task in ("unlinked", "first_step_first")]

@@ -36,7 +36,7 @@ CIRCUIT = "hold attention at minimal = a circuit that does what the depth allows
 CIRCUIT += " first layer alone, query = what the query then reads of x_1, induction = both; other"
 CIRCUIT += " heads stay free"
 MUON = "muon = Muon for the matrices inside the layers, AdamW for the rest; adamw = AdamW for all,"
-MUON += " as the paper: give it --steps 3000 --decay 0.5"
+MUON += " as the paper: give it --steps 3000"
 EMA = "the weights that are evaluated and kept are a mean of which each step keeps this share; 0 ="
 EMA += " the last weights"
 INIT = "start from the final weights of this run directory; of the outputs, those of symbols that"
@@ -71,15 +71,15 @@ FLAGS = {
     },
     "training": {
         "optimizer": Flag("muon", MUON, choices=("muon", "adamw")),
-        "steps": Flag(1200, "steps at most, which --decay counts from", 1, 10**9),
+        "steps": Flag(1200, "steps at most; the learning rate schedule spans them", 1, 10**9),
         "target": Flag(0.01, "stop when the validation MSE is below, on 8192 more too; 0 = never"),
         "batch": Flag(128, "sequences per step", 1),
         "lr": Flag(1e-3, "learning rate; a step of Muon has the size of one of AdamW", 0, 1000),
         "warmup": Flag(100, "steps over which the learning rate rises from 0", 0, 10**9),
-        "decay": Flag(0.0, "last fraction of the steps, over which it falls linearly to 0", 0, 1),
+        "decay": Flag(0.5, "last fraction of the steps, over which it falls linearly to 0", 0, 1),
         "beta2": Flag(0.99, "Adam's second beta", 0, 0.9999999),
         "weight_decay": Flag(0.1, "decoupled weight decay of the matrices", 0, 1000),
-        "ema": Flag(0.985, EMA, 0, 0.99999),
+        "ema": Flag(0.98, EMA, 0, 0.99999),
         "clip": Flag(0.1, "largest gradient norm; 0 = no clipping"),
         "qk_std": Flag(0.02, "standard deviation of the first W_Q and W_K", 0, 10),
         "init": Flag("", INIT),

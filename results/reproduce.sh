@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
-mkdir -p "$runs"/{default,falling,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
+mkdir -p "$runs"/{default,last,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
 # MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
 make_runs() {
@@ -42,13 +42,13 @@ for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed"
 done | make_runs
 
-# with a falling rate instead of a mean of weights; with ten times the weight decay, too (circuits.md, order.md)
-plain="--decay 0.5 --ema 0" # the last weights, of a falling rate
+# the same of which the last weights are kept; with ten times the weight decay, too (circuits.md, order.md)
+plain="--ema 0" # the last weights
 for seed in {0..4}; do
-  echo "10 circuit runs/falling/s$seed $main $plain --seed $seed"
+  echo "10 circuit runs/last/s$seed $main $plain --seed $seed"
 done | make_runs
 for seed in {5..10}; do
-  echo "10 circuit runs/falling/s$seed $main $plain --seed $seed --eval-every 20 --save-every 20"
+  echo "10 circuit runs/last/s$seed $main $plain --seed $seed --eval-every 20 --save-every 20"
 done | make_runs
 for seed in {0..4}; do
   echo "10 circuit runs/decay/s$seed $main $plain --weight-decay 1 --seed $seed --save-every 25"
@@ -210,10 +210,10 @@ done
 
 # figures over many runs, and pages to point at
 figures="$folder/figures"
-python -m studies.order "$folder"/[ABC] "$runs"/{default,falling,decay}/s* "$runs"/rope/s? --out "$figures"
+python -m studies.order "$folder"/[ABC] "$runs"/{default,last,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
-python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,falling,rope,rope_twice,shorter}/* --out "$figures"
-python -m studies.circuits "$folder"/[ABC] "$runs"/{default,falling,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/* --out "$figures"
+python -m studies.circuits "$folder"/[ABC] "$runs"/{default,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
 python -m pages.index "$folder" --out "$folder/index.html"
 chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
