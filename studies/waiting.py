@@ -158,39 +158,43 @@ def draw(folders, out):
     """waiting.png: the wait against what grows, in logarithms; the exponents that are published are
     lines through the median of the first way."""
     rows = facts(folders)
-    figure, panels = plt.subplots(
-        1, len(AXES), figsize=(15, 4.6), sharey=True, layout="constrained"
-    )
     longest = max(row["steps"] for row in rows)
+    size = dict(figsize=(14, 4.8), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, len(AXES), **size)
     for axes, (name, (label, points)) in zip(panels, AXES.items(), strict=True):
+        # every run, those that never learn x_1 above the others, and their medians
         for shift, (way, (called, color)) in enumerate(WAYS.items()):
             found = {x: waits(rows, way, **changed) for x, changed in points.items()}
-            found = {x: some for x, some in found.items() if some}
-            aside = 1 + 0.02 * (shift - 1.5)
-            for x, some in found.items():
-                steps = [1.3 * longest if step is None else step for step in some.values()]
-                style = dict(color=color, ms=4, alpha=0.5)
-                axes.plot([x * aside] * len(steps), steps, "o", **style)
-            middles = [min(median(some), 1.3 * longest) for some in found.values()]
-            axes.plot([*found], middles, color=color, label=f"{called}, median")
+            found = {x: own for x, own in found.items() if own}
+            for x, own in found.items():
+                steps = [1.3 * longest if step is None else step for step in own.values()]
+                aside = [x * (1 + 0.02 * (shift - 1.5))] * len(steps)
+                axes.plot(aside, steps, "o", color=color, ms=4, alpha=0.5)
+            middles = [min(median(own), 1.3 * longest) for own in found.values()]
+            axes.plot([*found], middles, color=color, label=called)
 
         # what was published, through the first median
-        x = [*points]
-        for (law, exponent), style in zip(
-            PUBLISHED.get(name, {}).items(), ("--", ":"), strict=False
-        ):
-            begin = median(waits(rows, next(iter(WAYS)), **points[x[0]]))
-            axes.plot(
-                x, [begin * (one / x[0]) ** exponent for one in x], style, color="gray", label=law
-            )
-        axes.set(xscale="log", yscale="log", xlabel=label, ylim=(50, 1.6 * longest))
+        x, begin = [*points], median(waits(rows, next(iter(WAYS)), **next(iter(points.values()))))
+        lines = []
+        for (law, power), style in zip(PUBLISHED.get(name, {}).items(), ("--", ":"), strict=False):
+            y = [begin * (one / x[0]) ** power for one in x]
+            lines += axes.plot(x, y, style, color="gray", label=f"published: {law}")
+        if lines:
+            axes.legend(handles=lines, fontsize="small", loc="lower right")
+        axes.set(xscale="log", yscale="log", xlabel=label, ylim=(60, 1.6 * longest))
         axes.set_xticks(x, x)
+        axes.set_yticks(ticks := [100, 200, 500, 1000, 2000], ticks)
         axes.minorticks_off()
+        axes.grid(axis="y", lw=0.3)
         axes.axhspan(1.1 * longest, 1.6 * longest, color="0.92", zorder=-1)
-        axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(0, 0.9))
-    panels[0].set_ylabel("step at which x$_1$ is learned")
-    yield out / "waiting.png"
+    panels[0].text(2, 1.3 * longest, f"not in {longest} steps", va="center", fontsize="small")
+    panels[0].set_ylabel("step at which $x_1$ is learned")
+    what = "4 layers of 4 heads, width 64; a mark per run, lines through medians"
+    figure.suptitle(f"How long the plateau lasts: {what}", fontsize=11)
+    lines = [line for line in panels[0].get_lines() if line.get_label() in dict(WAYS.values())]
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(WAYS))
     runs.save_figure(figure, out / "waiting.png")
+    yield out / "waiting.png"
 
 
 def main():
