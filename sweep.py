@@ -496,9 +496,9 @@ def counted(rows):
         for k in symbols_in(group):
             steps = [row[f"x_{k}_learned"] for row in group]
             steps = [step for step in steps if step is not None]
-            median = f" at step {statistics.median(steps):.0f}" if steps else ""
-            cells.append(f"x_{k} {len(steps)}{median}")
-        lines.append(f"{layers} layers, {len(group)} runs, learned (median): {', '.join(cells)}")
+            cells += [f"x_{k} {len(steps)} ({statistics.median(steps):.0f})"] if steps else []
+        told = ", ".join(cells) or "nothing"
+        lines.append(f"{layers} layers, {len(group)} runs, learned (median step): {told}")
     learned_at = [[row[f"{name}_learned"] for name in Flags(**row).symbols] for row in curriculum]
     orders = [runs.in_order(steps) for steps in learned_at]
     many = len(orders) - orders.count(None)

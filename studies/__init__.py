@@ -77,10 +77,11 @@ def markdown(head, *rows):
 
 
 def share(known):
-    """Of how many it is true, with a 95% Wilson interval, as text; known: [bool or None, ...]."""
+    """Of how many it is true, with a 95% Wilson interval from three on, as text; known: [bool or
+    None, ...]."""
     known = [one for one in known if one is not None]
-    if not known:
-        return ""
+    if len(known) < 3:
+        return f"{sum(known)} of {len(known)}" if known else ""
     low, high = wilson(sum(known), len(known))
     return f"{sum(known)} of {len(known)} [{low:.2f}, {high:.2f}]"
 

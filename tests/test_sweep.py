@@ -203,8 +203,8 @@ def test_the_claims_are_counted():
     ]
     lines = counted([row for row in rows if row["causal"]])
     assert lines == [
-        "2 layers, 2 runs, learned (median): x_1 2 at step 20, x_2 1 at step 20",
-        "3 layers, 2 runs, learned (median): x_1 1 at step 40, x_2 1 at step 35",
+        "2 layers, 2 runs, learned (median step): x_1 2 (20), x_2 1 (20)",
+        "3 layers, 2 runs, learned (median step): x_1 1 (40), x_2 1 (35)",
         "x_1, x_2, ... learned in this order: 1 of 2 runs",
         "without the implicit curriculum above 0.7: 1 of 2",
     ]
