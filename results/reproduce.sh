@@ -192,6 +192,9 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
+# how long the plateau lasts (waiting.md): three core-hours
+python sweep.py --preset waiting --out "$folder/waiting"
+
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
@@ -212,6 +215,7 @@ done
 figures="$folder/figures"
 python -m studies.order "$folder"/[ABC] "$runs"/{default,last,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
+python -m studies.waiting "$folder/waiting" --out "$figures"
 python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/* --out "$figures"
 python -m studies.circuits "$folder"/[ABC] "$runs"/{default,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
