@@ -433,8 +433,8 @@ def least_depths(rows, k):
 
 def with_attention(rows, causal, held):
     """The runs with the implicit curriculum, this mask, and attention held or learned."""
-    wanted = (True, causal, held)
-    return [row for row in rows if (row["ic"], row["causal"], bool(row["circuit"])) == wanted]
+    wanted = (True, causal, "minimal" if held else "")
+    return [row for row in rows if (row["ic"], row["causal"], row["circuit"]) == wanted]
 
 
 def draw_least_depths(axes, rows, deepest, marker, color, shift, name):

@@ -188,7 +188,7 @@ def test_least_depths_are_counted_by_seed():
 
 def test_the_claims_are_counted():
     def row(run, layers, *learned, ic=True, causal=True, **losses):
-        fixed = dict(seed=0, D=2, N=4, task="chain", targets=[], circuit=False, ic=ic)
+        fixed = dict(seed=0, D=2, N=4, task="chain", targets=[], circuit="", ic=ic)
         steps = {f"x_{k}_learned": step for k, step in enumerate(learned, 1)}
         return dict(run=run, layers=layers, causal=causal, **fixed, **losses, **steps)
 
