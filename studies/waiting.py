@@ -70,9 +70,10 @@ def median(found):
 def cell(found):
     """The median wait, and how many are censored, as text."""
     middle, never = median(found), [*found.values()].count(None)
-    if middle is None or middle == math.inf:
-        return "never" if found else ""
-    return f"{middle:.0f}" + (f" ({never} never)" if never else "")
+    if middle is None:
+        return ""
+    text = "never" if middle == math.inf else f"{middle:.0f}"
+    return text + (f" ({never} of {len(found)} never)" if never else "")
 
 
 # ---- exponents
@@ -96,7 +97,7 @@ def exponent_cell(rows, way, name):
     slopes, censored = exponents(rows, way, name)
     never = f"; {censored} censored" if censored else ""
     if len(slopes) < 2:
-        return f"n={len(slopes)}{never}"
+        return "".join(f"{slope:.2f}, " for slope in slopes) + f"n={len(slopes)}{never}"
     low, high = bootstrap(torch.tensor(slopes), torch.Generator().manual_seed(0))
     return f"{statistics.fmean(slopes):.2f} [{low:.2f}, {high:.2f}], n={len(slopes)}{never}"
 
@@ -120,7 +121,6 @@ def law_table(rows):
 
 
 WHY = {
-    "D=1, N=6: 18 tokens": dict(N=6),
     "D=1, N=8: 24 tokens": dict(N=8),
     "D=2: 20 tokens": dict(D=2),
     "D=2, read from step 1 on": dict(D=2, task="first_step_first"),
@@ -135,7 +135,7 @@ HELD = {
         ("query", "q -> 1b held, or both"),
     )
 }
-SCALES = {f"D=1, {std}": dict(qk_std=std) for std in (0.02, 0.05, 0.1, 0.2)}
+SCALES = {str(std): dict(qk_std=std) for std in (0.02, 0.05, 0.1, 0.2)}
 
 
 def tables(folders):

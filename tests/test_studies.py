@@ -305,6 +305,8 @@ def test_exponents_of_the_wait():
         rows.append(found | dict(wait=None if (N, seed) == (12, 2) else 5 * N ** (2 + seed)))
     slopes, censored = waiting.exponents(rows, ("muon", "input"), "N")
     assert slopes == pytest.approx([2, 3]) and censored == 1
-    assert waiting.cell(waiting.waits(rows, ("muon", "input"), N=12)) == "8640 (1 never)"
-    assert waiting.cell({0: None, 1: None, 2: 7}) == "never" and waiting.cell({}) == ""
+    assert waiting.cell(waiting.waits(rows, ("muon", "input"), N=12)) == "8640 (1 of 3 never)"
+    assert (
+        waiting.cell({0: None, 1: None, 2: 7}) == "never (2 of 3 never)" and waiting.cell({}) == ""
+    )
     assert waiting.exponent_cell(rows, ("adamw", "qk"), "N") == "n=0"
