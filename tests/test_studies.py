@@ -1,7 +1,6 @@
 """Studies of many runs, over run directories made by hand: what came first, certificates, what
 weight decay leaves."""
 
-import itertools
 import json
 import math
 
@@ -15,7 +14,7 @@ import pytest
 
 import train
 from data import chain
-from studies import by_kind, circuits, cleaning, kind_of, order, waiting
+from studies import by_kind, circuits, cleaning, kind_of, order
 from tests.common import assert_refused, contents, run_main
 from tests.other_tasks import TRIPLES
 
@@ -102,14 +101,14 @@ def test_a_kind_differs_in_any_flag_but_the_seed(tmp_path):
     ]
     groups = by_kind(map(order.facts, runs_of))
     names = {name: [fact["run"].name for fact in group] for name, group in groups.items()}
-    assert names == {"the defaults": ["a", "b"], "lr 0.002": ["c"]}
+    assert names == {"D 2, steps 100": ["a", "b"], "lr 0.002": ["c"]}
 
 
 def test_a_run_named_twice_counts_once_and_nothing_is_written_beside_it(tmp_path):
     run, out = write_run(tmp_path / "runs" / "a"), tmp_path / "out"
     before = contents(run.parent)
     code, said, err = run_main(order, run, run.parent / "." / "a", "--out", out)
-    assert code == 0 and "| the defaults | 1 |" in said, (said, err)
+    assert code == 0 and "| D 2 | 1 |" in said, (said, err)
     assert contents(run.parent) == before and [file.name for file in out.iterdir()] == ["order.png"]
 
 
@@ -148,7 +147,7 @@ def test_what_emerged_first_is_counted(tmp_path):
     told = order.claims_table(every).splitlines()
     assert told[0].count("|") == told[2].count("|") == len(order.CLAIMS) + 4
     assert told[2] == (
-        "| the defaults | 5 | 20 (-20 to 20) | 4 of 5 [0.38, 0.96] | 3 of 4 [0.30, 0.95] | "
+        "| D 2 | 5 | 20 (-20 to 20) | 4 of 5 [0.38, 0.96] | 3 of 4 [0.30, 0.95] | "
         "2 of 3 [0.21, 0.94] | 1 of 3 [0.06, 0.79] | 2 of 3 [0.21, 0.94] | 3 of 4 [0.30, 0.95] |"
     )
     first, _, late, _, unknown = order.runs_table(every).splitlines()[2:]
@@ -208,7 +207,7 @@ def test_the_figure_shows_each_step_in_its_line(tmp_path, monkeypatch):
     }
     assert [label.get_text() for label in axes.get_yticklabels()] == ["seed 0", "seed 1", "seed 0"]
     names = [text.get_text() for text in axes.texts]
-    assert names == ["the defaults (n = 2)", "lr 0.002 (n = 1)"] and axes.get_xscale() == "log"
+    assert names == ["D 2 (n = 2)", "lr 0.002 (n = 1)"] and axes.get_xscale() == "log"
     plt.close("all")
 
 
@@ -244,7 +243,7 @@ def test_certificates_are_told_and_counted(tmp_path):
     assert f"s1 | not complete: layer 5 head 1 costs 0.91 | {told} |" in said
     assert "s2 | not searched: the model itself has a loss of 0.7 |  |" in said and "s3" not in said
     assert "| s0 | 0.020 | 0.070 | 0.040 | 1 of 2 | 1 of 2 |" in said
-    assert "| the defaults | 1 of 2 | 1 of 2 |" in said
+    assert "| D 2 | 1 of 2 | 1 of 2 |" in said
     assert circuits.tables(folders[3:]).count("\n|---") == 3
 
 
@@ -291,22 +290,3 @@ def test_how_often_a_run_was_solved_and_lost(tmp_path):
     (run / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     row = cleaning.stability_table([run]).splitlines()[2]
     assert row == "| run | 100 | 25, 45 | 5 of 11 | 1 | 0.90 | 0.004 |"
-
-
-# ---- the wait
-
-
-def test_exponents_of_the_wait():
-    """Of planted waits that grow as N^2 and N^3, a run that never learns left out; medians count it
-    as longer than all others."""
-    rows = []
-    for N, seed in itertools.product((2, 3, 4, 6, 8, 12), range(3)):
-        found = waiting.BASE | dict(N=N, seed=seed, optimizer="muon", rotary="input")
-        rows.append(found | dict(wait=None if (N, seed) == (12, 2) else 5 * N ** (2 + seed)))
-    slopes, censored = waiting.exponents(rows, ("muon", "input"), "N")
-    assert slopes == pytest.approx([2, 3]) and censored == 1
-    assert waiting.cell(waiting.waits(rows, ("muon", "input"), N=12)) == "8640 (1 of 3 never)"
-    assert (
-        waiting.cell({0: None, 1: None, 2: 7}) == "never (2 of 3 never)" and waiting.cell({}) == ""
-    )
-    assert waiting.exponent_cell(rows, ("adamw", "qk"), "N") == "n=0"
