@@ -42,6 +42,7 @@ from parts.flow import DEPTH_LAWS, causal_depth
 import torch
 
 import train
+from data import chain
 
 
 PLAIN = "--ema 0 --target 0"  # the last weights count
@@ -57,20 +58,20 @@ def waiting():
     plateau is gone."""
     small = f"{PLAIN} --heads 4 --width 64 --batch 64 --dtype float32"
     small += " --decay 0 --warmup 0 --eval-every 20"
-    points = [f"--D 1 --N {N}" for N in (2, 3, 4, 6, 8, 12)]
-    points += [f"--targets 1 --D {D}" for D in (2, 3, 5)]
+    points = [f"--targets 1 --D {D}" for D in (2, 3, 5)]
     points += [f"--targets 1 --D 2 --task {task}" for task in ("unlinked", "first_step_first")]
     held = "previous", "query", "induction"
     points += [f"--targets 1 --D {D} --circuit {part}" for part in held for D in (1, 2)]
     points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2) for D in (1, 2)]
     points += [f"--D 1 --batch {batch}" for batch in (32, 128, 256)]
+    points = {f"--D 1 --N {N}": N for N in (2, 3, 4, 6, 8, 12)} | dict.fromkeys(points, 4)
     groups = []
-    for point in points:
+    for point, N in points.items():
+        target = chain(N, 1).destroyed
         for optimizer, rotary in itertools.product(("muon", "adamw"), ("input", "qk")):
             own = f"{small} {point} --optimizer {optimizer} --rotary {rotary} --steps 2400"
-            flags = train.parse_flags(own.split())
             layers = (4, 2, 12) if point == "--D 1 --N 4" else [4]
-            groups.append((f"{own} --target {flags.problem.destroyed:.6g}", layers, 3))
+            groups.append((f"{own} --target {target:.6g}", layers, 3))
     return groups
 
 

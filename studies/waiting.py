@@ -61,6 +61,12 @@ def waits(rows, way, **changed):
     return {row["seed"]: row["wait"] for row in sorted(some, key=lambda row: row["seed"])}
 
 
+def on_axis(rows, way, name):
+    """{x: {seed: wait}} of the points of one of AXES that have runs."""
+    found = {x: waits(rows, way, **changed) for x, changed in AXES[name][1].items()}
+    return {x: own for x, own in found.items() if own}
+
+
 def median(found):
     """Of {seed: wait}, infinite where more than half are censored; None without runs."""
     steps = [math.inf if step is None else step for step in found.values()]
@@ -82,8 +88,7 @@ def cell(found):
 def exponents(rows, way, name):
     """[exponent, ...], a least-squares line through the logarithms of each seed that learned x_1 at
     every point, and the number of runs that are censored."""
-    points = {x: waits(rows, way, **changed) for x, changed in AXES[name][1].items()}
-    points = {x: found for x, found in points.items() if found}
+    points = on_axis(rows, way, name)
     censored, slopes = sum([*found.values()].count(None) for found in points.values()), []
     for seed in range(max(map(len, points.values()), default=0)):
         steps = [found.get(seed) for found in points.values()]
@@ -124,7 +129,7 @@ WHY = {
     "D=1, N=8: 24 tokens": dict(N=8),
     "D=2: 20 tokens": dict(D=2),
     "D=2, read from step 1 on": dict(D=2, task="first_step_first"),
-    "D=2, step 2 of other symbols": dict(D=2, task="unlinked", asked=[1]),
+    "D=2, step 2 of other symbols": dict(D=2, task="unlinked"),
 }
 HELD = {
     f"D={D}, {name}": dict(D=D, circuit=part)
@@ -157,8 +162,7 @@ def draw(folders, out):
     for axes, (name, (label, points)) in zip(panels, AXES.items(), strict=True):
         # every run, those that never learn x_1 above the others, and their medians
         for shift, (way, (called, color)) in enumerate(WAYS.items()):
-            found = {x: waits(rows, way, **changed) for x, changed in points.items()}
-            found = {x: own for x, own in found.items() if own}
+            found = on_axis(rows, way, name)
             for x, own in found.items():
                 steps = [1.3 * longest if step is None else step for step in own.values()]
                 aside = [x * (1 + 0.02 * (shift - 1.5))] * len(steps)
