@@ -36,7 +36,7 @@ import time
 from pathlib import Path
 
 from parts import Refused, program, runs
-from parts.flags import ROWS, SETTINGS, Flags, check, command_line, run_directory
+from parts.flags import ROWS, SETTINGS, Flags, check, command_line
 from parts.flow import DEPTH_LAWS, causal_depth
 
 import torch
@@ -113,10 +113,10 @@ def grid(groups, folder):
             instead = f"give {OURS[name]} to sweep.py itself"
             raise Refused(f"--flags must not hold {name}, which the grid sets: {instead}")
         for count in layers:
-            flags = train.parse_flags([*words, "--layers", str(count), "--resume"])
             for seed in range(seeds):
-                own = flags.but(seed=seed)
-                own.out = folder / run_directory(own).name
+                run = f"--layers {count} --seed {seed} --resume".split()
+                own = train.parse_flags([*words, *run])
+                own.out = folder / own.out.name
                 if by_name.setdefault(own.out.name, own) != own:
                     what = f"two sets have a run {own.out.name}"
                     raise Refused(f"{what}: give each its own --out")

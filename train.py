@@ -15,7 +15,7 @@ import time
 
 from parts import program, runs
 from parts.circuit import hold
-from parts.flags import SETTINGS, parse, run_directory
+from parts.flags import SETTINGS, parse
 from parts.flow import held_paths
 
 import torch
@@ -418,7 +418,6 @@ def main():
         keep_freed_memory()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stopped.append(number))
-        flags.out = flags.out or run_directory(flags)
         for odd, what in (
             (flags.warmup >= flags.steps, "--warmup is not over before the last step"),
             (not flags.lr, "--lr 0 changes nothing"),

@@ -148,8 +148,8 @@ def command_line(name, about):
 
 
 def parse(arguments, description):
-    """The Flags, --device auto and --dtype auto settled. A bad flag ends the program with one line
-    and exit code 2."""
+    """The Flags; --device auto, --dtype auto and the run directory are settled. A bad flag ends the
+    program with one line and exit code 2."""
     p = command_line("train.py", description)
     for title, rows in FLAGS.items():
         group = p.add_argument_group(title)
@@ -169,6 +169,7 @@ def parse(arguments, description):
     if flags.targets == [last]:
         flags.targets, flags.ic = [], False
     flags.targets = sorted(flags.targets)
+    flags.out = flags.out or run_directory(flags)  # the same on every machine
     if flags.dtype == "auto":
         flags.dtype = native_dtype(flags.device)
     return flags
@@ -268,12 +269,10 @@ def cpu_capabilities():
 
 
 def run_directory(flags):
-    """out/L12_H1_D3_s0, with every other flag that differs from its default named in between; the
-    default of dtype is this machine's."""
+    """out/L12_H1_D3_s0, with every other flag that differs from its default named in between."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title.replace('=', '')}"
     for key in SETTINGS:
         value, default = getattr(flags, key), ROWS[key].default
-        default = native_dtype(flags.device) if key == "dtype" else default
         told = key in ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
         if not told and value != default:
             text = "-".join(map(str, value)) if isinstance(value, list) else Path(str(value)).name

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 from parts import circuit, flow, runs
-from parts.flags import run_directory
 
 import pytest
 import torch
@@ -266,7 +265,7 @@ def test_one_sequence_told_in_words():
 
 def test_conditional_runs_have_no_D(tmp_path):
     parsed = train.parse_flags("--task conditional --layers 4 --heads 2 --targets 1 3".split())
-    assert run_directory(parsed) == Path("out/L4_H2_conditional_targets1-3_s0")
+    assert parsed.out == Path("out/L4_H2_conditional_targets1-3_s0")
     for module in (data, train):
         assert_refused(module, "--task", "conditional", "--D", 4, says="leave out --D 4")
     assert_refused(train, "--task", "trees", says="--task")

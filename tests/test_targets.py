@@ -62,7 +62,7 @@ def test_one_run_has_one_name():
         ("--init out/L2_s0/", "L12_H1_D3_initL2_s0_s0", [1, 2, 3]),
     ):
         parsed = train.parse_flags(flags.split())
-        assert table.run_directory(parsed) == Path("out", name)
+        assert parsed.out == Path("out", name)
         assert parsed.asked == symbols
 
 
@@ -190,7 +190,7 @@ def test_a_task_is_a_table_and_nothing_more(tmp_path, monkeypatch):
         (["--targets", "3"], "_no-ic", "x_3"),
     ):
         flags = train.parse_flags([*map(str, few), *more])
-        assert str(table.run_directory(flags)).startswith(f"out/L2_H2_star_N2{name}_w")
+        assert str(flags.out).startswith(f"out/L2_H2_star_N2{name}_w")
         assert flags.symbols == symbols.split()
     code, out, err = run_main(train, *few, "--no-ic")
     assert code == 0 and "x_3: " in out and "x_2" not in out, err
