@@ -92,7 +92,7 @@ def certify(free, every, circuit, uses, fill, generator):
         return symbol_names(lost & (intact.mean(0) < task.destroyed))
 
     # sufficient and complete
-    found = {name: interval(errors, generator) for name, errors in zip(NAMES, every, strict=True)}
+    found = dict(intact=interval(every[0], generator), sufficient=interval(every[1], generator))
     idle, alone = {head: own for head, own in circuit.items() if isinstance(own, str)}, []
     for (layer, head), own in sorted(idle.items()):
         costs = rise(free.errors({(layer, head): own}))
@@ -123,9 +123,6 @@ def certify(free, every, circuit, uses, fill, generator):
             found["paths"].append(row)
     found["paper"] = papers_test(free, circuit, generator)
     return found
-
-
-NAMES = ["intact", "sufficient"]
 
 
 def papers_test(free, circuit, generator):
@@ -295,28 +292,27 @@ def summary(free, circuit, fill, learned):
 def print_certificate(report):
     """A line for each measurement, then what it comes to."""
     if "paths" in report:
-        print_measured(report)
+        measured = "{mse:7.4f} [{low:.4f}, {high:.4f}]"
+        print(f"the model as it is     {measured.format(**report['intact'])}")
+        print(f"held to the circuit    {measured.format(**report['sufficient'])}")
+        together = report["complete"]["together"]
+        print(f"heads without a path   {measured.format(**together)}  more, held in the free model")
+        print(
+            "\nthe free model loses ...             attention   by values of   without it: in this"
+        )
+        print(
+            "                                              targets  others     head, in all heads"
+        )
+    for row in report.get("paths", []):
+        numbers = [row[key]["mse"] for key in ("carried", "others", "alone", "everywhere")]
+        cells = "".join(f"{number:9.3f}" for number in numbers)
+        print(f"{name_of(row):36s}{row['attention']:9.3f}{cells}")
+    for path, other in report.get("choices", []):
+        print(f"instead of {path}, as well: {other}")
     print("---")
     for key, value in report.items():
         if not isinstance(value, (list, dict)):
             print(f"{key}: {value}")
-
-
-def print_measured(report):
-    measured = "{mse:7.4f} [{low:.4f}, {high:.4f}]"
-    print(f"the model as it is     {measured.format(**report['intact'])}")
-    print(f"held to the circuit    {measured.format(**report['sufficient'])}")
-    together = report["complete"]["together"]
-    print(f"heads without a path   {measured.format(**together)}  more, held in the free model")
-    print("\nthe free model loses ...             attention   by values of   without it: in this")
-    print("                                              targets  others     head, in all heads")
-    for row in report["paths"]:
-        name = name_of(row)
-        numbers = [row[key]["mse"] for key in ("carried", "others", "alone", "everywhere")]
-        cells = "".join(f"{number:9.3f}" for number in numbers)
-        print(f"{name:36s}{row['attention']:9.3f}{cells}")
-    for path, other in report["choices"]:
-        print(f"instead of {path}, as well: {other}")
 
 
 def rounded(value):

@@ -11,15 +11,7 @@ import collections
 import functools
 import itertools
 
-from parts.circuit import (
-    Path,
-    Place,
-    flow,
-    paths_of,
-    places_attended,
-    with_path,
-    without,
-)
+from parts.circuit import Path, Place, flow, paths_of, places_attended, with_path, without
 
 import torch
 
