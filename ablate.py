@@ -237,20 +237,20 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         count, fill = len(paths_of(circuit)), FILLS[number]
         report["searches"][fill] = f"{count} paths, loss {mse:.4f}"
         say(f"rows without a path {fill}: {report['searches'][fill]}")
-        found.append((mse >= limit, count, number, circuit))
+        found.append((count, number, mse, circuit))
     if not found:
         names = symbol_names(flow(costs, task, free.batch.positions[:8])) or ["nothing"]
         what = f"the flow along all paths reaches {' '.join(names)}"
         return report | dict(verdict=f"no circuit: {what}")
 
     # the first to which nothing can be objected, those with the fewest paths first
-    found.sort(key=lambda one: one[:3])
-    tried = [one for one in found if not one[0]] or found[:1]
+    sufficient = sorted((one for one in found if one[2] < limit), key=lambda one: one[:2])
+    tried = sufficient or [min(found, key=lambda one: one[2])]
     fresh = runs.sequences(flags, held_out("certificate", sequences))
     batches = zip(*(tensor.split(512) for tensor in fresh), strict=True)
     parts = [Held(model, flags, type(fresh)(*batch), means) for batch in batches]
     intact, certificates = torch.cat([part.free for part in parts]), []
-    for _, _, number, circuit in tried:
+    for _, number, _, circuit in tried:
         fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
         errors = torch.cat([part.errors(circuit, fill) for part in parts])
         measured = certify(parts[0], (intact, errors), circuit, costs, fill, generator)

@@ -10,7 +10,7 @@ that ends without is censored: longer than all others in a median, left out of t
 import math
 import statistics
 
-from parts import Refused, runs
+from parts import runs
 from parts.flags import Flags
 from parts.intervals import bootstrap
 
@@ -42,16 +42,14 @@ PUBLISHED["T"] = {"T$^2$": 2, "T$^{0.79}$": 0.79}
 
 
 def facts(folders):
-    """The rows of sweeps' tables, with what is asked for and the wait in steps, or None. Refused
-    for a folder without a table."""
+    """The rows of sweeps' tables and of runs, with what is asked for and the wait in steps, or
+    None. Refused for a folder that is neither."""
     rows = []
     for folder in folders:
-        table = sweep.read_table(folder / "results.jsonl")
-        if not table:
-            raise Refused(f"{folder} has no results.jsonl: python sweep.py --preset waiting")
-        for row in table.values():
-            rows.append(row | dict(asked=Flags(**row).asked, wait=row["x_1_learned"]))
-    return rows
+        rows += sweep.read_table(folder / "results.jsonl").values()
+        if not (folder / "results.jsonl").exists():
+            rows.append(sweep.row_of(runs.read_flags(folder).but(out=folder)))
+    return [row | dict(asked=Flags(**row).asked, wait=row.get("x_1_learned")) for row in rows]
 
 
 def waits(rows, way, **changed):
@@ -111,9 +109,14 @@ def exponent_cell(rows, way, name):
 
 
 def table(rows, title, lines):
-    """A row for each {name: what differs from BASE}, a column for each way; seeds: of the first."""
-    found = {name: [waits(rows, way, **one) for way in WAYS] for name, one in lines.items()}
-    body = [[name, *map(cell, cells), len(cells[0])] for name, cells in found.items()]
+    """A row for each {name: what differs from BASE}, a column for each way; seeds: of each, or of
+    all."""
+    body = []
+    for name, changed in lines.items():
+        found = [waits(rows, way, **changed) for way in WAYS]
+        seeds = [len(own) for own in found]
+        seeds = seeds if len({*seeds}) > 1 else seeds[:1]
+        body.append([name, *map(cell, found), ", ".join(map(str, seeds))])
     return markdown([title, *(name for name, _ in WAYS.values()), "seeds"], *body)
 
 
@@ -140,6 +143,7 @@ HELD = {
         ("query", "q -> 1b held, or both"),
     )
 }
+MAIN = {"12 layers of one head, D=3": dict(D=3, asked=[1, 2, 3], batch=128, layers=12)}
 SCALES = {str(std): dict(qk_std=std) for std in (0.02, 0.05, 0.1, 0.2)}
 
 

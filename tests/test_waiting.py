@@ -21,3 +21,5 @@ def test_exponents_of_the_wait():
         waiting.cell({0: None, 1: None, 2: 7}) == "never (2 of 3 never)" and waiting.cell({}) == ""
     )
     assert waiting.exponent_cell(rows, ("adamw", "qk"), "N") == "n=0"
+    table = waiting.table(rows, "wait", dict(two=dict(N=2))).splitlines()
+    assert table[-1] == "| two | 40 |  |  |  | 3, 0, 0, 0 |"
