@@ -100,6 +100,17 @@ def test_a_model_of_another_kind_is_certified(capsys):
     assert all(row["destroys"] == ["x_1"] for row in report["paths"])
 
 
+def test_where_no_circuit_suffices_the_nearest_is_told(monkeypatch, capsys):
+    def dearer(*args):
+        for (circuit, _), loss in zip(search(*args), (0.3, 0.06, 0.2), strict=True):
+            yield circuit, loss
+
+    search = ablate.search
+    monkeypatch.setattr(ablate, "search", dearer)
+    report = ablate.find_circuit(Wrapped(chain(4, 1)), settings(1, 2, heads=2), sequences=128)
+    assert report["fill"] == ablate.FILLS[1]
+
+
 def test_each_question_that_fails_is_in_the_verdict():
     def certificate(
         high=0.04, alone=0.01, together=0.02, destroys=(), left=(), more=0.1, needed=0.1
