@@ -144,7 +144,7 @@ HELD = {
     )
 }
 MAIN = {"12 layers of one head, D=3": dict(D=3, asked=[1, 2, 3], batch=128, layers=12)}
-SCALES = {str(std): dict(qk_std=std) for std in (0.02, 0.05, 0.1, 0.2)}
+SCALES = {f"D={D}, {std}": dict(D=D, qk_std=std) for D in (1, 2) for std in (0.02, 0.05, 0.1, 0.2)}
 
 
 def tables(folders):
