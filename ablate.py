@@ -297,12 +297,9 @@ def print_certificate(report):
         print(f"held to the circuit    {measured.format(**report['sufficient'])}")
         together = report["complete"]["together"]
         print(f"heads without a path   {measured.format(**together)}  more, held in the free model")
-        print(
-            "\nthe free model loses ...             attention   by values of   without it: in this"
-        )
-        print(
-            "                                              targets  others     head, in all heads"
-        )
+        titles = "attention   by values of   without it: in this"
+        print(f"\n{'the free model loses ...':37s}{titles}")
+        print(f"{'':46s}targets  others     head, in all heads")
     for row in report.get("paths", []):
         numbers = [row[key]["mse"] for key in ("carried", "others", "alone", "everywhere")]
         cells = "".join(f"{number:9.3f}" for number in numbers)

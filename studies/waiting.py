@@ -46,9 +46,8 @@ def facts(folders):
     None. Refused for a folder that is neither."""
     rows = []
     for folder in folders:
-        rows += sweep.read_table(folder / "results.jsonl").values()
-        if not (folder / "results.jsonl").exists():
-            rows.append(sweep.row_of(runs.read_flags(folder).but(out=folder)))
+        table = sweep.read_table(folder / "results.jsonl")
+        rows += table.values() or [sweep.row_of(runs.read_flags(folder).but(out=folder))]
     return [row | dict(asked=Flags(**row).asked, wait=row.get("x_1_learned")) for row in rows]
 
 
