@@ -26,9 +26,8 @@ def main():
     flags += ["-o", f"pythonpath={here}"]
     flags += ["-n", str(os.cpu_count()), "--dist", "worksteal", "--durations", "5"]
     chosen = ["-k", " or ".join(words)] if words else []
-    sys.exit(
-        pytest.main([*flags, *speed, *chosen, str(here / "tests")])
-    )  # 5 if there is no such test
+    flags += [*speed, *chosen, str(here / "tests")]
+    sys.exit(pytest.main(flags))  # 5 if there is no such test
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def read_flags(run):
         what = f"has flags that are not known here: {', '.join(sorted(unknown))}"
         raise unusable(path, what if unknown else "holds no flags")
     defaults = {name: flag.default for name, flag in ROWS.items()}
-    flags = Flags(**(defaults | BEFORE | config))
+    flags = Flags(**(defaults | BEFORE | config | dict(out=Path(run))))
     try:
         check(flags)
     except Refused as error:

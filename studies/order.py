@@ -175,7 +175,7 @@ def everywhere(folder):
     for table in sorted(folder.glob("*/results.jsonl")):
         rows += sweep.read_table(table).values()
     for file in sorted(folder.rglob("config.json")):
-        rows.append(sweep.row_of(runs.read_flags(file.parent).but(out=file.parent)))
+        rows.append(sweep.row_of(runs.read_flags(file.parent)))
     for row in sweep.plain(rows):
         flags = Flags(**row)
         steps, run = (

@@ -47,7 +47,7 @@ def facts(folders):
     rows = []
     for folder in folders:
         table = sweep.read_table(folder / "results.jsonl")
-        rows += table.values() or [sweep.row_of(runs.read_flags(folder).but(out=folder))]
+        rows += table.values() or [sweep.row_of(runs.read_flags(folder))]
     return [row | dict(asked=Flags(**row).asked, wait=row.get("x_1_learned")) for row in rows]
 
 
@@ -142,7 +142,12 @@ HELD = {
         ("query", "q -> 1b held, or both"),
     )
 }
-MAIN = {"12 layers of one head, D=3": dict(D=3, asked=[1, 2, 3], batch=128, layers=12)}
+MAIN = {
+    "D=1": dict(batch=128, layers=12),
+    "D=1, N=8": dict(N=8, batch=128, layers=12),
+    "D=2, asked for x_1": dict(D=2, batch=128, layers=12),
+    "D=3, asked for all": dict(D=3, asked=[1, 2, 3], batch=128, layers=12),
+}
 SCALES = {f"D={D}, {std}": dict(D=D, qk_std=std) for D in (1, 2) for std in (0.02, 0.05, 0.1, 0.2)}
 
 

@@ -75,7 +75,7 @@ def test_presets_are_the_grids_of_the_committed_table(tmp_path):
 
     grids = {name: sweep.grid(groups, tmp_path) for name, groups in sweep.PRESETS.items()}
     sizes = {name: len(grid) for name, grid in grids.items()}
-    assert sizes == dict(laptop=24, night=88, law=39, waiting=336, paper=128)
+    assert sizes == dict(laptop=24, night=88, law=39, waiting=481, paper=128)
     rows = read_table(HERE / "results/sweep/results.jsonl").values()
     committed = settings(Flags(**row) for row in rows)
     assert committed == settings(grids["night"] + grids["law"])

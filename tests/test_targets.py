@@ -76,7 +76,7 @@ def test_a_run_of_some_targets_is_read_everywhere(tmp_path):
     assert flags.targets == [1, 3] and model(batch.inputs).shape == batch.targets.shape
 
     # and its row of a table, which later stages read
-    row = row_of(flags.but(out=run))
+    row = row_of(flags)
     runs.write_rows(tmp_path / "results.jsonl", [row])
     assert read_table(tmp_path / "results.jsonl") == {"run": row} and row["targets"] == [1, 3]
 
