@@ -134,7 +134,7 @@ def table(results):
     rows = [("tested without noise", "accuracy", "p(noise)")]
     for time, kept in (-1, WIDTH), (-1, 26), (-1, 13), (-1, 0), (5, WIDTH), (5, 0), (-1, None):
         seeds = values[:, time, (*KEPT, None).index(kept)].T  # (2, seeds)
-        cells = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in seeds]
+        cells = [f"{x.mean():.2f} ({x.min():.2f}\N{EN DASH}{x.max():.2f})" for x in seeds]
         how = "first MLP removed instead" if kept is None else f"rank {kept} of {WIDTH}"
         rows.append((f"step {steps[time]}, {how}", *cells))
     return markdown(*rows)

@@ -5,6 +5,7 @@
 Runs that differ in nothing but the seed are of one kind.
 """
 
+import statistics
 from pathlib import Path
 
 from parts import program
@@ -84,6 +85,13 @@ def share(known):
         return f"{sum(known)} of {len(known)}" if known else ""
     low, high = wilson(sum(known), len(known))
     return f"{sum(known)} of {len(known)} [{low:.2f}, {high:.2f}]"
+
+
+def spread(steps):
+    """437 (359-674), with a dash: the median and the range, if there are several."""
+    text = f"{statistics.median(steps):.0f}"
+    several = f" ({min(steps):.0f}\N{EN DASH}{max(steps):.0f})"
+    return text + several * (len(steps) > 1)
 
 
 def steps_text(steps):

@@ -7,14 +7,13 @@ steps count.
 """
 
 import re
-import statistics
 from pathlib import Path
 
 from parts import Refused, runs
 
 import matplotlib.pyplot as plt
 
-from studies import by_kind, command, kind_of, markdown, share
+from studies import by_kind, command, kind_of, markdown, share, spread
 
 
 # ---- the facts of one run
@@ -70,8 +69,7 @@ def cell(group, k):
         return "" if k not in group[0]["learned"] else "then not asked"
     held = [fact for fact in group if fact["last"][k] < fact["flags"].problem.learned]
     steps = [fact["learned"][k] for fact in held if fact["learned"][k] is not None]
-    when = f", step {statistics.median(steps):.0f}" if steps else ""
-    when += f" ({min(steps):.0f} to {max(steps):.0f})" if len(steps) > 1 else ""
+    when = f", step {spread(steps)}" if steps else ""
     return share([fact in held for fact in group]) + when
 
 

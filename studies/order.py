@@ -7,7 +7,6 @@ A symbol is learned when its error passes below 0.5; a path emerges when its mea
 """
 
 import math
-import statistics
 
 from parts import runs
 from parts.circuit import read_report, to_the_token_before
@@ -15,10 +14,11 @@ from parts.emergence import emergence_steps, read_emergence, removal_rises
 from parts.flags import Flags
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.markers import TICKDOWN, TICKUP
 
 import sweep
-from studies import by_kind, command, kind_of, markdown, name_of, share, steps_text
+from studies import by_kind, command, kind_of, markdown, name_of, share, spread, steps_text
 
 
 # ---- the induction head of a task
@@ -124,14 +124,10 @@ CLAIMS = {
 
 
 def waits(group):
-    """The steps from each symbol to the next, median and range, of the runs that learned all."""
-    told = []
+    """The steps from each symbol to the next, of the runs that learned all."""
     whole = [[*fact["learned"].values()] for fact in group]
-    whole = [steps for steps in whole if None not in steps]
-    for k in range(1, min(map(len, whole), default=0)):
-        apart = [steps[k] - steps[k - 1] for steps in whole]
-        told.append(f"{statistics.median(apart):.0f} ({min(apart):.0f} to {max(apart):.0f})")
-    return ", ".join(told)
+    apart = [torch.tensor(steps).diff().tolist() for steps in whole if None not in steps]
+    return ", ".join(map(spread, zip(*apart, strict=True)))
 
 
 def claims_table(every, *names):
@@ -140,9 +136,11 @@ def claims_table(every, *names):
     told = "in_order" in names
     for kind, group in by_kind(every).items():
         counts = [share([fact.get(name) for fact in group]) for name in names]
-        rows.append([kind, len(group), *[waits(group)] * told, *counts])
+        apart = [waits(group), spread([fact["steps"] for fact in group])]
+        rows.append([kind, len(group), *(apart if told else []), *counts])
     claims = [CLAIMS[name] for name in names]
-    return markdown(["kind", "runs", *["steps from symbol to symbol"] * told, *claims], *rows)
+    apart = ["steps from symbol to symbol", "ends at step"] if told else []
+    return markdown(["kind", "runs", *apart, *claims], *rows)
 
 
 def runs_table(every, paths=True):

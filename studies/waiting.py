@@ -145,16 +145,17 @@ HELD = {
 MAIN = {
     "D=1": dict(batch=128, layers=12),
     "D=1, N=8": dict(N=8, batch=128, layers=12),
-    "D=2, asked for x_1": dict(D=2, batch=128, layers=12),
-    "D=3, asked for all": dict(D=3, asked=[1, 2, 3], batch=128, layers=12),
+    "D=2, x_1 alone": dict(D=2, batch=128, layers=12),
+    "D=3, all asked": dict(D=3, asked=[1, 2, 3], batch=128, layers=12),
 }
 SCALES = {f"D={D}, {std}": dict(D=D, qk_std=std) for D in (1, 2) for std in (0.02, 0.05, 0.1, 0.2)}
 
 
 def tables(folders):
     rows = facts(folders)
-    several = table(rows, "at the same length", WHY), table(rows, "attention held", HELD)
-    return "\n\n".join([law_table(rows), *several, table(rows, "first W_Q, W_K", SCALES)])
+    several = {"main size": MAIN, "same length": WHY, "attention held": HELD, "scale": SCALES}
+    told = [table(rows, title, lines) for title, lines in several.items()]
+    return "\n\n".join([law_table(rows), *told])
 
 
 # ---- the figure
@@ -178,10 +179,10 @@ def draw(folders, out):
             middles = [min(median(own), 1.3 * longest) for own in found.values()]
             axes.plot([*found], middles, color=color, label=called)
 
-        # what was published, through the first median
+        # what was published, through the first median if there is one
         x, begin = [*points], median(waits(rows, next(iter(WAYS)), **next(iter(points.values()))))
-        lines = []
-        for (law, power), style in zip(PUBLISHED.get(name, {}).items(), ("--", ":"), strict=False):
+        lines, laws = [], PUBLISHED.get(name, {}) if begin else {}
+        for (law, power), style in zip(laws.items(), ("--", ":"), strict=False):
             y = [begin * (one / x[0]) ** power for one in x]
             lines += axes.plot(x, y, style, color="gray", label=f"published: {law}")
         if lines:

@@ -44,7 +44,7 @@ def made(tmp_path):
 def test_runs_are_grouped_and_counted(made):
     groups = list(by_kind(map(curriculum.facts, made)).values())
     assert [len(group) for group in groups] == [2, 1, 1, 1]
-    assert curriculum.cell(groups[0], 1) == "2 of 2, step 117 (83 to 150)"
+    assert curriculum.cell(groups[0], 1) == "2 of 2, step 117 (83\N{EN DASH}150)"
     assert curriculum.cell(groups[0], 3) == "1 of 2, step 120"
     assert curriculum.cell(groups[0], 2) == ""
     assert curriculum.cell(groups[3], 2) == "0 of 1"

@@ -10,7 +10,6 @@ from unittest import mock
 
 import matplotlib.pyplot as plt
 import pytest
-from cogapp import Cog
 
 import mechanisms
 from mechanisms import bigrams, hops, layers, memories, noise, recall, samples, theorems
@@ -149,8 +148,3 @@ def test_what_is_kept_is_drawn(module, tmp_path):
     code, out, err = run_main(started, "--plot-only", "--out", tmp_path)
     assert (code, err) == (0, "") and out.startswith("|")
     assert (tmp_path / f"{name}.png").exists() == hasattr(module, "draw")
-
-
-def test_tables_of_the_page_are_current(monkeypatch):
-    monkeypatch.chdir(HERE)
-    assert Cog().main(["cogapp", "--check", "-I", ".", "mechanisms/README.md"]) == 0

@@ -145,9 +145,10 @@ def test_what_emerged_first_is_counted(tmp_path):
     folders.append(write_run(tmp_path / "s4", "--seed 4", learned=(50, 30)))
     every = [order.facts(folder) for folder in folders]
     told = order.claims_table(every).splitlines()
-    assert told[0].count("|") == told[2].count("|") == len(order.CLAIMS) + 4
+    assert told[0].count("|") == told[2].count("|") == len(order.CLAIMS) + 5
     assert told[2] == (
-        "| D 2 | 5 | 20 (-20 to 20) | 4 of 5 [0.38, 0.96] | 3 of 4 [0.30, 0.95] | "
+        "| D 2 | 5 | 20 (-20\N{EN DASH}20) | 100 (100\N{EN DASH}100) | "
+        "4 of 5 [0.38, 0.96] | 3 of 4 [0.30, 0.95] | "
         "2 of 3 [0.21, 0.94] | 1 of 3 [0.06, 0.79] | 2 of 3 [0.21, 0.94] | 3 of 4 [0.30, 0.95] |"
     )
     first, _, late, _, unknown = order.runs_table(every).splitlines()[2:]

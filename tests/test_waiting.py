@@ -5,9 +5,10 @@ import itertools
 import pytest
 
 from studies import waiting
+from tests.common import HERE
 
 
-def test_exponents_of_the_wait():
+def test_exponents_of_the_wait(tmp_path):
     """Of planted waits that grow as N^2 and N^3, a run that never learns left out; medians count it
     as longer than all others."""
     rows = []
@@ -21,5 +22,7 @@ def test_exponents_of_the_wait():
         waiting.cell({0: None, 1: None, 2: 7}) == "never (2 of 3 never)" and waiting.cell({}) == ""
     )
     assert waiting.exponent_cell(rows, ("adamw", "qk"), "N") == "n=0"
+    [file] = waiting.draw([HERE / "results/A"], tmp_path)  # most points have no run
+    assert file.exists()
     table = waiting.table(rows, "wait", dict(two=dict(N=2))).splitlines()
     assert table[-1] == "| two | 40 |  |  |  | 3, 0, 0, 0 |"
