@@ -45,7 +45,7 @@ import train
 from data import chain
 
 
-PLAIN = "--ema 0 --target 0"  # the last weights count
+PLAIN = "--ema 0 --qk-std 0.02 --target 0"  # the last weights count
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
@@ -63,7 +63,7 @@ def waiting():
     held = "previous", "query", "induction"
     points += [f"--targets 1 --D {D} --circuit {part}" for part in held for D in (1, 2)]
     points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2) for D in (1, 2)]
-    points += [f"--D 1 --batch {batch}" for batch in (32, 128, 256)]
+    points += [f"--D 1 --batch {batch}" for batch in (32, 128, 256, 512)]
     points = {f"--D 1 --N {N}": N for N in (2, 3, 4, 6, 8, 12)} | dict.fromkeys(points, 4)
     groups = []
     for point, N in points.items():
@@ -71,12 +71,11 @@ def waiting():
         for optimizer, rotary in itertools.product(("muon", "adamw"), ("input", "qk")):
             own = f"{small} {point} --optimizer {optimizer} --rotary {rotary} --steps 2400"
             layers = (4, 2, 12) if point == "--D 1 --N 4" else [4]
-            seeds = 5 if "--D 1" in point else 3  # the others take many times as long
-            groups.append((f"{own} --target {target:.6g}", layers, seeds))
+            groups.append((f"{own} --target {target:.6g}", layers, 5))
 
     # three points at the size of the main command, which warms up
     for N, D in (4, 1), (8, 1), (4, 2):
-        own = f"--N {N} --D {D} --targets 1 --eval-every 20"
+        own = f"--qk-std 0.02 --N {N} --D {D} --targets 1 --eval-every 20"
         groups.append((f"{own} --target {chain(N, 1).destroyed:.6g}", [12], 3))
     return groups
 

@@ -30,7 +30,7 @@ from data import ENCODINGS, held_out, make_batch
 from model import Transformer
 
 
-BEFORE = {"optimizer": "adamw", "ema": 0.0}  # what an older config.json means
+BEFORE = {"optimizer": "adamw", "ema": 0.0, "qk_std": 0.02}  # what an older config.json means
 MAKERS = "data model train parts/flags parts/flow parts/runs parts/circuit".split()  # of a run
 MADE_BY = ["device", "hardware", "threads", "torch", "git", "code"]  # what else it says
 

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
-mkdir -p "$runs"/{default,last,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
+mkdir -p "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
 # MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
 make_runs() {
@@ -42,8 +42,13 @@ for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed"
 done | make_runs
 
-# the same of which the last weights are kept; with ten times the weight decay, too (circuits.md, order.md)
-plain="--ema 0" # the last weights
+# the same with first W_Q and W_K as small as all else (order.md, waiting.md)
+for seed in {0..8}; do
+  echo "8 circuit runs/qk_std0.02/s$seed $main --qk-std 0.02 --seed $seed"
+done | make_runs
+
+# of these the last weights are kept; with ten times the weight decay, too (circuits.md, order.md)
+plain="--qk-std 0.02 --ema 0"
 for seed in {0..4}; do
   echo "10 circuit runs/last/s$seed $main $plain --seed $seed"
 done | make_runs
@@ -213,11 +218,11 @@ done
 
 # figures over many runs, and pages to point at
 figures="$folder/figures"
-python -m studies.order "$folder"/[ABC] "$runs"/{default,last,decay}/s* "$runs"/rope/s? --out "$figures"
+python -m studies.order "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
 python -m studies.waiting "$folder/waiting" --out "$figures"
 python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/* --out "$figures"
-python -m studies.circuits "$folder"/[ABC] "$runs"/{default,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m studies.circuits "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
 python -m pages.index "$folder" --out "$folder/index.html"
 chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
