@@ -198,7 +198,7 @@ def test_load_reads_what_was_trained(tmp_path, whole):
 @pytest.mark.parametrize("trained", ["float32", "bfloat16"])
 @pytest.mark.parametrize("native", ["float32", "bfloat16"])
 def test_a_run_is_computed_as_is_fast_here(whole, trained, native, monkeypatch):
-    """bfloat16 only where the device multiplies it natively; float32 stays float32."""
+    """bfloat16 only where the device is faster with it; float32 stays float32."""
     flags = runs.read_flags(whole).but(dtype=trained)
     monkeypatch.setattr(runs, "read_flags", lambda run: flags)
     monkeypatch.setattr(runs, "native_dtype", lambda device: native)
