@@ -31,7 +31,7 @@ WAYS = {  # optimizer, rotary: name and colour
 AXES = {  # what grows in a panel: its label, the points on it by what is drawn at x
     "N": ("chains N, and T = 3N tokens", {N: dict(N=N) for N in (2, 3, 4, 6, 8, 12)}),
     "T": ("tokens T, by distractors: D = 1, 2, 3, 5", {8 * D + 4: dict(D=D) for D in (1, 2, 3, 5)}),
-    "batch": ("sequences per step", {batch: dict(batch=batch) for batch in (32, 64, 128, 256, 512)}),
+    "batch": ("sequences per step", {size: dict(batch=size) for size in (32, 64, 128, 256, 512)}),
     "layers": ("layers", {layers: dict(layers=layers) for layers in (2, 4, 12)}),
 }
 PUBLISHED = {"N": {"T$^2$ (2511.01033)": 2, "T$^{0.79}$ N$^{2.25}$ (2505.17863)": 3.04}}
