@@ -39,8 +39,8 @@ MUON = "muon = Muon for the matrices inside the layers, AdamW for the rest; adam
 MUON += " as the paper: give it --steps 3000 --qk-std 0.02"
 EMA = "the weights that are evaluated and kept are a mean of which each step keeps this share; 0 ="
 EMA += " the last weights"
-QK_STD = "standard deviation of the first W_Q and W_K, of other weights 0.02; 0 = 1/sqrt(width),"
-QK_STD += " so that scores begin with one of 1"
+QK_STD = "standard deviation of the first W_Q and W_K, of other weights 0.02; that of the first"
+QK_STD += " scores is its square times the width: choose less for a wider model"
 INIT = "start from the final weights of this run directory; of the outputs, those of symbols that"
 INIT += " both are asked for"
 DTYPE = "of activations and matrix products; weights, attention scores and optimizer are float32;"
@@ -83,7 +83,7 @@ FLAGS = {
         "weight_decay": Flag(0.1, "decoupled weight decay of the matrices", 0, 1000),
         "ema": Flag(0.98, EMA, 0, 0.99999),
         "clip": Flag(0.1, "largest gradient norm; 0 = no clipping"),
-        "qk_std": Flag(0.0, QK_STD, 0, 10),
+        "qk_std": Flag(0.1, QK_STD, 0, 10),
         "init": Flag("", INIT),
         "seed": Flag(0, "of the data, its order, and the initial weights", 0, 2**63 - 1),
         "dtype": Flag("auto", DTYPE, choices=("auto", "float32", "bfloat16")),

@@ -217,8 +217,7 @@ def build(flags):
     """The untrained transformer of these flags, on the CPU."""
     T, encoding = flags.problem.T, ENCODINGS[flags.rotary]
     told = flags.problem.symbols - 1 if flags.mixture else 0
-    own = flags.part("model") | dict(head_size=flags.size)
-    own["qk_std"] = flags.qk_std or flags.width**-0.5
+    own = flags.part("model") | dict(head_size=flags.size, qk_std=flags.qk_std)
     own["rotary"] = encoding.angles and encoding.angles(T, flags.size)
     inputs = flags.K + encoding.appended(T, flags.K).shape[1] + told
     outputs = flags.K * (1 if flags.mixture else len(flags.asked))
