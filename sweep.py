@@ -496,7 +496,7 @@ def figure_law(rows, path):
 
 def counted(rows):
     """The claims of Section 7.2, counted, as lines of text."""
-    curriculum, lines = [row for row in rows if row["ic"]], []
+    curriculum, lines = [row for row in rows if row["ic"]], ["learned by (median step):"]
     for layers in sorted({row["layers"] for row in curriculum}):
         group, cells = [row for row in curriculum if row["layers"] == layers], []
         for k in symbols_in(group):
@@ -504,7 +504,7 @@ def counted(rows):
             steps = [step for step in steps if step is not None]
             cells += [f"x_{k} {len(steps)} ({statistics.median(steps):.0f})"] if steps else []
         told = ", ".join(cells) or "nothing"
-        lines.append(f"{layers} layers, {len(group)} runs, learned (median step): {told}")
+        lines.append(f"{layers} layers, {len(group)} runs: {told}")
     learned_at = [[row[f"{name}_learned"] for name in Flags(**row).symbols] for row in curriculum]
     orders = [runs.in_order(steps) for steps in learned_at]
     many = len(orders) - orders.count(None)
@@ -522,7 +522,7 @@ def counted_by_law(rows):
         for held, name in (True, "held at a minimal circuit"), (False, "learned"):
             some, cells = with_attention(rows, causal, held), []
             for k in symbols_in(some):
-                depths = " ".join(map(str, least_depths(some, k))).replace("inf", "-")
+                depths = ",".join(map(str, least_depths(some, k))).replace("inf", "-")
                 cells.append(f"x_{k} {depths} (law {DEPTH_LAWS[causal](k)})")
             lines.append(f"fewest layers by seed, {mask}, attention {name}: {', '.join(cells)}")
     for row in rows:

@@ -75,7 +75,7 @@ def test_presets_are_the_grids_of_the_committed_table(tmp_path):
 
     grids = {name: sweep.grid(groups, tmp_path) for name, groups in sweep.PRESETS.items()}
     sizes = {name: len(grid) for name, grid in grids.items()}
-    assert sizes == dict(laptop=24, night=88, law=39, waiting=481, paper=128)
+    assert sizes == dict(laptop=24, night=88, law=39, waiting=589, paper=128)
     rows = read_table(HERE / "results/sweep/results.jsonl").values()
     committed = settings(Flags(**row) for row in rows)
     assert committed == settings(grids["night"] + grids["law"])
@@ -203,8 +203,9 @@ def test_the_claims_are_counted():
     ]
     lines = counted([row for row in rows if row["causal"]])
     assert lines == [
-        "2 layers, 2 runs, learned (median step): x_1 2 (20), x_2 1 (20)",
-        "3 layers, 2 runs, learned (median step): x_1 1 (40), x_2 1 (35)",
+        "learned by (median step):",
+        "2 layers, 2 runs: x_1 2 (20), x_2 1 (20)",
+        "3 layers, 2 runs: x_1 1 (40), x_2 1 (35)",
         "x_1, x_2, ... learned in this order: 1 of 2 runs",
         "without the implicit curriculum above 0.7: 1 of 2",
     ]
