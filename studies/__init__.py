@@ -52,7 +52,7 @@ def name_of(run):
 def kind_of(flags):
     """(text, ...) the flags of a run that are not the defaults, but for those in ASIDE."""
     values = {name: getattr(flags, name) for name in SETTINGS if name not in ASIDE}
-    return tuple(f"{name} {value}" for name, value in values.items() if value != ROWS[name].default)
+    return tuple(f"{name}={value}" for name, value in values.items() if value != ROWS[name].default)
 
 
 def by_kind(facts):

@@ -29,8 +29,8 @@ def carried_share(report):
 
 
 COLUMNS = {  # what is told of a circuit that was found
-    "paths (least) in layers (least)": lambda found: (
-        "{n} ({least_paths}) in {layers_with_paths} ({least_layers})".format(
+    "paths/least in layers/least": lambda found: (
+        "{n}/{least_paths} in {layers_with_paths}/{least_layers}".format(
             n=len(found["paths"]), **found
         )
     ),

@@ -101,14 +101,14 @@ def test_a_kind_differs_in_any_flag_but_the_seed(tmp_path):
     ]
     groups = by_kind(map(order.facts, runs_of))
     names = {name: [fact["run"].name for fact in group] for name, group in groups.items()}
-    assert names == {"D 2, steps 100": ["a", "b"], "lr 0.002": ["c"]}
+    assert names == {"D=2, steps=100": ["a", "b"], "lr=0.002": ["c"]}
 
 
 def test_a_run_named_twice_counts_once_and_nothing_is_written_beside_it(tmp_path):
     run, out = write_run(tmp_path / "runs" / "a"), tmp_path / "out"
     before = contents(run.parent)
     code, said, err = run_main(order, run, run.parent / "." / "a", "--out", out)
-    assert code == 0 and "| D 2 | 1 |" in said, (said, err)
+    assert code == 0 and "| D=2 | 1 |" in said, (said, err)
     assert contents(run.parent) == before and [file.name for file in out.iterdir()] == ["order.png"]
 
 
@@ -147,7 +147,7 @@ def test_what_emerged_first_is_counted(tmp_path):
     told = order.claims_table(every).splitlines()
     assert told[0].count("|") == told[2].count("|") == len(order.CLAIMS) + 5
     assert told[2] == (
-        "| D 2 | 5 | 20 (-20\N{EN DASH}20) | 100 (100\N{EN DASH}100) | "
+        "| D=2 | 5 | 20 (-20\N{EN DASH}20) | 100 (100\N{EN DASH}100) | "
         "4 of 5 [0.38, 0.96] | 3 of 4 [0.30, 0.95] | "
         "2 of 3 [0.21, 0.94] | 1 of 3 [0.06, 0.79] | 2 of 3 [0.21, 0.94] | 3 of 4 [0.30, 0.95] |"
     )
@@ -208,7 +208,7 @@ def test_the_figure_shows_each_step_in_its_line(tmp_path, monkeypatch):
     }
     assert [label.get_text() for label in axes.get_yticklabels()] == ["seed 0", "seed 1", "seed 0"]
     names = [text.get_text() for text in axes.texts]
-    assert names == ["D 2 (n = 2)", "lr 0.002 (n = 1)"] and axes.get_xscale() == "log"
+    assert names == ["D=2 (n = 2)", "lr=0.002 (n = 1)"] and axes.get_xscale() == "log"
     plt.close("all")
 
 
@@ -239,12 +239,12 @@ def test_certificates_are_told_and_counted(tmp_path):
     (folders[2] / "circuit.json").write_text(json.dumps(report))
     code, said, err = run_main(circuits, *folders)
     assert code == 0, err
-    told = "2 (4) in 2 (3) | 1 | zero | 0 | 0.020 | 0.010 | 0.75 | 0.500"
+    told = "2/4 in 2/3 | 1 | zero | 0 | 0.020 | 0.010 | 0.75 | 0.500"
     assert f"s0 | certified | {told} |" in said, said
     assert f"s1 | not complete: layer 5 head 1 costs 0.91 | {told} |" in said
     assert "s2 | not searched: the model itself has a loss of 0.7 |  |" in said and "s3" not in said
     assert "| s0 | 0.020 | 0.070 | 0.040 | 1 of 2 | 1 of 2 |" in said
-    assert "| D 2 | 1 of 2 | 1 of 2 |" in said
+    assert "| D=2 | 1 of 2 | 1 of 2 |" in said
     assert circuits.tables(folders[3:]).count("\n|---") == 3
 
 
