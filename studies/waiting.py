@@ -147,7 +147,7 @@ MAIN = {
     "D=1, N=8": dict(N=8, batch=128, layers=12),
     "D=2, x_1 alone": dict(D=2, batch=128, layers=12),
     "D=3, all asked": dict(D=3, asked=[1, 2, 3], batch=128, layers=12),
-    "the default": dict(D=3, asked=[1, 2, 3], batch=128, layers=12, qk_std=0.1),
+    "the same, first W_Q, W_K 0.1": dict(D=3, asked=[1, 2, 3], batch=128, layers=12, qk_std=0.1),
 }
 SCALES = {f"D={D}, {std}": dict(D=D, qk_std=std) for D in (1, 2) for std in (0.02, 0.05, 0.1, 0.2)}
 

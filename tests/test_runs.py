@@ -204,3 +204,17 @@ def test_a_run_is_computed_as_is_fast_here(whole, trained, native, monkeypatch):
     monkeypatch.setattr(runs, "native_dtype", lambda device: native)
     both = trained == native == "bfloat16"
     assert runs.load(whole)[1].dtype == ("bfloat16" if both else "float32")
+
+
+@pytest.mark.parametrize(
+    "has, dtype",
+    [
+        (dict(amx_bf16=True, avx512_bf16=True, cpu_name="Intel Xeon"), "bfloat16"),
+        (dict(amx_bf16=False, avx512_bf16=True, cpu_name="Intel Xeon"), "float32"),
+        (dict(avx512_bf16=True, cpu_name="AMD EPYC"), "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_bfloat16_is_for_processors_that_are_faster_with_it(has, dtype, monkeypatch):
+    monkeypatch.setattr(table, "cpu_capabilities", lambda: has)
+    assert table.native_dtype("cpu") == dtype
