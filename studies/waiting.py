@@ -7,6 +7,7 @@ x_1 is learned when a third of its loss on the plateau is gone, and a run ends w
 that ends without is censored: longer than all others in a median, left out of the fits.
 """
 
+import functools
 import math
 import statistics
 
@@ -18,6 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import sweep
+from data import held_out
 from studies import command, markdown
 
 
@@ -51,11 +53,17 @@ def facts(folders):
     return [row | dict(asked=Flags(**row).asked, wait=row.get("x_1_learned")) for row in rows]
 
 
+def at_point(rows, **changed):
+    """The rows that differ from BASE in this, by seed."""
+    wanted = BASE | changed
+    some = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return sorted(some, key=lambda row: row["seed"])
+
+
 def waits(rows, way, **changed):
     """{seed: wait} of the runs of one way that differ from BASE in this."""
-    wanted = BASE | changed | dict(zip(("optimizer", "rotary"), way, strict=True))
-    some = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    return {row["seed"]: row["wait"] for row in sorted(some, key=lambda row: row["seed"])}
+    some = at_point(rows, optimizer=way[0], rotary=way[1], **changed)
+    return {row["seed"]: row["wait"] for row in some}
 
 
 def on_axis(rows, way, name):
@@ -75,8 +83,8 @@ def cell(found):
     middle, never = median(found), [*found.values()].count(None)
     if middle is None:
         return ""
-    text = "never" if middle == math.inf else f"{middle:.0f}"
-    return text + (f" ({never} of {len(found)} never)" if never else "")
+    censored = f"{never}/{len(found)} never"
+    return censored if middle == math.inf else f"{middle:.0f}" + f" ({censored})" * (never > 0)
 
 
 # ---- exponents
@@ -102,6 +110,43 @@ def exponent_cell(rows, way, name):
         return "".join(f"{slope:.2f}, " for slope in slopes) + f"n={len(slopes)}{never}"
     low, high = bootstrap(torch.tensor(slopes), torch.Generator().manual_seed(0))
     return f"{statistics.fmean(slopes):.2f} [{low:.2f}, {high:.2f}], n={len(slopes)}{never}"
+
+
+# ---- where the queries look
+
+
+@functools.cache
+@torch.no_grad()
+def looks(run):
+    """The facts of a run, with its looks, {role: attention}: what the queries give to all tokens of
+    a role together, in the head that gives most, at the end."""
+    model, flags = runs.load(run)
+    batch = runs.sequences(flags, held_out("validation", 64))
+    _, layers = model(batch.inputs, return_patterns=True)
+    given, found = torch.stack(layers)[..., -flags.N :, :], {}  # (layers, 64, heads, N, T)
+    for role, name in enumerate(flags.problem.names):
+        tokens = batch.positions[:, None, None, :, role].expand(*given.shape[:4], -1)
+        found[name] = round(given.gather(4, tokens).sum(4).mean((1, 3)).max().item(), 4)
+    return facts([run])[0] | dict(looks=found)
+
+
+def all_looks(folders):
+    """Of the runs with D=2 below these whose weights are there."""
+    files = [file for folder in folders for file in sorted(folder.glob("*_D2_*/model.pt"))]
+    return [looks(file.parent) for file in files]
+
+
+def looks_table(rows):
+    """A row for each order of the pairs and outcome: the median run's attention."""
+    body = []
+    for name, changed in list(WHY.items())[1:]:
+        some = at_point(rows, **changed)
+        for outcome, never in ("learned", False), ("never", True):
+            found = [row["looks"] for row in some if (row["wait"] is None) == never]
+            if found:
+                medians = [statistics.median(one[role] for one in found) for role in LOOKED_AT]
+                body.append([name, outcome, len(found), *(f"{one:.2f}" for one in medians)])
+    return markdown(["", "x_1", "runs", *(f"to all {role}" for role in LOOKED_AT)], *body)
 
 
 # ---- tables of Markdown
@@ -139,7 +184,7 @@ HELD = {
     for part, name in (
         ("", "free"),
         ("previous", "1b -> 1a held"),
-        ("query", "q -> 1b held, or both"),
+        ("query", "q -> 1b held"),
     )
 }
 MAIN = {
@@ -149,6 +194,7 @@ MAIN = {
     "D=3, all asked": dict(D=3, asked=[1, 2, 3], batch=128, layers=12),
     "the same, first W_Q, W_K 0.1": dict(D=3, asked=[1, 2, 3], batch=128, layers=12, qk_std=0.1),
 }
+LOOKED_AT = "1b", "2a"
 SCALES = {f"D={D}, {std}": dict(D=D, qk_std=std) for D in (1, 2) for std in (0.02, 0.05, 0.1, 0.2)}
 
 
@@ -156,7 +202,7 @@ def tables(folders):
     rows = facts(folders)
     several = {"main size": MAIN, "same length": WHY, "attention held": HELD, "scale": SCALES}
     told = [table(rows, title, lines) for title, lines in several.items()]
-    return "\n\n".join([law_table(rows), *told])
+    return "\n\n".join([law_table(rows), *told, looks_table(all_looks(folders))])
 
 
 # ---- the figure
@@ -164,7 +210,7 @@ def tables(folders):
 
 def draw(folders, out):
     """waiting.png: the wait against what grows, in logarithms; the exponents that are published are
-    lines through the median of the first way."""
+    lines through the median of the first way. looks.jsonl, where there are weights."""
     rows = facts(folders)
     longest = max(row["steps"] for row in rows)
     size = dict(figsize=(14, 4.8), sharey=True, layout="constrained")
@@ -202,6 +248,9 @@ def draw(folders, out):
     figure.legend(handles=lines, loc="outside lower center", ncols=len(WAYS))
     runs.save_figure(figure, out / "waiting.png")
     yield out / "waiting.png"
+    if found := all_looks(folders):
+        runs.write_rows(out / "looks.jsonl", found)
+        yield out / "looks.jsonl"
 
 
 def main():

@@ -2,8 +2,12 @@
 
 import itertools
 
-import pytest
+from parts import runs
 
+import pytest
+import torch
+
+from data import held_out
 from studies import waiting
 from tests.common import HERE
 
@@ -17,12 +21,34 @@ def test_exponents_of_the_wait(tmp_path):
         rows.append(found | dict(wait=None if (N, seed) == (12, 2) else 5 * N ** (2 + seed)))
     slopes, censored = waiting.exponents(rows, ("muon", "input"), "N")
     assert slopes == pytest.approx([2, 3]) and censored == 1
-    assert waiting.cell(waiting.waits(rows, ("muon", "input"), N=12)) == "8640 (1 of 3 never)"
-    assert (
-        waiting.cell({0: None, 1: None, 2: 7}) == "never (2 of 3 never)" and waiting.cell({}) == ""
-    )
+    assert waiting.cell(waiting.waits(rows, ("muon", "input"), N=12)) == "8640 (1/3 never)"
+    assert waiting.cell({0: None, 1: None, 2: 7}) == "2/3 never" and waiting.cell({}) == ""
     assert waiting.exponent_cell(rows, ("adamw", "qk"), "N") == "n=0"
     [file] = waiting.draw([HERE / "results/A"], tmp_path)  # most points have no run
     assert file.exists()
     table = waiting.table(rows, "wait", dict(two=dict(N=2))).splitlines()
     assert table[-1] == "| two | 40 |  |  |  | 3, 0, 0, 0 |"
+
+
+@torch.no_grad()
+def test_where_queries_look():
+    """Of A token by token; then the medians of planted looks."""
+    model, flags = runs.load(HERE / "results/A")
+    batch = runs.sequences(flags, held_out("validation", 64))
+    layers = model(batch.inputs, None, True)[1]
+    for role, name in enumerate(flags.problem.names):
+        given = []
+        for pattern in layers:
+            one = [
+                pattern[row, 0, query, batch.positions[row, :, role]].sum()
+                for row in range(64)
+                for query in range(flags.problem.T - flags.N, flags.problem.T)
+            ]
+            given.append(torch.stack(one).mean().item())
+        assert waiting.looks(HERE / "results/A")["looks"][name] == pytest.approx(
+            max(given), abs=1e-4
+        )
+
+    planted = waiting.BASE | dict(D=2, wait=None)
+    rows = [planted | dict(seed=seed, looks={"1b": 0.1, "2a": seed / 10}) for seed in (7, 8, 9)]
+    assert waiting.looks_table(rows).endswith("| D=2: 20 tokens | never | 3 | 0.10 | 0.80 |")
