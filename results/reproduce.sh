@@ -2,7 +2,7 @@
 # Every run of results/, in order, and the figures and pages of studies. What is there is skipped, and after a stop the same
 # line goes on.
 #
-#   bash results/reproduce.sh out/again          # what a laptop does in a night, about 10 core-hours
+#   bash results/reproduce.sh out/again          # what a laptop does in a night, about 15 core-hours
 #   bash results/reproduce.sh out/again --all    # the long runs too; without a GPU, weeks
 #
 # One run at a time, on all cores. Minutes are of one core of an AMD EPYC (Zen 4), November 2026.
@@ -197,7 +197,7 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python sweep.py --preset law --out "$folder/sweep"
 
-# how long the plateau lasts (waiting.md): three core-hours
+# how long the plateau lasts (waiting.md): eight core-hours
 python sweep.py --preset waiting --out "$folder/waiting"
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
