@@ -496,7 +496,8 @@ def figure_law(rows, path):
 
 def counted(rows):
     """The claims of Section 7.2, counted, as lines of text."""
-    curriculum, lines = [row for row in rows if row["ic"]], ["learned by (median step):"]
+    curriculum = [row for row in rows if row["ic"]]
+    lines = ["learned by (median step):"] if curriculum else []
     for layers in sorted({row["layers"] for row in curriculum}):
         group, cells = [row for row in curriculum if row["layers"] == layers], []
         for k in symbols_in(group):
