@@ -22,34 +22,28 @@ import json
 import pathlib
 import time
 
-from parts import Refused, program, runs
+from parts import UserError, command_line, config, program
 from parts.circuit import (
-    Held,
+    PatchedModel,
     check_model,
-    check_roles,
     fields_of,
     flow,
     name_of,
-    path_name,
     paths_of,
     read_path,
     symbol_names,
-    to_the_token_before,
     without,
 )
-from parts.flags import command_line
-from parts.flow import least_possible
-from parts.intervals import studentised
 from parts.search import (
     FAINT,
+    attention_knockout,
     candidates,
     groups_of,
-    knocked_out,
-    other_choices,
-    replaced,
+    resample_values,
     search,
     simple_heads,
 )
+from parts.stats import studentised
 
 import torch
 
@@ -57,7 +51,6 @@ from data import held_out
 
 
 FILLS = ["zero", "identity", "uniform"]  # what tokens without a path do; the paper's first
-STALE = ["*.gif", "[!c]*.png", "circuit.png"]  # drawn of an older certificate, all but curves.png
 PAPERS_LEAST = 0.17  # the lowest MSE after the removal of a path in Appendix E
 
 
@@ -74,7 +67,7 @@ def interval(errors, generator):
 def certify(free, every, circuit, uses, fill, generator):
     """What is measured of a circuit, a dict. every: errors of the free model and of the model held
     to it, on all sequences, a pair of (B, symbols); uses: the paths that the free model misses; the
-    rest is measured with `free`, Held, by how much the errors of the free model rise:
+    rest is measured with `free`, PatchedModel, by how much the errors of the free model rise:
 
     complete: when heads without a path do what the circuit says, each alone and all together, and
     when all other tokens without a path do too, while those with one attend as they did (rest); and
@@ -88,26 +81,26 @@ def certify(free, every, circuit, uses, fill, generator):
         return interval(errors - intact, generator)
 
     def destroyed(risen):
-        lost = torch.tensor(risen["partial"]) + intact.mean(0) > task.destroyed
-        return symbol_names(lost & (intact.mean(0) < task.destroyed))
+        lost = torch.tensor(risen["partial"]) + intact.mean(0) > task.lost
+        return symbol_names(lost & (intact.mean(0) < task.lost))
 
     # sufficient and complete
     found = dict(intact=interval(every[0], generator), sufficient=interval(every[1], generator))
     idle, alone = {head: own for head, own in circuit.items() if isinstance(own, str)}, []
     for (layer, head), own in sorted(idle.items()):
         costs = rise(free.errors({(layer, head): own}))
-        alone.append(dict(layer=layer + 1, head=head + 1, mechanism=own, **costs))
+        alone.append(dict(layer=layer, head=head, mechanism=own, **costs))
     rest = rise(free.errors_of_rest(circuit, fill))
     rest["destroys"] = destroyed(rest)
     found["complete"] = dict(alone=alone, together=rise(free.errors(idle)), rest=rest, left_out=[])
     for path in sorted({*uses} - {*paths_of(circuit)}):
-        row = fields_of(path, task) | rise(knocked_out(free, [path]))
+        row = fields_of(path, task) | rise(attention_knockout(free, [path]))
         found["complete"]["left_out"].append(row | dict(destroys=destroyed(row)))
 
     # carried and needed
     found["paths"] = []
     for group in (group for own in circuit.values() for group in groups_of(own)):
-        carried, others = replaced(free, group), replaced(free, group, others=True)
+        carried, others = resample_values(free, group), resample_values(free, group, others=True)
         values = dict(carried=rise(carried), others=rise(others))
         values["more"] = interval(carried - others, generator)
         for path in group:
@@ -117,8 +110,10 @@ def certify(free, every, circuit, uses, fill, generator):
                 share[same] = read_path(pattern, same, task, positions).mean().item()
             heads = {path, *(same for same, given in share.items() if given >= FAINT)}
             row = fields_of(path, task) | dict(attention=share[path]) | values
-            row["alone"] = rise(knocked_out(free, [path]))
-            row["everywhere"] = rise(knocked_out(free, heads)) if len(heads) > 1 else row["alone"]
+            row["alone"] = rise(attention_knockout(free, [path]))
+            row["everywhere"] = (
+                rise(attention_knockout(free, heads)) if len(heads) > 1 else row["alone"]
+            )
             row["destroys"] = destroyed(row["everywhere"])
             found["paths"].append(row)
     found["paper"] = papers_test(free, circuit, generator)
@@ -148,7 +143,7 @@ def why_not(found, threshold):
         fails.append(f"not sufficient: the loss is {found['sufficient']['mse']:.4f}")
     for row in found["complete"]["alone"]:
         if row["mse"] >= threshold:
-            fails.append("not complete: layer {layer} head {head} costs {mse:.2f}".format(**row))
+            fails.append("not complete: L{layer}H{head} costs {mse:.2f}".format(**row))
     together = found["complete"]["together"]["mse"]
     if together >= threshold:
         fails.append(f"not complete: all heads without a path together cost {together:.2f}")
@@ -174,20 +169,15 @@ def why_not(found, threshold):
 # ---- all of it
 
 
-def check(flags, threshold, sequences):
-    """Refused, in one line, for what cannot be."""
-    if not 0 < threshold < 1:
-        raise Refused(f"--threshold must be above 0 and below 1, not {threshold}")
-    if not 64 <= sequences <= 2**20:
-        raise Refused(f"--sequences must be from 64 to {2**20}, not {sequences}")
+def check(flags):
+    """UserError for a run of which no circuit can be found."""
     if flags.N < 2:
-        raise Refused("the run was trained with --N 1: one chain leaves nothing to look for")
-    if flags.circuit or flags.mixture:
-        typed = "--circuit" if flags.circuit else "--mixture"
-        raise Refused(f"the run was trained with {typed}: choose one that looks for all symbols")
-    if len(flags.asked) < flags.problem.symbols - 1:
+        raise UserError("the run was trained with --N 1: one chain leaves nothing to look for")
+    if flags.circuit:
+        raise UserError("the run was trained with --circuit: its attention is known")
+    if len(flags.target_symbols) < flags.problem.symbols - 1:
         typed = "--targets" if flags.targets else "--no-ic"
-        raise Refused(f"the run was trained with {typed}: choose one that predicts all symbols")
+        raise UserError(f"the run was trained with {typed}: choose one that predicts all symbols")
 
 
 @torch.no_grad()
@@ -199,27 +189,26 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     inputs), returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens; the heads
     named in `patterns`, numbers from 0, attend so instead of as they would. With return_patterns it
     returns (predictions, [attention after softmax (B, heads, T, T) of each layer]).
-    flags: of a run, as runs.load gives them, or train.parse_flags(["--D", "2"]).
+    flags: of a run, as config.load gives them, or train.parse_flags(["--D", "2"]).
     threshold: the highest MSE of a sufficient circuit, and what heads without a path may cost;
-    sequences: fresh ones for the certificate; seed: of what is drawn. Refused for what cannot
+    sequences: fresh ones for the certificate; seed: of what is drawn. UserError for what cannot
     be."""
-    check(flags, threshold, sequences)
-    flags, task, began = flags.but(device="cpu"), flags.problem, time.monotonic()
+    check(flags)
+    flags, task, began = flags.replace(device="cpu"), flags.problem, time.monotonic()
     report = dict(certified=False, verdict="", threshold=threshold, sequences=sequences, uses=[])
 
     def held(split, n, means=None):
-        return Held(model, flags, runs.sequences(flags, held_out(split, n)), means)
+        return PatchedModel(model, flags, config.sequences(flags, held_out(split, n)), means)
 
     def say(text):
         print(f"{time.monotonic() - began:5.1f} s  {text}", flush=True)
 
     # what its heads do in the mean; nothing to find in a model that has not learned enough
-    own = runs.sequences(flags, held_out("means", 512))
-    check_roles(task, own, flags.K)
+    own = config.sequences(flags, held_out("means", 512))
     check_model(model, flags, own.inputs[:2])
-    means = Held(model, flags, own).means
+    means = PatchedModel(model, flags, own).means
     free = held("search", 128, means)
-    loss, learned = free.intact.mean().item(), free.intact < task.destroyed
+    loss, learned = free.intact.mean().item(), free.intact < task.lost
     if loss >= threshold or not learned.any():
         return report | dict(verdict=f"not searched: the model itself has a loss of {loss:.3f}")
 
@@ -246,9 +235,9 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     # the first to which nothing can be objected, those with the fewest paths first
     sufficient = sorted((one for one in found if one[2] < limit), key=lambda one: one[:2])
     tried = sufficient or [min(found, key=lambda one: one[2])]
-    fresh = runs.sequences(flags, held_out("certificate", sequences))
+    fresh = config.sequences(flags, held_out("certificate", sequences))
     batches = zip(*(tensor.split(512) for tensor in fresh), strict=True)
-    parts = [Held(model, flags, type(fresh)(*batch), means) for batch in batches]
+    parts = [PatchedModel(model, flags, type(fresh)(*batch), means) for batch in batches]
     intact, certificates = torch.cat([part.free for part in parts]), []
     for _, number, _, circuit in tried:
         fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
@@ -261,29 +250,18 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
             break
     _, number, circuit, fails, measured = min(certificates, key=lambda one: one[0])
     report |= dict(certified=not fails, verdict="; ".join(fails) or "certified")
-    choices = other_choices(free, FILLS[number], circuit, costs, limit)
-    report["choices"] = [[path_name(path, task) for path in pair] for pair in choices]
-    return report | summary(free, circuit, FILLS[number], learned) | measured
+    return report | summary(circuit, FILLS[number]) | measured
 
 
-def summary(free, circuit, fill, learned):
-    """What a circuit is, in numbers and by head, a dict."""
-    paths, heads = paths_of(circuit), []
+def summary(circuit, fill):
+    """What a circuit is, by head, a dict."""
+    heads = []
     for (layer, head), own in sorted(circuit.items()):
         own = own if isinstance(own, str) else "paths"
-        heads.append(dict(layer=layer + 1, head=head + 1, mechanism=own))
-    by_position = sum(row["mechanism"] == "position" for row in heads)
-    first = [path for path in paths if path.layer == paths[0].layer]
-    return dict(
-        fill=fill,
-        literal=not by_position,
-        heads_by_position=by_position,
-        relays=sum(bool(path.source.behind or path.target.behind) for path in paths),
-        layers_with_paths=len({path.layer for path in paths}),
-        **least_possible(free.task, free.flags.causal, learned),
-        first_attends_to_the_token_before=all(to_the_token_before(p, free.task) for p in first),
-        heads=heads,
-    )
+        heads.append(dict(layer=layer, head=head, mechanism=own))
+    literal = all(row["mechanism"] != "position" for row in heads)
+    layers = len({path.layer for path in paths_of(circuit)})
+    return dict(fill=fill, literal=literal, layers_with_paths=layers, heads=heads)
 
 
 # ---- the command line
@@ -304,8 +282,6 @@ def print_certificate(report):
         numbers = [row[key]["mse"] for key in ("carried", "others", "alone", "everywhere")]
         cells = "".join(f"{number:9.3f}" for number in numbers)
         print(f"{name_of(row):36s}{row['attention']:9.3f}{cells}")
-    for path, other in report.get("choices", []):
-        print(f"instead of {path}, as well: {other}")
     print("---")
     for key, value in report.items():
         if not isinstance(value, (list, dict)):
@@ -330,15 +306,11 @@ def main():
         text = "fresh sequences for the certificate (default: 4096)"
         p.add_argument("--sequences", type=int, default=4096, help=text)
         args = p.parse_args()
-        model, flags = runs.load(args.run)
-        with runs.alone_in(args.run):
+        model, flags = config.load(args.run)
+        with config.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
-            try:
-                runs.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
-            finally:  # a full disk costs no result, nor does a reader that is gone
-                print_certificate(report)
-            for file in (file for name in STALE for file in args.run.glob(name)):
-                file.unlink()
+            config.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+        print_certificate(report)
         print(f"circuit: {args.run / 'circuit.json'}")
 
 

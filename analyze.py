@@ -11,18 +11,16 @@ import math
 import pathlib
 from typing import NamedTuple
 
-from parts import Refused, program, runs
-from parts.circuit import Place, check_roles, paths_in, read_report
+from parts import UserError, command_line, config, program
+from parts.circuit import Place, paths_in, read_report
+from parts.config import Flags
 from parts.emergence import Emergence, emergence_steps, read_emergence, removal_rises
-from parts.flags import Flags, command_line
 
 import matplotlib.pyplot as plt
-import numpy
 import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
-from PIL import Image
 
 from data import Task, held_out, token_names
 from train import draw_curves
@@ -45,7 +43,7 @@ class Run(NamedTuple):
     @property
     def title(self):
         """12 layers x 1 head, D=3, seed 0, step 1100."""
-        flags, step = self.flags, runs.read_log(self.folder)[-1]["step"]
+        flags, step = self.flags, config.read_log(self.folder)[-1]["step"]
         shape = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
         return f"{shape}, {self.task.title}, seed {flags.seed}, step {step}"
 
@@ -56,14 +54,13 @@ class Run(NamedTuple):
 
 
 def read_run(folder, weights=True):
-    """The Run in a run directory, without weights if they are not wanted. Refused if it cannot be
+    """The Run in a run directory, without weights if they are not wanted. UserError if it cannot be
     analysed."""
-    model, flags = runs.load(folder) if weights else (None, runs.read_flags(folder))
+    model, flags = config.load(folder) if weights else (None, config.read_flags(folder))
     if flags.circuit:
         what = "was trained with --circuit: its attention is known, there is nothing to find"
-        raise Refused(f"{folder} {what}")
+        raise UserError(f"{folder} {what}")
     task, report = flags.problem, read_report(folder)
-    check_roles(task, runs.sequences(flags, held_out("validation", 8)), flags.K)
     paths = paths_in(report, task)
     return Run(folder, model, flags, task, report, paths, read_emergence(folder))
 
@@ -76,7 +73,7 @@ def draw_attention_maps(run, file):
     """Every head on one held-out sequence, a row for each attending token; useful heads are
     framed."""
     # the attention, and the names of the tokens
-    batch = runs.sequences(run.flags, held_out("validation", 1))
+    batch = config.sequences(run.flags, held_out("validation", 1))
     maps = {}
     for layer, patterns in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
         maps |= {(layer, head): pattern for head, pattern in enumerate(patterns[0])}
@@ -103,7 +100,7 @@ def draw_attention_maps(run, file):
     figure.supxlabel(f"attended token ({letters})", fontsize=13)
     figure.supylabel("attending token", fontsize=13)
     figure.suptitle(f"Attention on one held-out sequence\n{run.title}", fontsize=15)
-    runs.save_figure(figure, file)
+    config.save_figure(figure, file)
 
 
 def label_blocks(axes, task, names):
@@ -140,7 +137,7 @@ def columns_of(task, paths):
     places = {Place(role) for role in range(len(task.roles))}
     places |= {end for path in paths for end in path[2:]}
     order = {role: number for number, role in enumerate(task.in_reading_order)}
-    places = sorted(places, key=lambda place: (order[place.role], place.behind))
+    places = sorted(places, key=lambda place: (order[place.role], place.offset))
     return {place: x for x, place in enumerate(places)}
 
 
@@ -187,11 +184,11 @@ def draw_columns(axes, task, layers, across):
         axes.plot([x] * len(heights), heights, "o", color="white", markeredgecolor="gray", ms=7)
         symbol = f"{chr(ord('A') + role.symbol)} = $x_{{{role.symbol}}}$"
         symbol = "nobody's" if role.symbol < 0 else symbol
-        names.append(f"{'relay' if place.behind else symbol}\n{place.name(task)}")
+        names.append(f"{'relay' if place.offset else symbol}\n{place.name(task)}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(heights, ["input", *(f"after layer {layer + 1}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    relays = "; relay: so many tokens behind" * any(place.behind for place in across)
+    relays = "; relay: so many tokens behind" * any(place.offset for place in across)
     axes.set_xlabel(f"symbol and role, as they are read{relays}")
     axes.spines[:].set_visible(False)
 
@@ -209,7 +206,7 @@ def draw_circuit(run, file):
     title = f"{run.title}: {verdict}\narrows carry mean attention ({run.sequences} sequences)\n"
     title += f"heads without a path: {', '.join(kinds) or 'none'}"
     axes.set_title(f"{title}; rows without an arrow: {run.report['fill']}", fontsize=10)
-    runs.save_figure(figure, file)
+    config.save_figure(figure, file)
 
 
 # ---- the information map
@@ -263,7 +260,7 @@ def information(model, task, batch, K):
 def draw_information_map(run, file, n=512):
     """One panel per role, layers upward, symbols across."""
     # a map per role
-    batch = runs.sequences(run.flags, held_out("information", 2 * n))
+    batch = config.sequences(run.flags, held_out("information", 2 * n))
     scores = information(run.model, run.task, batch, run.flags.K)
     roles, useful = run.task.roles, {path.layer for path in run.paths}
     size = max(6.5, 1.5 * len(roles) + 1.5), 0.32 * len(scores) + 2
@@ -287,7 +284,7 @@ def draw_information_map(run, file, n=512):
     title += f"by least squares ({n} sequences to fit, {n} to test)"
     title += "; red: layers with paths" if useful else ""
     figure.suptitle(title, fontsize=11)
-    runs.save_figure(figure, file)
+    config.save_figure(figure, file)
 
 
 # ---- Figures 6, 7 and Appendix D: how it emerged
@@ -320,7 +317,7 @@ def draw_emergence(run, file):
     if known:
         figure.colorbar(scale, ax=panels[1], label="training step", shrink=0.8)
     figure.suptitle(run.title)
-    runs.save_figure(figure, file)
+    config.save_figure(figure, file)
 
 
 def draw_paths(run, file):
@@ -357,7 +354,7 @@ def draw_paths(run, file):
     figure.supylabel("attention, or share", fontsize=10)
     above = dict(loc="outside upper center", ncols=3, fontsize=9, frameon=False)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), **above)
-    runs.save_figure(figure, file)
+    config.save_figure(figure, file)
 
 
 def draw_removal(run, file):
@@ -392,7 +389,7 @@ def map_of_rises(run, removed, titles, what, file):
     for axes, (symbol, rise) in zip(panels[0], rises.items(), strict=True):
         rows = [number - 0.5 for number in range(count + 1)]
         image = axes.pcolormesh(edges, rows, rise, cmap="Reds", vmin=0, vmax=1)
-        crossing = runs.first_below(steps, emerged.losses[symbol], level)
+        crossing = config.first_below(steps, emerged.losses[symbol], level)
         if crossing is not None:
             axes.axvline(crossing, color="tab:blue", lw=1, ls="--")
         axes.set(title=f"$x_{{{symbol[2:]}}}$", xlabel="training step", ylim=(count - 0.5, -0.5))
@@ -402,65 +399,7 @@ def map_of_rises(run, removed, titles, what, file):
     figure.colorbar(image, ax=panels, label="rise of the partial loss (MSE)", extend="max")
     title = f"What the removal of each {what} destroys ({emerged.sequences} sequences)\n"
     figure.suptitle(title + f"dashed: the symbol's loss passes {level:.3g}", fontsize=11)
-    runs.save_figure(figure, file)
-
-
-def draw_film(run, file, frames=44):
-    """The circuit lighting up through training, the partial losses under it; slow while it does."""
-    # the frame that stays: every path that the model uses, in the colour of the symbol it finds
-    emerged, task, last = run.emergence, run.task, run.task.symbols - 1
-    paths, steps = [*emerged.paths], emerged.steps
-    width, height = diagram_size(task, paths)
-    shape = dict(figsize=(0.8 * width, 0.8 * (height + 3)), height_ratios=[height, 2.8])
-    figure, (above, below) = plt.subplots(2, 1, layout="constrained", **shape)
-
-    def color(path):
-        return runs.symbol_color(max(1, task.roles[path.target.role].symbol), last)
-
-    drawn = draw_diagram(above, task, paths, lambda path: "0.00", color)
-    marks = {}
-    for symbol, losses in emerged.losses.items():
-        shade = runs.symbol_color(int(symbol[2:]), last)
-        below.plot(steps, losses, color=shade, label=f"${symbol[:2]}{{{symbol[2:]}}}$", lw=1.5)
-        (marks[symbol],) = below.plot([], [], "o", color=shade, ms=8)
-    now = below.axvline(0, color="gray", lw=1)
-    limits = dict(xlim=(steps[0], steps[-1]), ylim=(0, 1.2))
-    below.set(xlabel="training step", ylabel="MSE of each symbol", **limits)
-    below.axhline(task.learned, color="gray", ls=":", lw=1)
-    below.legend(fontsize="small", ncols=last, loc="upper right")
-    about = f"arrows: mean attention ({emerged.sequences} sequences), in the colour of the symbol"
-    below.set_title(f"{about}\nthat they find; dotted: known below {task.learned:.3g}", fontsize=9)
-
-    def show(checkpoint):
-        step = steps[checkpoint]
-        losses = {name: curve[checkpoint] for name, curve in emerged.losses.items()}
-        known = [name for name, loss in losses.items() if loss < task.learned]
-        said = ", ".join(f"$x_{{{name[2:]}}}$" for name in known) or "nothing"
-        above.set_title(f"Step {step}: asked for all of its chain, the query q knows {said}")
-        now.set_xdata([step] * 2)
-        for symbol, mark in marks.items():
-            mark.set_data([step], [losses[symbol]])
-        for path, history in emerged.paths.items():
-            (arrow, text), mean = drawn[path], history.mean[checkpoint]
-            arrow.set_alpha(max(0.06, mean))
-            text.set(text=f"{mean:.2f}", alpha=max(0.1, mean))
-        figure.canvas.draw()
-        return Image.fromarray(numpy.asarray(figure.canvas.buffer_rgba())).convert("RGB")
-
-    # frames where as much has changed since the one before, in arrows and errors
-    curves = [history.mean for history in emerged.paths.values()] + [*emerged.losses.values()]
-    moved = torch.tensor(curves).diff().abs().sum(0) + 1e-3
-    share = torch.cat([torch.zeros(1), moved.cumsum(0) / moved.sum()])
-    chosen = torch.searchsorted(share, torch.linspace(0, 1, frames)).clamp(max=len(steps) - 1)
-    chosen = [0, *dict.fromkeys(chosen.tolist())]
-    figure.set_dpi(75)
-    show(0)
-    figure.set_layout_engine("none")  # to lay out every frame anew takes most of the time
-    pictures = [show(checkpoint).quantize(64) for checkpoint in chosen]
-    milliseconds = [400] + [100] * (len(pictures) - 2) + [900]
-    moving = dict(save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
-    runs.write_file(file, lambda temporary: pictures[0].save(temporary, "GIF", **moving))
-    plt.close(figure)
+    config.save_figure(figure, file)
 
 
 # ---- the command line
@@ -477,21 +416,16 @@ EMERGENCE_FIGURES = {
     "paths.png": draw_paths,
     "removal.png": draw_removal,
     "heads.png": draw_heads,
-    "emergence.gif": draw_film,
 }
 
 
 def draw(folder):
-    """Draw all figures of a run into its directory; those of a circuit that is no more go."""
+    """Draw all figures of a run into its directory."""
     run, figures = read_run(folder), dict(FIGURES)
     if run.paths:
         figures |= CIRCUIT_FIGURES
     if run.paths and run.emergence:
         figures |= EMERGENCE_FIGURES
-    if not (run.emergence and run.emergence.heads):
-        figures.pop("heads.png", None)  # kept from before heads were measured
-    for name in {*CIRCUIT_FIGURES, *EMERGENCE_FIGURES} - {*figures}:
-        (folder / name).unlink(missing_ok=True)
     for name, draw_figure in figures.items():
         draw_figure(run, folder / name)
         print(folder / name, flush=True)
@@ -506,8 +440,8 @@ def main():
         p = command_line("analyze.py", __doc__)
         p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
         folder = p.parse_args().run
-        runs.read_flags(folder)  # refuses what is no run before it is locked
-        with runs.alone_in(folder):
+        config.read_flags(folder)  # refuses what is no run before it is locked
+        with config.alone_in(folder):
             draw(folder)
 
 

@@ -11,13 +11,11 @@ import argparse
 import functools
 import itertools
 import math
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that any example can be made alone, in
@@ -88,7 +86,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """N chains per sequence and the roles of each, the query first. ValueError if it is no table.
+    """N chains per sequence and the roles of each, the query first.
 
     In a crossed block slot i*N + j shows, before the shuffle, the symbol of chain i at place 0, of
     chain j at place 1, and at the others one that belongs to this pair alone. Chain n's own slot is
@@ -98,18 +96,6 @@ class Task:
     N: int
     roles: tuple[Role, ...]
     crossed: tuple[int, ...] = ()  # blocks
-
-    def __post_init__(self):
-        spots = [(i, k) for i, block in enumerate(self.blocks) for k in range(block.size or 1)]
-        crossed, last = [self.blocks[i].size for i in self.crossed], (len(self.blocks) - 1, 0)
-        for right, what in (
-            (len({*self.names}) == len(self.names), "two roles have one name"),
-            (sorted(role[2:] for role in self.roles) == spots, "a place has no role, or two"),
-            (self.roles[0][1:] == (0, *spots[-1]) == (0, *last), "the last block is not x_0 alone"),
-            (crossed in ([], [3]), "what is crossed is not one block of triples"),
-        ):
-            if not right:
-                raise ValueError(f"the table of roles of task {self.title} cannot be: {what}")
 
     @functools.cached_property
     def names(self):
@@ -136,15 +122,6 @@ class Task:
     def symbols(self):
         """Symbols per chain, x_0 included."""
         return 1 + max(role.symbol for role in self.roles)
-
-    @functools.cached_property
-    def reachable(self):
-        """The k of all x_k to which shared symbols and slots lead from the query."""
-        found = {0}
-        for _ in self.blocks:
-            blocks = {role.block for role in self.roles if role.symbol in found}
-            found = {role.symbol for role in self.roles if role.block in blocks} - {-1}
-        return found
 
     @functools.cached_property
     def tokens(self):
@@ -215,7 +192,7 @@ class Task:
         ]
 
     @property
-    def destroyed(self):
+    def lost(self):
         """The loss from which on a symbol counts as destroyed: half way to the lowest plateau."""
         return min(loss for loss, _ in self.plateaus) / 2
 
@@ -227,32 +204,25 @@ class Task:
 
 
 @functools.lru_cache
-def chain(N, D, kind="", linked=True, deepest_first=True):
+def chain(N, D):
     """The task of the paper (Definition 1): pairs (x_{k-1}, x_k) for each step k, the deepest step
-    first, then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db.
-
-    Of another kind: not linked, the pairs from the second step on are nobody's; not deepest_first,
-    the first step is read first."""
+    first, then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db."""
     rows = [Role("q", symbol=0, block=D, place=0)]
     for k in range(1, D + 1):
-        first, second = (k - 1, k) if linked or k == 1 else (-1, -1)
-        block = D - k if deepest_first else k - 1
-        rows.append(Role(f"{k}a", symbol=first, block=block, place=0))
-        rows.append(Role(f"{k}b", symbol=second, block=block, place=1))
-    return Task(f"{kind}D={D}", N, tuple(rows))
+        rows.append(Role(f"{k}a", symbol=k - 1, block=D - k, place=0))
+        rows.append(Role(f"{k}b", symbol=k, block=D - k, place=1))
+    return Task(f"D={D}", N, tuple(rows))
 
 
 @functools.lru_cache
 def conditional(N, D=3):
     """Conditional retrieval (Section 3.1), where the last step depends on two symbols: triples
     (x, y, z) of every x with every y, then pairs (a, y), then pairs (a, x), then the queries a.
-    x_0, ..., x_3 are a, x, y, z, so D can only be 3.
+    x_0, ..., x_3 are a, x, y, z, whatever D.
 
     A query's x and y are those of its chain: symbols are drawn afresh and the blocks shuffled each
     on its own, so which of all x meets which of all y is as random as if two permutations were
-    drawn. ValueError for another D."""
-    if D != 3:
-        raise ValueError(f"--task conditional has three symbols, D = 3: leave out --D {D}")
+    drawn."""
     triples, y_pairs, x_pairs, queries = range(4)
     rows = (
         Role("q", symbol=0, block=queries, place=0),
@@ -267,12 +237,7 @@ def conditional(N, D=3):
     return Task("conditional", N, rows, crossed=(triples,))
 
 
-TASKS = {  # (N, D) -> Task
-    "chain": chain,
-    "conditional": conditional,
-    "unlinked": functools.partial(chain, kind="unlinked_", linked=False),
-    "first_step_first": functools.partial(chain, kind="first_step_first_", deepest_first=False),
-}
+TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
 
 
 # ---- where the position of a token enters
@@ -318,15 +283,10 @@ class Batch(NamedTuple):
     positions: torch.Tensor  # (B, N, roles) the token where each role of each chain stands
 
 
-def make_batch(
-    seed, index, N=4, D=3, K=4, targets=None, rotary="input", mixture=False, task="chain"
-):
+def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="chain"):
     """The examples `index` (B,) of data set `seed`: a pure function of both, made on the device of
     `index`. The slots of each block are shuffled among themselves. task: one of TASKS.
-
-    targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all. With
-    mixture it is asked for one of them, at random, and told which by more numbers of its token, a
-    1 at the number of the symbol; all other tokens have zeros there."""
+    targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all."""
     task, B, device = TASKS[task](N, D), len(index), index.device
     block, slot, place, symbol = (column.to(device) for column in task.tokens)
     start, size, count = torch.tensor(task.blocks, device=device).T
@@ -335,11 +295,11 @@ def make_batch(
     # (those of slots that a block lacks sort behind all others), then for the symbols
     most = max(block.slots for block in task.blocks)
     shuffles, drawn = most * len(task.blocks), (1 + int(task.tokens.symbol.max())) * K
-    bits = random_bits(seed, index, shuffles + drawn + N * mixture)
+    bits = random_bits(seed, index, shuffles + drawn)
     order = bits[:, :shuffles].view(B, most, -1).flip(-1)
     order = order.masked_fill(torch.arange(most, device=device)[:, None] >= count, 2**63 - 1)
     goes_to = order.argsort(1).argsort(1)  # (B, most, blocks) ranks: where each slot goes
-    symbols = standard_normal(bits[:, shuffles : shuffles + drawn]).view(B, -1, K)
+    symbols = standard_normal(bits[:, shuffles:]).view(B, -1, K)
 
     # every token goes with its slot
     tokens = start[block] + goes_to[:, slot, block] * size[block] + place  # (B, T)
@@ -355,11 +315,6 @@ def make_batch(
     answers = symbols[:, : N * task.symbols].view(B, N, -1, K)[:, :, asked]
     chain_of = slots[:, :, task.roles[0].block].argsort(1)  # (B, N) the chain in each slot
     answers = answers.gather(1, chain_of[..., None, None].expand_as(answers))  # (B, N, asked, K)
-    if mixture:
-        chosen = shift_right(bits[:, shuffles + drawn :], 1) % len(asked)  # (B, N) by slot
-        answers = answers.gather(2, chosen[..., None, None].expand(-1, -1, 1, K))
-        told = F.one_hot(asked[chosen] - 1, task.symbols - 1).to(inputs)
-        inputs = torch.cat([inputs, F.pad(told, (0, 0, task.T - N, 0))], -1)
     return Batch(inputs, answers.flatten(2), task.positions(slots))
 
 
@@ -423,8 +378,7 @@ def name_symbol(n, k):
 
 def token_names(task, symbols, positions):
     """The names of all T tokens of one sequence, in order; symbols (T, K) that it shows, positions
-    (N, roles) of its roles. D1.2 is nobody's, the last symbol of the triple of B1 and C2; so is
-    4a.1, what chain 1 shows there to distract."""
+    (N, roles) of its roles. D1.2 is nobody's, the last symbol of the triple of B1 and C2."""
     named, names = {}, []
     shown = [tuple(numbers) for numbers in symbols.tolist()]
     for n, tokens in enumerate(positions.tolist()):
@@ -465,12 +419,8 @@ def describe(task, batch, K):
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.error = lambda message: p.exit(2, f"data.py: {message}\n")
+    about = dict(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(**about)
     p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
     for name, default, what in (
         ("N", 4, "chains per sequence"),
@@ -480,20 +430,9 @@ def main():
     ):
         p.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default})")
     flags = p.parse_args()
-    if not (1 <= flags.N <= 100 and 1 <= flags.D <= 100 and 2 <= flags.K <= 100) or flags.K % 2:
-        p.error("--N, --D and --K must be at least 1 and at most 100, and --K even")
-    if not 0 <= flags.seed < 2**63:
-        p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
-    try:
-        task = TASKS[flags.task](flags.N, flags.D)
-    except ValueError as error:
-        p.error(error)
-    one = torch.arange(1)
-    batch = make_batch(flags.seed, one, flags.N, flags.D, flags.K, task=flags.task)
-    print(describe(task, batch, flags.K))
+    batch = make_batch(flags.seed, torch.arange(1), flags.N, flags.D, flags.K, task=flags.task)
+    print(describe(TASKS[flags.task](flags.N, flags.D), batch, flags.K))
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):  # `python data.py | head -1` ends quietly
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()

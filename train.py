@@ -13,10 +13,10 @@ import signal
 import sys
 import time
 
-from parts import program, runs
-from parts.circuit import hold
-from parts.flags import SETTINGS, parse
-from parts.flow import held_paths
+from parts import config, program
+from parts.circuit import frozen_patterns
+from parts.config import parse
+from parts.theory import frozen_paths
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -115,13 +115,10 @@ def schedule(step, flags):
 
 class State:
     """All that a step changes, and state.pt keeps: a running mean of yours goes here, as a number,
-    tensor, list, dict, or what has a state_dict. From the start, or as `saved`, what state_dict
-    gave; Refused if this is of another run."""
+    tensor, list, dict, or what has a state_dict."""
 
-    def __init__(self, flags, saved=None):
+    def __init__(self, flags, begin=config.untrained):
         torch.manual_seed(flags.seed)
-        self.flags = flags
-        begin = runs.untrained if saved is None else runs.build
         self.model = begin(flags).to(flags.device)
         mean = get_ema_multi_avg_fn(flags.ema)
         self.averaged = AveragedModel(self.model, multi_avg_fn=mean)  # what is evaluated and kept
@@ -131,60 +128,25 @@ class State:
         self.rows = []  # of log.jsonl
         for group in self.groups():
             group["initial_lr"] = group["lr"]
-        if saved is not None:
-            try:
-                self.load_state_dict(saved)
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-                raise runs.unusable(flags.out / "state.pt", "is of another run") from None
 
     def groups(self):
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def state_dict(self):
-        kept = {}
+        kept = dict(threads=torch.get_num_threads())
         for name, own in vars(self).items():
             kept[name] = own.state_dict() if hasattr(own, "state_dict") else own
-        return kept | dict(
-            flags={name: getattr(self.flags, name) for name in SETTINGS},
-            threads=torch.get_num_threads(),
-            optimizers=[optimizer.state_dict()["state"] for optimizer in self.optimizers],
-        )
+        return kept | dict(optimizers=[optimizer.state_dict() for optimizer in self.optimizers])
 
     def load_state_dict(self, saved):
-        ours, steps = self.state_dict(), [row["step"] for row in saved["rows"]]
-        right = saved["flags"].items() <= ours["flags"].items()  # one may be younger
-        right &= alike(ours, saved | dict(flags=ours["flags"]))
-        right &= runs.are_rows(saved["rows"], self.flags)
-        right &= steps == [*range(0, saved["step"], self.flags.eval_every)]
-        if not right:
-            raise ValueError("of another run")
-
-        # a step for nothing shows which averages there must be, before all is loaded
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        for optimizer, averages in zip(self.optimizers, saved["optimizers"], strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            own = optimizer.state_dict()
-            if saved["step"] and not alike(own["state"], averages):
-                raise ValueError("other averages")
-            optimizer.load_state_dict(own | dict(state=averages))
-        torch.set_num_threads(saved["threads"])  # other sums have other last bits
-        for name in vars(self).keys() - {"flags", "optimizers"}:
+        torch.set_num_threads(saved.pop("threads"))  # other sums have other last bits
+        for optimizer, own in zip(self.optimizers, saved.pop("optimizers"), strict=True):
+            optimizer.load_state_dict(own)
+        for name, own in saved.items():
             if hasattr(getattr(self, name), "load_state_dict"):
-                getattr(self, name).load_state_dict(saved[name])
+                getattr(self, name).load_state_dict(own)
             else:
-                setattr(self, name, saved[name])
-
-
-def alike(own, saved):
-    """Whether what was saved can take the place of what is there at the start: of its type and
-    shape, dicts with its keys. What is None or empty at first may be filled later."""
-    if isinstance(own, dict) and own:
-        return own.keys() == saved.keys() and all(alike(own[name], saved[name]) for name in own)
-    if own is None or {type(own), type(saved)} <= {int, float}:
-        return True
-    return type(own) is type(saved) and getattr(own, "shape", 0) == getattr(saved, "shape", 0)
+                setattr(self, name, own)
 
 
 # ---- training
@@ -193,35 +155,30 @@ def alike(own, saved):
 def parse_flags(arguments=None):
     """The Flags of a run from the command line; a bad one ends the program."""
     flags = parse(arguments, __doc__)
-    held_paths(flags)  # refuses what it cannot hold
+    frozen_paths(flags)  # refuses what it cannot hold
     return flags
 
 
 def predict(model, flags, index):
     """Predictions and targets for the examples `index`."""
-    batch = runs.sequences(flags, index.to(flags.device))
-    with runs.precision(flags):
-        held = hold(held_paths(flags), flags.problem, batch.positions)
+    batch = config.sequences(flags, index.to(flags.device))
+    with config.precision(flags):
+        held = frozen_patterns(frozen_paths(flags), flags.problem, batch.positions)
         return model(batch.inputs, held), batch.targets
 
 
 @torch.no_grad()
 def evaluate(model, flags, split="validation", n=1024):
-    """The partial losses, a list, on n sequences that training never sees; with --mixture every
-    query is asked for each of the symbols in turn."""
-    turns = [flags.but(targets=[k]) for k in flags.asked] if flags.mixture else [flags]
-    of_symbols = []
-    for turn in turns:
-        losses = []
-        for index in held_out(split, n, flags.device).split(256):
-            losses.append(partial_losses(*predict(model, turn, index), flags.K))
-        of_symbols += torch.cat(losses).mean(0).tolist()
-    return of_symbols
+    """The partial losses, a list, on n sequences that training never sees."""
+    losses = []
+    for index in held_out(split, n, flags.device).split(256):
+        losses.append(partial_losses(*predict(model, flags, index), flags.K))
+    return torch.cat(losses).mean(0).tolist()
 
 
-def log_row(model, state):
+def log_row(flags, state):
     """One evaluation, as it goes into log.jsonl."""
-    flags, step = state.flags, state.step
+    step, model = state.step, state.averaged.module
     losses = evaluate(model, flags)
     row = dict(
         step=step,
@@ -229,7 +186,7 @@ def log_row(model, state):
         lr=flags.lr * schedule(step, flags),
         train=(state.train_loss[0] / state.train_loss[1]).item() if step else None,
         val=sum(losses) / len(losses),
-        **dict(zip(flags.symbols, losses, strict=True)),
+        **dict(zip(flags.target_names, losses, strict=True)),
     )
 
     # few sequences make most of so small an error, and the lowest of many is biased
@@ -239,40 +196,40 @@ def log_row(model, state):
     return row
 
 
-def train(state, stopped=()):
+def train(flags, state, stopped=()):
     """Train from `state` to the target or the last step. True when it has ended, False when
     `stopped` fills up first. FloatingPointError when a loss is no longer finite; state.pt then
     keeps the last time it was."""
-    flags, model, averaged = state.flags, state.model, state.averaged.module
-    run, compiled = flags.out, torch.compile(model) if flags.compile else model
+    run, model, averaged = flags.out, state.model, state.averaged.module
+    compiled = torch.compile(model) if flags.compile else model
     began = time.monotonic() - state.seconds
     shown = state.seconds, state.step  # when the last line was printed
 
     def save_state():
         state.seconds = time.monotonic() - began
-        runs.write_tensors(run / "state.pt", state.state_dict())
+        config.write_tensors(run / "state.pt", state.state_dict())
 
     while True:  # the top of the loop is the state that is saved: after `step` steps
         step = state.step
         if flags.save_every and step % flags.save_every == 0:
             (run / "ckpt").mkdir(exist_ok=True)
-            runs.write_tensors(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
+            config.write_tensors(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
 
         # evaluate, save, and end when the target is met twice or the steps are done
         if step % flags.eval_every == 0 or step == flags.steps:
             state.seconds = time.monotonic() - began
-            row = log_row(averaged, state)
-            if not runs.are_rows([row], flags):
-                what = f"what is logged at step {step} is no longer finite, or no number: {row}"
+            row = log_row(flags, state)
+            if not math.isfinite(row["val"] + (row["train"] or 0)):
+                what = f"the loss is no longer finite at step {step}"
                 again = "start again with a lower --lr or --clip and another --out"
                 raise FloatingPointError(f"{what}: {again}; {run} keeps the last good state")
             save_state()  # its rows end before this one: after a kill it is evaluated again
             state.rows.append(row)
-            runs.write_rows(run / "log.jsonl", state.rows)
+            config.write_rows(run / "log.jsonl", state.rows)
             print_row(row, flags, (step - shown[1]) / max(state.seconds - shown[0], 1e-9))
             shown = state.seconds, step
             if step == flags.steps or row.get("confirmed", math.inf) < flags.target:
-                runs.write_tensors(run / "model.pt", averaged.state_dict())
+                config.write_tensors(run / "model.pt", averaged.state_dict())
                 draw_curves(run)
                 return True
             state.train_loss.zero_()
@@ -304,7 +261,7 @@ def train(state, stopped=()):
 def print_row(row, flags, rate):
     """The line of an evaluation; rate: steps per second since the one before."""
     left = f"{(flags.steps - row['step']) / rate / 60:.1f} min" if rate else "?"
-    symbols = "  ".join(f"{name} {row[name]:.3f}" for name in flags.symbols)
+    symbols = "  ".join(f"{name} {row[name]:.3f}" for name in flags.target_names)
     print(
         f"step {row['step']:5d}/{flags.steps} {row['step'] / flags.steps:4.0%}  "
         f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  {symbols}  "
@@ -321,7 +278,7 @@ def draw_curves(run):
     is learned, beside the plateaus of the task."""
     import matplotlib.pyplot as plt
 
-    flags, rows = runs.read_flags(run), runs.read_log(run)
+    flags, rows = config.read_flags(run), config.read_log(run)
     steps, validation = [row["step"] for row in rows], [row["val"] for row in rows]
     figure, (whole, partial) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 
@@ -341,8 +298,8 @@ def draw_curves(run):
 
     # right: each symbol alone
     level = flags.problem.learned
-    for name, crossing in runs.crossings(rows, flags).items():
-        color, label = runs.symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
+    for name, crossing in config.crossings(rows, flags).items():
+        color, label = config.symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
         if crossing is not None:
             partial.plot(crossing, level, "o", color=color)
             label += f", below {level:.3g} at step {crossing:.0f}"
@@ -358,19 +315,19 @@ def draw_curves(run):
             axes.axhline(level, color="tab:red", ls=":", lw=1)
         style = dict(color="tab:red", fontsize="small", ha="right", zorder=1)
         partial.text(steps[-1], level, f"{level:.3g}: {meaning}", va="bottom", **style)
-    runs.save_figure(figure, run / "curves.png")
+    config.save_figure(figure, run / "curves.png")
 
 
 def summary(run):
     """The end of a run in lines of "name: value", easy to grep."""
-    flags, rows = runs.read_flags(run), runs.read_log(run)
+    flags, rows = config.read_flags(run), config.read_log(run)
     last = rows[-1]
     lines = ["---", f"run: {run}"]
     if flags.target:
         solved = max(last["val"], last.get("confirmed", math.inf)) < flags.target
         lines.append(f"solved: {solved}")
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
-    for name, step in runs.crossings(rows, flags).items():
+    for name, step in config.crossings(rows, flags).items():
         when = "never" if step is None else round(step)
         lines.append(f"{name}_below_{flags.problem.learned:.3g}_at_step: {when}")
     return "\n".join(lines)
@@ -392,23 +349,18 @@ def keep_freed_memory():
 
 def run_once(flags, stopped=()):
     """Train the run in its directory, or go on with it. True when it has ended, False when
-    `stopped` filled up first. Refused, FloatingPointError or OSError if it cannot be."""
-    run = flags.out
-    if flags.init and not (run / "config.json").exists():
-        runs.untrained(flags)  # an --init that cannot be is refused before anything is written
+    `stopped` filled up first. UserError, FloatingPointError or OSError if it cannot be."""
+    run, file = flags.out, flags.out / "state.pt"
     run.mkdir(parents=True, exist_ok=True)
-    with runs.alone_in(run):
-        runs.open_run(flags)
+    with config.alone_in(run):
+        state = State(flags, config.build if file.exists() else config.untrained)
+        config.open_run(flags)
         if (run / "model.pt").exists():
             return True
-        file = run / "state.pt"
-        if not file.exists() and (run / "log.jsonl").exists():
-            raise runs.unusable(file, "is missing")  # to start over would overwrite the log
-        saved = runs.read_tensors(file, flags.device) if file.exists() else None
-        state = State(flags, saved)
-        if saved:
+        if file.exists():
+            state.load_state_dict(config.read_tensors(file, flags.device))
             print(f"resumed {run} at step {state.step}")
-        return train(state, stopped)
+        return train(flags, state, stopped)
 
 
 def main():
@@ -418,13 +370,6 @@ def main():
         keep_freed_memory()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stopped.append(number))
-        for odd, what in (
-            (flags.warmup >= flags.steps, "--warmup is not over before the last step"),
-            (not flags.lr, "--lr 0 changes nothing"),
-            (0 < flags.clip < 1e-6, "--clip leaves hardly anything of a gradient"),
-        ):
-            if odd:
-                print(f"train.py: beware: {what}", file=sys.stderr)
         if run_once(flags, stopped):
             print(summary(flags.out))
             return

@@ -4,7 +4,7 @@ the matrix products that no one can avoid.
 
 import math
 
-from parts.runs import build
+from parts.config import build
 
 import torch
 import torch.nn as nn

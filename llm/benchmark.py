@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from parts.intervals import wilson
+from parts.stats import wilson
 
 from filelock import FileLock, Timeout
 
@@ -331,7 +331,7 @@ def figure2(models, path):
     """Figure 2: accuracy by D on equations (left), all formulations (right), 95% intervals.
 
     models: [(label, scores)]. Dashed: guessing among the acceptable answers."""
-    from parts.runs import write_file
+    from parts.config import write_file
 
     from matplotlib import style
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from parts.flags import command_line
-from parts.intervals import bootstrap
-from parts.runs import read_json, save_figure, unusable, write_text
+from parts import command_line
+from parts.config import read_json, save_figure, write_text
+from parts.stats import bootstrap
 
 import torch
 

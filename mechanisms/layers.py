@@ -6,7 +6,7 @@ Fixed triggers can be known, so the loss is that of all tokens. With random ones
 all tokens well must doubt what followed a token once: there only the scored tokens count.
 """
 
-from parts.flags import ROWS, Flags
+from parts.config import ROWS, Flags
 
 import torch
 from torch.nn.functional import cross_entropy

@@ -15,12 +15,11 @@ import pathlib
 import shlex
 import time
 
-from parts import program, runs
-from parts.circuit import Held
+from parts import command_line, config, program
+from parts.circuit import PatchedModel
 from parts.emergence import removal_rises
-from parts.flags import command_line
-from parts.flow import Place
-from parts.search import knocked_out
+from parts.search import attention_knockout
+from parts.theory import Place
 
 import torch
 from matplotlib.colors import to_hex
@@ -43,9 +42,9 @@ def moments_of(run):
     weights."""
     if run.model is None:
         return []
-    last = runs.read_log(run.folder)[-1]["step"]
+    last = config.read_log(run.folder)[-1]["step"]
     known = {*run.emergence.steps} - {last} if run.emergence else range(last)
-    files = [file for file in runs.checkpoints_of(run.folder) if int(file.stem) in known]
+    files = [file for file in config.checkpoints_of(run.folder) if int(file.stem) in known]
     count = min(len(files), MOMENTS)
     files = [files[number * len(files) // count] for number in range(count)]
     return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
@@ -91,12 +90,12 @@ def describe(run, batch):
 # ---- what the model does at one moment
 
 
-class Says(Held):
+class Says(PatchedModel):
     """A model that returns what it says in place of its errors: (B, N, asked*K)."""
 
     @torch.no_grad()
     def errors_with(self, patterns):
-        with runs.precision(self.flags):
+        with config.precision(self.flags):
             return self.model(self.batch.inputs, patterns).float()
 
 
@@ -112,7 +111,7 @@ def named(run, batch, described, said):
         apart, nearest = (answers[:, :, None] - shown).square().mean(-1).min(-1)  # (N, asked)
         rows, cells = (x.flatten().tolist() for x in (apart, nearest, errors)), []
         for far, token, error in zip(*rows, strict=True):
-            cells.append(["≈" * (far > run.task.destroyed) + one["names"][token], round(error, 3)])
+            cells.append(["≈" * (far > run.task.lost) + one["names"][token], round(error, 3)])
         asked = answers.shape[1]
         found.append([cells[start : start + asked] for start in range(0, len(cells), asked)])
     return found
@@ -122,11 +121,11 @@ def named(run, batch, described, said):
 def look_into(run, weights, batch, described, count):
     """What is shown of these weights: the maps of all heads in whole percent, bytes; what is said,
     free and without each path."""
-    model = runs.load(run.folder, weights)[0]
+    model = config.load(run.folder, weights)[0]
     maps = model(batch.inputs[:count], return_patterns=True)[1]
     maps = (100 * torch.stack(maps, 1)).round().byte()  # (count, layers, heads, T, T)
     free = Says(model, run.flags, batch)
-    without = [knocked_out(free, [path]) for path in run.paths]
+    without = [attention_knockout(free, [path]) for path in run.paths]
     said = [named(run, batch, described, each) for each in (free.errors({}), *without)]
     return maps.numpy().tobytes(), said
 
@@ -136,7 +135,7 @@ def information_of(run):
     of all."""
     if run.model is None:
         return []
-    read = runs.sequences(run.flags, held_out("information", 1024))
+    read = config.sequences(run.flags, held_out("information", 1024))
     scores = analyze.information(run.model, run.task, read, run.flags.K).clamp(0, 1)
     return (100 * scores).round().int().tolist()
 
@@ -201,15 +200,15 @@ def tell(run):
     flags, task, moments = run.flags, run.task, moments_of(run)
     size = task.T**2 * flags.layers * flags.heads * max(1, len(moments))
     count = min(SEQUENCES, MOST // size)
-    batch = runs.sequences(flags, held_out("validation", max(1, count)))
+    batch = config.sequences(flags, held_out("validation", max(1, count)))
     described, looks, began = describe(run, batch), [], time.time()
     for _, weights in moments:
         looks.append(look_into(run, weights, batch, described, count))
-        runs.progress(f"{run.folder}: weights", len(looks), len(moments), began)
+        config.progress(f"{run.folder}: weights", len(looks), len(moments), began)
     maps, said = zip(*looks, strict=True) if looks else ([], [])
 
     # names: of roles, symbols and the columns of the circuit
-    log = runs.read_log(run.folder)
+    log = config.read_log(run.folder)
     steps = [step for step, _ in moments] or [log[-1]["step"]]
     block, _, place, _ = (column.tolist() for column in task.tokens)
     roles = [task.role_at(*where).name for where in zip(block, place, strict=True)]
@@ -217,7 +216,7 @@ def tell(run):
     places = []
     for place in analyze.columns_of(task, run.paths):
         below = [*letters, "nobody's"][task.roles[place.role].symbol]
-        below = "relay" if place.behind else below
+        below = "relay" if place.offset else below
         places.append([place.name(task), below])
     return dict(
         name=run.folder.as_posix(),
@@ -228,9 +227,9 @@ def tell(run):
         reading=task.in_reading_order,
         layers=flags.layers,
         heads=flags.heads,
-        symbols=flags.symbols,
-        asked=["the symbol that its token names"] if flags.mixture else flags.symbols,
-        colors=[to_hex(runs.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
+        symbols=flags.target_names,
+        asked=flags.target_names,
+        colors=[to_hex(config.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
         steps=steps,
         sequences=described,
         right=named(run, batch, described, batch.targets),
@@ -239,7 +238,7 @@ def tell(run):
         information=information_of(run),
         paths=path_rows(run, steps, letters),
         emerged=run.emergence and dict(steps=run.emergence.steps, n=run.emergence.sequences),
-        losses={name: [row[name] for row in log] for name in ("step", *flags.symbols)},
+        losses={name: [row[name] for row in log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
         missing=why_missing(run, count),
         first=first_seen(run, described, said),
@@ -254,7 +253,7 @@ FILLS = dict(zero="nothing", identity="itself alone", uniform="all that it may, 
 
 def about(run):
     """What stands above and below the views, {name: text or list of texts}."""
-    last, report, task = runs.read_log(run.folder)[-1], run.report, run.task
+    last, report, task = config.read_log(run.folder)[-1], run.report, run.task
     said = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}. "
     if run.paths:
         held = "held to it in all heads, MSE {mse:.4f} [{low:.4f}, {high:.4f}]"
@@ -276,7 +275,7 @@ def about(run):
     ]
     if run.paths:
         fill = FILLS.get(report["fill"], report["fill"])
-        legend[2] += f" Held to the circuit, tokens without a path attend to {fill}."
+        legend[2] += f" PatchedModel to the circuit, tokens without a path attend to {fill}."
     settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
     return dict(said=said, legend=legend, settings=settings)
 
@@ -316,7 +315,7 @@ def page(title, body, data="", script="", about=""):
 
 def write(file, text):
     file.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_text(file, text)
+    config.write_text(file, text)
     print(f"{file} ({len(text) / 1e6:.1f} MB)")
 
 

@@ -10,9 +10,8 @@ import pathlib
 import re
 from urllib.parse import quote
 
-from parts import Refused, program, runs
+from parts import UserError, command_line, config, program
 from parts.circuit import read_report
-from parts.flags import command_line
 
 from pages.explore import page, write
 
@@ -46,22 +45,22 @@ def pages_of(folder):
 def row_of(run):
     """The cells of a run as texts, but for its name: its settings and how it ended; a run that has
     no log yet has begun."""
-    flags, report = runs.read_flags(run), read_report(run)
+    flags, report = config.read_flags(run), read_report(run)
     cells = [getattr(flags, name) for name in SHOWN]
     if not (run / "log.jsonl").exists():
         return [*cells, "begun", "", ""]
-    log = runs.read_log(run)
-    steps = runs.crossings(log, flags).values()
+    log = config.read_log(run)
+    steps = config.crossings(log, flags).values()
     learned = " ".join("never" if step is None else f"{step:.0f}" for step in steps)
     error = log[-1].get("confirmed", log[-1]["val"])
     return [*cells, f"{error:.4f}", learned, report.get("verdict", "not looked for")]
 
 
 def index(folder, out):
-    """The page of all runs below a folder, as text. Refused if there is none."""
+    """The page of all runs below a folder, as text. UserError if there is none."""
     files, shown = sorted(folder.rglob("config.json")), pages_of(folder)
     if not files:
-        raise Refused(f"{folder} holds no run directories: train.py makes them")
+        raise UserError(f"{folder} holds no run directories: train.py makes them")
 
     # the figures, whole in the page
     parts = [f"<h1>All runs in {html.escape(folder.name)}</h1>"]

@@ -1,6 +1,6 @@
 """What a path is, how attention is read and written, and how a model is held to paths.
 
-    patterns = hold(paths, task, positions)             # {(layer, head): (B, T, T)}
+    patterns = frozen_patterns(paths, task, positions)             # {(layer, head): (B, T, T)}
     predictions = model(x, patterns)
     paths = paths_in(read_report("results/A"), task)    # [Path, ...], of ablate.py
 
@@ -12,9 +12,9 @@ the roles and counts layers and heads from 1.
 import itertools
 import pathlib
 import re
+from typing import NamedTuple
 
-from parts import Refused, runs
-from parts.flow import Path, Place
+from parts import UserError, config
 
 import torch
 import torch.nn.functional as F
@@ -22,37 +22,59 @@ import torch.nn.functional as F
 from data import partial_losses
 
 
+# ---- paths
+
+
+class Place(NamedTuple):
+    """A token of a chain: the one with a role, or so many tokens behind it, which has no role in
+    this chain (before it, if negative)."""
+
+    role: int  # of task.roles
+    offset: int = 0
+
+    def name(self, task):
+        """3b, 3b+1, ..."""
+        return task.names[self.role] + (f"{self.offset:+d}" if self.offset else "")
+
+    def tokens(self, task, positions):
+        """Where it stands (B, N), from positions (B, N, roles), and whether it does: there may be
+        no token so far behind."""
+        tokens = positions[:, :, self.role] + self.offset
+        return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
+
+
+class Path(NamedTuple):
+    """In layer `layer`, head `head`, the token at `source` attends to that at `target`, both of its
+    own chain."""
+
+    layer: int
+    head: int
+    source: Place
+    target: Place
+
+
 def fields_of(path, task):
-    """A path as it is written: counted from 1, its places by name."""
+    """A path as it is written: its places by name."""
     source, target = path.source.name(task), path.target.name(task)
-    return dict(layer=path.layer + 1, head=path.head + 1, source=source, target=target)
+    return dict(layer=path.layer, head=path.head, source=source, target=target)
 
 
 def path_from(fields, task):
-    """The Path of what fields_of wrote; raises what a dict does that is of another task."""
+    """The Path of what fields_of wrote."""
     ends = []
     for name in (fields["source"], fields["target"]):
         role, behind = re.fullmatch(r"(\w+)([+-]\d+)?", name).groups()
         ends.append(Place(task.names.index(role), int(behind or 0)))
-    return Path(fields["layer"] - 1, fields["head"] - 1, *ends)
+    return Path(fields["layer"], fields["head"], *ends)
 
 
 def name_of(fields):
-    """layer 7 head 1, q -> 1b: a path as it is printed, from what fields_of wrote."""
-    return "layer {layer} head {head}, {source} -> {target}".format(**fields)
+    """L6H0: q -> 1b, a path as it is printed, from what fields_of wrote."""
+    return "L{layer}H{head}: {source} -> {target}".format(**fields)
 
 
 def path_name(path, task):
     return name_of(fields_of(path, task))
-
-
-def to_the_token_before(path, task):
-    """Whether the source attends to the token right before it."""
-    if path.source.role == path.target.role:
-        return path.source.behind == path.target.behind + 1
-    source, target = task.roles[path.source.role], task.roles[path.target.role]
-    apart = source.place + path.source.behind - target.place - path.target.behind
-    return source.block == target.block and apart == 1
 
 
 def symbol_names(symbols):
@@ -93,48 +115,15 @@ def flow(paths, task, positions):
     return (holds[sequence[..., 0], positions[:, :, 0], chains, 1:] > 0).all(0).all(0)
 
 
-def check_roles(task, batch, K):
-    """Refused unless the sequences of a batch are of the task: its roles stand where the table
-    says, and share a symbol where it says. Else every figure would be wrong."""
-    roles, shown, right = batch.positions.shape[2], task.shown.float(), False
-    if roles == len(task.roles):
-        tokens = batch.positions.flatten(1)[..., None].expand(-1, -1, K)
-        held = batch.inputs[..., :K].gather(1, tokens).unflatten(1, (-1, roles))  # (B, N, roles, K)
-        same = (held[:, :, :, None] == held[:, :, None]).all(-1)
-        right = torch.equal(task.positions(task.slots(batch.positions)), batch.positions)
-        right = right and (same == (shown @ shown.T + torch.eye(roles) > 0)).all()
-    if not right:
-        raise Refused("the sequences are not of the table of roles in data.TASKS: change one")
-
-
 def check_model(model, flags, inputs):
-    """Refused, in one line, unless a model answers as ablate.find_circuit asks, inputs (B, T, ...):
+    """UserError unless a model attends as it is told to, and returns how it did; inputs (B, T, ...):
     else no circuit would be its."""
-    B, T = inputs.shape[:2]
-    with runs.precision(flags):
-        layers = model(inputs, return_patterns=True)[1]
-        said, again = model(inputs).float(), model(inputs).float()
-    if [tuple(one.shape) for one in layers] != [(B, flags.heads, T, T)] * flags.layers:
-        shapes = f"{flags.layers} layers of (B, {flags.heads}, {T}, {T})"
-        raise Refused(f"the model must return patterns of {shapes}, as its flags say")
-    if not torch.allclose(said, again, atol=0.01):
-        raise Refused("the model says something else the second time: no dropout, eval()")
-    if any(not torch.allclose(one.float().sum(-1), torch.ones(1), atol=0.01) for one in layers):
-        raise Refused("rows of the model's patterns must sum to 1: (attending, attended)")
-    if flags.causal and any(one.triu(1).any() for one in layers):
-        raise Refused("the model attends to later tokens: its flags must say causal=False")
-
-    # a planted pattern comes back in its head, and changes none in its layer or below
-    planted = torch.rand(T, T, generator=torch.Generator().manual_seed(0)).tril()
-    planted = planted / planted.sum(-1, keepdim=True)
+    T = inputs.shape[1]
+    planted = uniform(T, causal=True) ** 2
     for layer, head in itertools.product(range(flags.layers), range(flags.heads)):
-        expected = [one.clone() for one in layers[: layer + 1]]
-        expected[layer][:, head] = planted
-        with runs.precision(flags):
-            seen = model(inputs, patterns={(layer, head): planted}, return_patterns=True)[1]
-        if not all(map(lambda a, b: torch.allclose(a, b, atol=0.01), seen, expected)):
-            where = f"the pattern given for layer {layer}, head {head} (from 0)"
-            raise Refused(f"the model must use {where} there and nowhere else, and return it")
+        seen = model(inputs, patterns={(layer, head): planted}, return_patterns=True)[1]
+        if not torch.allclose(seen[layer][:, head].float(), planted, atol=0.01):
+            raise UserError(f"the model does not use, or return, what layer {layer} is given")
 
 
 # ---- attention read
@@ -198,7 +187,7 @@ def one_hot(paths, task, positions):
     return pattern / pattern.sum(-1, keepdim=True).clamp(min=1)
 
 
-def hold(paths, task, positions):
+def frozen_patterns(paths, task, positions):
     """{(layer, head): (B, T, T)} the patterns of all heads that have paths."""
     heads = {}
     for path in paths:
@@ -223,7 +212,7 @@ MECHANISMS = {  # what a head without paths does, or with them a token without: 
 # ---- a model held to a circuit
 
 
-class Held:
+class PatchedModel:
     """A model, free or held to circuits, on one batch. means: {(layer, head): (T, T)} of
     mean_pattern."""
 
@@ -241,7 +230,7 @@ class Held:
     def attention(self, patterns=None):
         """{(layer, head): (B, T, T)} of the free model, or with some heads replaced."""
         if patterns or self.own is None:
-            with runs.precision(self.flags):
+            with config.precision(self.flags):
                 layers = self.model(self.batch.inputs, patterns=patterns, return_patterns=True)[1]
             found = {}
             for layer, heads in enumerate(layers):
@@ -280,7 +269,7 @@ class Held:
 
     @torch.no_grad()
     def errors_with(self, patterns):
-        with runs.precision(self.flags):
+        with config.precision(self.flags):
             predictions = self.model(self.batch.inputs, patterns)
         return partial_losses(predictions, self.batch.targets, self.flags.K)
 
@@ -289,28 +278,12 @@ class Held:
 
 
 def read_report(run):
-    """The report of ablate.find_circuit in a run directory; {} if it was never looked for. Refused
-    if it cannot be read, or is of an older form."""
+    """The report of ablate.find_circuit in a run directory; {} if it was never looked for."""
     file = pathlib.Path(run, "circuit.json")
-    report = runs.read_json(file) if file.exists() else {}
-    if report and "verdict" not in report:
-        raise Refused(f"{file} is of an older form: run ablate.py again (python ablate.py {run})")
-    for name, kind in REPORT.items():
-        right = isinstance(report.get(name, kind()), kind)
-        rows = report[name] if right and kind is list and name in report else []
-        if not right or not all(isinstance(row, dict) for row in rows):
-            raise runs.unusable(file, f"holds something else as {name}")
-    return report
-
-
-REPORT = dict(certified=bool, verdict=str, fill=str, heads=list, uses=list, paths=list)
-REPORT |= dict(intact=dict, sufficient=dict, complete=dict, paper=dict)
+    return config.read_json(file) if file.exists() else {}
 
 
 def paths_in(report, task, kind="paths"):
     """{Path: the row on it} of a report, {} if it holds no circuit; kind: "uses" for all paths that
-    the free model misses. Refused if it is of another task."""
-    try:
-        return {path_from(row, task): row for row in report.get(kind, [])}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise Refused("circuit.json is of another task: run ablate.py again") from None
+    the free model misses."""
+    return {path_from(row, task): row for row in report.get(kind, [])}

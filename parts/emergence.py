@@ -10,17 +10,17 @@ import pathlib
 import time
 from typing import NamedTuple
 
-from parts import Refused, runs
+from parts import config
 from parts.circuit import (
     MECHANISMS,
-    Held,
+    PatchedModel,
     fields_of,
     path_from,
     paths_in,
     read_path,
     read_report,
 )
-from parts.search import knocked_out
+from parts.search import attention_knockout
 
 import torch
 
@@ -53,12 +53,12 @@ class Emergence(NamedTuple):
 @torch.no_grad()
 def measure_emergence(run, flags, paths, n=32):
     """The Emergence of these paths, and of all heads, over the checkpoints, on n sequences."""
-    task, symbols, began = flags.problem, flags.symbols, time.time()
-    batch, files = runs.sequences(flags, held_out("emergence", n)), runs.checkpoints_of(run)
+    task, symbols, began = flags.problem, flags.target_names, time.time()
+    batch, files = config.sequences(flags, held_out("emergence", n)), config.checkpoints_of(run)
     heads = [(layer, head) for layer in range(flags.layers) for head in range(flags.heads)]
     losses, without, no_head, seen = [], {}, {}, {}
     for done, file in enumerate(files, 1):
-        held = Held(runs.load(run, f"ckpt/{file.name}")[0], flags, batch)
+        held = PatchedModel(config.load(run, f"ckpt/{file.name}")[0], flags, batch)
         losses.append(held.intact.tolist())
         for path in paths:
             # what each chain's source gives to the target, and what it gives at most, (B, N)
@@ -69,14 +69,14 @@ def measure_emergence(run, flags, paths, n=32):
             spread = given.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
             hits = ((given == most) & there).float().mean().item()
             seen.setdefault(path, []).append([given.mean().item(), *spread, hits])
-            without.setdefault(path, []).append(knocked_out(held, [path]).mean(0).tolist())
+            without.setdefault(path, []).append(attention_knockout(held, [path]).mean(0).tolist())
 
         # whether in the circuit or not: a head may matter early and die later
         nothing = MECHANISMS["zero"](task.T, None, None)
         for head in heads:
             rows = held.errors_with({head: nothing}).mean(0).tolist()
             no_head.setdefault(head, []).append(rows)
-        runs.progress(f"{run}: checkpoint", done, len(files), began)
+        config.print_progress(f"{run}: checkpoint", done, len(files), began)
 
     def by_symbol(rows):  # a list per checkpoint -> a curve per symbol
         return dict(zip(symbols, map(list, zip(*rows, strict=True)), strict=True))
@@ -103,7 +103,7 @@ def to_json(emergence, task):
         curves = {name: short(curve) for name, curve in history._asdict().items()}
         paths.append(fields_of(path, task) | curves)
     for (layer, head), without in emergence.heads.items():
-        heads.append(dict(layer=layer + 1, head=head + 1, without=short(without)))
+        heads.append(dict(layer=layer, head=head, without=short(without)))
     kept = dict(sequences=emergence.sequences, steps=emergence.steps)
     return kept | dict(losses=short(emergence.losses), paths=paths, heads=heads)
 
@@ -114,30 +114,24 @@ def to_json(emergence, task):
 def read_emergence(run):
     """The Emergence that emergence.json keeps or, if there are checkpoints and it does not know
     all paths of circuit.json, that is measured and then kept. None where there is neither."""
-    file, flags = pathlib.Path(run, "emergence.json"), runs.read_flags(run)
-    known = from_json(runs.read_json(file), flags, file) if file.exists() else None
+    file, flags = pathlib.Path(run, "emergence.json"), config.read_flags(run)
+    known = from_json(config.read_json(file), flags.problem) if file.exists() else None
     report = read_report(run)
     paths = {*paths_in(report, flags.problem), *paths_in(report, flags.problem, "uses")}
-    if runs.checkpoints_of(run) and paths and not (known and paths <= known.paths.keys()):
+    if config.checkpoints_of(run) and paths and not (known and paths <= known.paths.keys()):
         known = measure_emergence(run, flags, sorted(paths))
-        runs.write_text(file, json.dumps(to_json(known, flags.problem)) + "\n")
+        config.write_text(file, json.dumps(to_json(known, flags.problem)) + "\n")
     return known
 
 
-def from_json(kept, flags, file):
-    """The Emergence in what emergence.json holds, a dict; Refused if it is of another task."""
-    paths, heads, count = {}, {}, len(kept.get("steps", []))
-    try:
-        for row in kept["paths"]:
-            curves = [row[name] for name in History._fields]
-            assert all(len(curve) == count for curve in [*curves[:4], *curves[4].values()])
-            paths[path_from(row, flags.problem)] = History(*curves)
-        for row in kept["heads"]:
-            heads[row["layer"] - 1, row["head"] - 1] = row["without"]
-        assert [*kept["losses"]] == flags.symbols and count
-        return Emergence(kept["sequences"], kept["steps"], kept["losses"], paths, heads)
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError):
-        raise Refused(f"{file} is of another task or damaged: remove it") from None
+def from_json(kept, task):
+    """The Emergence in what emergence.json holds."""
+    paths, heads = {}, {}
+    for row in kept["paths"]:
+        paths[path_from(row, task)] = History(*(row[name] for name in History._fields))
+    for row in kept["heads"]:
+        heads[row["layer"], row["head"]] = row["without"]
+    return Emergence(kept["sequences"], kept["steps"], kept["losses"], paths, heads)
 
 
 # ---- what it says
@@ -148,7 +142,7 @@ def emergence_steps(emergence):
     when = {}
     for path, history in emergence.paths.items():
         # above 0.5 is, with the signs turned, below -0.5
-        when[path] = runs.first_below(emergence.steps, [-mean for mean in history.mean], -0.5)
+        when[path] = config.first_below(emergence.steps, [-mean for mean in history.mean], -0.5)
     return when
 
 

@@ -24,7 +24,7 @@ FAINT = 0.1  # a head with less mean attention is not said to attend
 # ---- the free model, disturbed
 
 
-def knocked_out(held, paths):
+def attention_knockout(held, paths):
     """(B, symbols) squared error of the free model, but that along these paths no attention goes to
     the targets."""
     changed = {}
@@ -39,7 +39,7 @@ def knocked_out(held, paths):
     return held.errors_with(changed)
 
 
-def replaced(held, paths, others=False, seed=0):
+def resample_values(held, paths, others=False, seed=0):
     """(B, symbols) squared error of the free model, but that what the source of these paths, of one
     head and source, reads at their targets (with others: at all other tokens) is what stands at the
     same place of another slot, of a chain as independent as one of another sequence. The attention
@@ -86,23 +86,27 @@ def candidates(held):
     found, sources = {}, [Place(role) for role in range(len(held.task.roles))]
     for source in sources:  # grows
         for alike in attended(held, source):
-            cost = {path: knocked_out(held, [path]).mean(0) - held.intact for path in alike}
+            cost = {path: attention_knockout(held, [path]).mean(0) - held.intact for path in alike}
             if len(alike) > 1 and min(rise.mean() for rise in cost.values()) < COST:
-                nothing_left = knocked_out(held, alike).mean(0)
+                nothing_left = attention_knockout(held, alike).mean(0)
                 for path in alike:
-                    alone_left = knocked_out(held, [other for other in alike if other != path])
+                    alone_left = attention_knockout(
+                        held, [other for other in alike if other != path]
+                    )
                     cost[path] = torch.maximum(cost[path], nothing_left - alone_left.mean(0))
             own = {path: rise for path, rise in cost.items() if rise.mean() >= COST}
             found |= own
             target = alike[0].target
-            if own and target.behind and target not in sources:
+            if own and target.offset and target not in sources:
                 sources.append(target)
 
     # what attention without a value does is not the work of a path
     kept = {}
     for _, group in itertools.groupby(sorted(found), key=lambda path: path[:3]):
         group = [*group]
-        if (replaced(held, group) - replaced(held, group, others=True)).mean() >= COST / 2:
+        if (
+            resample_values(held, group) - resample_values(held, group, others=True)
+        ).mean() >= COST / 2:
             kept |= {path: found[path] for path in group}
     return kept
 
@@ -112,10 +116,10 @@ def attended(held, source):
     task, by_target = held.task, {}
     for head, pattern in held.attention().items():
         for target, more in places_attended(pattern, task, held.batch.positions, source).items():
-            if more >= SURPLUS / task.N and (nearer(target, source, task) or not source.behind):
+            if more >= SURPLUS / task.N and (nearer(target, source, task) or not source.offset):
                 by_target.setdefault(target, []).append(Path(*head, source, target))
     for target, alike in list(by_target.items()):
-        if target.behind and not source.behind:
+        if target.offset and not source.offset:
             since = [path.layer for own in attended(held, target) for path in own]
             by_target[target] = [path for path in alike if min(since, default=99) < path.layer]
     return [alike for alike in by_target.values() if alike]
@@ -124,8 +128,8 @@ def attended(held, source):
 def nearer(place, other, task):
     """Whether a place is in the slot from which the other counts, or nearer to it."""
     block = task.roles[place.role].block
-    same = block == task.roles[other.role].block and place.behind * other.behind >= 0
-    return same and abs(place.behind) < abs(other.behind)
+    same = block == task.roles[other.role].block and place.offset * other.offset >= 0
+    return same and abs(place.offset) < abs(other.offset)
 
 
 def simple_heads(held, costs, threshold):
@@ -168,13 +172,13 @@ def search(held, fills, costs, simple, prices, limit, threshold):
     source that costs the threshold, heads without paths cost the free model less than that, alone
     and together, and what is left of a head carries.
     Nothing if all candidates together are not whole."""
-    task, lost = held.task, held.task.destroyed
+    task, lost = held.task, held.task.lost
     learned = held.intact < lost
     core = {path for path in costs if (learned & (held.intact + costs[path] > lost)).any()}
     targets = collections.Counter(path[:3] for path in costs)
     for path in costs:  # else a source would seem to take from one target what others bring it
         if targets[path[:3]] > 1:
-            alone = knocked_out(held, [path]).mean(0) - held.intact
+            alone = attention_knockout(held, [path]).mean(0) - held.intact
             core |= {path} if alone.mean() >= threshold else set()
 
     @functools.cache
@@ -188,7 +192,7 @@ def search(held, fills, costs, simple, prices, limit, threshold):
 
     @functools.cache
     def carries(paths):
-        target, others = replaced(held, paths), replaced(held, paths, others=True)
+        target, others = resample_values(held, paths), resample_values(held, paths, others=True)
         return target.mean() > others.mean()
 
     def whole(circuit, head):
@@ -220,15 +224,3 @@ def groups_of(paths):
         return []
     by_source = itertools.groupby(sorted(paths), key=lambda path: path[:3])
     return [tuple(group) for _, group in by_source]
-
-
-def other_choices(held, fill, circuit, costs, limit):
-    """[(path, other), ...] where the path could as well be in another head."""
-    found = []
-    for path, other in itertools.product(paths_of(circuit), costs.keys() - {*paths_of(circuit)}):
-        if other[2:] == path[2:]:
-            moved = with_path(without(circuit, path, {path[:2]: "uniform"}), other)
-            flows = flow(paths_of(moved), held.task, held.batch.positions[:8]).all()
-            if flows and held.errors(moved, fill).mean() < limit:
-                found.append((path, other))
-    return found

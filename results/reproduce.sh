@@ -195,10 +195,10 @@ done
 
 # many depths (depth.md): 115 and 40 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
-python sweep.py --preset law --out "$folder/sweep"
+python -m studies.depth --preset law --out "$folder/sweep"
 
 # how long the plateau lasts (waiting.md): eight core-hours
-python sweep.py --preset waiting --out "$folder/waiting"
+python -m studies.waiting --preset waiting --out "$folder/waiting"
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"

@@ -8,9 +8,9 @@ Runs that differ in nothing but the seed are of one kind.
 import statistics
 from pathlib import Path
 
-from parts import program
-from parts.flags import ROWS, SETTINGS, command_line
-from parts.intervals import wilson
+from parts import command_line, program
+from parts.config import ROWS, SETTINGS
+from parts.stats import wilson
 
 
 ASIDE = {"seed", "dtype", "eval_every", "save_every"}  # do not make another kind of run
@@ -66,6 +66,15 @@ def by_kind(facts):
     return {
         name: sorted(group, key=lambda one: one["flags"].seed) for name, group in groups.items()
     }
+
+
+def in_order(steps):
+    """Whether symbols were learned in order, the last ones perhaps never; None for fewer than two
+    that were."""
+    reached = [step for step in steps if step is not None]
+    if len(reached) < 2:
+        return None
+    return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
 # ---- Markdown

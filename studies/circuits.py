@@ -5,8 +5,11 @@
 Runs without a circuit.json are left out.
 """
 
-from parts import runs
+from parts import config
 from parts.circuit import read_report
+from parts.theory import least_layers
+
+import torch
 
 from studies import by_kind, command, kind_of, markdown, name_of, share
 
@@ -16,9 +19,33 @@ def facts(folders):
     found = []
     for folder in folders:
         if report := read_report(folder):
-            flags = runs.read_flags(folder)
+            flags = config.read_flags(folder)
+            if "paths" in report:
+                report |= derived(report, flags)
             found.append(dict(run=folder, flags=flags, kind=kind_of(flags), report=report))
     return found
+
+
+def derived(report, flags):
+    """What follows from a report, a dict."""
+    learned = torch.tensor(report["intact"]["partial"]) < flags.problem.lost
+    ends = [row["source"] + row["target"] for row in report["paths"]]
+    mechanisms = [row["mechanism"] for row in report["heads"]]
+    return least_possible(flags.problem, flags.causal, learned) | dict(
+        relays=sum("+" in names or "-" in names for names in ends),
+        heads_by_position=mechanisms.count("position"),
+    )
+
+
+def least_possible(task, causal, learned):
+    """The fewest paths and layers of a circuit that reaches the learned symbols, (symbols-1,) bool,
+    a dict: every role must be reached in the blocks that supply one of them."""
+    supplies, own = {}, [role for role in task.roles[1:] if role.symbol >= 0]
+    for role in own:
+        supplies[role.block] = max(role.symbol, supplies.get(role.block, 0))
+    needed = [role for role in own if learned[supplies[role.block] - 1]]
+    layers = torch.tensor(least_layers(task, causal))[learned].tolist()
+    return dict(least_paths=len(needed), least_layers=max(layers, default=0))
 
 
 def carried_share(report):

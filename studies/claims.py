@@ -5,10 +5,10 @@ python -m studies.claims    # prints the table
 
 from pathlib import Path
 
-from parts import runs
+from parts import config
 
 import sweep
-from studies import circuits, committed, curriculum, markdown, order
+from studies import circuits, committed, curriculum, depth, markdown, order
 
 
 RESULTS = Path("results")
@@ -16,22 +16,21 @@ RESULTS = Path("results")
 
 def free_runs():
     """The rows of our sweeps with a causal mask, the implicit curriculum, attention learned."""
-    rows = []
-    for file in sorted(RESULTS.glob("*/results.jsonl")):
-        rows += sweep.plain(sweep.read_table(file).values())
-    return sweep.with_attention(rows, causal=True, held=False)
+    files = sorted(RESULTS.glob("*/results.jsonl"))
+    rows = [row for file in files for row in sweep.plain(sweep.read_table(file).values())]
+    return [row for row in rows if row["ic"]]
 
 
 def claims():
     """[(claim, in the paper, ours, page), ...]"""
     found, free = order.everywhere(RESULTS), free_runs()
     learned, asked = curriculum.without_a_rung(committed("runs/curriculum/*"))
-    beaten = sweep.counted_by_law(free)[-1].split(": ")[1]
+    beaten = depth.counted_by_law(free)[-1].split(": ")[1]
     reports = [fact["report"] for fact in circuits.facts(committed("[ABCD]", "runs/*/*"))]
     searched = [one for one in reports if not one["verdict"].startswith("not searched")]
     certified = sum(one["certified"] for one in searched)
     of_D = committed("D", "runs/rope/D_s0", "runs/literal/D_s0")
-    waits = [runs.crossings(runs.read_log(run), runs.read_flags(run))["x_1"] for run in of_D]
+    waits = [config.crossings(config.read_log(run), config.read_flags(run))["x_1"] for run in of_D]
     return [
         ("x_1 first, then x_2, ...", "100%", f"{found['in_order']} of {found['several']}", "order"),
         ("x_D alone is not learned", "100%", f"{found['lost']} of {found['alone']}", "depth"),

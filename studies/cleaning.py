@@ -9,7 +9,7 @@ zero_rows.jsonl, rows of {step, paths, mse}.
 
 import statistics
 
-from parts import runs
+from parts import config
 from parts.circuit import read_report
 
 import matplotlib.pyplot as plt
@@ -28,13 +28,13 @@ def folds_of(flags, steps):
 
 def facts(folder):
     """What is known of a run, a dict; zero_rows: [(e-folds, loss of the test), ...] by step."""
-    flags, log = runs.read_flags(folder), runs.read_log(folder)
+    flags, log = config.read_flags(folder), config.read_log(folder)
     report, file = read_report(folder), folder / "zero_rows.jsonl"
     losses = {}
     if "paper" in report:
         losses[log[-1]["step"]] = report["paper"]["held"]["mse"]
     elif file.exists():
-        losses = {row["step"]: row["mse"] for row in runs.read_json(file, lines=True)}
+        losses = {row["step"]: row["mse"] for row in config.read_json(file, lines=True)}
     return dict(
         run=folder,
         flags=flags,
@@ -42,7 +42,7 @@ def facts(folder):
         log=log,
         setting=f"{flags.optimizer}, --rotary {flags.rotary}, width {flags.width}",
         folds=folds_of(flags, log[-1]["step"]),
-        solved=all(log[-1][name] < 0.5 for name in flags.symbols),
+        solved=all(log[-1][name] < 0.5 for name in flags.target_names),
         mse=log[-1].get("confirmed", log[-1]["val"]),
         zero_rows=[(folds_of(flags, step), loss) for step, loss in sorted(losses.items())],
     )
@@ -76,8 +76,11 @@ def stability_table(folders):
     """A row per run: how often it was solved, and what became of it."""
     rows = []
     for folder in folders:
-        log = runs.read_log(folder)
-        learned, losses = runs.crossings(log, runs.read_flags(folder)), [row["val"] for row in log]
+        log = config.read_log(folder)
+        learned, losses = (
+            config.crossings(log, config.read_flags(folder)),
+            [row["val"] for row in log],
+        )
         whole = None not in learned.values()
         since = max(learned.values()) if whole else log[-1]["step"]
         after = [row["val"] for row in log if row["step"] > since]
@@ -113,7 +116,7 @@ def draw(folders, out):
     axes.set_title("What weight decay leaves: the paper's test (line: one run, several steps)")
     axes.grid(lw=0.3, which="both")
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    runs.save_figure(figure, out / "cleaning.png")
+    config.save_figure(figure, out / "cleaning.png")
     yield out / "cleaning.png"
 
 

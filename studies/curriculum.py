@@ -9,7 +9,7 @@ steps count.
 import re
 from pathlib import Path
 
-from parts import Refused, runs
+from parts import UserError, config
 
 import matplotlib.pyplot as plt
 
@@ -20,10 +20,10 @@ from studies import by_kind, command, kind_of, markdown, share, spread
 
 
 def stages(folder):
-    """[folder, ...] of a run and of those that it began with, the first one first. Refused if one
+    """[folder, ...] of a run and of those that it began with, the first one first. UserError if one
     is not there."""
     found = [Path(folder)]
-    while init := runs.read_flags(found[0]).init:
+    while init := config.read_flags(found[0]).init:
         beside = found[0].parent / Path(init).name  # they may have been moved together
         found.insert(0, Path(init) if Path(init).exists() else beside)
     return found
@@ -31,8 +31,8 @@ def stages(folder):
 
 def what_is_asked(flags):
     """x_1, x_3; or "one of x_1, x_3"."""
-    symbols = ", ".join(flags.symbols)
-    return f"one of {symbols}" if flags.mixture else symbols
+    symbols = ", ".join(flags.target_names)
+    return f"one of {symbols}" if getattr(config, "mixture", False) else symbols
 
 
 def facts(folder):
@@ -40,14 +40,14 @@ def facts(folder):
     together, or None}; last: {k: its loss at the end} of those asked for in the last stage."""
     learned, before, ends, kind, labels = {}, 0, [], [], []
     for stage in stages(folder):
-        flags, log = runs.read_flags(stage), runs.read_log(stage)
-        for name, step in runs.crossings(log, flags).items():
+        flags, log = config.read_flags(stage), config.read_log(stage)
+        for name, step in config.crossings(log, flags).items():
             if learned.get(int(name[2:])) is None:
                 learned[int(name[2:])] = None if step is None else before + step
         before += log[-1]["step"]
         ends.append(before)
         labels.append(what_is_asked(flags))
-        kind += [f"stage {len(ends)}: {text}" for text in ("", *kind_of(flags.but(init="")))]
+        kind += [f"stage {len(ends)}: {text}" for text in ("", *kind_of(flags.replace(init="")))]
     size = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     return dict(
         flags=flags,
@@ -55,7 +55,7 @@ def facts(folder):
         label="; then ".join(labels),
         problem=f"{flags.problem.title}, {size}",
         learned=dict(sorted(learned.items())),
-        last={k: log[-1][f"x_{k}"] for k in flags.asked},
+        last={k: log[-1][f"x_{k}"] for k in flags.target_symbols},
         ends=ends,
     )
 
@@ -91,9 +91,9 @@ def without_a_rung(folders):
     before it, how many learned such a symbol; one run per setting and seed."""
     learned = []
     for folder in folders:
-        flags, log = runs.read_flags(folder), runs.read_log(folder)
-        ladder = [k for k, asked in enumerate(flags.asked, 1) if k == asked]
-        above = [f"x_{k}" for k in flags.asked if k not in ladder]
+        flags, log = config.read_flags(folder), config.read_log(folder)
+        ladder = [k for k, asked in enumerate(flags.target_symbols, 1) if k == asked]
+        above = [f"x_{k}" for k in flags.target_symbols if k not in ladder]
         if above and not flags.init:
             learned.append(any(log[-1][name] < flags.problem.learned for name in above))
     return sum(learned), len(learned)
@@ -104,10 +104,10 @@ def without_a_rung(folders):
 
 def draw(folders, out):
     """curriculum.png: when each run learned each symbol, a band per kind and a line per run; at the
-    right edge what was never learned. Refused for runs of several problems or sizes."""
+    right edge what was never learned. UserError for runs of several problems or sizes."""
     groups = by_kind(map(facts, folders)).values()
     if len({group[0]["problem"] for group in groups}) > 1:
-        raise Refused("these runs are of several problems or sizes: draw each apart")
+        raise UserError("these runs are of several problems or sizes: draw each apart")
 
     # a line per run, from its first step to its last
     every = [fact for group in groups for fact in group]
@@ -133,7 +133,7 @@ def draw(folders, out):
     # a colour per symbol
     symbols = sorted({*learned, *lost})
     for k in symbols:
-        color, label = runs.symbol_color(k, symbols[-1]), f"$x_{{{k}}}$ below 0.5"
+        color, label = config.symbol_color(k, symbols[-1]), f"$x_{{{k}}}$ below 0.5"
         for points, style in (learned, dict(label=label)), (lost, dict(mfc="none")):
             x, line = [x for x, _ in points.get(k, [])], [y for _, y in points.get(k, [])]
             axes.plot(x, line, "o", ms=5, color=color, **style)
@@ -146,7 +146,7 @@ def draw(folders, out):
     title = "What is learned when other symbols are asked for"
     axes.set_title(f"{title}\n({every[0]['problem']})")
     figure.legend(loc="outside lower center", ncols=6, fontsize="small")
-    runs.save_figure(figure, out / "curriculum.png")
+    config.save_figure(figure, out / "curriculum.png")
     yield out / "curriculum.png"
 
 

@@ -8,17 +8,27 @@ A symbol is learned when its error passes below 0.5; a path emerges when its mea
 
 import math
 
-from parts import runs
-from parts.circuit import read_report, to_the_token_before
+from parts import config
+from parts.circuit import read_report
+from parts.config import Flags
 from parts.emergence import emergence_steps, read_emergence, removal_rises
-from parts.flags import Flags
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.markers import TICKDOWN, TICKUP
 
 import sweep
-from studies import by_kind, command, kind_of, markdown, name_of, share, spread, steps_text
+from studies import (
+    by_kind,
+    command,
+    in_order,
+    kind_of,
+    markdown,
+    name_of,
+    share,
+    spread,
+    steps_text,
+)
 
 
 # ---- the induction head of a task
@@ -40,7 +50,7 @@ def induction_head(when, task):
     lower one is in a layer below. when: {path: step}, first step first."""
     beside = beside_query_symbol(task)
     for upper in when:
-        if upper.source == (0, 0) and not upper.target.behind and upper.target.role in beside:
+        if upper.source == (0, 0) and not upper.target.offset and upper.target.role in beside:
             ends = upper.target, (beside[upper.target.role], 0)
             lower = [path for path in when if path[2:] == ends and path.layer < upper.layer]
             return [upper, lower[0] if lower else None]
@@ -82,17 +92,26 @@ def what_came_first(emergence, learned, task):
         found["upper_first"] = when[upper] < when[lower]
         removed = removal_rises(emergence, [emergence.paths[upper].without])
         rises = [of_symbol[0][-1] for of_symbol in removed.values()]
-        found["later_lost"] = max(rises[1:]) > task.destroyed if rises[1:] else None
+        found["later_lost"] = max(rises[1:]) > task.lost if rises[1:] else None
         if following:
             complete = max(when[lower], when[upper])
             found["between"] = any(complete <= step <= until for step in emergence.steps)
     return found
 
 
+def to_the_token_before(path, task):
+    """Whether the source attends to the token right before it."""
+    if path.source.role == path.target.role:
+        return path.source.offset == path.target.offset + 1
+    source, target = task.roles[path.source.role], task.roles[path.target.role]
+    apart = source.place + path.source.offset - target.place - path.target.offset
+    return source.block == target.block and apart == 1
+
+
 def facts(run):
     """What is compared of a run, a dict without what is not known."""
-    flags, log, emergence = runs.read_flags(run), runs.read_log(run), read_emergence(run)
-    learned = runs.crossings(log, flags)
+    flags, log, emergence = config.read_flags(run), config.read_log(run), read_emergence(run)
+    learned = config.crossings(log, flags)
     found = dict(
         run=run,
         flags=flags,
@@ -101,8 +120,8 @@ def facts(run):
         steps=log[-1]["step"],
         mse=log[-1].get("confirmed", log[-1]["val"]),
         learned=learned,
-        ends={name: log[-1][name] for name in flags.symbols},
-        in_order=runs.in_order(list(learned.values())),
+        ends={name: log[-1][name] for name in flags.target_names},
+        in_order=in_order(list(learned.values())),
         report=read_report(run),
     )
     if emergence:
@@ -173,16 +192,19 @@ def everywhere(folder):
     for table in sorted(folder.glob("*/results.jsonl")):
         rows += sweep.read_table(table).values()
     for file in sorted(folder.rglob("config.json")):
-        rows.append(sweep.row_of(runs.read_flags(file.parent)))
-    for row in sweep.plain(rows):
+        flags = config.read_flags(file.parent)
+        rows += [] if getattr(config, "mixture", False) else [sweep.row_of(flags)]
+    for row in rows:
+        if row["task"] != "chain" or row["targets"] or row["init"]:
+            continue
         flags = Flags(**row)
         steps, run = (
-            [row[f"{name}_learned"] for name in flags.symbols],
+            [row[f"{name}_learned"] for name in flags.target_names],
             (kind_of(flags), flags.seed),
         )
         if not flags.ic:
             alone.setdefault(run, row["val"] > 0.7)
-        elif not flags.circuit and (order := runs.in_order(steps)) is not None:
+        elif not flags.circuit and (order := in_order(steps)) is not None:
             between = [math.ceil(step / flags.eval_every) for step in steps if step is not None]
             seen.setdefault(run, (order, len({*between}) == len(between)))
     orders, resolved = zip(*seen.values(), strict=True)
@@ -206,7 +228,7 @@ def draw(folders, out):
     # a colour per symbol, a tick for each path of the induction head; the names of keys in facts
     marks, last = {}, max(fact["task"].symbols for fact in every) - 1
     for k in range(1, last + 1):
-        color = runs.symbol_color(k, last)
+        color = config.symbol_color(k, last)
         marks[f"x_{k}"] = f"$x_{{{k}}}$ learned", dict(marker="o", s=32, color=color)
     ticks = dict(s=60, color="tab:red", zorder=3)
     marks["upper_step"] = "upper path of an induction head", dict(marker=TICKUP, **ticks)
@@ -231,7 +253,7 @@ def draw(folders, out):
     axes.grid(lw=0.3)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    runs.save_figure(figure, out / "order.png")
+    config.save_figure(figure, out / "order.png")
     yield out / "order.png"
 
 

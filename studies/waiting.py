@@ -1,6 +1,6 @@
 """How long the plateau lasts: the step at which small models learn x_1.
 
-    python sweep.py --preset waiting --out out/waiting     # trains them
+    python -m studies.waiting --preset waiting --out out/waiting    # trains them, as sweep.py does
     python -m studies.waiting out/waiting
 
 x_1 is learned when a third of its loss on the plateau is gone, and a run ends when half is. One
@@ -8,18 +8,20 @@ that ends without is censored: longer than all others in a median, left out of t
 """
 
 import functools
+import itertools
 import math
 import statistics
+import sys
 
-from parts import runs
-from parts.flags import Flags
-from parts.intervals import bootstrap
+from parts import config, theory
+from parts.config import Flags
+from parts.stats import bootstrap
 
 import matplotlib.pyplot as plt
 import torch
 
 import sweep
-from data import held_out
+from data import TASKS, Task, chain, held_out
 from studies import command, markdown
 
 
@@ -40,17 +42,85 @@ PUBLISHED = {"N": {"T$^2$ (2511.01033)": 2, "T$^{0.79}$ N$^{2.25}$ (2505.17863)"
 PUBLISHED["T"] = {"T$^2$": 2, "T$^{0.79}$": 0.79}
 
 
+# ---- the runs
+
+
+def grid():
+    """How long models, most of them small, wait until x_1 is learned: each run ends when half of
+    its loss at the plateau is gone."""
+    small = f"{sweep.PLAIN} --heads 4 --width 64 --batch 64 --dtype float32"
+    small += " --decay 0 --warmup 0 --eval-every 20"
+    points = [f"--targets 1 --D {D}" for D in (2, 3, 5)]
+    points += [f"--targets 1 --D 2 --task {task}" for task in ("unlinked", "first_step_first")]
+    held = "previous", "query", "induction"
+    points += [f"--targets 1 --D {D} --circuit {part}" for part in held for D in (1, 2)]
+    points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2) for D in (1, 2)]
+    points += [f"--D 1 --batch {batch}" for batch in (32, 128, 256, 512)]
+    points = {f"--D 1 --N {N}": N for N in (2, 3, 4, 6, 8, 12)} | dict.fromkeys(points, 4)
+    groups = []
+    for point, N in points.items():
+        target = chain(N, 1).lost
+        for optimizer, rotary in itertools.product(("muon", "adamw"), ("input", "qk")):
+            own = f"{small} {point} --optimizer {optimizer} --rotary {rotary} --steps 2400"
+            layers = (4, 2, 12) if point == "--D 1 --N 4" else [4]
+            groups.append((f"{own} --target {target:.6g}", layers, 5))
+
+    # three points at the size of the main command, which warms up
+    for N, D in (4, 1), (8, 1), (4, 2):
+        own = f"--qk-std 0.02 --N {N} --D {D} --targets 1 --eval-every 20"
+        groups.append((f"{own} --target {chain(N, 1).lost:.6g}", [12], 3))
+    return groups
+
+
+@functools.cache
+def unlinked(N, D):
+    """Chains of one step among pairs of nobody."""
+    rows = chain(N, D).roles
+    own = [role if role.block >= D - 1 else role._replace(symbol=-1) for role in rows]
+    return Task(f"unlinked_D={D}", N, tuple(own))
+
+
+@functools.cache
+def first_step_first(N, D):
+    """Chains read in the other order."""
+    rows = chain(N, D).roles
+    own = [role._replace(block=D - 1 - role.block) if role.block < D else role for role in rows]
+    return Task(f"first_step_first_D={D}", N, tuple(own))
+
+
+def part_of_minimal(wanted):
+    """The paths of the minimal circuit, in which these layers look for x_1."""
+    return lambda *about: [path for path in theory.minimal_circuit(*about) if wanted(path)]
+
+
+def previous(path):
+    return path.layer == 0
+
+
+def query(path):
+    return path.layer == 1 and path.source == (0, 0)
+
+
+TASKS |= dict(unlinked=unlinked, first_step_first=first_step_first)
+theory.CIRCUITS["previous", "chain"] = part_of_minimal(previous)
+theory.CIRCUITS["query", "chain"] = part_of_minimal(query)
+theory.CIRCUITS["induction", "chain"] = part_of_minimal(lambda path: previous(path) or query(path))
+sweep.PRESETS["waiting"] = grid()
+
+
 # ---- the runs of a point
 
 
 def facts(folders):
     """The rows of sweeps' tables and of runs, with what is asked for and the wait in steps, or
-    None. Refused for a folder that is neither."""
+    None. UserError for a folder that is neither."""
     rows = []
     for folder in folders:
         table = sweep.read_table(folder / "results.jsonl")
-        rows += table.values() or [sweep.row_of(runs.read_flags(folder))]
-    return [row | dict(asked=Flags(**row).asked, wait=row.get("x_1_learned")) for row in rows]
+        rows += table.values() or [sweep.row_of(config.read_flags(folder))]
+    return [
+        row | dict(asked=Flags(**row).target_symbols, wait=row.get("x_1_learned")) for row in rows
+    ]
 
 
 def at_point(rows, **changed):
@@ -120,8 +190,8 @@ def exponent_cell(rows, way, name):
 def looks(run):
     """The facts of a run, with its looks, {role: attention}: what the queries give to all tokens of
     a role together, in the head that gives most, at the end."""
-    model, flags = runs.load(run)
-    batch = runs.sequences(flags, held_out("validation", 64))
+    model, flags = config.load(run)
+    batch = config.sequences(flags, held_out("validation", 64))
     _, layers = model(batch.inputs, return_patterns=True)
     given, found = torch.stack(layers)[..., -flags.N :, :], {}  # (layers, 64, heads, N, T)
     for role, name in enumerate(flags.problem.names):
@@ -246,15 +316,18 @@ def draw(folders, out):
     figure.suptitle(f"How long the plateau lasts: {what}", fontsize=11)
     lines = [line for line in panels[0].get_lines() if line.get_label() in dict(WAYS.values())]
     figure.legend(handles=lines, loc="outside lower center", ncols=len(WAYS))
-    runs.save_figure(figure, out / "waiting.png")
+    config.save_figure(figure, out / "waiting.png")
     yield out / "waiting.png"
     if found := all_looks(folders):
-        runs.write_rows(out / "looks.jsonl", found)
+        config.write_rows(out / "looks.jsonl", found)
         yield out / "looks.jsonl"
 
 
 def main():
-    command(__file__, __doc__, tables, draw)
+    if "--preset" in sys.argv:
+        sweep.main()
+    else:
+        command(__file__, __doc__, tables, draw)
 
 
 if __name__ == "__main__":

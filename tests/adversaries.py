@@ -4,7 +4,7 @@ by it, and the token behind 1b, a relay, holds x_1."""
 
 import itertools
 
-from parts.flow import Place
+from parts.theory import Place
 
 import torch
 
@@ -59,7 +59,7 @@ def quarters_over_heads():
 
 
 def half_in_each_of_two_layers():
-    """Held to q -> 1b in one of them, that one would do all."""
+    """PatchedModel to q -> 1b in one of them, that one would do all."""
     return one_step(lambda head, found, b: [(b, found / 2)], layers=3)
 
 

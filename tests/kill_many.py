@@ -15,8 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from parts import runs
-from parts.flags import command_line
+from parts import command_line, config
 
 import torch
 
@@ -110,7 +109,7 @@ def main():
     torch.set_num_threads(1)  # a fork would lose more
 
     # a figure takes longer than all else, and is a file as any other
-    train.draw_curves = lambda run: runs.write_text(run / "curves.png", "drawn")
+    train.draw_curves = lambda run: config.write_text(run / "curves.png", "drawn")
     began, moments = time.time(), random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         for number, optimizer in enumerate(OPTIMIZERS, 1):

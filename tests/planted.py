@@ -2,13 +2,14 @@
 
 import itertools
 
-from parts import flow
-from parts.circuit import path_from, to_the_token_before
+from parts import theory
+from parts.circuit import path_from
 
 import torch
 
 import train
 from data import chain
+from studies.order import to_the_token_before
 
 
 def paths_from(task, *texts):
@@ -18,7 +19,9 @@ def paths_from(task, *texts):
     for text in texts:
         where, source, target = text.split()
         layer, head = map(int, f"{where}.1".split(".")[:2])
-        paths.append(path_from(dict(layer=layer, head=head, source=source, target=target), task))
+        paths.append(
+            path_from(dict(layer=layer - 1, head=head - 1, source=source, target=target), task)
+        )
     return paths
 
 
@@ -28,7 +31,7 @@ def symbols_reached(task, paths, layers):
     allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
     for layer, _, source, target in paths:
         allowed[layer, source.role, target.role] = True
-    *_, reached = flow.known_to_query(flow.few_chains(task), allowed)
+    *_, reached = theory.known_to_query(task, allowed)
     return reached
 
 
@@ -129,7 +132,7 @@ def evidence(task, path, holds, positions):
     if to_the_token_before(path, task) or ends[0].block == ends[1].block:
         return (there & too).float()
     held = [
-        holds[sequence, tokens, end.behind, chains]
+        holds[sequence, tokens, end.offset, chains]
         for tokens, end in ((source, path.source), (target, path.target))
     ]
     shared = torch.minimum(*held)
@@ -173,7 +176,7 @@ def plant(D, texts, layers, heads=1):
     task = chain(4, D)
     paths, moves = paths_from(task, *texts), {}
     for path in paths:
-        move = (path.target.behind, path.source.behind, 1.0)
+        move = (path.target.offset, path.source.offset, 1.0)
         moves[path[:2]] = list({*moves.get(path[:2], []), move})
     return Planted(task, following(task, paths), layers, heads, moves), task, paths
 

@@ -5,7 +5,7 @@ certified by a circuit that leaves out what carries."""
 import contextlib
 import io
 
-from parts import Refused
+from parts import UserError
 from parts.circuit import fields_of, paths_in
 
 import pytest
@@ -130,5 +130,5 @@ class Broken:
     ],
 )
 def test_a_model_that_breaks_the_contract_is_refused(broken, says):
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(UserError, match=says):
         said_of(Broken(planted.twin(), broken))

@@ -7,10 +7,9 @@ import json
 import re
 import shutil
 
-from parts import Refused, circuit, runs
+from parts import config
 from parts.emergence import Emergence, History
-from parts.flags import Flags
-from parts.flow import Path, Place
+from parts.theory import Path, Place
 
 import matplotlib.pyplot as plt
 import numpy
@@ -20,8 +19,8 @@ from PIL import Image
 
 import analyze
 import train
-from data import Role, Task
 from model import Transformer
+from pages import film
 from tests.common import assert_refused, contents, run_main
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
 
@@ -33,7 +32,7 @@ ALL = {name: draw for table in TABLES for name, draw in table.items()}
 def run_of(folder, task, paths=(), heads=1):
     """An untrained Run of two layers; its sequences are not those of its flags."""
     torch.manual_seed(0)
-    flags = train.parse_flags(["--D", "2", "--device", "cpu"]).but(layers=2, heads=heads)
+    flags = train.parse_flags(["--D", "2", "--device", "cpu"]).replace(layers=2, heads=heads)
     model = Transformer(task.T, task.N, 4, 8, layers=2, heads=heads, width=32, head_size=8).eval()
     report = dict(certified=False, fill="identity", sequences=64)
     report["heads"] = [dict(mechanism=name) for name in ("paths", "uniform", "position")]
@@ -45,7 +44,7 @@ def run_of(folder, task, paths=(), heads=1):
 def drawn(monkeypatch):
     """The figures that are drawn, kept instead of saved."""
     figures = []
-    monkeypatch.setattr(runs, "save_figure", lambda figure, file: figures.append(figure))
+    monkeypatch.setattr(config, "save_figure", lambda figure, file: figures.append(figure))
     yield figures
     plt.close("all")
 
@@ -96,14 +95,14 @@ def test_figures_of_what_is_no_more_are_removed(copied, monkeypatch):
 def test_what_cannot_be_analysed_is_refused_in_one_line(copied, tmp_path):
     assert_refused(analyze, tmp_path, says="is no run directory")
     before = contents(tmp_path)
-    with runs.alone_in(copied):
+    with config.alone_in(copied):
         assert_refused(analyze, copied, says="in use by another process")
     (copied / "circuit.json").write_text(json.dumps(dict(rows=[], heads=[])))
     assert_refused(analyze, copied, says="is of an older form: run ablate.py again")
     write_circuit(copied, (1, 1, "3b", "3a", 0.9))
     assert_refused(analyze, copied, says="another task")
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | dict(circuit="minimal")))
+    settings = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(settings | dict(circuit="minimal")))
     assert_refused(analyze, copied, says="there is nothing to find")
     changed = {path.name for path, _ in contents(tmp_path).items() ^ before.items()}
     assert changed <= {"config.json", "circuit.json", ".lock"}
@@ -112,21 +111,12 @@ def test_what_cannot_be_analysed_is_refused_in_one_line(copied, tmp_path):
 # ---- tasks of other roles
 
 
-def test_sequences_of_another_task_are_refused(copied, monkeypatch):
-    roles = Role("q", 0, 1, 0), Role("1a", 0, 0, 1), Role("1b", 1, 0, 0)  # the pair turned round
-    monkeypatch.setattr(Flags, "problem", property(lambda flags: Task(f"D={flags.D}", 2, roles)))
-    assert_refused(analyze, copied, says="not of the table of roles")
-    for task, other in itertools.permutations(TASKS.values(), 2):
-        with pytest.raises(Refused, match="not of the table of roles"):
-            circuit.check_roles(task, sequences_of(other, 3), 4)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_attention_maps_of_any_task(name, whole, drawn, monkeypatch):
     """Names, block lines, the mark of the head with a path, against the batch token by token."""
     task, batch = TASKS[name], sequences_of(TASKS[name], 1)
     borders = [-0.5, 5.5] if name == "triples" else [-0.5, 3.5, 7.5]
-    monkeypatch.setattr(runs, "sequences", lambda flags, index: batch)
+    monkeypatch.setattr(config, "sequences", lambda flags, index: batch)
     run = run_of(whole, task, [Path(1, 0, Place(0), Place(2))], heads=2)
     analyze.draw_attention_maps(run, None)
     titles = ["layer 1, head 1", "layer 1, head 2", "layer 2, head 1, has a path"]
@@ -152,7 +142,7 @@ def test_information_map_before_any_layer_is_lemma_2(name, whole, drawn, monkeyp
     assert not any(module._forward_hooks for module in run.model.modules())
 
     # drawn role by role
-    monkeypatch.setattr(runs, "sequences", lambda flags, index: batch)
+    monkeypatch.setattr(config, "sequences", lambda flags, index: batch)
     analyze.draw_information_map(run, None, n=128)
     panels = drawn[0].axes[: len(run.task.roles)]
     assert [axes.get_title() for axes in panels] == run.task.names
@@ -221,7 +211,7 @@ def test_the_film(whole, tmp_path, monkeypatch):
     rising, titles = [k / 60 for k in range(60)], []
     measured = emergence([*range(0, 600, 10)], losses, rising, rising)
     monkeypatch.setattr(plt.Axes, "set_title", lambda axes, text, **how: titles.append(text))
-    analyze.draw_film(run_of(whole, MIXED)._replace(emergence=measured), tmp_path / "film.gif")
+    film.draw_film(run_of(whole, MIXED)._replace(emergence=measured), tmp_path / "film.gif")
 
     # the title of each frame
     known = dict(re.findall(r"Step (\d+): .* knows (.*)", "\n".join(titles)))
@@ -231,10 +221,10 @@ def test_the_film(whole, tmp_path, monkeypatch):
 
     # how long and how large; the columns, light gray, are in the first frame, the relay's too
     assert (tmp_path / "film.gif").stat().st_size < 1e6
-    with Image.open(tmp_path / "film.gif") as film:
-        upper = numpy.asarray(film.convert("RGB")).astype(int)[: film.height // 2]
+    with Image.open(tmp_path / "film.gif") as moving:
+        upper = numpy.asarray(moving.convert("RGB")).astype(int)[: moving.height // 2]
         gray = (abs(upper - 211) < 20).all(-1).mean(0) > 0.4
         assert (numpy.diff(gray.astype(int)) == 1).sum() == len(MIXED.roles) + 1
         assert (upper[:, 0] > 240).all()  # nothing is cut off
-        shown = [film.seek(k) or film.info["duration"] for k in range(film.n_frames)]
+        shown = [moving.seek(k) or moving.info["duration"] for k in range(moving.n_frames)]
     assert 3000 < sum(shown) <= 6000

@@ -2,9 +2,17 @@
 
 import random
 
-from parts import runs
-from parts.circuit import Held, path_name, paths_in, paths_of, read_report, with_path, without
-from parts.flow import Path, Place, may_attend
+from parts import config
+from parts.circuit import (
+    PatchedModel,
+    path_name,
+    paths_in,
+    paths_of,
+    read_report,
+    with_path,
+    without,
+)
+from parts.theory import Path, Place, may_attend
 
 import pytest
 import torch
@@ -20,12 +28,12 @@ TRIES = 12  # of each model: one without each path, then others; with 100 too no
 
 def committed(run):
     """A model on 128 fresh sequences, its circuit, the fill, and the paths that it misses."""
-    model, flags = runs.load(HERE / "results" / run)
+    model, flags = config.load(HERE / "results" / run)
     report, task = read_report(HERE / "results" / run), flags.problem
     circuit = {(row["layer"] - 1, row["head"] - 1): row["mechanism"] for row in report["heads"]}
     for path in paths_in(report, task):
         circuit = with_path(circuit, path)
-    free = Held(model, flags, runs.sequences(flags, held_out("certificate", 128)))
+    free = PatchedModel(model, flags, config.sequences(flags, held_out("certificate", 128)))
     return free, circuit, report["fill"], paths_in(report, task, "uses")
 
 

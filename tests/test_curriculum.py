@@ -2,14 +2,13 @@
 
 import json
 
-from parts import runs
-from parts.flags import SETTINGS
+from parts import config
+from parts.config import SETTINGS
 
 import pytest
 
 import train
 from studies import by_kind, curriculum
-from sweep import report
 from tests.common import assert_refused, run_main
 
 
@@ -17,8 +16,8 @@ def write_run(folder, flags, **losses):
     """A run directory with a row every 100 steps; losses: a list for each symbol."""
     folder.mkdir()
     made = train.parse_flags([*flags.split(), "--device", "cpu"])
-    config = {name: getattr(made, name) for name in SETTINGS}
-    (folder / "config.json").write_text(json.dumps(config))
+    settings = {name: getattr(made, name) for name in SETTINGS}
+    (folder / "config.json").write_text(json.dumps(settings))
     rows = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         symbols = dict(zip(losses, values, strict=True))
@@ -37,19 +36,17 @@ def made(tmp_path):
         write_run(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
         write_run(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
         write_run(tmp_path / "d", f"--init {tmp_path / 'c'}", x_1=[0.1], x_2=[0.1], x_3=[1]),
-        write_run(tmp_path / "e", "--mixture", x_1=[1, 0.9], x_2=[1, 0.9], x_3=[1, 0.9]),
     ]
 
 
 def test_runs_are_grouped_and_counted(made):
     groups = list(by_kind(map(curriculum.facts, made)).values())
-    assert [len(group) for group in groups] == [2, 1, 1, 1]
+    assert [len(group) for group in groups] == [2, 1, 1]
     assert curriculum.cell(groups[0], 1) == "2 of 2, step 117 (83\N{EN DASH}150)"
     assert curriculum.cell(groups[0], 3) == "1 of 2, step 120"
     assert curriculum.cell(groups[0], 2) == ""
-    assert curriculum.cell(groups[3], 2) == "0 of 1"
     labels = [group[0]["label"] for group in groups]
-    assert labels[0] == "x_1, x_3" and labels[3] == "one of x_1, x_2, x_3"
+    assert labels[0] == "x_1, x_3"
 
 
 def test_what_lies_above_a_missing_rung(made):
@@ -67,16 +64,16 @@ def test_stages_count_together(made):
 
 def test_the_figure_has_a_dot_per_run_and_symbol(made, tmp_path, monkeypatch):
     drawn, out = [], tmp_path / "out"
-    monkeypatch.setattr(runs, "save_figure", lambda figure, file: drawn.append(figure))
+    monkeypatch.setattr(config, "save_figure", lambda figure, file: drawn.append(figure))
     code, said, err = run_main(curriculum, *made, "--out", out)
-    assert code == 0 and said.count("\n| ") == 4 and str(out / "curriculum.png") in said, err
+    assert code == 0 and said.count("\n| ") == 3 and str(out / "curriculum.png") in said, err
     (axes,) = drawn[0].axes
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     counts = {}
     for line, hollow in zip(dots[::2], dots[1::2], strict=True):
         counts[line.get_label()[4]] = len(line.get_xdata()), len(hollow.get_xdata())
         assert hollow.get_markerfacecolor() == "none" and all(x > 400 for x in hollow.get_xdata())
-    assert counts == {"1": (4, 1), "2": (2, 1), "3": (1, 3)}  # learned, not at the end
+    assert counts == {"1": (4, 0), "2": (2, 0), "3": (1, 2)}  # learned, not at the end
     assert sorted(dots[2].get_xdata()) == [350, 350]  # of both runs that had this stage
 
 
@@ -85,8 +82,3 @@ def test_bad_input_is_refused(made, tmp_path):
     other = write_run(tmp_path / "other", "--task conditional", x_1=[1], x_2=[1], x_3=[1])
     code, out, err = run_main(curriculum, made[0], other, "--out", tmp_path / "out")
     assert code == 2 and "draw each apart" in err and "| conditional" in out
-
-
-def test_a_sweep_leaves_such_runs_to_us(tmp_path, capsys):
-    report([dict(targets=[1], mixture=False, init="", task="chain")], tmp_path)
-    assert "1 runs of another task" in capsys.readouterr().out and not list(tmp_path.iterdir())

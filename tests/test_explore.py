@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 
-from parts import runs
+from parts import config
 
 import pytest
 import torch
@@ -43,10 +43,10 @@ def data_of(page):
 
 def test_the_page_says_what_the_model_says(folder):
     """The answer to each query of each sequence, against the model by hand."""
-    model, flags = runs.load(folder / "run")
+    model, flags = config.load(folder / "run")
     told, _ = data_of(folder / "page.html")
-    batch = runs.sequences(flags, held_out("validation", len(told["sequences"])))
-    with torch.no_grad(), runs.precision(flags):
+    batch = config.sequences(flags, held_out("validation", len(told["sequences"])))
+    with torch.no_grad(), config.precision(flags):
         said = model(batch.inputs).float()
     errors = (said - batch.targets).square().view(len(said), flags.N, -1, flags.K).mean(-1)
     shown = told["said"][-1][0]  # of the last moment, with all paths
@@ -80,8 +80,8 @@ def test_nothing_of_a_name_is_run(folder, tmp_path):
     assert 'href="./runs/page.html#run=1"' in text and "<td>begun</td>" in text
 
     # nor is another optimizer than there is read
-    config = json.loads((bad / "config.json").read_text()) | dict(optimizer="<img src=x>")
-    (bad / "config.json").write_text(json.dumps(config))
+    settings = json.loads((bad / "config.json").read_text()) | dict(optimizer="<img src=x>")
+    (bad / "config.json").write_text(json.dumps(settings))
     assert_refused(index, tmp_path / "runs", says="--optimizer must be one of")
 
 

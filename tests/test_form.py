@@ -12,7 +12,7 @@ from tests.common import HERE
 LONGER = {("train.py", "train"): 80, ("ablate.py", "find_circuit"): 80}
 OLDEST_PYTHON = (3, 10)
 
-PARTS = "flags flow runs circuit search emergence".split()  # each may import those before it
+PARTS = "flags runs circuit flow search emergence".split()  # each may import those before it
 STAGES = "train sweep ablate analyze".split()
 ROOMS = "studies pages llm mechanisms".split()
 FOLDERS = [".", "parts", *ROOMS, "tests", "bench"]
@@ -45,7 +45,7 @@ def test_form(name):
 
 
 def imported(name):
-    """The files of ours that a file imports anywhere: {"data", "parts.runs", ...}."""
+    """The files of ours that a file imports anywhere: {"data", "parts.config", ...}."""
     found = set()
     for node in ast.walk(read(name)):
         if isinstance(node, ast.Import):

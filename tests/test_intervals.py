@@ -2,7 +2,7 @@
 
 import math
 
-from parts.intervals import bootstrap, studentised
+from parts.stats import bootstrap, studentised
 
 import pytest
 import torch

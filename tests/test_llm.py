@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-from parts.intervals import wilson
+from parts.stats import wilson
 
 import matplotlib
 

@@ -3,8 +3,8 @@
 import itertools
 import math
 
-from parts import flags as table
-from parts import flow, runs
+from parts import config
+from parts import config as table
 
 import pytest
 import torch
@@ -159,7 +159,7 @@ def test_qk_std_is_that_of_the_first_queries_and_keys_alone():
 
 @pytest.mark.parametrize("width", [64, 256])
 def test_the_first_scores_have_the_standard_deviation_that_help_says(width):
-    qkv = runs.build(train.parse_flags(["--width", str(width)])).blocks[0].qkv
+    qkv = config.build(train.parse_flags(["--width", str(width)])).blocks[0].qkv
     q, k, _ = qkv(torch.randn(500, width)).chunk(3, -1)
     assert (q @ k.mT / width**0.5).std().item() == pytest.approx(0.1**2 * width, rel=0.1)
 
@@ -171,13 +171,13 @@ def test_every_flag_of_the_model_changes_it(name):
     value = getattr(flags, name)
     others = [choice for choice in flag.choices if choice != value]
     other = not value if isinstance(value, bool) else others[0] if others else 2 * value or 4
-    models = [runs.build(one) for one in (flags, flags.but(**{name: other}))]
+    models = [config.build(one) for one in (flags, flags.replace(**{name: other}))]
     weights = {key: torch.randn_like(old) for key, old in models[0].state_dict().items()}
     shapes = [{key: w.shape for key, w in model.state_dict().items()} for model in models]
     if shapes[0] == shapes[1]:
         for model in models:
             model.load_state_dict(weights)
-        x = runs.sequences(flags, torch.arange(8)).inputs
+        x = config.sequences(flags, torch.arange(8)).inputs
         assert (models[0](x) - models[1](x)).abs().max() > 0.01
 
 
@@ -186,7 +186,7 @@ def test_a_flag_that_the_model_does_not_take_is_a_loud_bug(monkeypatch):
     monkeypatch.setitem(table.FLAGS["model"], "dropout", flag)
     monkeypatch.setitem(table.ROWS, "dropout", flag)
     with pytest.raises(TypeError, match="dropout"):
-        runs.build(train.parse_flags(TINY))
+        config.build(train.parse_flags(TINY))
 
 
 def test_every_choice_has_code_and_nothing_more_can_be_chosen():
@@ -194,7 +194,7 @@ def test_every_choice_has_code_and_nothing_more_can_be_chosen():
     dtypes = choices.pop("dtype") - {"auto"}
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in dtypes)
     code = dict(task=data.TASKS, rotary=data.ENCODINGS, optimizer=train.OPTIMIZERS)
-    code["circuit"] = {"", *flow.HELD}
+    code["circuit"] = {"", *(name for name, _ in theory.CIRCUITS)}
     assert choices == {name: {*made} for name, made in code.items()}
 
 
@@ -205,7 +205,7 @@ def test_bfloat16_is_float32_within_its_rounding():
         small = "--layers 4 --heads 2 --width 64 --device cpu --dtype".split()
         flags = train.parse_flags([*small, dtype])
         torch.manual_seed(0)
-        model = runs.build(flags)
+        model = config.build(flags)
         predictions, targets = train.predict(model, flags, torch.arange(32))
         loss = (predictions.float() - targets).square().mean()
         loss.backward()

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 
-from parts import runs
-from parts.flags import SETTINGS
+from parts import config
+from parts.config import SETTINGS
 
 import pytest
 import torch
@@ -28,16 +28,16 @@ def test_committed_runs_can_be_read():
     """With every flag of today, and with what the file says of its own."""
     assert RUNS and WEIGHTS
     for run in RUNS:
-        flags, rows = runs.read_flags(run), runs.read_log(run)
+        flags, rows = config.read_flags(run), config.read_log(run)
         assert vars(flags).items() >= json.loads((run / "config.json").read_text()).items()
-        assert [*runs.crossings(rows, flags)] == flags.symbols
+        assert [*config.crossings(rows, flags)] == flags.target_names
         assert train.summary(run).startswith("---")
 
 
 @pytest.mark.parametrize("run", [WEIGHTS[0], *SLOW], ids=lambda run: run.name)
 def test_committed_runs_score_what_their_log_says(run):
-    model, flags = runs.load(run)
-    losses, last = train.evaluate(model, flags, n=512), runs.read_log(run)[-1]
+    model, flags = config.load(run)
+    losses, last = train.evaluate(model, flags, n=512), config.read_log(run)[-1]
     val, logged = sum(losses) / len(losses), last["val"]
     assert abs(val - logged) < 0.1 * logged + 1e-3, (val, logged)
     assert not flags.target or last["confirmed"] < flags.target
@@ -82,7 +82,7 @@ def test_every_committed_run_has_its_command_in_reproduce_sh(tmp_path):
     for run in RUNS:
         name = str(run.relative_to(HERE / "results"))
         assert name in made, name
-        there, flags = runs.read_flags(run), made[name]
+        there, flags = config.read_flags(run), made[name]
         flags.init = flags.init.replace(f"{folder}/runs", "out")
         different = {key for key in names if getattr(flags, key) != getattr(there, key)}
         assert not different, (name, different)
@@ -163,7 +163,7 @@ def test_the_explorer_shows_the_certificates_beside_it(explorer):
     """Its numbers are those of circuit.json and log.jsonl, not of older ones."""
     for page in explorer:
         folder = HERE / page["name"]
-        report, log = json.loads((folder / "circuit.json").read_text()), runs.read_log(folder)
+        report, log = json.loads((folder / "circuit.json").read_text()), config.read_log(folder)
         for drawn, row in zip(page["paths"], report["paths"], strict=True):
             assert {name: drawn[name] for name in ("carried", "alone", "everywhere")}.items() <= (
                 row.items()
@@ -174,8 +174,8 @@ def test_the_explorer_shows_the_certificates_beside_it(explorer):
 
 def test_the_explorer_shows_the_weights_beside_it(explorer):
     """The maps of A, at the end, are the attention of its model.pt on the same sequence."""
-    page, (model, flags) = explorer[0], runs.load(HERE / "results/A")
-    _, patterns = model(runs.sequences(flags, held_out("validation", 1)).inputs, None, True)
+    page, (model, flags) = explorer[0], config.load(HERE / "results/A")
+    _, patterns = model(config.sequences(flags, held_out("validation", 1)).inputs, None, True)
     patterns = torch.stack(patterns, 1)[0]
     maps = torch.frombuffer(bytearray(base64.b64decode(page["maps"])), dtype=torch.uint8) / 100
     maps = maps.view(len(page["steps"]), len(page["sequences"]), *patterns.shape)[-1]

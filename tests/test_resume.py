@@ -6,7 +6,7 @@ import subprocess
 import sys
 from unittest import mock
 
-from parts import runs
+from parts import config
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_a_few_kills_at_random_and_before_file_events():
 @pytest.mark.parametrize("name, left", [("state.pt", 0), ("log.jsonl", 1), ("state.pt", 2)])
 def test_a_run_stopped_before_its_first_row_starts_over(name, left, tmp_path, whole, monkeypatch):
     """Whichever of the first files it came to: state.pt, log.jsonl, the second state.pt."""
-    real, written = runs.write_file, []
+    real, written = config.write_file, []
 
     def killed(path, write):
         if path.name == name and len(written) >= left:
@@ -93,7 +93,7 @@ def test_a_run_stopped_before_its_first_row_starts_over(name, left, tmp_path, wh
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         left += 1  # config.json
-        patched.setattr(runs, "write_file", killed)
+        patched.setattr(config, "write_file", killed)
         assert run_main(train, *WHOLE, "--out", run)[0] == 137
     assert written == ["config.json", "state.pt", "log.jsonl"][:left]
     assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0

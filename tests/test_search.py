@@ -3,10 +3,10 @@
 import itertools
 from unittest import mock
 
-from parts import runs
-from parts.circuit import Held
-from parts.flow import Path, Place
-from parts.search import attended, knocked_out, replaced
+from parts import config
+from parts.circuit import PatchedModel
+from parts.search import attended, attention_knockout, resample_values
+from parts.theory import Path, Place
 
 import pytest
 import torch
@@ -22,14 +22,14 @@ def free():
     """A transformer with random weights, whose patterns are far from uniform."""
     flags = train.parse_flags(["--dtype", "float32", *TINY, "--D", "2", "--N", "3"])
     torch.manual_seed(0)
-    model = runs.build(flags).eval()
+    model = config.build(flags).eval()
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
-    return Held(model, flags, runs.sequences(flags, held_out("validation", 8)))
+    return PatchedModel(model, flags, config.sequences(flags, held_out("validation", 8)))
 
 
 def token_of(free, place, b, n):
-    token = free.batch.positions[b, n, place.role].item() + place.behind
+    token = free.batch.positions[b, n, place.role].item() + place.offset
     return token if 0 <= token < free.task.T else None
 
 
@@ -55,7 +55,7 @@ def test_paths_are_knocked_out_and_what_is_above_responds(free):
                 source, target = (token_of(free, end, b, n) for end in path[2:])
                 if None not in (source, target):
                     pattern[b, source, target] = 0
-    torch.testing.assert_close(knocked_out(free, paths), errors_of(free, changed))
+    torch.testing.assert_close(attention_knockout(free, paths), errors_of(free, changed))
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -70,7 +70,7 @@ def test_values_are_replaced_and_attention_is_not(free, others):
         return torch.zeros(8, 3, 2 * free.flags.K)
 
     with mock.patch.object(free, "model", kept):
-        replaced(free, paths, others)
+        resample_values(free, paths, others)
     ((head, after),) = given.items()
     before = free.attention()[head]
     assert head == (1, 1)
@@ -98,9 +98,9 @@ def test_values_are_replaced_and_attention_is_not(free, others):
 
 def test_a_relay_is_attended_to_after_it_took_something():
     model, task, paths = plant(2, CIRCUITS[-1][2], layers=4)
-    held = Held(model, settings(2, 4), make_batch(0, torch.arange(32), D=2))
+    held = PatchedModel(model, settings(2, 4), make_batch(0, torch.arange(32), D=2))
     (alike,) = [own for own in attended(held, Place(0)) if own[0].target == Place(4, 2)]
     assert alike == [paths[-1]]
     model.attend = plant(2, ["4 q 2b+2"], layers=4)[0].attend  # nothing that it could have taken
-    held = Held(model, settings(2, 4), make_batch(0, torch.arange(32), D=2))
-    assert not [own for own in attended(held, Place(0)) if own[0].target.behind]
+    held = PatchedModel(model, settings(2, 4), make_batch(0, torch.arange(32), D=2))
+    assert not [own for own in attended(held, Place(0)) if own[0].target.offset]

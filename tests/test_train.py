@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from parts import runs
+from parts import config
 
 import pytest
 import torch
@@ -35,15 +35,17 @@ def test_partial_losses_and_crossings():
     losses = data.partial_losses(predictions, targets, 4)
     assert losses.shape == (5, 3)
     torch.testing.assert_close(losses.mean(0), torch.stack(by_hand))
-    assert runs.first_below([0, 10, 20, 30], [1.0, 0.6, 0.4, 0.6], 0.5) == 15
-    assert runs.first_below([0, 10], [1.0, 0.6], 0.5) is None
-    assert runs.first_below([0, 10, 20, 30], [0.1, 0.2, 0.6, 0.1], 0.5) == 0  # known from the start
+    assert config.first_below([0, 10, 20, 30], [1.0, 0.6, 0.4, 0.6], 0.5) == 15
+    assert config.first_below([0, 10], [1.0, 0.6], 0.5) is None
+    assert (
+        config.first_below([0, 10, 20, 30], [0.1, 0.2, 0.6, 0.1], 0.5) == 0
+    )  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, val=1.0), dict(step=10, x_1=0.0, x_2=0.6, val=0.3)]
     flags = train.parse_flags(["--D", "2"])
-    assert runs.crossings(rows, flags) == {"x_1": 5, "x_2": None}
-    few, many = flags.but(N=2), flags.but(N=12)  # their plateaus are 1/2 and 11/12
-    assert runs.crossings(rows, few) == pytest.approx({"x_1": 20 / 3, "x_2": None})
-    assert runs.crossings(rows, many) == pytest.approx({"x_1": 35 / 9, "x_2": 35 / 3.6})
+    assert config.crossings(rows, flags) == {"x_1": 5, "x_2": None}
+    few, many = flags.replace(N=2), flags.replace(N=12)  # their plateaus are 1/2 and 11/12
+    assert config.crossings(rows, few) == pytest.approx({"x_1": 20 / 3, "x_2": None})
+    assert config.crossings(rows, many) == pytest.approx({"x_1": 35 / 9, "x_2": 35 / 3.6})
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -140,7 +142,7 @@ def test_training_learns_one_retrieval_step(tmp_path, without_curves):
 
     # measured again on other sequences, following the chains instead of trusting the targets;
     # one that cannot retrieve has 0.5
-    model, _ = runs.load(tmp_path / "run")
+    model, _ = config.load(tmp_path / "run")
     batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
     solved = torch.stack([solve(tokens, 2, 1, 4) for tokens in batch.inputs])
     assert (model(batch.inputs) - solved).square().mean() < 0.22
@@ -156,7 +158,7 @@ def test_held_circuits_learn_what_the_depth_allows(tmp_path, without_curves):
         run = tmp_path / str(layers)
         code, _, err = run_main(train, *flags.split(), "--layers", layers, "--out", run)
         assert code == 0, err
-        last = runs.read_log(run)[-1]
+        last = config.read_log(run)[-1]
         assert (last["x_1"] < 0.25) == learned and last["x_2"] > 0.4, last
     assert_refused(train, *"--task conditional --circuit minimal".split(), says="takes --heads 2")
 
@@ -171,12 +173,12 @@ def test_the_same_seed_is_bitwise_equal_and_another_is_not(tmp_path, whole, with
 def test_checkpoints_are_the_weights_of_their_step(whole):
     names = sorted(path.name for path in (whole / "ckpt").iterdir())
     assert names == ["000000.pt", "000020.pt", "000040.pt"]
-    first, flags = runs.load(whole, "ckpt/000000.pt")
+    first, flags = config.load(whole, "ckpt/000000.pt")
     torch.manual_seed(0)
-    untrained = runs.build(flags).parameters()
+    untrained = config.build(flags).parameters()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), untrained, strict=True))
-    losses = train.evaluate(runs.load(whole, "ckpt/000020.pt")[0], flags)
-    assert abs(losses[0] - runs.read_log(whole)[2]["val"]) < 1e-6
+    losses = train.evaluate(config.load(whole, "ckpt/000020.pt")[0], flags)
+    assert abs(losses[0] - config.read_log(whole)[2]["val"]) < 1e-6
     assert (whole / "ckpt/000040.pt").read_bytes() == (whole / "model.pt").read_bytes()
 
 
@@ -185,7 +187,7 @@ def test_the_log_tells_loss_rate_and_what_was_confirmed(tmp_path):
     And the figure is a PNG."""
     run = tmp_path / "run"
     code, out, _ = run_main(train, *TINY, "--target", 0.999, "--out", run)
-    rows = runs.read_log(run)
+    rows = config.read_log(run)
     assert code == 0 and rows[0]["train"] is None and abs(rows[0]["val"] - 1) < 0.1
     assert all(math.isfinite(row["train"]) for row in rows[1:])
     ends = [row["step"] for row in rows if "confirmed" in row]
@@ -203,7 +205,9 @@ def test_what_is_kept_is_the_moving_average_of_the_weights(tmp_path, without_cur
     for ema in (0, 0.75):
         flags = [*TINY, "--steps", 6, "--save-every", 1, "--ema", ema, "--out", tmp_path / str(ema)]
         assert run_main(train, *flags)[0] == 0
-        kept[ema] = [runs.read_tensors(file) for file in runs.checkpoints_of(tmp_path / str(ema))]
+        kept[ema] = [
+            config.read_tensors(file) for file in config.checkpoints_of(tmp_path / str(ema))
+        ]
     average = kept[0][1]
     for last, found in zip(kept[0][1:], kept[0.75][1:], strict=True):
         average = {name: 0.75 * average[name] + 0.25 * last[name] for name in last}

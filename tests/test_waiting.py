@@ -2,7 +2,7 @@
 
 import itertools
 
-from parts import runs
+from parts import config
 
 import pytest
 import torch
@@ -33,8 +33,8 @@ def test_exponents_of_the_wait(tmp_path):
 @torch.no_grad()
 def test_where_queries_look():
     """Of A token by token; then the medians of planted looks."""
-    model, flags = runs.load(HERE / "results/A")
-    batch = runs.sequences(flags, held_out("validation", 64))
+    model, flags = config.load(HERE / "results/A")
+    batch = config.sequences(flags, held_out("validation", 64))
     layers = model(batch.inputs, None, True)[1]
     for role, name in enumerate(flags.problem.names):
         given = []
