@@ -27,16 +27,16 @@ import openai
 from llm.questions import FORMULATIONS, make_question
 
 
-ATTEMPTS = 10  # after so many without an acceptable answer, a question has never settled
-REQUESTS = 8  # at a time
 NAMES = list(FORMULATIONS)
-RETRIES = 6  # of a request; the client's default of 2 does not outlast a rate limit per minute
+ATTEMPTS = 10  # a question without an acceptable answer after so many has never settled
+REQUESTS = 8  # the number of requests at the same time
+RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
 
 
 def read_answers(path):
     """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line.
 
-    A last line that a kill has cut short is left out. Raises Refused if it cannot be read."""
+    A last line that a kill has cut short is left out. Raises Refused if the file is damaged."""
     answers = defaultdict(list)
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ async def ask(client, settings, question):
         hint = "check OPENAI_BASE_URL (it often ends in /v1), OPENAI_API_KEY and --model"
         raise Refused(f"{settings['endpoint']} sent no chat completion: {text}; {hint}") from None
 
-    # a <think> block does not count, nor do case, quotes, bold marks and a full stop
+    # ignore a <think> block, case, quotes, bold marks, and a full stop
     word = answer.rpartition("</think>")[2].strip(" \t\r\n.\"'*`").casefold()
     attempt = {"formulation": formulation, "D": D, "index": index, "settings": settings}
     attempt |= {"answer": answer, "expected": correct, "correct": word == correct.casefold()}
@@ -81,7 +81,7 @@ async def ask(client, settings, question):
 
 
 async def benchmark(args):
-    """Ask every question until it is finished, append the answers to a file, print the scores."""
+    """Ask every question until it is finished, append the attempts to a file, print the scores."""
     try:
         no_key = "no key" if os.environ.get("OPENAI_BASE_URL") else None
         key = os.environ.get("OPENAI_API_KEY") or no_key
@@ -102,10 +102,10 @@ async def benchmark(args):
             if old != settings:
                 raise Refused(f"{path} has other settings, {old}: use another --out")
 
-        # a line that a kill has cut short must not become the start of the next one
+        # remove a last line that a kill has cut short
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
-        # the formulations take turns, so that a stopped run has asked about equally much of each
+        # the formulations take turns, so that a stopped run has a share of each
         kinds = [("equations", D) for D in sorted({*args.D})]
         kinds += [(formulation, None) for formulation in NAMES[1:]]
         questions = [(*kind, index) for index in range(args.n) for kind in kinds]
@@ -122,7 +122,8 @@ async def benchmark(args):
                 done += 1
                 progress("question", done, len(left), start)
 
-        await asyncio.gather(*map(finish, left))
+        await asyncio.gather(*map(finish, left[:1]))  # alone, since the key may be wrong
+        await asyncio.gather(*map(finish, left[1:]))
     print_scores(path)
 
 
@@ -181,10 +182,10 @@ def main():
     task.add_argument("--model", help="ask the model of this name")
     task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
     for flag, default, text in (
-        ("--n", 500, "questions per formulation and D"),
+        ("--n", 500, "number of questions per formulation and D"),
         ("--seed", 0, "seed of the questions"),
-        ("--temperature", 1.0, "temperature of sampling"),
-        ("--max-tokens", 4096, "tokens of an answer at most, reasoning included"),
+        ("--temperature", 1.0, "sampling temperature"),
+        ("--max-tokens", 4096, "largest number of tokens in an answer, reasoning included"),
         ("--out", Path("out"), "folder for llm_MODEL/answers.jsonl and figure2.png"),
     ):
         p.add_argument(

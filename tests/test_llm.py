@@ -1,9 +1,9 @@
 """llm/: its questions against Appendix A and a solver, its runs against a scripted server."""
 
 import contextlib
+import hashlib
 import http.server
 import json
-import os
 import re
 import threading
 import time
@@ -16,19 +16,12 @@ from llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, run_main, start, wait_for
 
 
-# For each example of the paper: the random choices in the order in which the generators draw them,
-# and the example itself. The lines of a paragraph are also separated by |.
+# The five examples of the paper, with some of their lines separated by | instead.
 APPENDIX_A = """\
-bcda | 2301 | eghf | badc | kilj | efgh | npom | klij | qsrt | npom | s
-
 b = 2 | c = 3 | d = 0 | a = 1 | e = b | g = a | h = d | f = c | k = e | i = f | l = g | j = h
 n = k | p = l | o = i | m = j | q = n | s = p | r = o | t = m
 What is the value of s? Say directly only the numeric value, without any other words. | Correct: 1
 Acceptable: 0, 1, 2, 3
-
-Charlie David Alice Bob | Cairo Delhi Berlin Amsterdam | Henry Eve Frank Grace
-David Charlie Alice Bob | Kate Larry Jack Isabelle | Grace Frank Eve Henry | Mary Olivia Nick Peter
-Jack Isabelle Kate Larry | Rose Queen Tom Sam | Peter Nick Olivia Mary | Rose
 
 Charlie lives in Cairo | David lives in Delhi | Alice lives in Berlin | Bob lives in Amsterdam
 Henry lives with David | Eve lives with Charlie | Frank lives with Alice | Grace lives with Bob
@@ -37,11 +30,6 @@ Mary lives with Jack | Olivia lives with Isabelle | Nick lives with Kate | Peter
 Rose lives with Peter | Queen lives with Nick | Tom lives with Olivia | Sam lives with Mary
 Where does Rose live? Say directly only the name of the city, without any other words.
 Correct: Berlin | Acceptable: Amsterdam, Berlin, Cairo, Delhi
-
-Silvania Novaria Aurora Florinia | Bob Alice Charlie David | celestian harmonian elysian lumin
-Silvania Novaria Aurora Florinia | beef pork lamb chicken | lumin elysian harmonian celestian
-Astralyte Nephryon Zephyrium Virellium | beef chicken lamb pork
-Chronogy Aetherflux Somnosis Synthemia | Zephyrium Astralyte Virellium Nephryon | Chronogy
 
 Bob lives in Silvania. | Alice lives in Novaria. | Charlie lives in Aurora.
 David lives in Florinia. | Silvanians believe in celestianism. | Novarians believe in harmonianism.
@@ -53,19 +41,11 @@ Virellium causes Somnosis. | Nephryon causes Synthemia.
 Who has Chronogy? Say directly the name without other words. | Correct: Alice
 Acceptable: Alice, Bob, Charlie, David
 
-3201 | 1320 | 1032 | 1023 | bacd | 0231 | f | i
-
 a(0) = 3 | a(1) = 2 | a(2) = 0 | a(3) = 1 | b(0) = 1 | b(1) = 3 | b(2) = 2 | b(3) = 0 | c(0) = 1
 c(1) = 0 | c(2) = 3 | c(3) = 2 | d(0) = 1 | d(1) = 0 | d(2) = 2 | d(3) = 3 | e = b | f = a | g = c
 h = d | i = 0 | j = 2 | k = 3 | l = 1
 What is the value of f(i)? Say directly only the numeric value, without any other words.
 Correct: 3 | Acceptable: 0, 1, 2, 3
-
-Penny Lily Isabelle Cathy George Adam Kevin Ed Hank Mike Jane Fred Dana Olivia Bob Nancy
-Canada Brazil France Kenya Italy Mexico Peru Laos Germany Japan England Hungary Norway Qatar \
-Denmark Argentina
-Jane Olivia Penny Dana Nancy Isabelle Lily Cathy | Ed Mike Adam George Hank Bob Fred Kevin
-brother mother sister father | doctor engineer teacher lawyer | Eve
 
 Penny lives in Canada. | Lily lives in Brazil. | Isabelle lives in France. | Cathy lives in Kenya.
 George lives in Italy. | Adam lives in Mexico. | Kevin lives in Peru. | Ed lives in Laos.
@@ -83,28 +63,15 @@ Where does Eve live? Say directly only the name, without any other words. | Corr
 Acceptable: Argentina, Brazil, Canada, Denmark, England, France, Germany, Hungary, Italy, Japan, \
 Kenya, Laos, Mexico, Norway, Peru, Qatar"""
 
-
-def test_llm_questions_are_those_of_appendix_a_letter_by_letter():
-    paragraphs = iter(APPENDIX_A.replace(" | ", "\n").split("\n\n"))
-    for formulation in FORMULATIONS:
-        choices = next(paragraphs).split("\n")
-
-        def sample(items, k, choices=choices):
-            choice = choices.pop(0)
-            choice = choice.split() if " " in choice else list(choice)
-            assert sorted(choice) == sorted(items) and k == len(items), (choice, items)
-            return choice
-
-        rng = mock.Mock(sample=sample, choice=lambda items, choices=choices: choices.pop(0))
-        with mock.patch("random.Random", return_value=rng):
-            assert run_main(llm, "--show", formulation) == (0, next(paragraphs) + "\n", "")
-        assert not choices, "the example makes choices that the generator does not make"
+KEY, LOGIN = "sk-test-0123456789", "user:pa55word"
+FLAGS = "--model", "m", "--D", 5, "--n", 6, "--out"
+KINDS = [("equations", 5), *((name, None) for name in list(FORMULATIONS)[1:])]
+ANSWERS = dict(make_question(*kind, 0, index)[:2] for index in range(6) for kind in KINDS)
 
 
 def solve(prompt, acceptable):
     """Find the answer from the words of the prompt."""
-    *facts, question = prompt.split("\n")
-    question = question.partition("?")[0]
+    *facts, question = prompt.partition("?")[0].split("\n")
     if call := re.search(r"(\w)\((\w)\)", question):
         value = dict(fact.split(" = ") for fact in facts)
         return value[f"{value[call[1]]}({value[call[2]]})"]
@@ -124,25 +91,32 @@ def solve(prompt, acceptable):
     return answer
 
 
+def test_llm_questions_are_those_of_appendix_a_letter_by_letter():
+    examples = APPENDIX_A.replace(" | ", "\n").split("\n\n")
+    for formulation, example in zip(FORMULATIONS, examples, strict=True):
+        prompt, correct, acceptable = re.split("\nCorrect: |\nAcceptable: ", example)
+        assert solve(prompt, acceptable.split(", ")) == correct, "the solver is wrong"
+
+        # at each place, some questions have the word of the example, and all have one of its words
+        shown = [run_main(llm, "--show", formulation, "--seed", seed)[1] for seed in range(300)]
+        columns = [*zip(*(re.split(r"(\W)", text) for text in shown), strict=True)]
+        words = re.split(r"(\W)", example + "\n")
+        assert all(word in column for word, column in zip(words, columns, strict=True))
+        assert {*words} == {word for column in columns for word in column}
+
+
 def test_llm_questions_agree_with_the_solver():
-    for formulation, D in [
-        ("equations", 1),
-        ("equations", 7),
-        *((name, 5) for name in FORMULATIONS),
-    ]:
+    for formulation, D in [("equations", 1), ("equations", 7), *KINDS]:
         questions = [make_question(formulation, D, 0, index) for index in range(200)]
         answers = [correct for _, correct, _ in questions]
         assert answers == [solve(prompt, acceptable) for prompt, _, acceptable in questions]
         assert all(acceptable == sorted({*answers}) for _, _, acceptable in questions)
         assert max(map(answers.count, answers)) < 2.5 * 200 / len({*answers}), "about uniform"
         assert D == 1 or len({prompt for prompt, _, _ in questions}) == 200
-        assert questions[0] != make_question(formulation, D, 1, 0)
-
-
-KEY, LOGIN = "sk-test-0123456789", "user:pa55word"
-FLAGS = "--model", "m", "--D", 5, "--n", 6, "--out"
-KINDS = [("equations", 5), *((name, None) for name in list(FORMULATIONS)[1:])]
-ANSWERS = dict(make_question(*kind, 0, index)[:2] for index in range(6) for kind in KINDS)
+    text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "c9997fe6b99bf7f2", (
+        "the questions have changed"
+    )
 
 
 @contextlib.contextmanager
@@ -179,9 +153,8 @@ def test_llm_scores_and_figure(tmp_path):
         if "works" in prompt:
             return f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**"
         if "lives with" in prompt:  # two faults, two answers that are not acceptable
-            return [(429, "busy"), (500, "down"), "It is hard to say.", None, ANSWERS[prompt]][
-                n - 1
-            ]
+            replies = (429, "busy"), (500, "down"), "It is hard to say.", None, ANSWERS[prompt]
+            return replies[n - 1]
         wrong = "(" in prompt and [*ANSWERS].index(prompt) < 15  # 3 of 6
         return "Zeus" if "believe" in prompt else str((int(ANSWERS[prompt]) + wrong) % 4)
 
@@ -192,7 +165,7 @@ def test_llm_scores_and_figure(tmp_path):
     assert len(prompts) == 6 * (1 + 5 + 10 + 1 + 1) == len(path.read_text().splitlines()) + 6 * 2
     table = out[out.index("equations") :].split("\n")
     assert [" ".join(line.split()) for line in table[:5]] == [
-        "equations 5 6 100.0% 61.0% 100.0% 0.0%",  # the intervals are from a table of Wilson's
+        "equations 5 6 100.0% 61.0% 100.0% 0.0%",  # Wilson's formula, by hand
         "lives-with 6 100.0% 61.0% 100.0% 0.0%",
         "kingdoms 6 0.0% 0.0% 39.0% 100.0%",
         "functions 6 50.0% 18.8% 81.2% 0.0%",
@@ -214,22 +187,20 @@ def test_llm_continues_after_a_kill(tmp_path):
         process.communicate()
         path.write_bytes(path.read_bytes()[:-10])  # as if the kill had come within a line
         finished = path.read_text().count("\n")
-        before = len(prompts)
+        time.sleep(0.5)  # until the server has answered what the process had asked
+        prompts.clear()
         assert finished > 2 and run_main(llm, *FLAGS, tmp_path)[0] == 0
-        assert len(prompts) == before + 30 - finished
+        assert len(prompts) == 30 - finished
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({(line["formulation"], line["index"]) for line in lines}) == len(lines) == 30
     assert all(line["correct"] for line in lines)
 
 
 def test_llm_user_errors_are_one_line(tmp_path):
-    with mock.patch.dict("os.environ"):
-        for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-            os.environ.pop(name, None)
-        assert_refused(llm, says="set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL")
-        os.environ["OPENAI_BASE_URL"] = f"http://{LOGIN}#@127.0.0.1:port/v1"
-        assert LOGIN not in "".join(run_main(llm, *FLAGS, tmp_path)[1:])
-        assert_refused(llm, *FLAGS, tmp_path, says="OPENAI_BASE_URL to the address of a server")
+    says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, "
+    for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
+        with mock.patch.dict("os.environ", variables, clear=True):
+            assert_refused(llm, says=says + "such as http://localhost:11434/v1\n")
     for reply, says in (
         ((401, {"error": {"message": f"no key {KEY}\x1b[31m"}}), "no key ***\\x1b[31m"),
         ((200, "<html>sign in</html>"), "check OPENAI_BASE_URL"),
@@ -243,7 +214,7 @@ def test_llm_user_errors_are_one_line(tmp_path):
     written = b"".join(contents(tmp_path).values()).decode()
     assert KEY not in written and LOGIN not in written
     (tmp_path / "notes").write_text("3\n")
-    for file, says in ("notes", "is damaged"), ("none", "FileNotFoundError"):
-        assert_refused(llm, "--plot", tmp_path / file, says=says)
+    assert_refused(llm, "--plot", tmp_path / "notes", says="is damaged")
+    assert_refused(llm, "--plot", tmp_path / "none", says="FileNotFoundError")
     for flags in ("--n 0", "--D 0", "--temperature nan", "--show F1", "--show functions --model m"):
         assert_refused(llm, *flags.split(), says="llm: ")
