@@ -47,7 +47,7 @@ class Peer(nn.Module):
 def gpt2(attention, flags):
     from transformers import GPT2Config, GPT2Model
 
-    config = GPT2Config(
+    shape = GPT2Config(
         n_layer=flags.layers,
         n_head=flags.heads,
         n_embd=flags.width,
@@ -59,7 +59,7 @@ def gpt2(attention, flags):
         attn_implementation=attention,
         use_cache=False,
     )
-    return Peer(flags, GPT2Model(config), lambda stack, x: stack(inputs_embeds=x)[0])
+    return Peer(flags, GPT2Model(shape), lambda stack, x: stack(inputs_embeds=x)[0])
 
 
 def x_transformers(flags):
@@ -149,7 +149,7 @@ def main():
         command_line("python -m bench.peers", __doc__).parse_args()
         keep_freed_memory()  # all models share this process
         flags = parse_flags([])
-        provenance = config.made_by(flags) | dict(date=time.strftime("%B %Y"))
+        provenance = config.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
         provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
         rows = measure(flags)
         Path("out").mkdir(exist_ok=True)
