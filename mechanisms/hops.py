@@ -1,4 +1,4 @@
-"""k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter hops are first.
+"""k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
     python -m mechanisms.hops                              # about 13 minutes on one core
 

@@ -121,8 +121,8 @@ def table(results):
     for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
         seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
         cells = [f"{x.mean():.2f} ({x.min():.2f}\N{EN DASH}{x.max():.2f})" for x in seeds]
-        model = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
-        rows.append((f"step {steps[time]}, {model}", *cells))
+        kind = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
+        rows.append((f"step {steps[time]}, {kind}", *cells))
     return rows
 
 

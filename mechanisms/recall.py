@@ -137,11 +137,12 @@ TASKS += [(stored_share, dict(H=H, m=m, steps=1024)) for H in HEADS for m in HID
 
 def table(results):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
-    times = torch.tensor([row["values"] for row in results["plateau"]]).mean(1)  # (TABLES, 4)
-    names = ["relation known, steps x lr", "facts begin, steps x lr"]
-    names += ["relation known, by the flow", "facts begin, by the flow"]
+    times = torch.tensor([row["values"] for row in results["plateau"]]).mean(1).T  # (4, TABLES)
     rows = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in TABLES))]
-    return rows + [(names[i], *(f"{x:.0f}" for x in times[:, i])) for i in (0, 2, 1, 3)]
+    for i, event in enumerate(["relation known", "facts begin"]):
+        rows.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
+        rows.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
+    return rows
 
 
 def draw(results):
