@@ -59,12 +59,12 @@ class Transformer(torch.nn.Module):
 
     def __init__(self, task):
         super().__init__()
-        levels, outputs = len(task.hops), 1 if task.hop_token else len(task.hops)
-        self.E = torch.nn.Parameter(torch.randn(task.N + task.hop_token * levels, WIDTH))
+        vocabulary = task.N + task.hop_token * len(task.hops)
+        self.E = torch.nn.Parameter(torch.randn(vocabulary, WIDTH))
         self.P = torch.nn.Parameter(torch.randn(task.k * task.N + task.hop_token, WIDTH))
         blocks = (Block(WIDTH, HEADS, WIDTH // HEADS, mlp=False) for _ in task.hops)
         self.blocks, self.outputs = torch.nn.ModuleList(blocks), torch.nn.ModuleList()
-        for _ in range(outputs):
+        for _ in range(1 if task.hop_token else len(task.hops)):
             norm, linear = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, task.N)
             self.outputs.append(torch.nn.Sequential(norm, linear))
 
@@ -115,8 +115,8 @@ def train(seed, k, N, regime, hop_token, steps):
 @torch.no_grad()
 def attended(model, task, generator):
     """Measure the mean attention of each head to the places of the ring, counted from the token's
-    place, (layers, heads, k), and the accuracy of the last level when each layer sees one place
-    alone: that of the construction (0, 1, 2, 4 ... ahead), or the place after it."""
+    place, (layers, heads, k), and the accuracy of the last level when each layer attends to one
+    place alone ("held"): that of the construction (0, 1, 2, 4 ... ahead), or the one after it."""
     tokens, _ = task.sample([0], 4 * BATCH, generator)
     levels = [len(task.hops) - 1]
     place = torch.arange(task.k).repeat_interleave(task.N)  # (T,)

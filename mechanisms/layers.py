@@ -16,7 +16,7 @@ from mechanisms.bigrams import N, accuracies, read_bigrams, sample
 from train import Muon, adamw, schedule
 
 
-OPTIMIZER = dict(lr=0.02, warmup=20, decay=0.5, beta2=0.95, weight_decay=0.1)  # as in train.py
+OPTIMIZER = dict(lr=0.02, warmup=20, decay=0.5, beta2=0.95, weight_decay=0.1)  # flags of train.py
 
 
 class Generic(torch.nn.Module):
@@ -44,6 +44,8 @@ def train(seed, layers, triggers, steps, d=64, T=64, B=64):
     torch.manual_seed(seed)
     model, rows = Generic(layers, d, 2, T), []
     flags = SimpleNamespace(steps=steps, **OPTIMIZER)
+
+    # dicts, because `in` compares tensors of a list by value
     matrices = dict.fromkeys(weight for weight in model.blocks.parameters() if weight.ndim > 1)
     others = dict.fromkeys(weight for weight in model.parameters() if weight not in matrices)
     muon = Muon(matrices, flags.lr, flags.weight_decay, torch.float32)

@@ -151,9 +151,8 @@ def draw(results):
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
-    for i, name in enumerate(names):  # curves: (seeds, times, time and measures)
-        color = (*COLORS[:3], "black")[i]
-        draw_seeds(left, curves[0, :, 0], curves[:, :, i + 1], name, color=color, lw=2.5)
+    for i, color in enumerate((*COLORS[:3], "black")):  # curves: (seeds, times, time and measures)
+        draw_seeds(left, curves[0, :, 0], curves[:, :, i + 1], names[i], color=color, lw=2.5)
     for kind in (R, R, D), (S, D, R):
         left.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
     left.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
