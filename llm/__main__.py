@@ -15,10 +15,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from parts import Refused, program
-from parts.flags import command_line
-from parts.intervals import wilson
-from parts.runs import alone_in, progress, save_figure
+from parts import UserError, command_line, program
+from parts.config import alone_in, print_progress, save_figure
+from parts.stats import wilson
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -36,7 +35,7 @@ RETRIES = 6  # per request; the client's default of 2 is too few when a server l
 def read_answers(path):
     """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line.
 
-    A last line that a kill has cut short is left out. Raises Refused if the file is damaged."""
+    A last line that a kill has cut short is left out. Raises UserError if the file is damaged."""
     answers = defaultdict(list)
     try:
         text = path.read_text(encoding="utf-8")
@@ -44,7 +43,7 @@ def read_answers(path):
             attempt = json.loads(line)
             answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
     except (OSError, LookupError, TypeError, ValueError) as error:
-        raise Refused(f"{path} is damaged, or no answers file ({type(error).__name__})") from None
+        raise UserError(f"{path} is damaged, or no answers file ({type(error).__name__})") from None
     return answers
 
 
@@ -56,7 +55,7 @@ async def ask(client, settings, question):
     """Ask a question once. Returns an attempt, which is a line of the answers file.
 
     The client repeats the request after a rate limit, a server error, a time-out or a lost
-    connection. Raises Refused if that does not help, or if the server rejects the request."""
+    connection. Raises UserError if that does not help, or if the server rejects the request."""
     formulation, D, index = question
     prompt, correct, acceptable = make_question(formulation, D, settings["seed"], index)
 
@@ -71,7 +70,7 @@ async def ask(client, settings, question):
         # the server may repeat the key; repr() makes one line without control codes
         text = repr(str(error).replace(client.api_key, "***")[:300])
         hint = "check OPENAI_BASE_URL (it often ends in /v1), OPENAI_API_KEY and --model"
-        raise Refused(f"{settings['endpoint']} sent no chat completion: {text}; {hint}") from None
+        raise UserError(f"{settings['endpoint']} sent no chat completion: {text}; {hint}") from None
 
     # ignore a <think> block, case, quotes, bold marks, and a full stop
     word = answer.rpartition("</think>")[2].strip(" \t\r\n.\"'*`").casefold()
@@ -88,9 +87,9 @@ async def benchmark(args):
         client = openai.AsyncOpenAI(api_key=key, max_retries=RETRIES)
     except Exception:  # its text may repeat the address, which may hold a password
         server = "OPENAI_BASE_URL to the address of a server, such as http://localhost:11434/v1"
-        raise Refused(f"set OPENAI_API_KEY to use OpenAI, or {server}") from None
+        raise UserError(f"set OPENAI_API_KEY to use OpenAI, or {server}") from None
     if not args.model:
-        raise Refused("name a model with --model, such as --model gpt-4o-mini")
+        raise UserError("name a model with --model, such as --model gpt-4o-mini")
 
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
     settings |= {key: getattr(args, key) for key in ("seed", "temperature", "max_tokens")}
@@ -100,7 +99,7 @@ async def benchmark(args):
         answers = read_answers(path)
         for old in [attempts[0]["settings"] for attempts in answers.values()]:
             if old != settings:
-                raise Refused(f"{path} has other settings, {old}: use another --out")
+                raise UserError(f"{path} has other settings, {old}: use another --out")
 
         # remove a last line that a kill has cut short
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
@@ -120,7 +119,7 @@ async def benchmark(args):
                     file.write(json.dumps(answers[question][-1]) + "\n")
                     file.flush()
                 done += 1
-                progress("question", done, len(left), start)
+                print_progress("question", done, len(left), start)
 
         await asyncio.gather(*map(finish, left[:1]))  # alone, since the key may be wrong
         await asyncio.gather(*map(finish, left[1:]))
@@ -137,7 +136,7 @@ def print_scores(path):
         if finished(attempts):
             last[question[:2]].append(attempts[-1])
     if not last:
-        raise Refused(f"{path} has no finished question")
+        raise UserError(f"{path} has no finished question")
     print(f"{path}: {attempts[0]['settings']}")
     print("formulation   D      n     accuracy     95% from           to  never settled")
     for formulation, D in sorted(last, key=lambda key: (NAMES.index(key[0]), key[1] or 0)):

@@ -11,10 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from parts import program
-from parts.flags import command_line
-from parts.intervals import bootstrap
-from parts.runs import read_json, save_figure, write_text
+from parts import command_line, program
+from parts.config import read_json, save_figure, write_text
+from parts.stats import bootstrap
 
 import torch
 
