@@ -293,9 +293,9 @@ def partial_losses(predictions, targets, K):
 SPLITS = {
     "validation": range(1024),
     "confirmation": range(1024, 2**20),  # at the end of a run
-    "search": range(2**20, 2**20 + 128),  # for circuits
-    "means": range(2**20 + 128, 2**21),  # mean attention
-    "certificate": range(2**21, 2**22),  # validation of a circuit
+    "search": range(2**20, 2**20 + 2**16),  # for circuits
+    "means": range(2**20 + 2**16, 2**21),  # of what heads read
+    "validate": range(2**21, 2**22),  # circuits
     "emergence": range(2**22, 2**23),
     "information": range(2**23, 2**24),
 }
