@@ -28,6 +28,7 @@ Losses are mean squared errors over sequences, with 95% intervals.
 import functools
 import itertools
 import json
+import math
 import pathlib
 import random
 import time
@@ -81,20 +82,24 @@ class Sample:
         batch = config.sequences(self.flags, index)
         return PatchedModel(self.model, self.flags, batch, self.reference)
 
-    def losses(self, measure):
+    def adaptive(self, measure):
         """Return measure(patched), losses (sequences, symbols), on few sequences or on many."""
         losses = measure(self.few)
         if self.threshold / 2 < losses.mean(0).max() < 2 * self.threshold:
             losses = measure(self.many)
         return losses
 
-    def rises(self, measure):
-        """Return the same above the baseline."""
-        return self.losses(lambda patched: measure(patched) - patched.baseline)
+    def circuit(self, paths):
+        """Return the losses of a circuit."""
+        return self.adaptive(lambda patched: patched.circuit(paths))
+
+    def rises(self, paths, frozen=False):
+        """Return by how much the losses of the full model rise if these paths are ablated."""
+        return self.adaptive(lambda patched: patched.knock_out(paths, frozen) - patched.baseline)
 
     def highest_loss(self, paths):
         """Return the highest loss of a symbol in a circuit, a frozenset of paths."""
-        return self.losses(lambda patched: patched.circuit(paths)).mean(0).max().item()
+        return self.circuit(paths).mean(0).max().item()
 
 
 def intervals(losses, names, generator):
@@ -142,12 +147,10 @@ def rows_on_paths(sample, paths, threshold, generator):
     alone = {path: sample.worst(paths - {path}) for path in paths}
     for path in config.progress("paths", sorted(paths)):
         pattern = sample.many.attention()[path[:2]]
-        necessary = sample.rises(lambda patched: patched.knock_out([path]))
-        minimal = sample.losses(lambda patched: patched.circuit(paths - {path}))
         row = to_row(path, task) | dict(
             attention=attention_on(pattern, path, task, positions).mean().item(),
-            necessary=intervals(necessary, names, generator),
-            minimal=intervals(minimal, names, generator),
+            necessary=intervals(sample.rises([path]), names, generator),
+            minimal=intervals(sample.circuit(paths - {path}), names, generator),
             stand_in=None,
         )
 
@@ -270,10 +273,11 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     # all paths along which the model attends, and what each of them costs
     costs, protected, rows = {}, set(), {}
     for path in config.progress("paths along which it attends", attended(reference)):
-        rise = sample.rises(lambda patched: patched.knock_out([path])).mean(0)
-        costs[path] = rise.maximum(sample.rises(lambda p: p.knock_out([path], True)).mean(0))
+        rise = sample.rises([path]).mean(0)
+        costs[path] = rise.maximum(sample.rises([path], frozen=True).mean(0))
         protected |= {path} if rise.max() >= threshold else set()
-        rows[path] = to_row(path, task) | dict(cost=dict(zip(flags.target_names, costs[path])))
+        by_symbol = dict(zip(flags.target_names, costs[path], strict=True))
+        rows[path] = to_row(path, task) | dict(cost=by_symbol)
 
     # the fewest that are faithful
     everything = sample.worst(frozenset(costs))
@@ -344,11 +348,12 @@ def print_report(report):
         print(f"{name:21s}{row['attention']:9.2f}{rise:21.3f}{loss:17.3f}{stand_in}")
     if report["paths"]:
         complete, null, paper = report["complete"], report["null"], report["paper"]
-        print(f"\nwithout the same two paths, circuit and full model differ by {complete['mean']:.3f}")
-        print(f"random sets of as many paths that are faithful: {null['faithful']} of {null['subsets']}")
-        print("other samples of sequences that give the same paths: {same} of {samples}".format(**report["stability"]))
-        lowest = f"{min(paper['removed']):.2f}" if paper["removed"] else "none"
-        print(f"the paper's test: MSE {paper['held']:.3f}, after a removal at least {lowest}: " + ("passed" if paper["passed"] else "not passed"))
+        print(f"\nwithout the same two paths, circuit and model differ by {complete['mean']:.3f}")
+        print("of {subsets} random sets of as many paths {faithful} are faithful".format(**null))
+        print("{same} of {samples} other samples give the same paths".format(**report["stability"]))
+        lowest = min(paper["removed"], default=math.nan)
+        verdict = "passed" if paper["passed"] else "not passed"
+        print(f"the paper's test {verdict}: {paper['held']:.3f}, after a removal {lowest:.3f}")
         print(f"heads whose own token the circuit needs: {' '.join(report['itself']) or 'none'}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
