@@ -16,7 +16,7 @@ The report also gives what decides nothing but helps to judge a circuit:
     necessary    how much the full model loses if only this path is ablated
     complete     how alike circuit and full model remain without the same two paths (Wang et al.,
                  2023)
-    null         how many random sets of paths of the same size are faithful as well
+    null         how many other sets of as many paths, drawn at random, are faithful too
     paper        the paper's own test: hard attention along the paths, nothing else in these heads,
                  uniform attention or the identity in all others; a removal costs 0.17 or more
     stability    how often the same paths are found from other sequences
@@ -43,7 +43,7 @@ from parts.circuit import (
     path_name,
     to_row,
 )
-from parts.search import attended, prune
+from parts.search import attended, prune, reached
 from parts.stats import studentised
 
 import torch
@@ -303,6 +303,8 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     if not is_faithful(faithful, threshold):
         mean, low, high = faithful[report["worst"]]
         reasons.append(f"not faithful: {report['worst']} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    missing = {*flags.target_symbols} - reached(paths, task)
+    reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
     for path, row in zip(sorted(paths), report["paths"], strict=True):
         if is_faithful(row["minimal"], threshold) and not row["stand_in"]:
             reasons.append(f"not minimal: {path_name(path, task)} can go")
@@ -311,11 +313,11 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
 
     # what helps to judge it
     report["complete"] = completeness(sample, paths)
-    subsets = [frozenset(draws.sample(candidates, len(paths))) for _ in range(100)]
-    losses = [
-        sample.few.circuit(subset).mean(0) for subset in config.progress("random sets", subsets)
-    ]
-    faithful = sum(loss.max().item() < threshold for loss in losses)
+    subsets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
+    losses = []
+    for subset in config.progress("random sets of paths", sorted(subsets, key=sorted)):
+        losses.append(sample.few.circuit(subset).mean(0).max().item())
+    faithful = sum(loss < threshold for loss in losses)
     report["null"] = dict(subsets=len(subsets), faithful=faithful)
     report["paper"] = papers_test(sample, paths)
     same = []
@@ -349,7 +351,7 @@ def print_report(report):
     if report["paths"]:
         complete, null, paper = report["complete"], report["null"], report["paper"]
         print(f"\nwithout the same two paths, circuit and model differ by {complete['mean']:.3f}")
-        print("of {subsets} random sets of as many paths {faithful} are faithful".format(**null))
+        print("of {subsets} other sets of as many paths {faithful} are faithful".format(**null))
         print("{same} of {samples} other samples give the same paths".format(**report["stability"]))
         lowest = min(paper["removed"], default=math.nan)
         verdict = "passed" if paper["passed"] else "not passed"

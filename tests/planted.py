@@ -9,7 +9,6 @@ import torch
 
 import train
 from data import chain
-from studies.order import to_the_token_before
 
 
 def paths_from(task, *texts):
@@ -67,7 +66,8 @@ class Planted:
     the last, those below a quarter not at all.
 
     attend(head, holds, positions) -> (B, T, T), the attention of a head; holds (B, T, lanes, N,
-    symbols), which are the values of every head. moves: {(layer, head): [(from lane, to lane,
+    symbols). The values of every head are holds times a random sign for each symbol, so that their
+    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane, to lane,
     gain), ...]}, within lane 0 if not named."""
 
     def __init__(self, task, attend, layers, heads=1, moves=None, K=4):
@@ -90,6 +90,7 @@ class Planted:
         holders = [symbols.index(k) for k in range(task.symbols)]
         sequence = torch.arange(len(x))[:, None, None]
         symbols = x[sequence, positions[:, :, holders], : self.K]  # (B, N, symbols, K)
+        signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
         shown = (x[:, :, None, None, : self.K] == symbols[:, None]).all(-1).float()
         holds = torch.stack([shown] + [torch.zeros_like(shown)] * (LANES - 1), 2)
 
@@ -99,7 +100,7 @@ class Planted:
                 pattern = self.attend((layer, head), holds, positions).expand(len(x), -1, -1)
                 write = functions.get((layer, head), torch.matmul)
                 patterns.append(pattern)
-                written.append(write(pattern, holds.flatten(2)).view_as(holds))
+                written.append(signs * write(pattern, (signs * holds).flatten(2)).view_as(holds))
             holds = (holds + self.added(layer, written, holds)).clamp(0, 1)
             seen.append(torch.stack(patterns, 1))
 
@@ -129,7 +130,7 @@ def evidence(task, path, holds, positions):
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
     (source, there), (target, too) = (end.tokens(task, positions) for end in path[2:])
     ends = [task.roles[end.role] for end in path[2:]]
-    if to_the_token_before(path, task) or ends[0].block == ends[1].block:
+    if ends[0].block == ends[1].block:
         return (there & too).float()
     held = [
         holds[sequence, tokens, end.offset, chains]
