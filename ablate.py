@@ -266,7 +266,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         Sample(model, flags, reference, index, threshold)
         for index in held_out("search", 6 * MANY).split(MANY)
     )
-    loss = sample.few.baseline.mean().item()
+    loss = sample.many.baseline.mean().item()
     if loss >= threshold:
         return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
 

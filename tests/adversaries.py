@@ -58,6 +58,21 @@ def quarters_over_heads():
     return one_step(lambda head, found, b: [(b, found * (b // 2 == head[1]))], heads=4)
 
 
+def halves_of_the_sequences():
+    """Two heads serve half of the sequences each, told by the sign of a symbol."""
+
+    class Halves(Planted):
+        def __call__(self, x, heads=None, return_patterns=False):
+            self.first = (x[:, 0, 0] > 0).float()[:, None]
+            return super().__call__(x, heads, return_patterns)
+
+    model = one_step(None, heads=2, kind=Halves)
+    model.attend = one_step(
+        lambda head, found, b: [(b, found * (model.first if head[1] else 1 - model.first))], heads=2
+    ).attend
+    return model
+
+
 def half_in_each_of_two_layers():
     """PatchedModel to q -> 1b in one of them, that one would do all."""
     return one_step(lambda head, found, b: [(b, found / 2)], layers=3)
