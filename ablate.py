@@ -207,8 +207,8 @@ def papers_test(sample, paths):
     held = losses(groups).mean().item()
     first, removed = min(paths), []
     for path in (path for path in paths if path.layer > first.layer):
-        fewer = groups | {path[:2]: groups[path[:2]] - {path}}
-        removed.append(losses(fewer).mean().item())
+        left = [other for other in groups[path[:2]] if other != path]
+        removed.append(losses(groups | {path[:2]: left}).mean().item())
     others = {head: group for head, group in groups.items() if head != first[:2]}
     simple[first[:2]] = attending(uniform)
     return dict(

@@ -121,11 +121,11 @@ def one_hot(paths, task, positions):
 
 
 def by_head(paths):
-    """Return {(layer, head): its paths, a frozenset}."""
+    """Return {(layer, head): [its paths]}."""
     heads = {}
     for path in paths:
-        heads.setdefault(path[:2], set()).add(path)
-    return {head: frozenset(group) for head, group in heads.items()}
+        heads.setdefault(path[:2], []).append(path)
+    return heads
 
 
 def frozen_heads(paths, task, positions):
@@ -179,48 +179,41 @@ class PatchedModel:
         return {head: pattern for head, (pattern, _) in self.reads.items()}
 
     def mask(self, paths):
-        """Return mask_of these paths, of one head, in this batch."""
-        key = frozenset(path[2:] for path in paths)
+        """Return mask_of these paths in this batch."""
+        key = frozenset(path[2:] for path in paths)  # heads with the same paths share it
         if key not in self.cache:
             self.cache[key] = mask_of(paths, self.task, self.batch.positions)
         return self.cache[key]
 
-    def mean(self, head, kept):
-        """Return (T, size), the mean of what a head reads outside of `kept`, a mask (B, T, T) of
-        this batch, in the full model."""
-        pattern, values = self.reads[head]
-        return ((pattern * ~kept) @ values).mean(0)
-
-    def keep(self, head, paths, itself=True):
-        """Return a function for a head that reads along these paths, and of the token itself, as
-        the model computes it; all else that it reads is ablated to the mean."""
-        key = head, paths, itself
+    def ablate(self, head, paths, keep=True, itself=True):
+        """Return a function for a head in which all that it reads is ablated to its mean, but for
+        what it reads along these paths and of the token itself; or, with keep=False, in which only
+        these paths are ablated."""
+        key = head, frozenset(paths), keep, itself
         if key not in self.cache:
-            same = self.itself & itself
-            kept, there = self.mask(paths) | same, self.reference.mask(paths) | same
-            self.cache[key] = kept, self.reference.mean(head, there)
+            kept, there = (
+                patched.mask(paths) | self.itself * itself if keep else ~patched.mask(paths)
+                for patched in (self, self.reference)
+            )
+            pattern, values = self.reference.reads[head]
+            self.cache[key] = kept, ((pattern * ~there) @ values).mean(0)  # (T, size)
         kept, mean = self.cache[key]
         return lambda pattern, values: (pattern * kept) @ values + mean.to(values)
 
-    def remove(self, head, paths):
-        """Return a function for a head in which only these paths are ablated to the mean."""
-        removed, there = self.mask(paths), self.reference.mask(paths)
-        mean = self.reference.mean(head, ~there)
-        return lambda pattern, values: (pattern * ~removed) @ values + mean.to(values)
-
     def circuit(self, paths, without_itself=()):
-        """Return the losses with everything outside of these paths ablated. without_itself: heads
-        in which what a token reads of itself is ablated too."""
-        groups, nothing = by_head(paths), frozenset()
+        """Return the losses with everything outside of these paths ablated; in the heads
+        without_itself, what a token reads of itself too."""
+        groups = by_head(paths)
         heads = {}
         for head in self.heads:
-            heads[head] = self.keep(head, groups.get(head, nothing), head not in without_itself)
+            itself = head not in without_itself
+            heads[head] = self.ablate(head, groups.get(head, ()), itself=itself)
         return self.losses(heads)
 
     def knock_out(self, paths, frozen=False):
         """Return the losses of the full model with only these paths ablated. frozen: the attention
         of all heads stays as in the full model, so that no other head can take over."""
-        heads = {head: self.remove(head, group) for head, group in by_head(paths).items()}
+        heads = {head: self.ablate(head, group, False) for head, group in by_head(paths).items()}
         if frozen:
             for head, (pattern, _) in self.reads.items():
                 write = heads.get(head, torch.matmul)
@@ -230,7 +223,7 @@ class PatchedModel:
     def without_head(self, head):
         """Return the losses of the full model if a head reads nothing of other tokens but the
         mean."""
-        return self.losses({head: self.keep(head, frozenset())})
+        return self.losses({head: self.ablate(head, ())})
 
 
 # ---- what a model must be

@@ -169,18 +169,12 @@ def test_a_path_is_knocked_out_and_the_layers_above_respond(patched):
     assert not torch.allclose(frozen, expected)
 
 
-def test_all_paths_together_are_the_full_model(patched):
-    """If the circuit holds every token of every chain, nothing is left to ablate but the tokens of
-    other chains; without any path only the means and the tokens themselves are left."""
-    T = patched.task.T
-    kept = torch.ones(len(patched.batch.inputs), T, T, dtype=torch.bool)
-    patched.cache[frozenset([("all",)])] = kept
+def test_a_head_reads_nothing_but_its_mean(patched):
     torch.testing.assert_close(patched.losses({}), patched.baseline)
-    nothing = patched.circuit([])
     for head in patched.heads:
-        single = {head: patched.keep(head, frozenset())}
-        torch.testing.assert_close(patched.without_head(head), losses(patched, single))
-    assert not torch.allclose(nothing, patched.baseline)
+        mean = reads(patched.reference, head, [], kept=False).mean(0)
+        alone = {head: lambda p, v, mean=mean: p.diagonal(0, 1, 2)[..., None] * v + mean}
+        torch.testing.assert_close(patched.without_head(head), losses(patched, alone))
 
 
 def test_frozen_heads_attend_hard(patched):
