@@ -1,48 +1,48 @@
-"""Find the circuit of a trained transformer by machine, and certify it (Section 8, Appendix E).
+"""Find the circuit of a trained transformer, and validate it (Section 8, Appendix E).
 
-    python ablate.py out/L12_H1_D3_s0    # prints the certificate, writes circuit.json
+    python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
-A path is (layer, head, source, target): "in layer 7, q attends to 1b". A circuit gives some heads
-paths, which their sources follow and nothing else; all other tokens of these heads do one simple
-thing (zero, identity or uniform rows), all other heads another (uniform, identity, or attention by
-position). It is certified if it answers four questions about fresh sequences:
+A circuit is a set of attention paths such as "L6H0: q -> 1b". Everything that a head reads outside
+of them is ablated to its mean (parts/circuit.py), while attention is what the model itself
+computes. So one loss tells both whether the paths carry the answer and whether they suffice to find
+their targets. A circuit is validated if it is
 
-    sufficient   held to it in all heads, does the model still solve the task?
-    complete     can the heads without a path be held while the rest is free, alone and together?
-                 all tokens without a path in any head, and each path that is left out be
-                 removed, and every symbol is still solved?
-    carried      is it the targets whose values matter to the free model, not what else is read?
-    needed       does the free model miss each path, where no head is left that has it?
+    faithful     with all else ablated, the loss of every symbol stays below 0.05
+    minimal      without any one of its paths it is not faithful, or the path is a stand-in: the
+                 circuit is not faithful without it and one other path, which replaces it
 
-Literal: no head attends by position. Layers and heads are counted from 1 in all that is printed or
-written.
+The report also gives what decides nothing but helps to judge a circuit:
+
+    necessary    how much the full model loses if only this path is ablated
+    complete     how alike circuit and full model remain without the same two paths (Wang et al.,
+                 2023)
+    null         how many random sets of paths of the same size are faithful as well
+    paper        the paper's own test: hard attention along the paths, nothing else in these heads,
+                 uniform attention or the identity in all others; a removal costs 0.17 or more
+    stability    how often the same paths are found from other sequences
+    itself       the heads whose reading of the token itself the circuit needs
+
+Losses are mean squared errors over sequences, with 95% intervals.
 """
 
+import functools
+import itertools
 import json
 import pathlib
+import random
 import time
 
 from parts import UserError, command_line, config, program
 from parts.circuit import (
     PatchedModel,
+    attention_on,
+    by_head,
     check_model,
-    fields_of,
-    flow,
-    name_of,
-    paths_of,
-    read_path,
-    symbol_names,
-    without,
+    one_hot,
+    path_name,
+    to_row,
 )
-from parts.search import (
-    FAINT,
-    attention_knockout,
-    candidates,
-    groups_of,
-    resample_values,
-    search,
-    simple_heads,
-)
+from parts.search import attended, prune
 from parts.stats import studentised
 
 import torch
@@ -50,267 +50,333 @@ import torch
 from data import held_out
 
 
-FILLS = ["zero", "identity", "uniform"]  # what tokens without a path do; the paper's first
-PAPERS_LEAST = 0.17  # the lowest MSE after the removal of a path in Appendix E
+FEW, MANY = 64, 256  # sequences: the first is enough unless a loss is near the threshold
+MARGIN = (
+    0.8  # of the threshold is where the search stops, as fresh sequences may give a little more
+)
+MATTERS = 0.01  # a rise of a symbol's loss from which on a path counts as a candidate
+REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
 
-# ---- the four questions
+# ---- measuring
 
 
-def interval(errors, generator):
-    """errors (B, symbols) -> dict: their mean, its 95% interval over sequences, and the mean of
-    each symbol."""
-    low, high = studentised(errors.mean(1), generator)
-    return dict(mse=errors.mean().item(), low=low, high=high, partial=errors.mean(0).tolist())
+class Sample:
+    """A model on one sample of held-out sequences, of which a few are used first and many only
+    where a loss is near the threshold."""
+
+    def __init__(self, model, flags, reference, index, threshold):
+        self.model, self.flags, self.reference, self.index = model, flags, reference, index
+        self.threshold, self.worst = threshold, functools.cache(self.highest_loss)
+
+    @functools.cached_property
+    def few(self):
+        return self.patched(self.index[:FEW])
+
+    @functools.cached_property
+    def many(self):
+        return self.patched(self.index)
+
+    def patched(self, index):
+        batch = config.sequences(self.flags, index)
+        return PatchedModel(self.model, self.flags, batch, self.reference)
+
+    def losses(self, measure):
+        """Return measure(patched), losses (sequences, symbols), on few sequences or on many."""
+        losses = measure(self.few)
+        if self.threshold / 2 < losses.mean(0).max() < 2 * self.threshold:
+            losses = measure(self.many)
+        return losses
+
+    def rises(self, measure):
+        """Return the same above the baseline."""
+        return self.losses(lambda patched: measure(patched) - patched.baseline)
+
+    def highest_loss(self, paths):
+        """Return the highest loss of a symbol in a circuit, a frozenset of paths."""
+        return self.losses(lambda patched: patched.circuit(paths)).mean(0).max().item()
 
 
-def certify(free, every, circuit, uses, fill, generator):
-    """What is measured of a circuit, a dict. every: errors of the free model and of the model held
-    to it, on all sequences, a pair of (B, symbols); uses: the paths that the free model misses; the
-    rest is measured with `free`, PatchedModel, by how much the errors of the free model rise:
-
-    complete: when heads without a path do what the circuit says, each alone and all together, and
-    when all other tokens without a path do too, while those with one attend as they did (rest); and
-    without each path that the circuit leaves out;
-    paths: of each path, its mean attention; without it in this head (alone: a stand-in costs
-    nothing) and in any head that has it (everywhere); when the values that its source reads at its
-    targets in this head are replaced (carried), and when all others are (others)."""
-    task, positions, intact = free.task, free.batch.positions, free.free
-
-    def rise(errors):
-        return interval(errors - intact, generator)
-
-    def destroyed(risen):
-        lost = torch.tensor(risen["partial"]) + intact.mean(0) > task.lost
-        return symbol_names(lost & (intact.mean(0) < task.lost))
-
-    # sufficient and complete
-    found = dict(intact=interval(every[0], generator), sufficient=interval(every[1], generator))
-    idle, alone = {head: own for head, own in circuit.items() if isinstance(own, str)}, []
-    for (layer, head), own in sorted(idle.items()):
-        costs = rise(free.errors({(layer, head): own}))
-        alone.append(dict(layer=layer, head=head, mechanism=own, **costs))
-    rest = rise(free.errors_of_rest(circuit, fill))
-    rest["destroys"] = destroyed(rest)
-    found["complete"] = dict(alone=alone, together=rise(free.errors(idle)), rest=rest, left_out=[])
-    for path in sorted({*uses} - {*paths_of(circuit)}):
-        row = fields_of(path, task) | rise(attention_knockout(free, [path]))
-        found["complete"]["left_out"].append(row | dict(destroys=destroyed(row)))
-
-    # carried and needed
-    found["paths"] = []
-    for group in (group for own in circuit.values() for group in groups_of(own)):
-        carried, others = resample_values(free, group), resample_values(free, group, others=True)
-        values = dict(carried=rise(carried), others=rise(others))
-        values["more"] = interval(carried - others, generator)
-        for path in group:
-            share = {}
-            for head, pattern in free.attention().items():
-                same = path._replace(layer=head[0], head=head[1])
-                share[same] = read_path(pattern, same, task, positions).mean().item()
-            heads = {path, *(same for same, given in share.items() if given >= FAINT)}
-            row = fields_of(path, task) | dict(attention=share[path]) | values
-            row["alone"] = rise(attention_knockout(free, [path]))
-            row["everywhere"] = (
-                rise(attention_knockout(free, heads)) if len(heads) > 1 else row["alone"]
-            )
-            row["destroys"] = destroyed(row["everywhere"])
-            found["paths"].append(row)
-    found["paper"] = papers_test(free, circuit, generator)
-    return found
+def intervals(losses, names, generator):
+    """Return {symbol: [mean, low, high]} with 95% intervals, from losses (sequences, symbols)."""
+    rows = {}
+    for name, column in zip(names, losses.unbind(1), strict=True):
+        rows[name] = [column.mean().item(), *studentised(column, generator)]
+    return rows
 
 
-def papers_test(free, circuit, generator):
-    """Steps 5 and 6 of Appendix E: all heads held, tokens without a path attending to nothing; the
-    first useful head made uniform; and each path removed while all else is held, but for those of
-    the first useful layer, which the paper excepts."""
-    paths, nothing = paths_of(circuit), dict.fromkeys(circuit, "zero")
-    later = [path for path in paths if path.layer > paths[0].layer]
-    removed = [free.errors(without(circuit, path, nothing)).mean().item() for path in later]
+def on_fresh_sequences(sample, paths, sequences, generator):
+    """Return the rows on the full model and on the circuit, each {symbol: [mean, low, high]}, and
+    the number of fresh sequences: 1024, or all if that is too few to tell."""
+    losses, names = [], sample.flags.target_names
+    for part in held_out("validate", sequences).split(MANY):
+        patched = sample.patched(part)
+        losses.append(torch.stack([patched.baseline, patched.circuit(paths)]))
+        full, circuit = torch.cat(losses, 1)
+        rows = intervals(circuit, names, generator)
+        undecided = any(low < sample.threshold <= high for _, low, high in rows.values())
+        if len(full) >= 1024 and not undecided:
+            break
+    return intervals(full, names, generator), rows, len(full)
+
+
+def is_faithful(rows, threshold):
+    """Return whether the upper end of every symbol's interval is below the threshold."""
+    return all(high < threshold for _, _, high in rows.values())
+
+
+def worst_of(rows):
+    """Return the name of the symbol with the highest loss."""
+    return max(rows, key=lambda name: rows[name][0])
+
+
+# ---- what is said of each path, and of all together
+
+
+def rows_on_paths(sample, paths, threshold, generator):
+    """Return a row for each path of a circuit: its attention, what the full model loses without it
+    (necessary), the loss of the circuit without it (minimal) and, where that is low, its
+    stand-in."""
+    rows, names = [], sample.flags.target_names
+    task, positions = sample.flags.problem, sample.many.batch.positions
+    alone = {path: sample.worst(paths - {path}) for path in paths}
+    for path in config.progress("paths", sorted(paths)):
+        pattern = sample.many.attention()[path[:2]]
+        necessary = sample.rises(lambda patched: patched.knock_out([path]))
+        minimal = sample.losses(lambda patched: patched.circuit(paths - {path}))
+        row = to_row(path, task) | dict(
+            attention=attention_on(pattern, path, task, positions).mean().item(),
+            necessary=intervals(necessary, names, generator),
+            minimal=intervals(minimal, names, generator),
+            stand_in=None,
+        )
+
+        # another path that costs little alone either, but much together with this one
+        if is_faithful(row["minimal"], threshold):
+            others = [other for other in paths - {path} if alone[other] < threshold]
+            without_both = {other: sample.worst(paths - {path, other}) for other in others}
+            partner = max(without_both, key=without_both.get, default=None)
+            if partner and without_both[partner] >= threshold:
+                row["stand_in"] = path_name(partner, task)
+        rows.append(row)
+    return rows
+
+
+def completeness(sample, paths):
+    """Return how much the losses of circuit and full model differ without the same two paths, over
+    all pairs (IOI completeness)."""
+    differences, few = {}, sample.few
+    for pair in config.progress("pairs of paths", [*itertools.combinations(sorted(paths), 2)]):
+        circuit, full = few.circuit(paths - {*pair}).mean(), few.knock_out(pair).mean()
+        differences[pair] = abs(circuit - full).item()
+    if not differences:
+        return dict(pairs=0)
+    largest = max(differences, key=differences.get)
     return dict(
-        held=interval(free.errors(circuit), generator),
-        first_uniform=interval(free.errors(circuit | {paths[0][:2]: "uniform"}), generator),
-        removed=removed,
-        at_threshold=sum(mse >= 0.05 for mse in removed),
-        at_papers_least=sum(mse >= PAPERS_LEAST for mse in removed),
+        pairs=len(differences),
+        mean=sum(differences.values()) / len(differences),
+        largest=differences[largest],
+        largest_without=[path_name(path, sample.flags.problem) for path in largest],
     )
 
 
-def why_not(found, threshold):
-    """[text, ...] the questions that fail, and by what; [] if none does."""
-    fails = []
-    if found["sufficient"]["high"] >= threshold:
-        fails.append(f"not sufficient: the loss is {found['sufficient']['mse']:.4f}")
-    for row in found["complete"]["alone"]:
-        if row["mse"] >= threshold:
-            fails.append("not complete: L{layer}H{head} costs {mse:.2f}".format(**row))
-    together = found["complete"]["together"]["mse"]
-    if together >= threshold:
-        fails.append(f"not complete: all heads without a path together cost {together:.2f}")
-    if lost := found["complete"]["rest"]["destroys"]:
-        what = f"tokens without a path, held as it says, cost {' '.join(lost)}"
-        fails.append(f"not complete: in all heads, {what}")
-    sources = {(row["layer"], row["head"], row["source"]) for row in found["paths"]}
-    for row in found["complete"]["left_out"]:
-        beside = (row["layer"], row["head"], row["source"]) in sources
-        if row["destroys"] or (beside and row["mse"] >= threshold):
-            name = name_of(row)
-            fails.append(f"not complete: {name}, left out, costs {row['mse']:.2f}")
-    for row in found["paths"]:
-        name = name_of(row)
-        if row["more"]["low"] <= 0:
-            by = f"{row['carried']['mse']:.2f} by its targets, {row['others']['mse']:.2f} by others"
-            fails.append(f"not carried: {name}: {by}")
-        if row["everywhere"]["low"] <= 0:
-            fails.append(f"not needed: {name}")
-    return fails
+def papers_test(sample, paths):
+    """Return steps 5 and 6 of Appendix E word for word: heads with paths attend hard along them and
+    to nothing else, each other head is uniform or the identity, whichever costs the full model
+    less; then the first useful head is made uniform, and every later path is removed. passed: below
+    0.05 at first, and at least 0.17 after every removal."""
+    few, task, groups = sample.few, sample.flags.problem, by_head(paths)
+    allowed = torch.ones(task.T, task.T).tril(0 if sample.flags.causal else task.T)
+    uniform = allowed / allowed.sum(-1, keepdim=True)
+
+    def attending(pattern):
+        return lambda _, values: pattern.to(values) @ values
+
+    def losses(groups):
+        hard = {head: one_hot(group, task, few.batch.positions) for head, group in groups.items()}
+        useful = {head: attending(pattern) for head, pattern in hard.items()}
+        return few.losses(simple | useful)
+
+    simple = {}
+    for head in config.progress("heads without a path", [h for h in few.heads if h not in groups]):
+        choices = [attending(uniform), attending(torch.eye(task.T))]
+        simple[head] = min(choices, key=lambda write: few.losses({head: write}).mean())
+    held = losses(groups).mean().item()
+    first, removed = min(paths), []
+    for path in (path for path in paths if path.layer > first.layer):
+        fewer = groups | {path[:2]: groups[path[:2]] - {path}}
+        removed.append(losses(fewer).mean().item())
+    others = {head: group for head, group in groups.items() if head != first[:2]}
+    simple[first[:2]] = attending(uniform)
+    return dict(
+        held=held,
+        first_uniform=losses(others).mean().item(),
+        removed=sorted(removed),
+        passed=held < sample.threshold and all(loss >= REMOVAL for loss in removed),
+    )
 
 
 # ---- all of it
 
 
-def check(flags):
-    """UserError for a run of which no circuit can be found."""
+def check(flags, threshold, sequences):
+    """Raise UserError for a run in which no circuit can be found."""
+    if not 0 < threshold < 1:
+        raise UserError(f"--threshold must be above 0 and below 1, not {threshold}")
+    if not MANY <= sequences <= 2**20:
+        raise UserError(f"--sequences must be from {MANY} to {2**20}, not {sequences}")
     if flags.N < 2:
-        raise UserError("the run was trained with --N 1: one chain leaves nothing to look for")
+        raise UserError("the run has --N 1, and one chain leaves nothing to look for")
     if flags.circuit:
-        raise UserError("the run was trained with --circuit: its attention is known")
+        raise UserError("the run was trained with --circuit, so its attention is known")
     if len(flags.target_symbols) < flags.problem.symbols - 1:
-        typed = "--targets" if flags.targets else "--no-ic"
-        raise UserError(f"the run was trained with {typed}: choose one that predicts all symbols")
+        raise UserError("the run predicts some symbols only: choose one that predicts all of them")
 
 
 @torch.no_grad()
 def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
-    """The circuit of a model and its certificate: the dict that main writes into circuit.json.
+    """Find the circuit of a model, validate it, and return the report, the dict that main writes
+    into circuit.json.
 
-    model: anything on the CPU, ready to evaluate, that can be called like model.Transformer:
-    model(x, patterns={(layer, head): (T, T) or (B, T, T)}, return_patterns=False), with x (B, T,
-    inputs), returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens; the heads
-    named in `patterns`, numbers from 0, attend so instead of as they would. With return_patterns it
-    returns (predictions, [attention after softmax (B, heads, T, T) of each layer]).
+    model: anything on the CPU that can be called like model.Transformer: model(x, heads={(layer,
+    head): f}, return_patterns=False) with x (B, T, inputs) returns predictions (B, N, symbols*K) of
+    x_1, x_2, ... at the last N tokens. What a head writes is f(pattern (B, T, T), values (B, T,
+    size)) -> (B, T, size) where a function is given for it, else pattern @ values. With
+    return_patterns it returns (predictions, [pattern (B, heads, T, T) of each layer]).
     flags: of a run, as config.load gives them, or train.parse_flags(["--D", "2"]).
-    threshold: the highest MSE of a sufficient circuit, and what heads without a path may cost;
-    sequences: fresh ones for the certificate; seed: of what is drawn. UserError for what cannot
-    be."""
-    check(flags)
+    threshold: the loss below which a symbol is solved; sequences: fresh ones to validate on, at
+    most; seed: of what is drawn at random. UserError for what cannot be."""
+    check(flags, threshold, sequences)
     flags, task, began = flags.replace(device="cpu"), flags.problem, time.monotonic()
-    report = dict(certified=False, verdict="", threshold=threshold, sequences=sequences, uses=[])
-
-    def held(split, n, means=None):
-        return PatchedModel(model, flags, config.sequences(flags, held_out(split, n)), means)
+    generator, draws = torch.Generator().manual_seed(seed), random.Random(seed)
+    report = dict(validated=False, verdict="", threshold=threshold, candidates=[], paths=[])
 
     def say(text):
         print(f"{time.monotonic() - began:5.1f} s  {text}", flush=True)
 
-    # what its heads do in the mean; nothing to find in a model that has not learned enough
-    own = config.sequences(flags, held_out("means", 512))
-    check_model(model, flags, own.inputs[:2])
-    means = PatchedModel(model, flags, own).means
-    free = held("search", 128, means)
-    loss, learned = free.intact.mean().item(), free.intact < task.lost
-    if loss >= threshold or not learned.any():
-        return report | dict(verdict=f"not searched: the model itself has a loss of {loss:.3f}")
+    # the mean of what each head reads, and six samples of sequences: one for the search, five to
+    # see whether others give the same paths
+    batch = config.sequences(flags, held_out("means", 2))
+    check_model(model, flags, batch.inputs)
+    reference = PatchedModel(model, flags, batch).reference
+    sample, *others = (
+        Sample(model, flags, reference, index, threshold)
+        for index in held_out("search", 6 * MANY).split(MANY)
+    )
+    loss = sample.few.baseline.mean().item()
+    if loss >= threshold:
+        return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
 
-    # the paths that it would miss, and what its other heads may do
-    costs = candidates(held("means", 64, means))
-    simple, prices = simple_heads(free, costs, threshold)
-    for path, cost in sorted(costs.items()):
-        report["uses"].append(fields_of(path, task) | dict(cost=cost.tolist()))
-    say(f"{len(costs)} paths may belong to the circuit")
+    # all paths along which the model attends, and what each of them costs
+    costs, protected, rows = {}, set(), {}
+    for path in config.progress("paths along which it attends", attended(reference)):
+        rise = sample.rises(lambda patched: patched.knock_out([path])).mean(0)
+        costs[path] = rise.maximum(sample.rises(lambda p: p.knock_out([path], True)).mean(0))
+        protected |= {path} if rise.max() >= threshold else set()
+        rows[path] = to_row(path, task) | dict(cost=dict(zip(flags.target_names, costs[path])))
 
-    # the fewest that suffice; fresh sequences may say a little more than those of the search
-    limit, found, report["searches"] = 0.9 * threshold + 0.1 * loss, [], {}
-    results = search(free, FILLS, costs, simple, prices, limit, threshold)
-    for number, (circuit, mse) in enumerate(results):
-        count, fill = len(paths_of(circuit)), FILLS[number]
-        report["searches"][fill] = f"{count} paths, loss {mse:.4f}"
-        say(f"rows without a path {fill}: {report['searches'][fill]}")
-        found.append((count, number, mse, circuit))
-    if not found:
-        names = symbol_names(flow(costs, task, free.batch.positions[:8])) or ["nothing"]
-        what = f"the flow along all paths reaches {' '.join(names)}"
-        return report | dict(verdict=f"no circuit: {what}")
-
-    # the first to which nothing can be objected, those with the fewest paths first
-    sufficient = sorted((one for one in found if one[2] < limit), key=lambda one: one[:2])
-    tried = sufficient or [min(found, key=lambda one: one[2])]
-    fresh = config.sequences(flags, held_out("certificate", sequences))
-    batches = zip(*(tensor.split(512) for tensor in fresh), strict=True)
-    parts = [PatchedModel(model, flags, type(fresh)(*batch), means) for batch in batches]
-    intact, certificates = torch.cat([part.free for part in parts]), []
-    for _, number, _, circuit in tried:
-        fill, generator = FILLS[number], torch.Generator().manual_seed(seed)
-        errors = torch.cat([part.errors(circuit, fill) for part in parts])
-        measured = certify(parts[0], (intact, errors), circuit, costs, fill, generator)
-        fails = why_not(measured, threshold)
-        say(f"rows without a path {fill}: {'; '.join(fails) or 'certified'}")
-        certificates.append((len(fails), number, circuit, fails, measured))
-        if not fails:
+    # the fewest that are faithful
+    everything = sample.worst(frozenset(costs))
+    for margin in (MARGIN, MARGIN / 2):
+        limit = max(margin * threshold, 1.05 * everything)
+        paths = prune(costs, protected, sample.worst, limit)
+        full, faithful, n = on_fresh_sequences(sample, paths, sequences, generator)
+        say(f"{len(paths)} of {len(costs)} paths; worst symbol {sample.worst(paths):.3f}")
+        if is_faithful(faithful, threshold):
             break
-    _, number, circuit, fails, measured = min(certificates, key=lambda one: one[0])
-    report |= dict(certified=not fails, verdict="; ".join(fails) or "certified")
-    return report | summary(circuit, FILLS[number]) | measured
+    candidates = [path for path in costs if costs[path].max() >= MATTERS or path in paths]
+    report |= dict(
+        sequences=n,
+        full_model=full,
+        faithful=faithful,
+        worst=worst_of(faithful),
+        paths=rows_on_paths(sample, paths, threshold, generator),
+        candidates=[rows[path] for path in candidates],
+    )
 
+    # the verdict
+    reasons = []
+    if not is_faithful(faithful, threshold):
+        mean, low, high = faithful[report["worst"]]
+        reasons.append(f"not faithful: {report['worst']} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    for path, row in zip(sorted(paths), report["paths"], strict=True):
+        if is_faithful(row["minimal"], threshold) and not row["stand_in"]:
+            reasons.append(f"not minimal: {path_name(path, task)} can go")
+    report |= dict(validated=not reasons, verdict="; ".join(reasons) or "validated")
+    say(report["verdict"])
 
-def summary(circuit, fill):
-    """What a circuit is, by head, a dict."""
-    heads = []
-    for (layer, head), own in sorted(circuit.items()):
-        own = own if isinstance(own, str) else "paths"
-        heads.append(dict(layer=layer, head=head, mechanism=own))
-    literal = all(row["mechanism"] != "position" for row in heads)
-    layers = len({path.layer for path in paths_of(circuit)})
-    return dict(fill=fill, literal=literal, layers_with_paths=layers, heads=heads)
+    # what helps to judge it
+    report["complete"] = completeness(sample, paths)
+    subsets = [frozenset(draws.sample(candidates, len(paths))) for _ in range(100)]
+    losses = [
+        sample.few.circuit(subset).mean(0) for subset in config.progress("random sets", subsets)
+    ]
+    faithful = sum(loss.max().item() < threshold for loss in losses)
+    report["null"] = dict(subsets=len(subsets), faithful=faithful)
+    report["paper"] = papers_test(sample, paths)
+    same = []
+    for other in config.progress("other samples of sequences", others):
+        same.append(prune(costs, protected, other.worst, limit) == paths)
+    report["stability"] = dict(samples=len(same), same=sum(same))
+    report["itself"] = []
+    for head in config.progress("heads that read their own token", sample.few.heads):
+        if sample.few.circuit(paths, [head]).mean(0).max() >= threshold:
+            report["itself"].append("L{}H{}".format(*head))
+    return report
 
 
 # ---- the command line
 
 
-def print_certificate(report):
-    """A line for each measurement, then what it comes to."""
-    if "paths" in report:
-        measured = "{mse:7.4f} [{low:.4f}, {high:.4f}]"
-        print(f"the model as it is     {measured.format(**report['intact'])}")
-        print(f"held to the circuit    {measured.format(**report['sufficient'])}")
-        together = report["complete"]["together"]
-        print(f"heads without a path   {measured.format(**together)}  more, held in the free model")
-        titles = "attention   by values of   without it: in this"
-        print(f"\n{'the free model loses ...':37s}{titles}")
-        print(f"{'':46s}targets  others     head, in all heads")
-    for row in report.get("paths", []):
-        numbers = [row[key]["mse"] for key in ("carried", "others", "alone", "everywhere")]
-        cells = "".join(f"{number:9.3f}" for number in numbers)
-        print(f"{name_of(row):36s}{row['attention']:9.3f}{cells}")
-    print("---")
-    for key, value in report.items():
-        if not isinstance(value, (list, dict)):
-            print(f"{key}: {value}")
+def print_report(report):
+    """Print the report in lines that explain themselves."""
+    if report["paths"]:
+        print(f"\nMSE on {report['sequences']} fresh sequences, with 95% intervals")
+        for title, key in ("full model", "full_model"), ("circuit, all else ablated", "faithful"):
+            losses = ["{} {:.4f} [{:.4f}, {:.4f}]".format(k, *v) for k, v in report[key].items()]
+            print(f"  {title:26s}{'  '.join(losses)}")
+        print("\npath                 attention   rise in full model   MSE of circuit")
+        print("                                 if ablated           without it   (worst symbol)")
+    for row in report["paths"]:
+        name = "L{layer}H{head}: {source} -> {target}".format(**row)
+        rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
+        stand_in = f"   stand-in: {row['stand_in']}" if row["stand_in"] else ""
+        print(f"{name:21s}{row['attention']:9.2f}{rise:21.3f}{loss:17.3f}{stand_in}")
+    if report["paths"]:
+        complete, null, paper = report["complete"], report["null"], report["paper"]
+        print(f"\nwithout the same two paths, circuit and full model differ by {complete['mean']:.3f}")
+        print(f"random sets of as many paths that are faithful: {null['faithful']} of {null['subsets']}")
+        print("other samples of sequences that give the same paths: {same} of {samples}".format(**report["stability"]))
+        lowest = f"{min(paper['removed']):.2f}" if paper["removed"] else "none"
+        print(f"the paper's test: MSE {paper['held']:.3f}, after a removal at least {lowest}: " + ("passed" if paper["passed"] else "not passed"))
+        print(f"heads whose own token the circuit needs: {' '.join(report['itself']) or 'none'}")
+    print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 
 def rounded(value):
-    """Any part of a report with five digits of its numbers: no sample is large enough for more."""
+    """Return any part of a report with five digits of its numbers: no sample is large enough for
+    more."""
     if isinstance(value, dict):
         return {key: rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [rounded(inner) for inner in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return float(f"{value:.5g}") if isinstance(value, (float, torch.Tensor)) else value
 
 
 def main():
     with program("ablate.py"):
         p = command_line("ablate.py", __doc__)
         p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-        text = "highest MSE of a sufficient circuit (default: 0.05)"
+        text = "loss below which a symbol counts as solved (default: 0.05)"
         p.add_argument("--threshold", type=float, default=0.05, help=text)
-        text = "fresh sequences for the certificate (default: 4096)"
+        text = "fresh sequences to validate on, at most (default: 4096)"
         p.add_argument("--sequences", type=int, default=4096, help=text)
         args = p.parse_args()
         model, flags = config.load(args.run)
         with config.alone_in(args.run):
             report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
             config.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
-        print_certificate(report)
+        print_report(report)
         print(f"circuit: {args.run / 'circuit.json'}")
 
 

@@ -330,8 +330,8 @@ SPLITS = {  # where each held-out part begins; it ends where the next one does
     "validation": 0,
     "confirmation": 1024,  # at the end of a run
     "search": 2**20,  # for circuits
-    "means": 2**20 + 128,  # mean attention
-    "certificate": 2**21,
+    "means": 2**20 + 2**16,  # of what heads read
+    "validate": 2**21,  # circuits
     "emergence": 2**22,
     "information": 2**23,
     "end": 2**24,  # no part, the limit of the last

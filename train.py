@@ -14,7 +14,7 @@ import sys
 import time
 
 from parts import config, program
-from parts.circuit import frozen_patterns
+from parts.circuit import frozen_heads
 from parts.config import parse
 from parts.theory import frozen_paths
 
@@ -163,7 +163,7 @@ def predict(model, flags, index):
     """Predictions and targets for the examples `index`."""
     batch = config.sequences(flags, index.to(flags.device))
     with config.precision(flags):
-        held = frozen_patterns(frozen_paths(flags), flags.problem, batch.positions)
+        held = frozen_heads(frozen_paths(flags), flags.problem, batch.positions)
         return model(batch.inputs, held), batch.targets
 
 

@@ -1,162 +1,160 @@
-"""One training step of ours beside the same step of well-known libraries: the same shapes, batches,
-optimizer and machine.
+"""Time one training step of our transformer beside the same step of well-known libraries.
 
     pip install -r bench/requirements.txt
-    python -m bench.peers                              # everything; 40 minutes on 2 cores
-    python -m bench.peers --shapes b --tables matched  # one table; about 2 minutes
+    python -m bench.peers    # prints a table and writes out/peers.jsonl; about 2 minutes on 2 cores
 
-Matched: everyone in float32 with AdamW, not compiled. Best: everyone with the fastest of the
-settings that it offers (bfloat16 or float32, compiled or not, plain or fused attention), chosen by
-a trial. The floor is the time of the matrix products of one step alone, forward and backward. The
-loss of the first and the twentieth step is shown, so that nobody runs a different model. Steps are
-timed in turns, one of each contestant per round, and the median counts. A library without the
-option of a shape (no MLP, or a head narrower than the stream) is missing there.
+All models have the size of the main command and are trained on the same batches by the same AdamW,
+without torch.compile, in float32 and in bfloat16. They take turns within each round, so that a
+change in the load of the machine affects all of them, and the median over the rounds counts. Each
+row also holds the losses of the first and the last step, which would show a model of another kind.
 """
 
-import argparse
 import functools
 import itertools
-import platform
 import statistics
-import sys
 import time
+from importlib.metadata import version
+from pathlib import Path
+
+from parts import command_line, config, program
 
 import torch
+import torch.nn as nn
 
-from bench.contestants import TORCH, K, N, flax_step, floor_step, torch_step
-from data import batch_index, make_batch
-from train import keep_freed_memory
+from data import batch_index, partial_losses
+from studies import markdown
+from train import keep_freed_memory, parse_flags
 
 
-NARROW = {"layers": 4, "heads": 8, "head_size": 16, "width": 128, "mlp": True, "D": 5}
-SHAPES = {
-    "b": dict(layers=12, heads=1, head_size=128, width=128, mlp=True, D=3, batch=128),
-    "a128": NARROW | {"batch": 128},
-    "a512": NARROW | {"batch": 512},
-    "d": dict(layers=24, heads=1, head_size=16, width=512, mlp=False, D=4, batch=256),
+WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are
+
+
+class Peer(nn.Module):
+    """A library's stack of layers between an input map and an output map like ours.
+
+    call(stack, x) applies the stack to the residual stream x (B, T, width)."""
+
+    def __init__(self, flags, stack, call):
+        super().__init__()
+        ours = config.build(flags)
+        self.embed, self.stack, self.head = ours.embed, stack, ours.head
+        self.call, self.N = call, flags.N
+
+    def forward(self, x):
+        return self.head(self.call(self.stack, self.embed(x))[:, -self.N :])
+
+
+def gpt2(attention, flags):
+    from transformers import GPT2Config, GPT2Model
+
+    shape = GPT2Config(
+        n_layer=flags.layers,
+        n_head=flags.heads,
+        n_embd=flags.width,
+        n_positions=flags.problem.T,
+        vocab_size=1,
+        activation_function="gelu",
+        **dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0),
+        **dict.fromkeys(["bos_token_id", "eos_token_id"]),
+        attn_implementation=attention,
+        use_cache=False,
+    )
+    return Peer(flags, GPT2Model(shape), lambda stack, x: stack(inputs_embeds=x)[0])
+
+
+def x_transformers(flags):
+    from x_transformers import Decoder
+
+    sizes = dict(dim=flags.width, depth=flags.layers, heads=flags.heads, attn_dim_head=flags.size)
+    stack = Decoder(**sizes, attn_flash=True, attn_project_out=True)
+    return Peer(flags, stack, lambda stack, x: stack(x))
+
+
+def torch_encoder(flags):
+    sizes = flags.width, flags.heads, 4 * flags.width
+    kind = dict(dropout=0, activation="gelu", batch_first=True, norm_first=True)
+    layer = nn.TransformerEncoderLayer(*sizes, **kind)
+    norm = nn.LayerNorm(flags.width)
+    stack = nn.TransformerEncoder(layer, flags.layers, norm, enable_nested_tensor=False)
+    mask = nn.Transformer.generate_square_subsequent_mask(flags.problem.T, flags.device)
+    return Peer(flags, stack, lambda stack, x: stack(x, mask, is_causal=True))
+
+
+MODELS = {
+    "ours": config.build,
+    "transformers GPT2Model, eager attention": functools.partial(gpt2, "eager"),
+    "transformers GPT2Model, fused attention": functools.partial(gpt2, "sdpa"),
+    "x-transformers": x_transformers,
+    "torch.nn.TransformerEncoder": torch_encoder,
 }
-TRIAL, ROUNDS = 5, 15  # steps: to choose a setting, then to be timed in turns
 
 
-def timed(step, batch):
-    """(seconds, loss) of one step."""
-    started = time.perf_counter()
-    loss = step(batch.inputs, batch.targets)
-    return time.perf_counter() - started, loss
+def training_step(model, flags):
+    """A function batch -> loss that trains the model by one step. All models start from weights of
+    one distribution."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02)
+    rates = dict(lr=3e-4, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), **rates, fused=True)
+
+    def step(batch):
+        with config.precision(flags):
+            predictions = model(batch.inputs)
+        loss = partial_losses(predictions, batch.targets, flags.K).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
 
 
-def settings_of(name, contestant, shape, table):
-    """[(setting, a function that makes (step, parameters)), ...] of one torch contestant."""
-    dtypes = ["float32"] if table == "matched" else ["bfloat16", "float32"]
-    made = []
-    for dtype, fused in itertools.product(dtypes, [False, True]):
-        if contestant(shape, fused) is not None:
-            setting = dtype + (", fused attention" if fused else "")
-            make = functools.partial(make_step, contestant, shape, fused, dtype)
-            made.append((setting, make))
-    return made
+def measure(flags):
+    """Rows of JSON, one for each dtype and model; "ours_faster_by" is the time of the model's step
+    divided by the time of our step in the same dtype."""
+    models, steps = {}, {}
+    for dtype, name in itertools.product(["float32", "bfloat16"], MODELS):
+        torch.manual_seed(0)
+        models[dtype, name] = MODELS[name](flags).to(flags.device)
+        steps[dtype, name] = training_step(models[dtype, name], flags.but(dtype=dtype))
 
+    # the models take turns
+    seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
+    for number in range(WARMUP + ROUNDS):
+        index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
+        batch = config.sequences(flags, index)
+        for key, step in steps.items():
+            began = time.perf_counter()
+            losses[key].append(step(batch))
+            seconds[key].append(time.perf_counter() - began)
 
-def make_step(contestant, shape, fused, dtype, compiled=False):
-    return torch_step(contestant(shape, fused), dtype, compiled)
-
-
-def try_out(name, setting, make, batches):
-    """One entry of the table: a contestant in one setting, timed in a trial."""
-    step, parameters = make()
-    times, losses = [], []
-    for batch in batches[:TRIAL]:
-        seconds, loss = timed(step, batch)
-        times.append(seconds)
-        losses.append(loss)
-    trial = statistics.median(times[-3:])
-    print(f"  trial {name}, {setting}: {1 / trial:.2f} steps/s", file=sys.stderr, flush=True)
-    entry = {"name": name, "setting": setting, "parameters": parameters, "losses": losses}
-    return entry | {"trial": trial, "step": step, "times": []}
-
-
-def fastest_settings(shape, table, batches):
-    """One entry per contestant, in the fastest of its settings."""
-    fastest = []
-    for name, contestant in TORCH.items():
-        settings = settings_of(name, contestant, shape, table)
-        entries = [try_out(name, setting, make, batches) for setting, make in settings]
-        entries.sort(key=lambda entry: entry["trial"])
-
-        # compiling takes a minute: only the fastest of the others
-        if entries and table == "best":
-            setting = entries[0]["setting"]
-            make = functools.partial(dict(settings)[setting], compiled=True)
-            entries.append(try_out(name, f"{setting}, compiled", make, batches))
-        fastest += sorted(entries, key=lambda entry: entry["trial"])[:1]
-
-    dtypes = ["float32"] if table == "matched" else ["bfloat16", "float32"]
-    entries = []
-    for dtype in dtypes:
-        make = functools.partial(flax_step, shape, dtype)
-        entries.append(try_out("flax + optax, jitted", dtype, make, batches))
-    fastest.append(min(entries, key=lambda entry: entry["trial"]))
-    for dtype in dtypes:
-        floor = {"name": "floor", "setting": dtype, "step": floor_step(shape, dtype)}
-        fastest.append(floor | {"losses": [], "times": []})
-    return fastest
-
-
-def measure(shape, table):
-    """One dict per contestant: name, setting, parameters, losses of its steps, seconds (median)."""
-    batches = []
-    for step in range(TRIAL + ROUNDS):
-        index = batch_index(0, step, shape["batch"], 0)
-        batches.append(make_batch(0, index, N, shape["D"], K))
-    entries = fastest_settings(shape, table, batches)
-
-    # in turns
-    for batch in batches[TRIAL:]:
-        for entry in entries:
-            seconds, loss = timed(entry["step"], batch)
-            entry["times"].append(seconds)
-            entry["losses"].append(loss)
-    for entry in entries:
-        entry["seconds"] = statistics.median(entry["times"])
-    return entries
-
-
-def show(name, shape, table, entries):
-    """The table in markdown. Floor: of the contestant's own dtype."""
-    floors = {entry["setting"]: entry["seconds"] for entry in entries if entry["name"] == "floor"}
-    us = next(entry["seconds"] for entry in entries if entry["name"] == "ours")
-    words = ", ".join(f"{key} {value}" for key, value in shape.items())
-    print(f"\n**{name}, {table}** ({words})\n")
-    titles = "setting | parameters | steps/s | ms | ours is faster by | step / floor"
-    print(f"| | {titles} | loss at step 1, {TRIAL + ROUNDS} |\n|" + "---|" * 8)
-    for entry in sorted(entries, key=lambda entry: entry["seconds"]):
-        seconds, setting = entry["seconds"], entry["setting"]
-        if entry["name"] == "floor":
-            cells = ["matrix products alone", setting, "", "", f"{seconds * 1000:.0f}", "", "", ""]
-        else:
-            floor, losses = floors[setting.split(",")[0]], entry["losses"]
-            cells = [entry["name"], setting, f"{entry['parameters']:,}", f"{1 / seconds:.2f}"]
-            cells += [f"{seconds * 1000:.0f}", f"{seconds / us:.2f}", f"{seconds / floor:.2f}"]
-            cells.append(f"{losses[0]:.3f}, {losses[-1]:.3f}")
-        print("| " + " | ".join(cells) + " |")
-    sys.stdout.flush()
+    # one row for each model
+    medians = {key: statistics.median(seconds[key][WARMUP:]) for key in steps}
+    rows = []
+    for (dtype, name), median in medians.items():
+        row = dict(model=name, setting=dtype)
+        row["parameters"] = sum(weight.numel() for weight in models[dtype, name].parameters())
+        row["steps_per_second"] = round(1 / median, 2)
+        row["ms"] = round(1000 * median)
+        row["ours_faster_by"] = round(median / medians[dtype, "ours"], 2)
+        row["losses"] = [round(losses[dtype, name][number], 3) for number in (0, -1)]
+        rows.append(row)
+    return rows
 
 
 def main():
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    tables = ["matched", "best"]
-    p.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES, help="default: all")
-    p.add_argument("--tables", nargs="+", default=tables, choices=tables, help="default: both")
-    flags = p.parse_args()
-    keep_freed_memory()  # for everyone: all share the process
-    processor = platform.processor() or platform.machine()
-    threads = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-    when = time.strftime("%B %Y")
-    print(f"{processor}, {threads}, {when}, medians of {ROUNDS} rounds")
-    for name, table in itertools.product(flags.shapes, flags.tables):
-        show(name, SHAPES[name], table, measure(SHAPES[name], table))
+    with program("bench.peers"):
+        command_line("python -m bench.peers", __doc__).parse_args()
+        keep_freed_memory()  # all models share this process
+        flags = parse_flags([])
+        provenance = config.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
+        provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
+        rows = measure(flags)
+        Path("out").mkdir(exist_ok=True)
+        config.write_rows(Path("out/peers.jsonl"), [provenance, *rows])
+        print(markdown(list(rows[0]), *(row.values() for row in rows)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""The retrieval problem in words, four chains each, worded as in Appendix A: a question is (prompt,
-correct answer, acceptable answers)."""
+"""Questions on the retrieval problem in words, with four chains each, as in Appendix A."""
 
 import random
 
 
 NUMBER_ONLY = "Say directly only the numeric value, without any other words."
 
-# A chain: the words where it ends; for each step its words and what ties a new one to an old one;
-# the question.
+# The first line has the words where the chains end. Each further line has the words of a step, and
+# the sentence that connects a new word to an old one. The last line is the question.
 LIVES_WITH = """\
 Amsterdam Berlin Cairo Delhi
 Alice Bob Charlie David: {new} lives in {old}
@@ -29,24 +28,17 @@ Who has {asked}? Say directly the name without other words."""
 PEOPLE, JOBS = "John Chris Diana Eve".split(), "doctor lawyer teacher engineer".split()
 WOMEN = "Cathy Dana Isabelle Jane Lily Nancy Olivia Penny".split()
 MEN = "Adam Bob Ed Fred George Hank Kevin Mike".split()
-COUNTRIES = (
-    "Argentina Brazil Canada Denmark England France Germany Hungary Italy Japan Kenya Laos Mexico "
-    "Norway Peru Qatar"
-).split()
-
-
-def shuffled(rng, items):
-    return rng.sample(list(items), len(items))
+COUNTRIES = """Argentina Brazil Canada Denmark England France Germany Hungary Italy Japan Kenya
+Laos Mexico Norway Peru Qatar""".split()
 
 
 def paired(rng, left, right):
-    """{left: right}, both in a new order."""
-    return dict(zip(shuffled(rng, left), shuffled(rng, right), strict=True))
+    """Draw {left: right} with both sides in a random order."""
+    return dict(zip(rng.sample(left, len(left)), rng.sample(right, len(right)), strict=True))
 
 
 def chain_question(rng, chain):
-    """Four interleaved chains. A word of the last step is asked for; where its chain ends, there
-    is the answer."""
+    """F1, F2, F3: ask about a word of the last step; the answer is the end of its chain."""
     ends, *steps, question = chain.splitlines()
     words, lines, old_word = ends.split(), [], {}
     for step in steps:
@@ -62,22 +54,22 @@ def chain_question(rng, chain):
 
 
 def variable(i):
-    """Name of variable i: a, ..., z, aa, ab, ... like the columns of a spreadsheet."""
+    """Name variable i: a, ..., z, aa, ab, ... like the columns of a spreadsheet."""
     return (variable(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
 
 
 def equations(rng, D):
-    """F1 (A.1): D equations per chain."""
+    """F1 (A.1), with D equations per chain."""
     steps = [" ".join(variable(4 * k + i) for i in range(4)) + ": {new} = {old}" for k in range(D)]
     question = f"What is the value of {{asked}}? {NUMBER_ONLY}"
     return chain_question(rng, "\n".join(["0 1 2 3", *steps, question]))
 
 
 def functions(rng, D):
-    """F4 (A.4), conditional: the answer needs both the function and its argument."""
-    table = {f: shuffled(rng, "0123") for f in "abcd"}
-    function = dict(zip("efgh", shuffled(rng, "abcd"), strict=True))
-    value = dict(zip("ijkl", shuffled(rng, "0123"), strict=True))
+    """F4 (A.4), conditional: the answer depends on a function and on its argument."""
+    table = {f: rng.sample("0123", 4) for f in "abcd"}
+    function = dict(zip("efgh", rng.sample("abcd", 4), strict=True))
+    value = dict(zip("ijkl", rng.sample("0123", 4), strict=True))
     f, x = rng.choice("efgh"), rng.choice("ijkl")
     lines = [f"{name}({i}) = {y}" for name, row in table.items() for i, y in enumerate(row)]
     lines += [f"{left} = {right}" for left, right in (function | value).items()]
@@ -86,22 +78,18 @@ def functions(rng, D):
 
 
 def relatives(rng, D):
-    """F5 (A.5), conditional: the job decides with which relative a person lives. 16 homes, 4 of
-    them of the person's relatives."""
+    """F5 (A.5), conditional: the job of a person decides with which relative the person lives."""
     home = paired(rng, WOMEN + MEN, COUNTRIES)
-    women, men = iter(shuffled(rng, WOMEN)), iter(shuffled(rng, MEN))
+    lines = [f"{person} lives in {country}." for person, country in home.items()]
+    women, men = iter(rng.sample(WOMEN, 8)), iter(rng.sample(MEN, 8))
     family = {}
     for person in PEOPLE:
         family[person] = {"mother": next(women), "sister": next(women)}
         family[person] |= {"father": next(men), "brother": next(men)}
-    lives_with = dict(zip(JOBS, shuffled(rng, family["Eve"]), strict=True))
-    job = dict(zip(PEOPLE, shuffled(rng, JOBS), strict=True))
-    asked = rng.choice(PEOPLE)
-
-    # in words
-    lines = [f"{person} lives in {country}." for person, country in home.items()]
-    for person in PEOPLE:
         lines += [f"{person}s {relation} is {name}." for relation, name in family[person].items()]
+    lives_with = dict(zip(JOBS, rng.sample(list(family["Eve"]), 4), strict=True))
+    job = dict(zip(PEOPLE, rng.sample(JOBS, 4), strict=True))
+    asked = rng.choice(PEOPLE)
     lines += [f"{j.capitalize()}s live with their {lives_with[j]}s." for j in JOBS]
     lines += [f"{p} works as {'an' if j == 'engineer' else 'a'} {j}." for p, j in job.items()]
     lines.append(f"Where does {asked} live? Say directly only the name, without any other words.")
@@ -118,6 +106,5 @@ FORMULATIONS = {
 
 
 def make_question(formulation, D, seed, index):
-    """Question `index` of a benchmark, a pure function of its arguments: every model is asked the
-    same."""
+    """Make question `index`: (prompt, correct answer, acceptable answers), the same every time."""
     return FORMULATIONS[formulation](random.Random(f"{seed} {formulation} {D} {index}"), D)

@@ -1,15 +1,15 @@
-"""Three gradient steps make an induction head (Bietti's slides): how far the theorem carries.
+"""Three gradient steps make an induction head (Bietti's slides): where the theorem holds.
 
-    python -m mechanisms.theorems                          # about 2 minutes of one core
+    python -m mechanisms.theorems                          # about 2 minutes on one core
 
-The simplified model of bigrams.py, at zero, takes one long gradient step for each of its memories,
-in the order of the theorem.
+The simplified model of bigrams.py starts at zero and takes one long gradient step for each of its
+memories, in the order of the theorem.
 """
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from mechanisms import command, markdown
+from mechanisms import command
 from mechanisms.bigrams import MEMORIES, N, Simplified, read_bigrams, sample
 
 
@@ -18,19 +18,18 @@ KINDS = ("uniform", "Shakespeare")  # bigrams
 
 
 def three_steps(seed, kind, d, sequences, T=32):
-    """Recall of each memory when each took one gradient step from zero, in the order MEMORIES.
+    """The recall of each memory after one gradient step for each of MEMORIES, with random triggers.
 
-    The loss is that of the last scored token of each sequence, if any; triggers are random, bigrams
-    of the kind. A step's length, the size of its largest entry, is the power of 4 that lowers the
-    loss of the first 256 sequences most.
-    """
+    The loss is that of the last scored token of each sequence. The length of a step is the size of
+    its largest entry: the power of 4 that gives the first 256 sequences the lowest loss."""
     generator = torch.Generator().manual_seed(seed)
-    uniform = torch.full((N, N), 1 / N), torch.full((N,), 1 / N)
-    bigrams = read_bigrams()[1:] if kind == "Shakespeare" else uniform
+    bigrams = torch.full((N, N), 1 / N), torch.full((N,), 1 / N)
+    if kind == "Shakespeare":
+        bigrams = read_bigrams()
     model = Simplified(d, T, 1.0, generator)
     batches = []
     for _ in range(sequences // 256):
-        tokens, scored, _, _ = sample(256, T, "random", *bigrams, generator)
+        tokens, scored, _, _ = sample(256, T, "random", bigrams, generator)
         last = scored & (scored.flip(1).cumsum(1).flip(1) == 1)
         batches.append((tokens[last.any(1)], last[last.any(1)]))
 
@@ -49,20 +48,19 @@ def three_steps(seed, kind, d, sequences, T=32):
     return model.recalls(range(N))
 
 
-def tasks(seeds):
-    every = [dict(kind=kind, d=d, sequences=n) for kind in KINDS for d, n in SIZES]
-    return [(a["sequences"] * (a["d"] + 300) ** 2, three_steps, a, seeds) for a in every]
+TASKS = [(three_steps, dict(kind=kind, d=d, sequences=n)) for kind in KINDS for d, n in SIZES]
 
 
 def table(results):
-    found = {(row["kind"], row["d"], row["sequences"]): row for row in results["three_steps"]}
+    """The mean recall, a row for each kind of bigrams and memory."""
     rows = [("bigrams", "memory", *(f"d = {d}, {n}" for d, n in SIZES))]
     for kind in KINDS:
-        values = torch.tensor([found[kind, d, n]["values"] for d, n in SIZES])
-        for i, name in enumerate(MEMORIES):  # values: (sizes, seeds, MEMORIES)
-            rows.append((kind, name, *(f"{share:.2f}" for share in values[:, :, i].mean(1))))
-    return markdown(*rows)
+        values = [row["values"] for row in results["three_steps"] if row["kind"] == kind]
+        means = torch.tensor(values).mean(1)  # (sizes, MEMORIES)
+        for name, shares in zip(MEMORIES, means.T, strict=True):
+            rows.append((kind, name, *(f"{share:.2f}" for share in shares)))
+    return rows
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, tasks, table, seeds=3)
+    command(__file__, __doc__, TASKS, table, seeds=3)

@@ -1,12 +1,16 @@
-"""What a path is, how attention is read and written, and how a model is held to paths.
+"""Attention paths, how attention is read and written along them, and a model with paths ablated.
 
-    patterns = frozen_patterns(paths, task, positions)             # {(layer, head): (B, T, T)}
-    predictions = model(x, patterns)
-    paths = paths_in(read_report("results/A"), task)    # [Path, ...], of ablate.py
+    patched = PatchedModel(model, flags, batch)          # a model on one batch of sequences
+    patched.circuit(paths)                               # its losses with all else ablated
+    patched.knock_out(paths)                             # its losses with these paths ablated
+    paths = paths_in(read_report("results/A"), task)     # the circuit that ablate.py found
 
-A circuit gives every head a mechanism, {(layer, head): mechanism}: a tuple of Paths, or one of
-MECHANISMS. Layers, heads and roles are numbers from 0; circuit.json and all that is printed names
-the roles and counts layers and heads from 1.
+A path (the paper's word; elsewhere an attention edge) is (layer, head, source, target), all counted
+from 0. It is written L6H0: q -> 1b, which says that in layer 6, head 0, the query reads token 1b of
+its own chain. There is one ablation, mean ablation: what a head reads outside of the paths is
+replaced by its mean over reference sequences at that position, which says nothing about the
+sequence at hand. What a token reads of itself moves nothing between tokens, and always stays.
+Attention is what the model itself computes under the ablation.
 """
 
 import itertools
@@ -17,35 +21,33 @@ from typing import NamedTuple
 from parts import UserError, config
 
 import torch
-import torch.nn.functional as F
 
-from data import partial_losses
+from data import held_out, partial_losses
 
 
 # ---- paths
 
 
 class Place(NamedTuple):
-    """A token of a chain: the one with a role, or so many tokens behind it, which has no role in
-    this chain (before it, if negative)."""
+    """A token of a chain: the one with a role or, with an offset, an intermediate token so many
+    tokens after it (before it, if negative)."""
 
-    role: int  # of task.roles
+    role: int  # an index of task.roles
     offset: int = 0
 
     def name(self, task):
-        """3b, 3b+1, ..."""
+        """Return 3b, 3b+1, ..."""
         return task.names[self.role] + (f"{self.offset:+d}" if self.offset else "")
 
     def tokens(self, task, positions):
-        """Where it stands (B, N), from positions (B, N, roles), and whether it does: there may be
-        no token so far behind."""
+        """Return the token of each chain (B, N), and a mask (B, N) of where it exists, from the
+        positions of all roles (B, N, roles)."""
         tokens = positions[:, :, self.role] + self.offset
         return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
 
 
 class Path(NamedTuple):
-    """In layer `layer`, head `head`, the token at `source` attends to that at `target`, both of its
-    own chain."""
+    """In this layer and head, the token at `source` reads the token at `target`."""
 
     layer: int
     head: int
@@ -53,237 +55,206 @@ class Path(NamedTuple):
     target: Place
 
 
-def fields_of(path, task):
-    """A path as it is written: its places by name."""
+def to_row(path, task):
+    """Return a path as it is written into JSON."""
     source, target = path.source.name(task), path.target.name(task)
     return dict(layer=path.layer, head=path.head, source=source, target=target)
 
 
-def path_from(fields, task):
-    """The Path of what fields_of wrote."""
+def path_from(row, task):
+    """Return the Path that to_row wrote."""
     ends = []
-    for name in (fields["source"], fields["target"]):
-        role, behind = re.fullmatch(r"(\w+)([+-]\d+)?", name).groups()
-        ends.append(Place(task.names.index(role), int(behind or 0)))
-    return Path(fields["layer"], fields["head"], *ends)
-
-
-def name_of(fields):
-    """L6H0: q -> 1b, a path as it is printed, from what fields_of wrote."""
-    return "L{layer}H{head}: {source} -> {target}".format(**fields)
+    for name in (row["source"], row["target"]):
+        role, offset = re.fullmatch(r"(\w+)([+-]\d+)?", name).groups()
+        ends.append(Place(task.names.index(role), int(offset or 0)))
+    return Path(row["layer"], row["head"], *ends)
 
 
 def path_name(path, task):
-    return name_of(fields_of(path, task))
-
-
-def symbol_names(symbols):
-    """(symbols,) bool -> [x_1, ...], the names of those that are True."""
-    return [f"x_{k}" for k, there in enumerate(symbols, 1) if there]
-
-
-# ---- circuits
-
-
-def paths_of(circuit):
-    """[Path, ...] of all heads, in the order of the layers."""
-    return sorted(path for own in circuit.values() if not isinstance(own, str) for path in own)
-
-
-def with_path(circuit, path):
-    """The circuit with one path more."""
-    own = circuit[path[:2]]
-    return circuit | {path[:2]: tuple(sorted({path, *(() if isinstance(own, str) else own)}))}
-
-
-def without(circuit, path, otherwise):
-    """The circuit without a path; a head that loses its last does what `otherwise` says of it."""
-    left = tuple(other for other in circuit[path[:2]] if other != path)
-    return circuit | {path[:2]: left or otherwise[path[:2]]}
-
-
-def flow(paths, task, positions):
-    """(symbols-1,) bool, which of x_1, x_2, ... every query holds, of its chain, if each token
-    starts with what it shows and, layer by layer, takes all that the targets of its paths hold
-    (Section 5); in sequences with these positions, (B, N, roles)."""
-    sequence, chains = torch.arange(len(positions))[:, None, None], torch.arange(task.N)
-    holds = torch.zeros(len(positions), task.T, task.N, task.symbols)
-    holds[sequence, positions, chains[:, None]] = task.shown.float()
-    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
-        taken = one_hot(layer, task, positions) @ holds.flatten(2)
-        holds = (holds + taken.view_as(holds)).clamp(max=1)
-    return (holds[sequence[..., 0], positions[:, :, 0], chains, 1:] > 0).all(0).all(0)
-
-
-def check_model(model, flags, inputs):
-    """UserError unless a model attends as it is told to, and returns how it did; inputs (B, T, ...):
-    else no circuit would be its."""
-    T = inputs.shape[1]
-    planted = uniform(T, causal=True) ** 2
-    for layer, head in itertools.product(range(flags.layers), range(flags.heads)):
-        seen = model(inputs, patterns={(layer, head): planted}, return_patterns=True)[1]
-        if not torch.allclose(seen[layer][:, head].float(), planted, atol=0.01):
-            raise UserError(f"the model does not use, or return, what layer {layer} is given")
-
-
-# ---- attention read
-
-
-def read_path(pattern, path, task, positions):
-    """(B, N) how much each chain's source attends to its target, of one head's (B, T, T); nothing
-    where one of them is not there."""
-    sequence = torch.arange(len(positions))[:, None]
-    (source, there), (target, too) = (end.tokens(task, positions) for end in path[2:])
-    return pattern[sequence, source, target] * (there & too)
-
-
-def places_attended(pattern, task, positions, source):
-    """{Place: how much more of the source's attention goes to this place of its own chain than to
-    that of other chains, in the mean}, of one head's pattern (B, T, T)."""
-    sequence, T = torch.arange(len(positions))[:, None], task.T
-    tokens, there = source.tokens(task, positions)
-    given = (pattern[sequence, tokens] * there[..., None])[:, :, None]  # (B, N, 1, T)
-    given = F.pad(given, (T, T)).expand(-1, -1, task.N, -1)
-    found = {}
-    for number, (start, size, _) in enumerate(task.blocks):
-        # from every chain to what stands around the slot of every chain, (N, N, 2T)
-        slots = start + size * task.slots(positions)[:, None, :, number, None]
-        around = (slots + torch.arange(2 * T)).expand(-1, task.N, -1, -1)
-        to = given.gather(3, around).mean(0)
-        own = to.diagonal().mean(-1)
-        surplus = own - (to.sum((0, 1)) / task.N - own) / max(1, task.N - 1)
-        for index, more in enumerate(surplus.tolist()):
-            found[place_at(task, number, index - T)] = more
-    return {place: more for place, more in found.items() if place != source}
-
-
-def place_at(task, block, offset):
-    """The Place so many tokens behind the first of a slot."""
-    size = task.blocks[block].size
-    inside = min(max(offset, 0), size - 1)
-    return Place(task.roles.index(task.role_at(block, inside)), offset - inside)
-
-
-def mean_pattern(pattern, task):
-    """(T, T) where each token attends in the mean of (B, T, T), but for the other tokens of its own
-    slot, which would bring the symbol of a pair without any path."""
-    block, slot = task.tokens.block, task.tokens.slot
-    beside = (block[:, None] == block) & (slot[:, None] == slot) & ~torch.eye(task.T).bool()
-    mean = pattern.mean(0) * ~beside
-    return mean / mean.sum(-1, keepdim=True).clamp(min=1e-9)
-
-
-# ---- attention written
-
-
-def one_hot(paths, task, positions):
-    """(B, T, T) attention: shared equally among the targets of a source's paths, zero without."""
-    sequence = torch.arange(len(positions))[:, None]
-    pattern = torch.zeros(len(positions), task.T, task.T)
-    for _, _, *ends in paths:
-        (source, there), (target, too) = (end.tokens(task, positions) for end in ends)
-        pattern[sequence, source, target] += (there & too).float()
-    pattern = (pattern > 0).float()
-    return pattern / pattern.sum(-1, keepdim=True).clamp(min=1)
-
-
-def frozen_patterns(paths, task, positions):
-    """{(layer, head): (B, T, T)} the patterns of all heads that have paths."""
-    heads = {}
-    for path in paths:
-        heads.setdefault(path[:2], []).append(path)
-    return {head: one_hot(own, task, positions) for head, own in heads.items()}
-
-
-def uniform(T, causal):
-    """(T, T) every token attends equally to all that it may attend to."""
-    allowed = torch.ones(T, T).tril() if causal else torch.ones(T, T)
-    return allowed / allowed.sum(-1, keepdim=True)
-
-
-MECHANISMS = {  # what a head without paths does, or with them a token without: (T, causal, mean)
-    "zero": lambda T, causal, mean: torch.zeros(T, T),  # the paper's
-    "uniform": lambda T, causal, mean: uniform(T, causal),
-    "identity": lambda T, causal, mean: torch.eye(T),
-    "position": lambda T, causal, mean: mean,
-}
-
-
-# ---- a model held to a circuit
-
-
-class PatchedModel:
-    """A model, free or held to circuits, on one batch. means: {(layer, head): (T, T)} of
-    mean_pattern."""
-
-    def __init__(self, model, flags, batch, means=None):
-        self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
-        self.own, self.written = None, {}
-        self.means = means or {}
-        if not means:
-            for head, pattern in self.attention().items():
-                self.means[head] = mean_pattern(pattern, self.task)
-        self.free = self.errors({})  # (B, symbols) of the free model
-        self.intact = self.free.mean(0)
-
-    @torch.no_grad()
-    def attention(self, patterns=None):
-        """{(layer, head): (B, T, T)} of the free model, or with some heads replaced."""
-        if patterns or self.own is None:
-            with config.precision(self.flags):
-                layers = self.model(self.batch.inputs, patterns=patterns, return_patterns=True)[1]
-            found = {}
-            for layer, heads in enumerate(layers):
-                found |= {(layer, head): one for head, one in enumerate(heads.float().unbind(1))}
-            if patterns:
-                return found
-            self.own = found
-        return self.own
-
-    def pattern(self, head, mechanism, fill):
-        """(T, T) or (B, T, T), of a head that does this; fill: what tokens without a path do."""
-        T, causal = self.task.T, self.flags.causal
-        if isinstance(mechanism, str):
-            return MECHANISMS[mechanism](T, causal, self.means[head])
-        key = fill, *(path[2:] for path in mechanism)  # heads held alike share it
-        if key not in self.written:
-            along = one_hot(mechanism, self.task, self.batch.positions)
-            rest = MECHANISMS[fill](T, causal, None)
-            self.written[key] = torch.where(along.sum(-1, keepdim=True) > 0, along, rest)
-        return self.written[key]
-
-    def errors_of_rest(self, circuit, fill):
-        """(B, symbols) squared error of the free model where all tokens without a path, in all
-        heads, do what the circuit says; those with one attend as they did."""
-        patterns = {head: self.pattern(head, own, fill) for head, own in circuit.items()}
-        for head in (head for head, own in circuit.items() if not isinstance(own, str)):
-            there = one_hot(circuit[head], self.task, self.batch.positions).sum(-1, keepdim=True)
-            patterns[head] = torch.where(there > 0, self.attention()[head], patterns[head])
-        return self.errors_with(patterns)
-
-    def errors(self, circuit, fill="zero"):
-        """(B, symbols) squared error of each sequence on each symbol; heads that are not in the
-        circuit compute their patterns from what they then find."""
-        patterns = {head: self.pattern(head, own, fill) for head, own in circuit.items()}
-        return self.errors_with(patterns)
-
-    @torch.no_grad()
-    def errors_with(self, patterns):
-        with config.precision(self.flags):
-            predictions = self.model(self.batch.inputs, patterns)
-        return partial_losses(predictions, self.batch.targets, self.flags.K)
-
-
-# ---- what ablate.py found
+    """Return a path as it is printed: L6H0: q -> 1b."""
+    return "L{layer}H{head}: {source} -> {target}".format(**to_row(path, task))
 
 
 def read_report(run):
-    """The report of ablate.find_circuit in a run directory; {} if it was never looked for."""
+    """Return the report of ablate.find_circuit in a run directory; {} if there is none."""
     file = pathlib.Path(run, "circuit.json")
     return config.read_json(file) if file.exists() else {}
 
 
 def paths_in(report, task, kind="paths"):
-    """{Path: the row on it} of a report, {} if it holds no circuit; kind: "uses" for all paths that
-    the free model misses."""
+    """Return {Path: its row} of the circuit in a report, {} if it holds none; with
+    kind="candidates" of all paths that matter to the full model."""
     return {path_from(row, task): row for row in report.get(kind, [])}
+
+
+# ---- attention read and written along paths
+
+
+def mask_of(paths, task, positions):
+    """Return (B, T, T) bool, True where a source of these paths reads a target of its own chain."""
+    shape = len(positions), task.T, task.T
+    mask = torch.zeros(shape, dtype=torch.bool, device=positions.device)
+    for _, _, source, target in paths:
+        (reading, exists), (read, exists_too) = (
+            place.tokens(task, positions) for place in (source, target)
+        )
+        sequence, chain = (exists & exists_too).nonzero(as_tuple=True)
+        mask[sequence, reading[sequence, chain], read[sequence, chain]] = True
+    return mask
+
+
+def attention_on(pattern, path, task, positions):
+    """Return (B, N), how much the source of each chain attends to its target in one head's pattern
+    (B, T, T); 0 where one of them does not exist."""
+    sequence = torch.arange(len(positions))[:, None]
+    (source, exists), (target, exists_too) = (
+        place.tokens(task, positions) for place in (path.source, path.target)
+    )
+    return pattern[sequence, source, target] * (exists & exists_too)
+
+
+def one_hot(paths, task, positions):
+    """Return hard attention (B, T, T): every source attends to its targets alone, to each of them
+    equally; all other tokens attend to nothing."""
+    mask = mask_of(paths, task, positions).float()
+    return mask / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def by_head(paths):
+    """Return {(layer, head): its paths, a frozenset}."""
+    heads = {}
+    for path in paths:
+        heads.setdefault(path[:2], set()).add(path)
+    return {head: frozenset(group) for head, group in heads.items()}
+
+
+def frozen_heads(paths, task, positions):
+    """Return {(layer, head): f}, for model.Transformer: heads with paths attend hard along them."""
+    heads = {}
+    for head, group in by_head(paths).items():
+        pattern = one_hot(group, task, positions)
+        heads[head] = lambda _, values, pattern=pattern: pattern.to(values) @ values
+    return heads
+
+
+# ---- a model with parts of it ablated
+
+
+class PatchedModel:
+    """A model on one batch, with some of what its heads read ablated to the mean.
+
+    reference: a PatchedModel of the same model, over whose batch the means are taken; by default
+    over 256 held-out sequences. Losses are (B, symbols): the squared error of each sequence on each
+    symbol."""
+
+    def __init__(self, model, flags, batch, reference=None):
+        self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
+        self.heads = [*itertools.product(range(flags.layers), range(flags.heads))]
+        self.itself = torch.eye(self.task.T, dtype=torch.bool)
+        self.reads = {}  # {(layer, head): (pattern, values)} of the full model on this batch
+        self.reference, self.cache = reference, {}
+        self.baseline = self.losses({head: self.recorder(head) for head in self.heads})
+        if reference is None:
+            means = config.sequences(flags, held_out("means", 256))
+            self.reference = PatchedModel(model, flags, means, reference=self)
+
+    def recorder(self, head):
+        """Return a function for a head that changes nothing and keeps what it was given."""
+
+        def write(pattern, values):
+            self.reads[head] = pattern.float(), values.float()
+            return pattern @ values
+
+        return write
+
+    @torch.no_grad()
+    def losses(self, heads):
+        """Return the losses with these head functions, {(layer, head): f}."""
+        with config.precision(self.flags):
+            predictions = self.model(self.batch.inputs, heads)
+        return partial_losses(predictions, self.batch.targets, self.flags.K)
+
+    def attention(self):
+        """Return {(layer, head): pattern (B, T, T)} of the full model."""
+        return {head: pattern for head, (pattern, _) in self.reads.items()}
+
+    def mask(self, paths):
+        """Return mask_of these paths, of one head, in this batch."""
+        key = frozenset(path[2:] for path in paths)
+        if key not in self.cache:
+            self.cache[key] = mask_of(paths, self.task, self.batch.positions)
+        return self.cache[key]
+
+    def mean(self, head, kept):
+        """Return (T, size), the mean of what a head reads outside of `kept`, a mask (B, T, T) of
+        this batch, in the full model."""
+        pattern, values = self.reads[head]
+        return ((pattern * ~kept) @ values).mean(0)
+
+    def keep(self, head, paths, itself=True):
+        """Return a function for a head that reads along these paths, and of the token itself, as
+        the model computes it; all else that it reads is ablated to the mean."""
+        key = head, paths, itself
+        if key not in self.cache:
+            same = self.itself & itself
+            kept, there = self.mask(paths) | same, self.reference.mask(paths) | same
+            self.cache[key] = kept, self.reference.mean(head, there)
+        kept, mean = self.cache[key]
+        return lambda pattern, values: (pattern * kept) @ values + mean.to(values)
+
+    def remove(self, head, paths):
+        """Return a function for a head in which only these paths are ablated to the mean."""
+        removed, there = self.mask(paths), self.reference.mask(paths)
+        mean = self.reference.mean(head, ~there)
+        return lambda pattern, values: (pattern * ~removed) @ values + mean.to(values)
+
+    def circuit(self, paths, without_itself=()):
+        """Return the losses with everything outside of these paths ablated. without_itself: heads
+        in which what a token reads of itself is ablated too."""
+        groups, nothing = by_head(paths), frozenset()
+        heads = {}
+        for head in self.heads:
+            heads[head] = self.keep(head, groups.get(head, nothing), head not in without_itself)
+        return self.losses(heads)
+
+    def knock_out(self, paths, frozen=False):
+        """Return the losses of the full model with only these paths ablated. frozen: the attention
+        of all heads stays as in the full model, so that no other head can take over."""
+        heads = {head: self.remove(head, group) for head, group in by_head(paths).items()}
+        if frozen:
+            for head, (pattern, _) in self.reads.items():
+                write = heads.get(head, torch.matmul)
+                heads[head] = lambda _, values, f=write, p=pattern: f(p.to(values), values)
+        return self.losses(heads)
+
+    def without_head(self, head):
+        """Return the losses of the full model if a head reads nothing of other tokens but the
+        mean."""
+        return self.losses({head: self.keep(head, frozenset())})
+
+
+# ---- what a model must be
+
+
+@torch.no_grad()
+def check_model(model, flags, inputs):
+    """Raise UserError, in one line, unless a model can be called as find_circuit calls it; inputs
+    (B, T, ...)."""
+    T, heads, seen = inputs.shape[1], itertools.product(range(flags.layers), range(flags.heads)), {}
+
+    def recorder(head):
+        return lambda pattern, values: seen.setdefault(head, pattern) @ values
+
+    with config.precision(flags):
+        predictions, layers = model(inputs, return_patterns=True)
+        again = model(inputs, {head: recorder(head) for head in heads})
+        silent = model(inputs, {head: lambda _, values: 0 * values for head in seen})
+    shapes = [(len(inputs), flags.heads, T, T)] * flags.layers
+    if [tuple(layer.shape) for layer in layers] != shapes:
+        raise UserError(f"the model must return {flags.layers} patterns of shape {shapes[0]}")
+    if not torch.allclose(predictions.float(), again.float(), atol=0.01):
+        raise UserError("the model answers otherwise the second time: call eval(), no dropout")
+    returned = {(i, j): layer[:, j] for i, layer in enumerate(layers) for j in range(flags.heads)}
+    used = seen.keys() == returned.keys() and not torch.equal(silent, again)
+    if not used or any(not torch.allclose(seen[head], returned[head], atol=0.01) for head in seen):
+        raise UserError("the model must write what the function given for a head returns")

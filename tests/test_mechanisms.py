@@ -1,19 +1,30 @@
-"""What the files of mechanisms/ share: the command line, with a planted measurement; every file at
-a tiny size, and with the numbers that are kept; the tables of the page."""
+"""Every script of mechanisms/ against loops, PyTorch's gradients or a planted answer, and their
+command line with a planted measurement."""
 
 import json
-import runpy
-import shutil
+import math
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 import mechanisms
 from mechanisms import bigrams, hops, layers, memories, noise, recall, samples, theorems
-from tests.common import HERE, assert_one_line, assert_refused, contents, run_main
+from mechanisms.bigrams import N
+from tests.common import assert_refused, run_main
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw_bigrams(B, T, triggers="random"):
+    return bigrams.sample(B, T, triggers, bigrams.read_bigrams(), seeded())
 
 
 # ---- the command line
@@ -23,128 +34,265 @@ def planted(seed, steps):
     return seed * steps
 
 
-def tasks(seeds, steps):
-    return [(1, planted, dict(steps=steps), seeds), (1, planted, dict(steps=2 * steps), seeds)]
-
-
-def table(results):
-    return f"values {[row['values'] for row in results['planted']]}"
-
-
 def draw(results):
     figure, axes = plt.subplots()
     axes.plot(results["planted"][0]["values"])
     return figure
 
 
-def program(tasks=tasks, table=table, draw=draw):
-    command = partial(mechanisms.command, "planted.py", "About.", tasks, table, draw)
-    return SimpleNamespace(main=partial(command, steps=5, seeds=3), __file__="planted.py")
+def program(tasks):
+    def table(results):
+        return [("steps", "values"), *((row["steps"], row["values"]) for row in results["planted"])]
+
+    main = partial(mechanisms.command, "planted.py", "About.", tasks, table, draw, seeds=3)
+    return SimpleNamespace(main=main, __file__="planted.py")
 
 
-def test_results_are_kept_printed_drawn_and_redrawn(tmp_path, monkeypatch):
+def test_command_line_measures_prints_draws_and_redraws(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run_main(program(), "--seed", 7, "--seeds", 2)
-    assert (code, err) == (0, "") and "s left" in out
-    assert out.endswith("values [[35, 40], [70, 80]]\n")
-    results, picture = (tmp_path / f"out/mechanisms/planted{end}" for end in (".json", ".png"))
-    found, drawn = json.loads(results.read_text()), picture.read_bytes()
-    assert found["command"] == ["--seed", "7", "--seeds", "2"] and found["seconds"] > 0
-    assert found["planted"][1] == dict(steps=10, values=[70, 80])
+    tasks = [(planted, dict(steps=5)), (planted, dict(steps=10))]
+    code, out, err = run_main(program(tasks), "--seeds", 2)
+    table = "|steps|values|\n|---|---|\n|5|[0, 5]|\n|10|[0, 10]|\n"
+    assert (code, err) == (0, "") and out.endswith(table) and "task 2 of 2: planted" in out
+    path, picture = (tmp_path / f"out/mechanisms/planted.{end}" for end in ("json", "png"))
+    results, drawn = json.loads(path.read_text()), picture.read_bytes()
+    assert results["planted"][1] == dict(steps=10, values=[0, 10])
+    assert results["command"] == ["--seeds", "2"] and results["seconds"] > 0
 
+    # --plot-only measures nothing
     picture.unlink()
-    wrong = program(lambda seeds, steps: [(1, planted, {}, None)])  # measures nothing
-    assert run_main(wrong, "--plot-only") == (0, "values [[35, 40], [70, 80]]\n", "")
-    assert picture.read_bytes() == drawn and json.loads(results.read_text()) == found
+    assert run_main(program([(None, None)]), "--plot-only") == (0, table, "")
+    assert picture.read_bytes() == drawn and json.loads(path.read_text()) == results
 
 
-def test_refusals(tmp_path):
-    assert_refused(program(), "--seeds", 0, says="--seeds must be 1 to 2^32 - 1, not 0")
-    assert_refused(program(), "--steps", "ten", says="--steps")
-    assert_refused(program(), "--seed", -1, says="--seed must be 0 to 2^32 - 1, not -1")
-    assert_refused(program(), "--seed", 2**70, says="--seed")
-    assert_refused(program(), "--see", 5, says="--see")
+def test_command_line_refuses_in_one_line(tmp_path):
+    assert_refused(program([]), "--seeds", 0, says="--seeds must be at least 1, not 0")
+    assert_refused(program([]), "--plot-only", "--out", tmp_path, says="planted.json")
     (tmp_path / "file").touch()
-    assert_refused(program(), "--out", tmp_path / "file", says="File exists")
+    assert_refused(program([]), "--out", tmp_path / "file", says="File exists", code=1)
 
 
-@pytest.mark.parametrize("text", [None, "", "[", "[]", "{}", '{"other": []}', '{"seconds": 1'])
-def test_files_that_cannot_be_drawn(text, tmp_path):
-    if text is not None:
-        (tmp_path / "planted.json").write_text(text)
-    before = contents(tmp_path)
-    assert_refused(program(), "--plot-only", "--out", tmp_path, says="planted.json")
-    assert contents(tmp_path) == before
+# ---- bigrams.py, layers.py, theorems.py
 
 
-def test_a_full_disk_is_found_before_measuring(tmp_path):
-    full = mock.patch.object(mechanisms.tempfile, "TemporaryFile", side_effect=OSError("full"))
-    measuring = mock.Mock(__name__="planted")
-    with full:
-        never = program(lambda seeds, steps: [(1, measuring, {}, seeds)])
-        assert_refused(never, "--out", tmp_path, says="full")
-    assert not measuring.called
+@pytest.mark.parametrize("triggers", ["fixed", "random"])
+def test_bigram_sequences_by_loops(triggers):
+    tokens, scored, cyclic, outputs = draw_bigrams(3000, 64, triggers)
+    probabilities, counts = bigrams.read_bigrams()[0], torch.zeros(N, N)
+    batch = zip(tokens.tolist(), scored.tolist(), cyclic.tolist(), outputs.tolist(), strict=True)
+    for sequence, flags, cycle, output_of in batch:
+        for t, token in enumerate(sequence[:-1]):
+            assert flags[t] == (output_of[token] >= 0 and token in sequence[:t])
+            if output_of[token] >= 0:
+                assert sequence[t + 1] == output_of[token]
+            else:
+                counts[token, sequence[t + 1]] += 1
+        chosen = [token for token in range(N) if output_of[token] >= 0]
+        ends = list(chosen)
+        for _ in range(2 * N):
+            ends = [output_of[token] for token in ends if output_of[token] >= 0]
+        assert len(chosen) == bigrams.K and cycle == bool(ends)
+
+    # every bigram with enough expected counts lies within 5 standard errors
+    expected = counts.sum(1, keepdim=True) * probabilities
+    z = (counts - expected) / (expected * (1 - probabilities)).sqrt()
+    enough = (expected > 25) & (probabilities < 0.99)
+    assert (counts[probabilities == 0] == 0).all()
+    assert enough.sum() > 200 and z[enough].abs().max() < 5
 
 
-def test_a_measurement_that_cannot_be_written_is_printed(tmp_path):
-    with mock.patch.object(mechanisms, "write_text", side_effect=OSError("full")):
-        code, out, err = run_main(program(), "--out", tmp_path)
-    assert code == 2 and json.loads(out.splitlines()[-1])["planted"][0]["values"] == [0, 5, 10]
-    assert_one_line(err, "full")
+def test_planted_induction_head_is_recalled_and_solves_the_task():
+    d = 512
+    model = bigrams.Simplified(d, 64, 1.0, seeded(3))
+    E, P = model.E, model.P
+    with torch.no_grad():
+        model.W_OV2.copy_(30 * model.U.T @ E / d)
+        model.W_KQ2.copy_(15 * E.T @ E @ model.W_OV1.T / d**1.5)
+        model.W_KQ1.copy_(15 * P[1:].T @ P[:-1] / d**1.5)
+        tokens, scored, cyclic, _ = draw_bigrams(100, 64)
+        logits, _ = model(tokens[:, :-1])
+    assert model.recalls(range(N)) == [1.0] * 3
+    # the first token has no previous token: head 1 attends to the token itself, which misleads
+    misled = tokens[:, :-1] == tokens[:, :1]
+    assert min(bigrams.accuracies(logits, tokens, scored & ~misled, cyclic)) == 1
+
+    # one wrong association: the recall of its memory falls by its share
+    with torch.no_grad():
+        model.W_KQ2.sub_(30 * torch.outer(E[7], model.W_OV1 @ E[7]) / d**1.5)
+    assert model.recalls(range(N)) == pytest.approx([1, 1 - 1 / N, 1])
 
 
-def test_a_bug_keeps_its_traceback(tmp_path):
-    def broken(*_, **__):
-        raise KeyError("a bug")
-
-    run_main(program(), "--out", tmp_path)
-    for bug in (dict(tasks=broken), dict(table=broken), dict(draw=broken)):
-        with pytest.raises(KeyError, match="a bug"):
-            run_main(program(**bug), "--plot-only", "--out", tmp_path)
-    broken.__name__ = "planted"
-    with pytest.raises(KeyError, match="a bug"):
-        run_main(program(lambda seeds, steps: [(1, broken, {}, seeds)]), "--out", tmp_path)
+def test_generic_transformer_is_causal():
+    torch.manual_seed(0)
+    model, tokens = layers.Generic(2, 16, 2, 12), draw_bigrams(3, 12)[0][:, :-1]
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % N
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert (before[:, 7:] - after[:, 7:]).abs().amax((0, 2)).min() > 1e-3
 
 
-# ---- every file
+def test_first_gradient_is_the_sum_of_the_lemma_and_recalls_outputs():
+    """W_OV2 at zero: the sum of (p - 1{right}) u times the mean of what the head reads."""
+    model = bigrams.Simplified(32, 12, 1.0, seeded())
+    tokens, scored, _, _ = draw_bigrams(6, 12)
+    logits = model(tokens[:, :-1])[0][scored]
+    cross_entropy(logits, tokens[:, 1:][scored], reduction="sum").backward()
+    expected = torch.zeros(32, 32)
+    for b, t in scored.nonzero().tolist():
+        x = model.E[tokens[b, : t + 1]] + model.P[: t + 1]
+        x = torch.stack([x[s] + model.W_OV1 @ x[: s + 1].mean(0) for s in range(t + 1)])
+        error = (model.U @ x[-1]).softmax(0) - one_hot(tokens[b, t + 1], N)
+        expected += torch.outer(model.U.T @ error, x.mean(0))
+    torch.testing.assert_close(model.W_OV2.grad, expected, rtol=1e-4, atol=1e-4)
+    output, trigger, _ = theorems.three_steps(0, "uniform", 128, 1024)
+    assert output > 0.2 and trigger > 4 / N
 
 
-SMALL_WIDTHS = {"one step": (16, 24), "matrix": (4, 6), "MLP": (4, 6)}
-SMALL_GRID = [(2, 4, regime, token) for regime in hops.REGIMES for token in (False, True)]
-TINY = {  # what is replaced, the defaults of train, and what tasks takes
-    memories: (dict(WIDTHS=SMALL_WIDTHS, LOADS=(0.1,)), None, [5]),
-    recall: (dict(TABLES=[(4, 2, 2, 0.1)], HEADS=(1, 2), HIDDEN=(0, 4)), None, [16]),
-    bigrams: ({}, (8, 16, 8), [10]),
-    layers: ({}, (8, 16, 8), [2]),
-    theorems: (dict(SIZES=((16, 512), (32, 256))), None, []),
-    noise: (dict(KEPT=(0, 13, 26, 128)), (16, 24, 8, 10), [50]),
-    samples: (dict(CHARACTERS=(8, 12), SAMPLES=(1, 4, 16)), None, []),
-    hops: (dict(GRID=SMALL_GRID), None, [2]),
-}
+# ---- memories.py
 
 
-@pytest.mark.parametrize("module", TINY, ids=lambda module: module.__name__)
-def test_at_a_tiny_size(module, tmp_path, monkeypatch):
-    replaced, defaults, arguments = TINY[module]
-    for name, value in replaced.items():
-        monkeypatch.setattr(module, name, value)
-    if defaults:
-        monkeypatch.setattr(module.train, "__defaults__", defaults)
-    mechanisms.measure(tmp_path / "a.json", module.tasks(range(3, 5), *arguments))
-    results = json.loads((tmp_path / "a.json").read_text())
-    text = module.table(results)
-    if hasattr(module, "draw"):
-        plt.close(module.draw(results))
-    head, line, *rows = text.splitlines()
-    assert rows and all(row.count("|") == head.count("|") for row in [line, *rows])
+def test_one_step_recall_is_that_of_autograd_and_as_predicted():
+    generator, right = seeded(), 0
+    for _ in range(33):
+        U, E = normalize(torch.randn(2, 123, 64, generator=generator), dim=2)
+        W = torch.zeros(64, 64, requires_grad=True)
+        cross_entropy(E @ W.T @ U.T, torch.arange(123)).backward()
+        right += int(((E @ -W.grad.T @ U.T).argmax(1) == torch.arange(123)).sum())
+    recalled = [memories.one_step_recall(seed, 123, 64) for seed in range(4)]
+    assert recalled[0] == pytest.approx(right / (33 * 123), abs=1e-3)
+    assert memories.predicted_recall(123, 64) == pytest.approx(np.mean(recalled), abs=0.006)
 
 
-@pytest.mark.parametrize("module", TINY, ids=lambda module: module.__name__)
-def test_what_is_kept_is_drawn(module, tmp_path):
-    name = module.__name__.split(".")[1]
-    shutil.copy(HERE / f"results/mechanisms/{name}.json", tmp_path)
-    main = partial(runpy.run_module, module.__name__, run_name="__main__")
-    started = SimpleNamespace(main=main, __file__=f"{name}.py")
-    code, out, err = run_main(started, "--plot-only", "--out", tmp_path)
-    assert (code, err) == (0, "") and out.startswith("|")
-    assert (tmp_path / f"{name}.png").exists() == hasattr(module, "draw")
+@pytest.mark.parametrize("memory", memories.WIDTHS)
+def test_bisection_finds_a_planted_capacity(memory):
+    recalls = mock.Mock(side_effect=lambda seed, facts, d: float(facts <= 137))
+    learns = mock.Mock(side_effect=lambda facts, *_: facts <= 137)
+    with mock.patch.multiple(memories, one_step_recall=recalls, learns=learns):
+        assert 137 / 1.02 - 1 <= memories.capacity(0, memory, 40, steps=1) <= 137
+    assert recalls.called == (memory == "one step") != learns.called
+
+
+# ---- noise.py, samples.py
+
+
+def test_noisy_sequences_by_loops():
+    table = bigrams.read_bigrams()
+    tokens, scored, output = noise.sample(1500, 48, 0.5, table, seeded())
+    space, noisy = int(table[1].argmax()), []
+    batch = zip(tokens.tolist(), scored.tolist(), output.tolist(), strict=True)
+    for sequence, flags, answer in batch:
+        for t, flag in enumerate(flags):
+            token, following = sequence[t : t + 2]
+            assert flag == (token == space and space in sequence[:t])
+            if token == space:
+                assert following in (answer, noise.NOISE) and answer != space
+                noisy.append(following == noise.NOISE)
+            elif token != noise.NOISE:
+                assert table[0][token, following] > 0
+    assert np.mean(noisy) == pytest.approx(0.5, abs=0.03)
+
+
+def test_planted_bigram_is_measured_and_truncated(monkeypatch):
+    """A second MLP of rank 1 that predicts the noise after a space, and nothing else."""
+    monkeypatch.setattr(noise, "RANKS", (0, 1, 8))
+    table, model = bigrams.read_bigrams(), noise.TwoLayers(128, 48, seeded(3))
+    for name, weight in model.named_parameters():
+        if not name.endswith("key"):
+            weight.data.zero_()
+    space, U = model.E[table[1].argmax()], model.U[noise.NOISE]
+    model.layers[1].up.data[0] = space / space.norm() ** 2
+    model.layers[1].down.data[:, 0] = 40 * U / U.norm() ** 2
+    rows = noise.measures(model, *noise.sample(300, 48, 0, table, seeded()))
+    assert [p > 0.9 for _, p in rows] == [False, True, True, True]
+    assert rows[-1][0] == 0
+
+    # a random matrix of this rank, by numpy
+    model, x = noise.TwoLayers(16, 4, seeded()), torch.randn(5, 16, generator=seeded(1))
+    left, size, right = np.linalg.svd(model.layers[1].up.detach().numpy(), full_matrices=False)
+    truncated = model.read(x, 3)
+    model.layers[1].up.data = torch.tensor(left[:, :3] @ np.diag(size[:3]) @ right[:3])
+    torch.testing.assert_close(truncated, model.read(x), rtol=1e-4, atol=1e-4)
+
+
+def test_counts_of_samples_are_a_gradient_step(monkeypatch):
+    n, T = 9, 20
+    monkeypatch.setattr(samples, "SAMPLES", (3, 50))
+    tokens, target = samples.sample(51, n, T, seeded(4))
+    x = one_hot(tokens, n + 1).float()
+    for size, row in zip(samples.SAMPLES, samples.learnt(4, n, 1, T), strict=True):
+        last, context = torch.zeros(2, n + 1, n + 1, requires_grad=True)
+        logits = x[:, :size].mean(0) @ context.T + torch.eye(n + 1)[0] @ last.T
+        loss = cross_entropy(logits, target[:size])
+        last, context = (-slope for slope in torch.autograd.grad(loss, (last, context)))
+        attention, copied = context @ x[:, -1].mean(0), []
+        for c in range(1, n):
+            others = [context[j, c] for j in range(1, n) if j != c]
+            copied.append(float(context[c, c] > max(others) + 1e-9))
+        wins = [float(logits[n] > logits[:n].max()) for logits in (last[:, 0], attention)]
+        assert row == pytest.approx([*wins, np.mean(copied)])
+
+
+# ---- recall.py
+
+
+@pytest.mark.parametrize("S, R, D", [(8, 3, 4), (4, 6, 2)])
+def test_flow_is_small_step_gradient_descent(S, R, D):
+    """All facts at once beside the same noise, and all weights free: the symmetry on which the two
+    equations of the flow rest is not put in."""
+    init, lr = 0.01, 0.05
+    facts = recall.draw_facts(S, R, D, seeded())
+    subject, relation = torch.cartesian_prod(torch.arange(S), torch.arange(R)).T
+    counts = torch.cat([one_hot(subject), one_hot(relation), torch.ones(S * R, 3)], 1).double()
+    w = torch.full((S + R + 3,), init, dtype=torch.double, requires_grad=True)
+    output = torch.full((R * D, S + R + 3), init, dtype=torch.double, requires_grad=True)
+    curve = []
+    for _ in range(6000):
+        logits = counts * w @ output.T
+        curve.append(recall.measures(logits.detach(), subject, relation, facts, D)[1:3])
+        loss = cross_entropy(logits, facts.flatten())
+        for x, gradient in zip((w, output), torch.autograd.grad(loss, (w, output)), strict=True):
+            x.data -= lr * gradient
+    for i, level in enumerate([math.log(R), math.log(D)]):
+        assert curve[0][i] > 0.9 * level and curve[-1][i] < 0.1 * level
+    for i, kind in enumerate([(R, R, D), (S, D, R)]):
+        for time, loss in list(recall.flow(*kind, init, end=5900 * lr))[::50]:
+            assert curve[round(time / lr)][i] == pytest.approx(loss, abs=0.02)
+
+
+def test_training_passes_through_the_plateau():
+    S, R, D = 16, 2, 4
+    entry, leaves, *flow = recall.plateau(0, (S, R, D, 1e-3))
+    assert [entry, leaves] == pytest.approx(flow, rel=0.08) and entry < leaves
+    rows = recall.train_linear(0, S, R, D, 1e-3, steps=round(leaves / 0.5), lr=0.5, batch=512)
+    middle = min(rows, key=lambda row: abs(row[0] - (entry + leaves) / 2))
+    assert middle[1:] == pytest.approx([math.log(D), 0, math.log(D), 3 / 4], abs=0.06)
+    small = dict(S=4, R=4, D=2, d=8, head_size=4, noise=2, length=6)
+    assert recall.stored_share(0, 4, 32, steps=400, **small) > 0.97
+
+
+# ---- hops.py
+
+
+@pytest.mark.parametrize("hop_token", [False, True])
+def test_ring_by_walking(hop_token):
+    k, n = 8, 5
+    task = hops.Ring(k, n, hop_token, seed=1)
+    tokens, targets = task.sample([0, 1, 2, 3], 12, seeded())
+    for b, sequence in enumerate(tokens.tolist()):
+        levels = [sequence.pop(0) - n] if hop_token else range(4)
+        for output, level in enumerate(levels):
+            walked = [-100] * hop_token
+            for place, number in np.ndindex(k, n):
+                for i in range(place, place + 2**level):
+                    number = sequence[i % k * n + int(task.pi[0, i % k, number])]
+                walked.append(number)
+            assert targets[output, b].tolist() == walked
+
+
+def test_trained_layers_attend_to_the_place_of_the_construction():
+    run = hops.train(0, 2, 3, "mixture", False, 300)
+    assert run["rows"][-1][0] < 300 and run["rows"][-1][-1] > 0.9
+    right, after = run["attended"]["held"]
+    assert right > 0.8 > 0.6 > after
+    assert [[len(head) for head in layer] for layer in run["attended"]["places"]] == [[2, 2]] * 2
