@@ -22,6 +22,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
+from ablate import MANY
 from data import Task, held_out, token_names
 from train import draw_curves
 
@@ -179,21 +180,15 @@ def draw_columns(axes, task, layers, columns):
     for place, x in columns.items():
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
-        names.append(f"{place_symbol(place, task)}\n{place.name(task)}")
+        symbol = task.roles[place.role].symbol
+        text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
+        names.append(f"{'intermediate' if place.offset else text}\n{place.name(task)}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
     offset = "; intermediate token: role + offset in tokens"
     axes.set_xlabel("symbol and role" + offset * any(place.offset for place in columns))
     axes.spines[:].set_visible(False)
-
-
-def place_symbol(place, task):
-    """Return which symbol of its chain a place shows, as text: "B = $x_{1}$"."""
-    symbol = task.roles[place.role].symbol
-    if place.offset:
-        return "intermediate"
-    return f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
 
 
 # ---- Figures 5 and 7, left: the circuit
@@ -203,18 +198,18 @@ def draw_mean_attention(axes, run):
     """Draw the diagram of the circuit with the mean attention of each path."""
     labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels, dict.fromkeys(run.paths, CIRCUIT))
-    sequences = run.report["sequences"]
-    axes.set_title(f"mean attention in the full model (n = {sequences} sequences)", fontsize=10)
+    axes.set_title(f"mean attention in the full model (n = {MANY} sequences)", fontsize=10)
 
 
 def draw_circuit(run):
     """The circuit, with the mean attention of each path."""
     figure, axes = plt.subplots(figsize=diagram_size(run.task, run.paths), layout="constrained")
     draw_mean_attention(axes, run)
-    verdict = "validated" if run.report["validated"] else "not validated"
-    full, faithful = (run.report[name]["mse"] for name in ("full_model", "faithful"))
-    losses = f"MSE {full:.4f}, with everything outside the circuit ablated {faithful:.4f}"
-    add_title(figure, run, f"circuit ({verdict}); {losses}\n{ARROWS}")
+    report = run.report
+    caption = f"circuit, {'validated' if report['validated'] else 'not validated'}: with all else "
+    caption += "ablated, the worst symbol, ${worst}$, has an MSE of ".format(**report)
+    caption += "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][report["worst"]])
+    add_title(figure, run, f"{caption}, n = {report['sequences']} sequences\n{ARROWS}")
     return figure
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import shlex
-import time
 
 from parts import command_line, config, program
 from parts.circuit import PatchedModel, Place, path_name, paths_in
@@ -124,7 +123,7 @@ def measure(run, weights, batch, sequences, count):
     patterns = model(batch.inputs[:count], return_patterns=True)[1]
     patterns = (100 * torch.stack(patterns, 1)).round().byte()  # (count, layers, heads, T, T)
     full = Predictions(model, run.flags, batch)
-    predictions = [full.losses({}), *(full.knock_out([path]) for path in run.paths)]
+    predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
     return patterns.numpy().tobytes(), answers
 
@@ -202,10 +201,9 @@ def data_of(run):
     size = task.T**2 * flags.layers * flags.heads * max(1, len(weights))
     count = min(SEQUENCES, LARGEST // size)
     batch = config.sequences(flags, held_out("validation", max(1, count)))
-    sequences, measured, began = describe_sequences(run, batch), [], time.time()
-    for _, file in weights:
+    sequences, measured = describe_sequences(run, batch), []
+    for _, file in config.progress(f"{run.folder}: weights", weights):
         measured.append(measure(run, file, batch, sequences, count))
-        config.print_progress(f"{run.folder}: weights", len(measured), len(weights), began)
     patterns, answers = zip(*measured, strict=True) if measured else ([], [])
 
     # names: of roles, symbols and the columns of the circuit
@@ -250,9 +248,12 @@ def about(run):
     summary = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}."
     if run.paths:
         verdict = "validated" if report["validated"] else f"not validated: {report['verdict']}"
-        loss = "MSE {mse:.4f} [{low:.4f}, {high:.4f}]".format(**report["faithful"])
+        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][report["worst"]])
         summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
-        summary += f" ablated to its mean, {loss} on {report['sequences']} fresh sequences."
+        summary += (
+            f" ablated to its mean, the worst symbol, {report['worst']}, has an MSE of {loss}"
+        )
+        summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
     if task.crossed:

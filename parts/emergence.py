@@ -16,7 +16,6 @@ emergence.json holds all that was measured, so that the checkpoints may be delet
 
 import json
 import pathlib
-import time
 
 from parts import config
 from parts.circuit import PatchedModel, attention_on, paths_in, read_report, to_row
@@ -29,7 +28,7 @@ from data import held_out
 @torch.no_grad()
 def measure_emergence(run, flags, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    task, names, began = flags.problem, flags.target_names, time.time()
+    task, names = flags.problem, flags.target_names
     batch, files = config.sequences(flags, held_out("emergence", n)), config.checkpoints_of(run)
     losses, rows = {name: [] for name in names}, []
     for path in paths:
@@ -41,7 +40,7 @@ def measure_emergence(run, flags, paths, n=32):
         for name, number in zip(curves, numbers, strict=True):
             curves[name].append(round(number, 4))
 
-    for done, file in enumerate(files, 1):
+    for file in config.progress(f"{run}: checkpoint", files):
         model = PatchedModel(config.load(run, f"ckpt/{file.name}")[0], flags, batch)
         extend(losses, model.baseline.mean(0).tolist())
         for path, row in zip(paths, rows, strict=True):
@@ -56,7 +55,6 @@ def measure_emergence(run, flags, paths, n=32):
             curves = {name: row[name] for name in ("mean", "low", "high", "hits")}
             extend(curves, [attention.mean().item(), low, high, hits])
             extend(row["without"], model.knock_out([path]).mean(0).tolist())
-        config.print_progress(f"{run}: checkpoint", done, len(files), began)
     steps = [int(file.stem) for file in files]
     return dict(sequences=n, ablation="mean", steps=steps, losses=losses, paths=rows)
 

@@ -24,8 +24,7 @@ def run_of(folder, task, paths=(), heads=1):
     torch.manual_seed(0)
     flags = train.parse_flags(["--D", "2", "--device", "cpu"]).replace(layers=2, heads=heads)
     model = Transformer(task.T, task.N, 4, 8, layers=2, heads=heads, width=32, head_size=8).eval()
-    loss = dict(mse=0.5)
-    report = dict(validated=False, sequences=64, full_model=loss, faithful=loss)
+    report = dict(validated=False, sequences=64, worst="x_2", faithful=dict(x_2=[0.5, 0.4, 0.6]))
     paths = {path: dict(attention=0.9 - path.layer / 10) for path in paths}
     return analyze.Run(folder, model, flags, task, report, paths, {})
 
@@ -138,7 +137,7 @@ def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
     heights = [label.get_text() for label in axes.get_yticklabels()]
     assert heights == ["input", "after L1", "after L5"]
     text = figure.get_suptitle() + axes.get_title()
-    assert "mixed, seed 0, step 40" in text and "not validated" in text and "n = 64" in text
+    assert "mixed, seed 0, step 40" in text and "not validated" in text and "0.500" in text
 
 
 def test_a_path_that_was_not_measured_is_not_said_to_emerge_never(whole):

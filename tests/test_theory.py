@@ -76,6 +76,6 @@ def test_minimal_circuits_reach_what_the_laws_allow():
 
 def test_the_table_of_depths():
     code, out, _ = run_main(theory)
-    rows = [line.split() for line in out.splitlines()[2:]]
+    rows = [line.split() for line in out.splitlines()[1:]]
     assert code == 0 and [row[0] for row in rows] == [str(D) for D in range(1, 21)]
     assert rows[4] == "5 3 3 3 4 4".split()  # the paper's bound, without a mask, with one
