@@ -73,7 +73,7 @@ def panels(count, columns, width, height, **options):
 
 def add_title(figure, run, caption):
     """Name the run above a figure, and say there what the figure shows."""
-    figure.suptitle(f"{run.title}\n{caption}", fontsize=11)
+    figure.suptitle(f"{run.title}\n{caption}", fontsize=10)
 
 
 # ---- Appendix C: attention maps
@@ -187,6 +187,7 @@ def draw_columns(axes, task, layers, columns):
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
     offset = "; intermediate token: role + offset in tokens"
+    axes.set_ylabel("layer")
     axes.set_xlabel("symbol and role" + offset * any(place.offset for place in columns))
     axes.spines[:].set_visible(False)
 
@@ -206,10 +207,10 @@ def draw_circuit(run):
     figure, axes = plt.subplots(figsize=diagram_size(run.task, run.paths), layout="constrained")
     draw_mean_attention(axes, run)
     report = run.report
-    caption = f"circuit, {'validated' if report['validated'] else 'not validated'}: with all else "
-    caption += "ablated, the worst symbol, ${worst}$, has an MSE of ".format(**report)
-    caption += "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][report["worst"]])
-    add_title(figure, run, f"{caption}, n = {report['sequences']} sequences\n{ARROWS}")
+    caption = f"circuit, {'validated' if report['validated'] else 'not validated'}; {ARROWS}\n"
+    caption += "with all else ablated, the worst symbol, ${worst}$, has an MSE of ".format(**report)
+    caption += "{:.3f} (95%: {:.3f} to {:.3f}".format(*report["faithful"][report["worst"]])
+    add_title(figure, run, f"{caption}, n = {report['sequences']})")
     return figure
 
 
