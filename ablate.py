@@ -16,7 +16,7 @@ The report also gives what decides nothing but helps to judge a circuit:
     necessary    how much the full model loses if only this path is ablated
     complete     how alike circuit and full model remain without the same two paths (Wang et al.,
                  2023)
-    null         how many random sets of paths of the same size are faithful as well
+    null         how many other sets of as many paths, drawn at random, are faithful too
     paper        the paper's own test: hard attention along the paths, nothing else in these heads,
                  uniform attention or the identity in all others; a removal costs 0.17 or more
     stability    how often the same paths are found from other sequences
@@ -28,6 +28,7 @@ Losses are mean squared errors over sequences, with 95% intervals.
 import functools
 import itertools
 import json
+import math
 import pathlib
 import random
 import time
@@ -42,7 +43,7 @@ from parts.circuit import (
     path_name,
     to_row,
 )
-from parts.search import attended, prune
+from parts.search import attended, prune, reached
 from parts.stats import studentised
 
 import torch
@@ -81,20 +82,24 @@ class Sample:
         batch = config.sequences(self.flags, index)
         return PatchedModel(self.model, self.flags, batch, self.reference)
 
-    def losses(self, measure):
+    def adaptive(self, measure):
         """Return measure(patched), losses (sequences, symbols), on few sequences or on many."""
         losses = measure(self.few)
         if self.threshold / 2 < losses.mean(0).max() < 2 * self.threshold:
             losses = measure(self.many)
         return losses
 
-    def rises(self, measure):
-        """Return the same above the baseline."""
-        return self.losses(lambda patched: measure(patched) - patched.baseline)
+    def circuit(self, paths):
+        """Return the losses of a circuit."""
+        return self.adaptive(lambda patched: patched.circuit(paths))
+
+    def rises(self, paths, frozen=False):
+        """Return by how much the losses of the full model rise if these paths are ablated."""
+        return self.adaptive(lambda patched: patched.knock_out(paths, frozen) - patched.baseline)
 
     def highest_loss(self, paths):
         """Return the highest loss of a symbol in a circuit, a frozenset of paths."""
-        return self.losses(lambda patched: patched.circuit(paths)).mean(0).max().item()
+        return self.circuit(paths).mean(0).max().item()
 
 
 def intervals(losses, names, generator):
@@ -142,12 +147,10 @@ def rows_on_paths(sample, paths, threshold, generator):
     alone = {path: sample.worst(paths - {path}) for path in paths}
     for path in config.progress("paths", sorted(paths)):
         pattern = sample.many.attention()[path[:2]]
-        necessary = sample.rises(lambda patched: patched.knock_out([path]))
-        minimal = sample.losses(lambda patched: patched.circuit(paths - {path}))
         row = to_row(path, task) | dict(
             attention=attention_on(pattern, path, task, positions).mean().item(),
-            necessary=intervals(necessary, names, generator),
-            minimal=intervals(minimal, names, generator),
+            necessary=intervals(sample.rises([path]), names, generator),
+            minimal=intervals(sample.circuit(paths - {path}), names, generator),
             stand_in=None,
         )
 
@@ -263,17 +266,18 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         Sample(model, flags, reference, index, threshold)
         for index in held_out("search", 6 * MANY).split(MANY)
     )
-    loss = sample.few.baseline.mean().item()
+    loss = sample.many.baseline.mean().item()
     if loss >= threshold:
         return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
 
     # all paths along which the model attends, and what each of them costs
     costs, protected, rows = {}, set(), {}
     for path in config.progress("paths along which it attends", attended(reference)):
-        rise = sample.rises(lambda patched: patched.knock_out([path])).mean(0)
-        costs[path] = rise.maximum(sample.rises(lambda p: p.knock_out([path], True)).mean(0))
+        rise = sample.rises([path]).mean(0)
+        costs[path] = rise.maximum(sample.rises([path], frozen=True).mean(0))
         protected |= {path} if rise.max() >= threshold else set()
-        rows[path] = to_row(path, task) | dict(cost=dict(zip(flags.target_names, costs[path])))
+        by_symbol = dict(zip(flags.target_names, costs[path], strict=True))
+        rows[path] = to_row(path, task) | dict(cost=by_symbol)
 
     # the fewest that are faithful
     everything = sample.worst(frozenset(costs))
@@ -299,6 +303,8 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     if not is_faithful(faithful, threshold):
         mean, low, high = faithful[report["worst"]]
         reasons.append(f"not faithful: {report['worst']} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    missing = {*flags.target_symbols} - reached(paths, task)
+    reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
     for path, row in zip(sorted(paths), report["paths"], strict=True):
         if is_faithful(row["minimal"], threshold) and not row["stand_in"]:
             reasons.append(f"not minimal: {path_name(path, task)} can go")
@@ -307,11 +313,11 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
 
     # what helps to judge it
     report["complete"] = completeness(sample, paths)
-    subsets = [frozenset(draws.sample(candidates, len(paths))) for _ in range(100)]
-    losses = [
-        sample.few.circuit(subset).mean(0) for subset in config.progress("random sets", subsets)
-    ]
-    faithful = sum(loss.max().item() < threshold for loss in losses)
+    subsets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
+    losses = []
+    for subset in config.progress("random sets of paths", sorted(subsets, key=sorted)):
+        losses.append(sample.few.circuit(subset).mean(0).max().item())
+    faithful = sum(loss < threshold for loss in losses)
     report["null"] = dict(subsets=len(subsets), faithful=faithful)
     report["paper"] = papers_test(sample, paths)
     same = []
@@ -344,11 +350,12 @@ def print_report(report):
         print(f"{name:21s}{row['attention']:9.2f}{rise:21.3f}{loss:17.3f}{stand_in}")
     if report["paths"]:
         complete, null, paper = report["complete"], report["null"], report["paper"]
-        print(f"\nwithout the same two paths, circuit and full model differ by {complete['mean']:.3f}")
-        print(f"random sets of as many paths that are faithful: {null['faithful']} of {null['subsets']}")
-        print("other samples of sequences that give the same paths: {same} of {samples}".format(**report["stability"]))
-        lowest = f"{min(paper['removed']):.2f}" if paper["removed"] else "none"
-        print(f"the paper's test: MSE {paper['held']:.3f}, after a removal at least {lowest}: " + ("passed" if paper["passed"] else "not passed"))
+        print(f"\nwithout the same two paths, circuit and model differ by {complete['mean']:.3f}")
+        print("of {subsets} other sets of as many paths {faithful} are faithful".format(**null))
+        print("{same} of {samples} other samples give the same paths".format(**report["stability"]))
+        lowest = min(paper["removed"], default=math.nan)
+        verdict = "passed" if paper["passed"] else "not passed"
+        print(f"the paper's test {verdict}: {paper['held']:.3f}, after a removal {lowest:.3f}")
         print(f"heads whose own token the circuit needs: {' '.join(report['itself']) or 'none'}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 

@@ -1,16 +1,30 @@
-"""The retrieval problem (Section 6): chains of symbols, cut into pairs, as shuffled sequences.
+"""The retrieval problem of Section 6: what a task is, and how its sequences are made.
 
-    python data.py --D 3                 # one worked sequence: tokens, roles, targets
-    python data.py --task conditional    # of conditional retrieval (Section 3.1)
+    python data.py --D 3                 # shows one worked sequence: tokens, roles, targets
+    python data.py --task conditional    # the same for conditional retrieval (Section 3.1)
 
-A task is a table of roles. Everything else follows from it: how long a sequence is, where each
-role of each chain stands, which symbol it holds, which roles share something before any layer.
+A chain is a list of D+1 symbols, A -> B -> C for D = 2. A sequence shows N chains, cut into pairs
+and shuffled, and then the queries, which are the first symbols of the chains. At each query the
+model predicts the rest of the chain: it retrieves B with the pair (A, B), then C with (B, C). The
+symbols are random vectors, new in every sequence. With N = 3 and D = 2:
+
+    tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
+    roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
+    slots     0      1      2        0      1      2        0  1  2
+    blocks    0: pairs of step 2     1: pairs of step 1     2: queries
+
+    in the code       in the paper
+    N, D, K, T        N chains, D retrieval steps, K numbers per symbol, T = N(2D+1) tokens
+    symbol k          x_k of a chain: x_0 is A, x_1 is B, x_2 is C, ...
+    role q            s_0 of Definition 1: the query, which shows x_0
+    roles ka, kb      s_{2k-1} and s_{2k}: the pair of step k, which shows x_{k-1} and x_k
+    block, slot       the pairs of one step; where a pair stands among them, p_k of Definition 3
+    targets           x_1, ..., x_D with the implicit curriculum (IC), x_D alone without it
 """
 
 import argparse
 import functools
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,84 +32,79 @@ from typing import NamedTuple
 import torch
 
 
-# ---- random numbers: a hash of (seed, example, draw), so that any example can be made alone, in
-# any order, on any device
-
-
-def signed(constant):
-    """torch has no uint64 arithmetic; int64 wraps around to the same bits."""
-    return constant - (constant >> 63 << 64)
-
-
-def shift_right(x, bits):
-    """A logical shift: torch's >> of int64 copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+# ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
 
 
 def mix(x):
-    """Finaliser of splitmix64: int64 in, int64 out, every output bit depends on every input bit."""
-    x = (x ^ shift_right(x, 30)) * signed(0xBF58476D1CE4E5B9)
-    x = (x ^ shift_right(x, 27)) * signed(0x94D049BB133111EB)
-    return x ^ shift_right(x, 31)
+    """The finaliser of splitmix64, int64 -> int64: each output bit depends on all input bits."""
+    factors = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64, 1  # uint64 as int64
+    for bits, factor in zip((30, 27, 31), factors, strict=True):
+        shifted = (x >> bits) & ((1 << (64 - bits)) - 1)  # the mask drops the copies of the sign
+        x = (x ^ shifted) * factor
+    return x
 
 
 def random_bits(seed, index, draws):
     """(B, draws) int64 random bits for the examples `index` (B,); the same on every device."""
-    golden = signed(0x9E3779B97F4A7C15)
+    golden = 0x9E3779B97F4A7C15 - 2**64
     seed = torch.as_tensor(seed, device=index.device)
     stream = mix(mix(seed + golden) ^ (index * golden))
     return mix(stream[:, None] + torch.arange(1, draws + 1, device=index.device) * golden)
 
 
 def standard_normal(bits):
-    """int64 random bits -> N(0, 1) float32 numbers, one each, always finite: 23 bits make a uniform
-    number in (-1, 1) that float32 holds exactly, and the inverse error function does the rest."""
-    uniform = (((bits >> 41) & 0x7FFFFF).float() + 0.5) / 2**22 - 1
-    return uniform.erfinv() * math.sqrt(2)
+    """int64 random bits -> as many finite float32 numbers from N(0, 1)."""
+    uniform = (((bits >> 41) & 0x7FFFFF).float() + 0.5) / 2**22 - 1  # in (-1, 1), without rounding
+    return uniform.erfinv() * 2**0.5
 
 
 # ---- the task: a table of roles
 
 
 class Role(NamedTuple):
-    """What a token can be in its chain. Roles of one block and chain stand side by side."""
+    """What a token is to its chain. The roles of one block stand side by side in a slot."""
 
     name: str  # q, 1a, 1b, ...
-    symbol: int  # it holds x_symbol of its chain; -1: a symbol of nobody, to distract
-    block: int  # the part of the sequence in which it stands; block 0 is read first
-    place: int  # its place within its slot: 0 or 1 in a pair
+    symbol: int  # k if it shows x_k of its chain; -1 if it shows a distractor
+    block: int  # the sequence shows block 0 first
+    place: int  # its place within the slot: 0 or 1 in a pair
 
 
 class Block(NamedTuple):
-    """A part of the sequence: slots in shuffled order, one for each chain or, in a crossed block,
-    for each pair of chains."""
+    """A part of the sequence, whose slots stand in random order."""
 
     start: int  # its first token
     size: int  # tokens per slot: 2 for pairs, 1 for queries
-    slots: int  # N, crossed N*N
+    slots: int  # N, or N*N if crossed
 
 
 class Tokens(NamedTuple):
-    """Every token of a sequence before its slots are shuffled, each field (T,)."""
+    """The tokens of a sequence before its slots are shuffled, each field (T,)."""
 
     block: torch.Tensor
     slot: torch.Tensor
     place: torch.Tensor
-    symbol: torch.Tensor  # its number: n * symbols + k for x_k of chain n, then those of nobody
+    symbol: torch.Tensor  # n * symbols + k for x_k of chain n, larger numbers for distractors
 
 
 @dataclass(frozen=True)
 class Task:
-    """N chains per sequence and the roles of each, the query first.
+    """N chains per sequence and the table of their roles, the query first, from which everything
+    else follows. A distractor is a symbol of no chain. ValueError if two roles have one name.
 
-    In a crossed block slot i*N + j shows, before the shuffle, the symbol of chain i at place 0, of
-    chain j at place 1, and at the others one that belongs to this pair alone. Chain n's own slot is
-    that of the pair (n, n); the tokens of the other slots are nobody's and have no role."""
+    A block has one slot for each chain. A crossed block has one for each pair of chains (i, j),
+    slot i*N + j before the shuffle: it shows a symbol of chain i, one of chain j, and a third that
+    is shown nowhere else. The slot (n, n) is that of chain n; the third of others is a distractor.
+    """
 
     title: str  # D=3
     N: int
     roles: tuple[Role, ...]
     crossed: tuple[int, ...] = ()  # blocks
+
+    def __post_init__(self):
+        if len({*self.names}) < len(self.names):
+            raise ValueError(f"two roles of task {self.title} have the same name")
 
     @functools.cached_property
     def names(self):
@@ -103,10 +112,10 @@ class Task:
 
     @functools.cached_property
     def blocks(self):
-        """[Block, ...] in the order of reading."""
+        """[Block, ...] in the order of the sequence."""
         blocks, start = [], 0
         for number in range(1 + max(role.block for role in self.roles)):
-            size = 1 + max((role.place for role in self.roles if role.block == number), default=-1)
+            size = sum(role.block == number for role in self.roles)
             slots = self.N**2 if number in self.crossed else self.N
             blocks.append(Block(start, size, slots))
             start += slots * size
@@ -114,117 +123,75 @@ class Task:
 
     @property
     def T(self):
-        """Tokens per sequence."""
-        start, size, slots = self.blocks[-1]
-        return start + slots * size
+        return sum(block.slots * block.size for block in self.blocks)
 
     @property
     def symbols(self):
-        """Symbols per chain, x_0 included."""
+        """The number of symbols per chain, x_0 included."""
         return 1 + max(role.symbol for role in self.roles)
 
     @functools.cached_property
     def tokens(self):
-        """The Tokens."""
-        nobodys, rows = itertools.count(self.N * self.symbols), []
+        rows, distractors = [], itertools.count(self.N * self.symbols)
         for number, block in enumerate(self.blocks):
-            held = [self.role_at(number, place).symbol for place in range(block.size)]
-            for slot, place in itertools.product(range(block.slots), range(block.size)):
+            roles = [self.role_at(number, place) for place in range(block.size)]
+            for slot, role in itertools.product(range(block.slots), roles):
                 i, j = divmod(slot, self.N) if number in self.crossed else (slot, slot)
-                owner = j if place == 1 else i  # the chain whose symbol it shows
-                own = held[place] >= 0 and (place < 2 or i == j)
-                symbol = owner * self.symbols + held[place] if own else next(nobodys)
-                rows.append((number, slot, place, symbol))
+                owner = j if role.place == 1 else i
+                in_chain = role.symbol >= 0 and (role.place < 2 or i == j)
+                symbol = owner * self.symbols + role.symbol if in_chain else next(distractors)
+                rows.append((number, slot, role.place, symbol))
         return Tokens(*torch.tensor(rows).T)
 
     @functools.cached_property
-    def own_slots(self):
-        """(N, blocks) the slot of each chain in each block, before the shuffle."""
-        steps = [self.N + 1 if block.slots > self.N else 1 for block in self.blocks]
-        return torch.arange(self.N)[:, None] * torch.tensor(steps)
-
-    @functools.cached_property
     def in_reading_order(self):
-        """The indices of the roles as they are read, whatever the slots."""
-        return sorted(range(len(self.roles)), key=lambda i: self.roles[i][2:])
-
-    @functools.cached_property
-    def shown(self):
-        """(roles, symbols) bool: which of x_0, x_1, ... a role holds."""
-        return self.column("symbol")[:, None] == torch.arange(self.symbols)
-
-    def column(self, field, device=None):
-        """(roles,) a column of the table as a tensor: "symbol", "block" or "place"."""
-        return torch.tensor([getattr(role, field) for role in self.roles], device=device)
-
-    def positions(self, slots):
-        """The token of every role (B, N, roles), from the slot of each chain in each block
-        (B, N, blocks)."""
-        block = self.column("block", slots.device)
-        start, size, _ = torch.tensor(self.blocks, device=slots.device)[block].T
-        return start + slots[:, :, block] * size + self.column("place", slots.device)
-
-    def slots(self, positions):
-        """The slot of each chain in each block (B, N, blocks), from the token of every role."""
-        first = [self.roles.index(self.role_at(block, 0)) for block in range(len(self.blocks))]
-        start, size, _ = torch.tensor(self.blocks, device=positions.device).T
-        return (positions[:, :, first] - start) // size
+        """The numbers of the roles in the order in which the sequence shows them."""
+        return sorted(range(len(self.roles)), key=lambda number: self.roles[number][2:])
 
     def role_at(self, block, place):
-        """The Role that stands in this block at this place of its slot."""
+        """The Role of this block and place."""
         return next(role for role in self.roles if role[2:] == (block, place))
 
     @property
     def plateaus(self):
-        """[(loss, what a model with this loss does), ...] for each symbol, above the solution at 0;
-        the candidates are those that its block shows, fewer once another symbol of the slot is
-        known."""
-        one_of_N = 1 - 1 / self.N
-        if self.N == 1:  # nothing to average
-            return [(1, "knows nothing")]
-        if not self.crossed:
-            return [(1, "knows nothing"), (one_of_N, f"averages the {self.N} candidates")]
-        x, y, z = (f"$x_{self.role_at(*self.crossed, place).symbol}$" for place in range(3))
-        return [
-            (1, "knows nothing"),
-            (1 - 1 / self.N**2, f"{z}: averages all {self.N**2}"),
-            (one_of_N, f"averages {self.N} candidates; {z}: knows {x} or {y}"),
-        ]
+        """[(loss, what a model with it does), ...] of a symbol, the highest loss first."""
+        N, plateaus = self.N, [(1, "knows nothing")]  # the average of n candidates has 1 - 1/n
+        if N > 1 and not self.crossed:
+            plateaus.append((1 - 1 / N, f"averages the {N} candidates"))
+        elif N > 1:
+            x, y, z = (f"$x_{self.role_at(*self.crossed, place).symbol}$" for place in range(3))
+            plateaus.append((1 - 1 / N**2, f"{z}: averages all {N**2}"))
+            plateaus.append((1 - 1 / N, f"averages {N} candidates; {z}: knows {x} or {y}"))
+        return plateaus
 
     @property
     def lost(self):
-        """The loss from which on a symbol counts as destroyed: half way to the lowest plateau."""
-        return min(loss for loss, _ in self.plateaus) / 2
+        """A symbol counts as lost if its loss is above this, half of the lowest plateau."""
+        return self.plateaus[-1][0] / 2
 
     @property
     def learned(self):
-        """The loss below which a symbol counts as learned: two thirds of the lowest plateau, which
-        is 0.5 for four chains."""
-        return min(loss for loss, _ in self.plateaus) * 2 / 3
+        """A symbol counts as learned if its loss is below this: 0.5 if N = 4, as in the paper."""
+        return self.plateaus[-1][0] * 2 / 3
 
 
 @functools.lru_cache
 def chain(N, D):
-    """The task of the paper (Definition 1): pairs (x_{k-1}, x_k) for each step k, the deepest step
-    first, then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db."""
-    rows = [Role("q", symbol=0, block=D, place=0)]
+    """The retrieval problem (Section 6): the pairs (x_{k-1}, x_k) of each step k, the last step
+    first, and then the queries x_0. The roles are q, 1a, 1b, 2a, ..., Db."""
+    roles = [Role("q", symbol=0, block=D, place=0)]
     for k in range(1, D + 1):
-        rows.append(Role(f"{k}a", symbol=k - 1, block=D - k, place=0))
-        rows.append(Role(f"{k}b", symbol=k, block=D - k, place=1))
-    return Task(f"D={D}", N, tuple(rows))
+        roles.append(Role(f"{k}a", symbol=k - 1, block=D - k, place=0))
+        roles.append(Role(f"{k}b", symbol=k, block=D - k, place=1))
+    return Task(f"D={D}", N, tuple(roles))
 
 
 @functools.lru_cache
 def conditional(N, D=3):
-    """Conditional retrieval (Section 3.1), where the last step depends on two symbols: triples
-    (x, y, z) of every x with every y, then pairs (a, y), then pairs (a, x), then the queries a.
-    x_0, ..., x_3 are a, x, y, z, whatever D.
-
-    A query's x and y are those of its chain: symbols are drawn afresh and the blocks shuffled each
-    on its own, so which of all x meets which of all y is as random as if two permutations were
-    drawn."""
+    """Conditional retrieval (Section 3.1): triples (x, y, z) of every x with every y, then pairs
+    (a, y), pairs (a, x) and queries a. Here x_0, x_1, x_2, x_3 are a, x, y, z, for every D."""
     triples, y_pairs, x_pairs, queries = range(4)
-    rows = (
+    roles = (
         Role("q", symbol=0, block=queries, place=0),
         Role("1a", symbol=0, block=x_pairs, place=0),
         Role("1b", symbol=1, block=x_pairs, place=1),
@@ -234,41 +201,37 @@ def conditional(N, D=3):
         Role("3b", symbol=2, block=triples, place=1),
         Role("3c", symbol=3, block=triples, place=2),
     )
-    return Task("conditional", N, rows, crossed=(triples,))
+    return Task("conditional", N, roles, crossed=(triples,))
 
 
 TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
 
 
-# ---- where the position of a token enters
+# ---- positional encodings
 
 
 def rotary_angles(T, dimensions, device=None):
-    """(T, dimensions/2) angle of each token at the RoPE frequencies 10000^(-2i/dimensions)."""
+    """(T, dimensions/2) the angles of each token at the RoPE frequencies 10000^(-2i/dimensions)."""
     frequencies = 10000.0 ** (-torch.arange(0, dimensions, 2, device=device) / dimensions)
     return torch.arange(T, device=device)[:, None] * frequencies
 
 
 def rotary_numbers(T, K, device=None):
-    """(T, K) the cosines, then the sines, of the angles of each token."""
+    """(T, K) the cosines and then the sines of the angles of each token."""
     angles = rotary_angles(T, K, device)
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 
-def no_numbers(T, K, device=None):
-    return torch.empty(T, 0, device=device)
-
-
 class Encoding(NamedTuple):
-    """What tells a model where a token stands."""
+    """How a model is given the position of a token."""
 
     appended: Callable  # (T, K, device) -> (T, any size), numbers appended to each token
-    angles: Callable | None  # (T, head size) -> (T, head size/2), turns queries and keys (RoPE)
+    angles: Callable | None  # (T, head size) -> (T, head size/2), rotates queries and keys (RoPE)
 
 
 ENCODINGS = {
     "input": Encoding(appended=rotary_numbers, angles=None),
-    "qk": Encoding(appended=no_numbers, angles=rotary_angles),
+    "qk": Encoding(lambda T, K, device=None: torch.empty(T, 0, device=device), rotary_angles),
 }
 
 
@@ -276,73 +239,71 @@ ENCODINGS = {
 
 
 class Batch(NamedTuple):
-    """B sequences of N chains; T tokens each, the last N of them the queries."""
+    """B sequences of T tokens, the last N of which are the queries."""
 
-    inputs: torch.Tensor  # (B, T, K and the numbers that the encoding appends)
-    targets: torch.Tensor  # (B, N, asked*K) for each query in token order: the symbols asked for
-    positions: torch.Tensor  # (B, N, roles) the token where each role of each chain stands
+    inputs: torch.Tensor  # (B, T, K + appended numbers) each token's symbol, then its position
+    targets: torch.Tensor  # (B, N, K * target symbols) for each query, in the order of the tokens
+    positions: torch.Tensor  # (B, N, roles) the token of each role of each chain
 
 
 def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="chain"):
-    """The examples `index` (B,) of data set `seed`: a pure function of both, made on the device of
-    `index`. The slots of each block are shuffled among themselves. task: one of TASKS.
-    targets: which of x_1, x_2, ... each query is asked for, [1, 3] for x_1 and x_3; None: all."""
+    """The Batch of the examples `index` (B,) of data set `seed`, on the device of `index`: a pure
+    function of both. targets: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all but
+    x_0); rotary: a key of ENCODINGS; task: a key of TASKS."""
     task, B, device = TASKS[task](N, D), len(index), index.device
-    block, slot, place, symbol = (column.to(device) for column in task.tokens)
-    start, size, count = torch.tensor(task.blocks, device=device).T
+    sequence = torch.arange(B, device=device)[:, None]
 
-    # random numbers: first for each slot of each block, from the queries' block back to the first
-    # (those of slots that a block lacks sort behind all others), then for the symbols
+    # draw the keys of the shuffle, as many for each block as the largest needs, and the symbols
     most = max(block.slots for block in task.blocks)
-    shuffles, drawn = most * len(task.blocks), (1 + int(task.tokens.symbol.max())) * K
-    bits = random_bits(seed, index, shuffles + drawn)
-    order = bits[:, :shuffles].view(B, most, -1).flip(-1)
-    order = order.masked_fill(torch.arange(most, device=device)[:, None] >= count, 2**63 - 1)
-    goes_to = order.argsort(1).argsort(1)  # (B, most, blocks) ranks: where each slot goes
-    symbols = standard_normal(bits[:, shuffles:]).view(B, -1, K)
+    drawn, symbols = most * len(task.blocks), 1 + int(task.tokens.symbol.max())
+    bits = random_bits(seed, index, drawn + symbols * K)
+    keys = bits[:, :drawn].view(B, most, -1).flip(-1)  # (B, most, blocks) the queries' came first
+    vectors = standard_normal(bits[:, drawn:]).view(B, symbols, K)
 
-    # every token goes with its slot
-    tokens = start[block] + goes_to[:, slot, block] * size[block] + place  # (B, T)
-    inputs = symbols.new_empty(B, task.T, K)
-    inputs.scatter_(1, tokens[..., None].expand(-1, -1, K), symbols[:, symbol])
-    numbers = ENCODINGS[rotary].appended(task.T, K, device)
-    inputs = torch.cat([inputs, numbers.expand(B, -1, -1)], -1)
+    # shuffle each block: its slots move to the ranks of their keys. The keys 70 20 50 sort as slots
+    # 1 2 0, whose own order is 2 0 1: slot 0 moves to slot 2, slot 1 to slot 0, slot 2 to slot 1
+    all_tokens, role_tokens = [], []
+    for number, (start, size, count) in enumerate(task.blocks):
+        rank = keys[:, :count, number].argsort(1).argsort(1)  # (B, count)
+        moved = start + size * rank[..., None] + torch.arange(size, device=device)  # tokens
+        all_tokens.append(moved.flatten(1))
+        role_tokens.append(moved[:, :: N + 1 if number in task.crossed else 1])  # (B, N, size)
+    roles = torch.tensor(task.in_reading_order, device=device)
+    positions = torch.cat(role_tokens, 2)[:, :, roles.argsort()]
 
-    # the answers in the order in which the queries stand
-    own = task.own_slots.to(device)
-    slots = goes_to[:, own, torch.arange(len(task.blocks), device=device)]  # (B, N, blocks)
-    asked = torch.tensor(targets or range(1, task.symbols), device=device)
-    answers = symbols[:, : N * task.symbols].view(B, N, -1, K)[:, :, asked]
-    chain_of = slots[:, :, task.roles[0].block].argsort(1)  # (B, N) the chain in each slot
-    answers = answers.gather(1, chain_of[..., None, None].expand_as(answers))  # (B, N, asked, K)
-    return Batch(inputs, answers.flatten(2), task.positions(slots))
+    # every token shows its symbol, followed by the numbers of its position
+    shown = vectors.new_empty(B, task.T, K)
+    shown[sequence, torch.cat(all_tokens, 1)] = vectors[:, task.tokens.symbol.to(device)]
+    numbers = ENCODINGS[rotary].appended(task.T, K, device).expand(B, -1, -1)
+
+    # the target symbols of each chain, in the order of the queries
+    chains = vectors[:, : N * task.symbols].view(B, N, task.symbols, K)
+    chains = chains[sequence, positions[:, :, 0].argsort(1)]
+    answers = chains[:, :, targets or [*range(1, task.symbols)]]
+    return Batch(torch.cat([shown, numbers], -1), answers.flatten(2), positions)
 
 
 def partial_losses(predictions, targets, K):
-    """(..., N, asked*K) twice -> (..., asked): the mean squared error of each sequence on each
-    symbol that is asked for."""
+    """The mean squared errors (..., target symbols) of two (..., N, K * target symbols)."""
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 
-# ---- which examples: training counts up from 0, what is held out counts down from -1
+# ---- which examples: training counts up from 0, and held-out examples count down from -1
 
-SPLITS = {  # where each held-out part begins; it ends where the next one does
-    "validation": 0,
-    "confirmation": 1024,  # at the end of a run
-    "search": 2**20,  # for circuits
-    "means": 2**20 + 2**16,  # of what heads read
-    "validate": 2**21,  # circuits
-    "emergence": 2**22,
-    "information": 2**23,
-    "end": 2**24,  # no part, the limit of the last
+SPLITS = {
+    "validation": range(1024),
+    "confirmation": range(1024, 2**20),  # at the end of a run
+    "search": range(2**20, 2**20 + 2**16),  # for circuits
+    "means": range(2**20 + 2**16, 2**21),  # of what heads read
+    "validate": range(2**21, 2**22),  # circuits
+    "emergence": range(2**22, 2**23),
+    "information": range(2**23, 2**24),
 }
 
 
 def held_out(split, n, device="cpu"):
-    """(n,) the first n examples of a held-out part, of which none is ever trained on. ValueError if
-    it has fewer."""
-    first = SPLITS[split]
-    size = min(start for start in SPLITS.values() if start > first) - first
+    """(n,) the first n examples of a held-out split; ValueError if it has fewer."""
+    first, size = SPLITS[split].start, len(SPLITS[split])
     if n > size:
         raise ValueError(f"there are {size} sequences held out for {split}, not {n}")
     return -1 - torch.arange(first, first + n, device=device)
@@ -350,19 +311,16 @@ def held_out(split, n, device="cpu"):
 
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
-    """(examples,) a permutation. ~seed is negative, and seeds of sequences are not: what is drawn
-    here and there never meets."""
+    """(examples,) a random permutation, drawn with ~seed, which is no seed of sequences."""
     return random_bits(~seed, torch.tensor([epoch]), examples)[0].argsort()
 
 
 def batch_index(seed, step, batch, examples):
-    """(batch,) which examples step `step` trains on: every example once per epoch in a fresh order;
-    with examples=0, examples never seen before."""
+    """(batch,) the examples of a training step: each once per epoch, or new ones if examples=0."""
     drawn = torch.arange(step * batch, (step + 1) * batch)
     if not examples:
         return drawn
-    epochs = drawn // examples
-    parts = []
+    epochs, parts = drawn // examples, []
     for epoch in epochs.unique().tolist():
         parts.append(epoch_order(seed, epoch, examples)[drawn[epochs == epoch] % examples])
     return torch.cat(parts)
@@ -372,66 +330,70 @@ def batch_index(seed, step, batch, examples):
 
 
 def name_symbol(n, k):
-    """B2 for x_1 of chain 2, as in the paper's A, B, C; chains are counted from 1."""
+    """B1 for x_1 of the first chain, n = 0; the letters are those of the paper, A for x_0."""
     return f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}"
 
 
 def token_names(task, symbols, positions):
-    """The names of all T tokens of one sequence, in order; symbols (T, K) that it shows, positions
-    (N, roles) of its roles. D1.2 is nobody's, the last symbol of the triple of B1 and C2."""
-    named, names = {}, []
-    shown = [tuple(numbers) for numbers in symbols.tolist()]
-    for n, tokens in enumerate(positions.tolist()):
-        for role, token in zip(task.roles, tokens, strict=True):
-            distracts = f"{role.name}.{n + 1}"
-            named[shown[token]] = distracts if role.symbol < 0 else name_symbol(n, role.symbol)
-    for numbers in shown:
-        if numbers not in named:
+    """The names of the T tokens of one sequence with these symbols (T, K) and positions (N, roles).
+    Distractors have the name of their role and slot, da.1; D1.2 is the one after B1 and C2."""
+    vectors = [tuple(vector) for vector in symbols.tolist()]
+    name_of, names = {}, []
+    for n, (number, role) in itertools.product(range(task.N), enumerate(task.roles)):
+        name = f"{role.name}.{n + 1}" if role.symbol < 0 else name_symbol(n, role.symbol)
+        name_of[vectors[positions[n, number]]] = name
+    for vector in vectors:
+        if vector not in name_of:
             i, j = (int(name[1:]) for name in names[-2:])
             z = task.role_at(*task.crossed, 2).symbol
-            named[numbers] = f"{name_symbol(i - 1, z)}.{j}"
-        names.append(named[numbers])
+            name_of[vector] = f"{name_symbol(i - 1, z)}.{j}"
+        names.append(name_of[vector])
     return names
 
 
 def describe(task, batch, K):
-    """The first sequence of a batch: its tokens, the roles, what must be said at each query."""
+    """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
     names = token_names(task, batch.inputs[0, :, :K], batch.positions[0])
-    chain_1 = ", ".join(name_symbol(0, k) for k in range(task.symbols))
-    lines = [f"{task.N} chains, {K} numbers per symbol: {task.T} tokens. Chain 1 is {chain_1}.", ""]
+    lines = [f"{task.N} chains, {K} numbers per symbol, {task.T} tokens", ""]
 
-    # the blocks in the order of reading
+    # the blocks, in the order of the sequence
     lines.append("roles     the tokens, in order")
-    for number, (start, size, slots) in enumerate(task.blocks):
-        shown = [" ".join(names[start + size * slot :][:size]) for slot in range(slots)]
-        rows = ["  ".join(shown[slot : slot + task.N]) for slot in range(0, slots, task.N)]
+    for number, (start, size, count) in enumerate(task.blocks):
+        slots = [" ".join(names[start + size * slot :][:size]) for slot in range(count)]
+        rows = ["  ".join(slots[first : first + task.N]) for first in range(0, count, task.N)]
         roles = " ".join(task.role_at(number, place).name for place in range(size))
         lines.append(f"{roles:10s}" + f"\n{'':10s}".join(rows))
 
-    # what is asked, query by query
-    lines += ["", "What must be said at each query:"]
+    # the targets, query by query
+    lines += ["", "What the model must predict at each query:"]
     for n in batch.positions[0, :, 0].argsort().tolist():
-        said = " ".join(name_symbol(n, k) for k in range(1, task.symbols))
-        lines.append(f"  {name_symbol(n, 0)}: {said}")
+        answer = " ".join(name_symbol(n, k) for k in range(1, task.symbols))
+        lines.append(f"  {name_symbol(n, 0)}: {answer}")
     numbers = " ".join(f"{x:.2f}" for x in batch.inputs[0, 0].tolist())
     lines += ["", f"Token 0 ({names[0]}) as numbers, its symbol's, then its position's: {numbers}"]
     return "\n".join(lines)
 
 
 def main():
-    about = dict(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p = argparse.ArgumentParser(**about)
-    p.add_argument("--task", default="chain", choices=TASKS, help="which problem (default: chain)")
-    for name, default, what in (
-        ("N", 4, "chains per sequence"),
-        ("D", 3, "retrieval steps per chain"),
-        ("K", 4, "dimensions per symbol, even"),
-        ("seed", 0, "which sequence to show"),
-    ):
-        p.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default})")
+    p = argparse.ArgumentParser("data.py", description=__doc__, allow_abbrev=False)
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p.error = lambda message: p.exit(2, f"data.py: {message}\n")
+    p.add_argument("--task", default="chain", choices=TASKS, help="which task (default: chain)")
+    p.add_argument("--N", type=int, default=4, help="chains per sequence (default: 4)")
+    p.add_argument("--D", type=int, default=3, help="retrieval steps per chain (default: 3)")
+    p.add_argument("--K", type=int, default=4, help="numbers per symbol, even (default: 4)")
+    p.add_argument("--seed", type=int, default=0, help="which sequence to show (default: 0)")
     flags = p.parse_args()
+    if not (1 <= flags.N <= 100 and 1 <= flags.D <= 100 and 2 <= flags.K <= 100) or flags.K % 2:
+        p.error("--N, --D and --K must be at least 1 and at most 100, and --K even")
+    if not 0 <= flags.seed < 2**63:
+        p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
+    if flags.task == "conditional" and flags.D != 3:
+        p.error("--task conditional is the same for every --D: leave --D out")
+
+    task = TASKS[flags.task](flags.N, flags.D)
     batch = make_batch(flags.seed, torch.arange(1), flags.N, flags.D, flags.K, task=flags.task)
-    print(describe(TASKS[flags.task](flags.N, flags.D), batch, flags.K))
+    print(describe(task, batch, flags.K))
 
 
 if __name__ == "__main__":

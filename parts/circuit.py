@@ -252,9 +252,9 @@ def check_model(model, flags, inputs):
     shapes = [(len(inputs), flags.heads, T, T)] * flags.layers
     if [tuple(layer.shape) for layer in layers] != shapes:
         raise UserError(f"the model must return {flags.layers} patterns of shape {shapes[0]}")
-    if not torch.allclose(predictions.float(), again.float(), atol=0.01):
-        raise UserError("the model answers otherwise the second time: call eval(), no dropout")
     returned = {(i, j): layer[:, j] for i, layer in enumerate(layers) for j in range(flags.heads)}
     used = seen.keys() == returned.keys() and not torch.equal(silent, again)
     if not used or any(not torch.allclose(seen[head], returned[head], atol=0.01) for head in seen):
         raise UserError("the model must write what the function given for a head returns")
+    if not torch.allclose(predictions.float(), again.float(), atol=0.01):
+        raise UserError("the model answers otherwise the second time: call eval(), no dropout")

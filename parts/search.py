@@ -1,19 +1,19 @@
-"""The search for a circuit: the paths along which a model attends, what each of them costs, and the
-fewest with which it still answers.
+"""The search for a circuit: the paths along which a model attends, and the fewest of them with which
+it still answers.
 
-    paths = attended(patched)                        # all along which the model attends
-    costs = {path: cost(patched, path) for path in paths}
-    circuit = prune(costs, (), worst, limit)       # the fewest with worst(circuit) below limit
+    paths = attended(patched)                        # all along which the full model attends
+    circuit = prune(costs, protected, worst, limit)  # the fewest with worst(circuit) below limit
+    symbols = reached(circuit, task)                 # what can reach the query along them
 """
+
+import itertools
 
 from parts.circuit import Path, Place
 
 import torch
 
 
-ATTENDED = (
-    0.4  # of the attention that one slot of N would get: by how much a source prefers its own
-)
+ATTENDED = 0.4  # of 1/N: by how much more a source attends to its own chain than to others
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 
 
@@ -68,14 +68,6 @@ def attended(patched):
     return sorted(paths)
 
 
-def cost(patched, path):
-    """Return (symbols,), by how much the losses of the full model rise without a path: the larger
-    rise of two, with the attention of all heads recomputed and, where another head may take over,
-    frozen."""
-    rises = [patched.knock_out([path], frozen) - patched.baseline for frozen in (False, True)]
-    return torch.maximum(*(rise.mean(0) for rise in rises))
-
-
 def prune(costs, protected, worst, limit):
     """Return the frozenset of paths that is left of {path: (symbols,) cost} when paths are dropped,
     the cheapest first, as long as worst(paths), the highest loss of a symbol, stays below the
@@ -98,3 +90,14 @@ def prune(costs, protected, worst, limit):
         if group:
             drop(group)
     return kept
+
+
+def reached(paths, task):
+    """Return the set of k for which x_k can reach the query along these paths, if every role starts
+    with the symbol that it shows, and a source takes all that its target holds (Section 5)."""
+    holds = {Place(number): {role.symbol} for number, role in enumerate(task.roles)}
+    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
+        taken = [(path.source, holds.get(path.target, set())) for path in layer]
+        for source, symbols in taken:
+            holds[source] = holds.get(source, set()) | symbols
+    return holds[Place(0)]

@@ -4,7 +4,7 @@ by it, and the token behind 1b, a relay, holds x_1."""
 
 import itertools
 
-from parts.theory import Place
+from parts.circuit import Place
 
 import torch
 
@@ -45,7 +45,7 @@ def one_relay():
 
 
 def relay_of_a_relay():
-    texts = ["1 1b 1a", "1 2b 2a", "2 2b+1 2b", "2 q 1b", "3 2b+2 2b+1", "4 q 2b+2"]
+    texts = ["0 1b 1a", "0 2b 2a", "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]
     return plant(2, texts, layers=4)[0]
 
 
@@ -56,6 +56,21 @@ def quarters_over_layers():
 
 def quarters_over_heads():
     return one_step(lambda head, found, b: [(b, found * (b // 2 == head[1]))], heads=4)
+
+
+def halves_of_the_sequences():
+    """Two heads serve half of the sequences each, told by the sign of a symbol."""
+
+    class Halves(Planted):
+        def __call__(self, x, heads=None, return_patterns=False):
+            self.first = (x[:, 0, 0] > 0).float()[:, None]
+            return super().__call__(x, heads, return_patterns)
+
+    model = one_step(None, heads=2, kind=Halves)
+    model.attend = one_step(
+        lambda head, found, b: [(b, found * (model.first if head[1] else 1 - model.first))], heads=2
+    ).attend
+    return model
 
 
 def half_in_each_of_two_layers():
@@ -92,42 +107,25 @@ def arrow_and_relay():
     return one_step(look, relays=True)
 
 
-class Backup(Planted):
-    """Takes from 1b where that gets nearly all of the attention, as held; else from the relay."""
-
-    def added(self, layer, patterns, holds):
-        if layer == 1:
-            direct = patterns[0][:, :, 1:8:2]  # to any b
-            patterns = [patterns[0].clone()]
-            patterns[0][:, :, 1:8:2] = direct * (direct > 0.9)
-        return super().added(layer, patterns, holds)
-
-
-def direct_only_when_held():
-    def look(head, found, b):
-        return [(b, 0.4 * found), (b + 1, 0.6 * found)]
-
-    return one_step(look, kind=Backup, gains=[2.0], relays=True)
-
-
 class Gate(Planted):
-    """Where head 1 of layer 2 attends to a b, whichever, and takes nothing, head 2 takes."""
+    """What head 1 of layer 1 reads counts only where head 0 brings an x_1, whose does not matter;
+    head 0 brings nothing else."""
 
-    def opened(self, pattern, holds):
-        return pattern[:, :, 1:8:2].sum(-1, keepdim=True) > 0.5
+    def opened(self, read, holds):
+        return read[:, :, 0, :, 1].sum(-1) > 0.5
 
-    def added(self, layer, patterns, holds):
+    def added(self, layer, written, holds):
         if layer == 1:
-            patterns = [0 * patterns[0], patterns[1] * self.opened(patterns[0], holds)]
-        return super().added(layer, patterns, holds)
+            opened = self.opened(written[0], holds)[:, :, None, None, None]
+            written = [0 * written[0], written[1] * opened]
+        return super().added(layer, written, holds)
 
 
 class GateWithKey(Gate):
-    """Only where head 1 brings the x_0 of the query, which 1b has taken from 1a."""
+    """Only where head 0 brings the x_0 of the query, which 1b has read from 1a."""
 
-    def opened(self, pattern, holds):
-        key = pattern @ holds[:, :, 1, :, 0]  # (B, T, N)
-        return (key * holds[:, :, 0, :, 0]).amax(-1, keepdim=True) > 0.5
+    def opened(self, read, holds):
+        return (read[:, :, 1, :, 0] * holds[:, :, 0, :, 0]).amax(-1) > 0.5
 
 
 def gate(kind=Gate):
@@ -139,24 +137,6 @@ def gate(kind=Gate):
 
 def gate_with_key():
     return gate(GateWithKey)
-
-
-class GateWithin(Planted):
-    """One head: where a b gets a third of its attention, it takes from all but the b's."""
-
-    def added(self, layer, patterns, holds):
-        if layer == 1:
-            to_b = patterns[0][:, :, 1:8:2]
-            patterns = [patterns[0] * (to_b.sum(-1, keepdim=True) > 0.3)]
-            patterns[0][:, :, 1:8:2] = 0
-        return super().added(layer, patterns, holds)
-
-
-def gate_and_relay_in_one_head():
-    def look(head, found, b):
-        return [(b, 0.5 * found), (b + 1, 0.5 * found)]
-
-    return one_step(look, kind=GateWithin, gains=[2.0], relays=True)
 
 
 # ---- what is taken and taken back
@@ -199,17 +179,17 @@ def two_cancellers():
 class Signed(Planted):
     """What queries take in head 1 of layer 2 is subtracted."""
 
-    def added(self, layer, patterns, holds):
+    def added(self, layer, written, holds):
         if layer == 1:
-            patterns = [patterns[0].clone(), 2 * patterns[1]]
-            patterns[0][:, -4:] *= -1
-        return super().added(layer, patterns, holds)
+            written = [written[0].clone(), 2 * written[1]]
+            written[0][:, -4:] *= -1
+        return super().added(layer, written, holds)
 
 
 def canceller_in_a_head_that_is_named():
     """Of two steps; the query cancels in the head in which 2b finds its 2a."""
     task = chain(4, 2)
-    paths = paths_from(task, "1.1 1b 1a", "2.1 2b 2a", "3.1 q 2b", "2.2 q 1b")
+    paths = paths_from(task, "0.0 1b 1a", "1.0 2b 2a", "2.0 q 2b", "1.1 q 1b")
     follow, to_1b = following(task, paths[:3]), paths[3]
 
     def attend(head, holds, positions):
@@ -242,8 +222,8 @@ def exclusion():
 class Shift(Planted):
     """Every token is told what the one before it holds without attention."""
 
-    def added(self, layer, patterns, holds):
-        total = super().added(layer, patterns, holds)
+    def added(self, layer, written, holds):
+        total = super().added(layer, written, holds)
         if layer == 0:
             total[:, :, 1] += holds[:, :, 0].roll(1, dims=1)
         return total
@@ -256,12 +236,11 @@ def copy_without_attention():
 
 
 class Solver(Planted):
-    """Returns the patterns that it is given, and solves the task without them."""
+    """Calls the functions that it is given, and solves the task without what they return."""
 
-    def __call__(self, x, patterns=None, return_patterns=False):
-        _, seen = super().__call__(x, patterns, True)
-        said = super().__call__(x)
-        return (said, seen) if return_patterns else said
+    def __call__(self, x, heads=None, return_patterns=False):
+        super().__call__(x, heads)
+        return super().__call__(x, None, return_patterns)
 
 
 def solver():
@@ -272,11 +251,11 @@ class Pointer(Planted):
     """Head 2 averages all tokens, and brings all candidates; of them that is said whose x_0 head 1
     brings, and nothing else of what head 1 brings."""
 
-    def added(self, layer, patterns, holds):
-        total = super().added(layer, patterns, holds)
+    def added(self, layer, written, holds):
+        total = super().added(layer, written, holds)
         if layer == 1:
-            key = (patterns[0] @ holds[:, :, 1, :, 0])[..., None]  # (B, T, N, 1)
-            x_1 = (12 * patterns[1] @ holds[:, :, 0, :, 1])[..., None].clamp(0, 1)
+            key = written[0][:, :, 1, :, 0, None]  # (B, T, N, 1)
+            x_1 = (12 * written[1][:, :, 0, :, 1, None]).clamp(0, 1)
             total = torch.zeros_like(total)
             total[:, :, -1, :, 1:] = key * x_1
             total[:, :-4] = 0

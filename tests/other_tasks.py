@@ -8,56 +8,49 @@ import torch
 from data import Batch, Role, Task, chain
 
 
-TRIPLES = Task(  # x_0, x_1, x_2 side by side
-    title="triples",
-    N=2,
-    roles=(
-        Role("q", symbol=0, block=1, place=0),
-        Role("1a", symbol=0, block=0, place=0),
-        Role("1b", symbol=1, block=0, place=1),
-        Role("1c", symbol=2, block=0, place=2),
-    ),
-)
-MIXED = Task(  # pairs (x_0, x_1) and (x_2, x_1): one key before its value, one behind
-    title="mixed",
-    N=2,
-    roles=(
-        Role("q", symbol=0, block=2, place=0),
-        Role("1a", symbol=0, block=0, place=0),
-        Role("1b", symbol=1, block=0, place=1),
-        Role("2a", symbol=1, block=1, place=1),
-        Role("2b", symbol=2, block=1, place=0),
-    ),
-)
+def table(title, N, *rows):
+    """The Task of these roles, each (name, symbol, block, place)."""
+    return Task(title, N, tuple(Role(*row) for row in rows))
+
+
+# the symbols x_0, x_1, x_2 side by side
+TRIPLES = table("triples", 2, ("q", 0, 1, 0), ("1a", 0, 0, 0), ("1b", 1, 0, 1), ("1c", 2, 0, 2))
+# the pairs (x_0, x_1) and (x_2, x_1): one key stands before its value, the other after it
+PAIR = ("1a", 0, 0, 0), ("1b", 1, 0, 1)
+MIXED = table("mixed", 2, ("q", 0, 2, 0), *PAIR, ("2a", 1, 1, 1), ("2b", 2, 1, 0))
 TASKS = {"chain": chain(2, 2), "triples": TRIPLES, "mixed": MIXED}
 
 
+def distracted(N, D):
+    """A chain of two steps, between whose pairs stands a block of distractors."""
+    rows = [("q", 0, 3, 0), ("1a", 0, 2, 0), ("1b", 1, 2, 1), ("2a", 1, 0, 0), ("2b", 2, 0, 1)]
+    return table("distracted", N, *rows, ("da", -1, 1, 0), ("db", -1, 1, 1))
+
+
 def sequences_of(task, B, K=4):
-    """A Batch of the task, made token by token. Its queries are asked for nothing."""
+    """A Batch of the task, made token by token, with zeros as its targets."""
     generator = torch.Generator().manual_seed(0)
     slots = torch.rand(B, task.N, len(task.blocks), generator=generator).argsort(1)
     symbols = torch.randn(B, task.N, task.symbols, K, generator=generator)
     inputs = torch.zeros(B, task.T, K)
     positions = torch.zeros(B, task.N, len(task.roles), dtype=torch.long)
+    sizes = [[role.block for role in task.roles].count(k) for k in range(len(task.blocks))]
     for b, n, (number, role) in itertools.product(range(B), range(task.N), enumerate(task.roles)):
-        sizes = [
-            1 + max(r.place for r in task.roles if r.block == k) for k in range(role.block + 1)
-        ]
-        token = task.N * sum(sizes[:-1]) + slots[b, n, role.block].item() * sizes[-1] + role.place
+        start, slot = task.N * sum(sizes[: role.block]), slots[b, n, role.block].item()
+        token = start + slot * sizes[role.block] + role.place
         positions[b, n, number] = token
         inputs[b, token] = symbols[b, n, role.symbol]
     return Batch(inputs, torch.zeros(B, task.N, 2 * K), positions)
 
 
 def write_circuit(run, *paths):
-    """circuit.json with these paths, certified: layer, head, source, target, attention."""
-    names, cost = ["carried", "others", "more", "alone", "everywhere"], dict(mse=0.5, low=0.4)
-    costs = dict.fromkeys(names, cost | dict(high=0.6, partial=[0.5]))
-    rows, heads = [], [dict(layer=2, head=2, mechanism="uniform")]
+    """Write circuit.json with these paths, validated: layer, head, source, target, attention."""
+    symbols, rows, candidates = dict(x_1=[0.01, 0.005, 0.02]), [], []
+    losses = dict(mse=0.01, low=0.005, high=0.02, symbols=symbols, worst="x_1")
     for layer, head, source, target, attention in paths:
-        row = dict(layer=layer, head=head, source=source, target=target, attention=attention)
-        rows.append(row | costs | dict(destroys=["x_1"]))
-        heads.append(dict(layer=layer, head=head, mechanism="paths"))
-    report = dict(certified=True, verdict="certified", sequences=4096, fill="zero", literal=True)
-    report["sufficient"] = costs["more"]
-    (run / "circuit.json").write_text(json.dumps(report | dict(heads=heads, paths=rows, uses=[])))
+        path, loss = dict(layer=layer, head=head, source=source, target=target), dict(x_1=0.5)
+        rows.append(path | dict(attention=attention, necessary=loss, minimal=loss, stand_in=None))
+        candidates.append(path | dict(cost=loss))
+    report = dict(validated=True, verdict="validated", threshold=0.05, sequences=4096)
+    report |= dict(full_model=losses, faithful=losses, paths=rows, candidates=candidates)
+    (run / "circuit.json").write_text(json.dumps(report))

@@ -9,18 +9,17 @@ import torch
 
 import train
 from data import chain
-from studies.order import to_the_token_before
 
 
 def paths_from(task, *texts):
-    """[Path, ...] from texts such as "2 q 1b": layer 2, its first head, from q to 1b; "2.3 q 1b+1"
-    is its third head, to the token behind 1b."""
+    """[Path, ...] from texts such as "1 q 1b": layer 1, head 0, from q to 1b; "1.2 q 1b+1" is head
+    2 of layer 1, and leads to the token after 1b."""
     paths = []
     for text in texts:
         where, source, target = text.split()
-        layer, head = map(int, f"{where}.1".split(".")[:2])
+        layer, head = map(int, f"{where}.0".split(".")[:2])
         paths.append(
-            path_from(dict(layer=layer - 1, head=head - 1, source=source, target=target), task)
+            path_from(dict(layer=layer, head=head, source=source, target=target), task)
         )
     return paths
 
@@ -66,42 +65,44 @@ class Planted:
     attends, weighed by the attention; a query says its symbols by their amounts in lane 0 and in
     the last, those below a quarter not at all.
 
-    attend(head, holds, positions) -> (B, T, T), the attention of a head that is not replaced; holds
-    (B, T, lanes, N, symbols). moves: {(layer, head): [(from lane, to lane, gain), ...]}, within
-    lane 0 if not named."""
+    attend(head, holds, positions) -> (B, T, T), the attention of a head; holds (B, T, lanes, N,
+    symbols). The values of every head are holds times a random sign for each symbol, so that their
+    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane, to lane,
+    gain), ...]}, within lane 0 if not named."""
 
     def __init__(self, task, attend, layers, heads=1, moves=None, K=4):
         self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
         self.moves, self.K = moves or {}, K
 
-    def added(self, layer, patterns, holds):
-        """What a layer adds to holds, from the patterns of its heads."""
+    def added(self, layer, written, holds):
+        """Return what a layer adds to holds, from what its heads write, each of the shape of
+        holds."""
         total = torch.zeros_like(holds)
-        for head, pattern in enumerate(patterns):
+        for head, read in enumerate(written):
             for source, target, gain in self.moves.get((layer, head), [(0, 0, 1.0)]):
-                taken = pattern @ holds[:, :, source].flatten(2)
-                total[:, :, target] += gain * taken.view_as(total[:, :, target])
+                total[:, :, target] += gain * read[:, :, source]
         return total
 
-    def __call__(self, x, patterns=None, return_patterns=False):
-        task, seen, given = self.task, [], patterns or {}
+    def __call__(self, x, heads=None, return_patterns=False):
+        task, seen, functions = self.task, [], heads or {}
         positions = find_positions(x, task, self.K)
-        symbols = task.column("symbol").tolist()
+        symbols = [role.symbol for role in task.roles]
         holders = [symbols.index(k) for k in range(task.symbols)]
         sequence = torch.arange(len(x))[:, None, None]
         symbols = x[sequence, positions[:, :, holders], : self.K]  # (B, N, symbols, K)
+        signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
         shown = (x[:, :, None, None, : self.K] == symbols[:, None]).all(-1).float()
         holds = torch.stack([shown] + [torch.zeros_like(shown)] * (LANES - 1), 2)
 
         for layer in range(self.layers):
-            every = []
+            patterns, written = [], []
             for head in range(self.heads):
-                pattern = given.get((layer, head))
-                if pattern is None:
-                    pattern = self.attend((layer, head), holds, positions)
-                every.append(pattern.expand(len(x), -1, -1))
-            holds = (holds + self.added(layer, every, holds)).clamp(0, 1)
-            seen.append(torch.stack(every, 1))
+                pattern = self.attend((layer, head), holds, positions).expand(len(x), -1, -1)
+                write = functions.get((layer, head), torch.matmul)
+                patterns.append(pattern)
+                written.append(signs * write(pattern, (signs * holds).flatten(2)).view_as(holds))
+            holds = (holds + self.added(layer, written, holds)).clamp(0, 1)
+            seen.append(torch.stack(patterns, 1))
 
         # of all chains: what a query holds of another, it says too
         amounts = holds[:, -task.N :, 0, :, 1:] + holds[:, -task.N :, -1, :, 1:]
@@ -129,7 +130,7 @@ def evidence(task, path, holds, positions):
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
     (source, there), (target, too) = (end.tokens(task, positions) for end in path[2:])
     ends = [task.roles[end.role] for end in path[2:]]
-    if to_the_token_before(path, task) or ends[0].block == ends[1].block:
+    if ends[0].block == ends[1].block:
         return (there & too).float()
     held = [
         holds[sequence, tokens, end.offset, chains]
@@ -158,16 +159,16 @@ def following(task, paths):
     return attend
 
 
-PAIRS = ["1 1b 1a", "1 2b 2a", "1 3b 3a"]  # layer 1 lets every b know its a
+PAIRS = ["0 1b 1a", "0 2b 2a", "0 3b 3a"]  # layer 0 lets every b know its a
 CIRCUITS = [  # D, heads, paths
-    (1, 1, [*PAIRS[:1], "2 q 1b"]),
-    (2, 1, [*PAIRS[:2], "2 q 1b", "3 q 2b"]),
-    (2, 1, [*PAIRS[:2], "3 1b 2b", "4 q 1b"]),
-    (2, 3, ["1.1 1b 1a", "1.2 2b 2a", "2.3 q 1b", "3.1 q 2b"]),
-    (2, 3, ["1.2 1b 1a", "1.2 2b 2a", "3.1 1b 2b", "4.2 q 1b"]),
-    (3, 1, [*PAIRS, "2 q 1b", "2 2b 3b", "4 q 2b"]),
-    (3, 1, [*PAIRS, "2 q 1b", "3 q 2b", "4 q 3b"]),
-    (2, 1, [*PAIRS[:2], "2 2b+1 2b", "2 q 1b", "3 2b+2 2b+1", "4 q 2b+2"]),  # relays
+    (1, 1, [*PAIRS[:1], "1 q 1b"]),
+    (2, 1, [*PAIRS[:2], "1 q 1b", "2 q 2b"]),
+    (2, 1, [*PAIRS[:2], "2 1b 2b", "3 q 1b"]),
+    (2, 3, ["0.0 1b 1a", "0.1 2b 2a", "1.2 q 1b", "2.0 q 2b"]),
+    (2, 3, ["0.1 1b 1a", "0.1 2b 2a", "2.0 1b 2b", "3.1 q 1b"]),
+    (3, 1, [*PAIRS, "1 q 1b", "1 2b 3b", "3 q 2b"]),
+    (3, 1, [*PAIRS, "1 q 1b", "2 q 2b", "3 q 3b"]),
+    (2, 1, [*PAIRS[:2], "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]),  # relays
 ]
 
 
@@ -192,29 +193,30 @@ def settings(D, layers, heads=1):
 
 class Attention(torch.nn.Module):
     """Two heads over a stream of (symbol, previous symbol), K numbers each, with weights set by
-    hand. In layer 1 the first attends to the token before and notes its symbol; in layer 2 it
-    attends where the noted symbol is the token's own, and takes the symbol that stands there. The
-    second head attends at random and changes nothing."""
+    hand. In layer 0 the first head reads the token before; in layer 1 it attends where the noted
+    symbol is the token's own, and reads the symbol there. The second head attends at random and
+    changes nothing."""
 
     def __init__(self, layer, T):
         super().__init__()
-        self.layer, self.replaced, self.last = layer, {}, None
+        self.layer = layer
         mask = torch.full((T, T), -torch.inf).triu(1)
         noise = torch.randn(T, T, generator=torch.Generator().manual_seed(layer))
         first = mask + 50 * torch.eye(T)[(torch.arange(T) - 1).clamp(min=0)]
         if layer == 1:
-            first = mask - 1000 * torch.eye(T)[0]  # before token 0 stands none
+            first = mask - 1000 * torch.eye(T)[0]  # no token stands before token 0
         self.register_buffer("bias", torch.stack([first, noise + mask]))
 
-    def forward(self, symbols, noted):
+    def forward(self, symbols, noted, heads):
         scores = self.bias.expand(len(symbols), -1, -1, -1).clone()
         if self.layer == 1:
             scores[:, 0] -= 50 * torch.cdist(symbols, noted).square()
-        heads = list(scores.softmax(-1).unbind(1))
-        for head, pattern in self.replaced.items():
-            heads[head] = pattern.expand_as(heads[head])
-        self.last = torch.stack(heads, 1)
-        return heads[0] @ symbols
+        patterns = scores.softmax(-1)
+        written = [
+            heads.get((self.layer, head), torch.matmul)(patterns[:, head], symbols)
+            for head in range(2)
+        ]
+        return written[0], patterns
 
 
 class Wrapped:
@@ -224,14 +226,9 @@ class Wrapped:
         self.task, self.K = task, K
         self.layers = torch.nn.ModuleList(Attention(layer, task.T) for layer in range(2))
 
-    def __call__(self, x, patterns=None, return_patterns=False):
-        for layer, attention in enumerate(self.layers):
-            attention.replaced = {}
-            for (at, head), pattern in (patterns or {}).items():
-                if at == layer:
-                    attention.replaced[head] = pattern
+    def __call__(self, x, heads=None, return_patterns=False):
         symbols = x[..., : self.K]
-        noted = self.layers[0](symbols, None)
-        predictions = self.layers[1](symbols, noted)[:, -self.task.N :]
-        seen = [attention.last for attention in self.layers]
-        return (predictions, seen) if return_patterns else predictions
+        noted, first = self.layers[0](symbols, None, heads or {})
+        answers, second = self.layers[1](symbols, noted, heads or {})
+        predictions = answers[:, -self.task.N :]
+        return (predictions, [first, second]) if return_patterns else predictions
