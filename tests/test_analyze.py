@@ -99,7 +99,8 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
     monkeypatch.setattr(config, "sequences", lambda flags, index: batch)
     scores = information.information(run.model, run.task, batch, 4)
-    shows = run.task.column("symbol")[:, None] == torch.arange(run.task.symbols)
+    shown = torch.tensor([role.symbol for role in run.task.roles])
+    shows = shown[:, None] == torch.arange(run.task.symbols)
     assert scores.shape == (3, *shows.shape)
     assert (scores[0][shows] > 0.99).all() and (scores[0][~shows] < 0.1).all(), scores[0]
     assert not any(module._forward_hooks for module in run.model.modules())
