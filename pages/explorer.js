@@ -1,12 +1,12 @@
-// Draws explorer.html. What is chosen (`at`) stands in the address and changes by a click; what is
-// pointed at (`near`) shows as long as it is. All are numbers from 0, in the address from 1.
+// Draws explorer.html. A click changes the selection (`at`), which the address keeps; `near` is
+// what the mouse points at. Both hold numbers from 0, and so does the address.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const PAGES = JSON.parse($("data").textContent);
 const range = (n) => [...Array(n).keys()];
 let run, at, near = {}, drawn = {};
 
-// h`<b>${text}</b>`: HTML, in which what is put is text unless it is HTML itself
+// h`<b>${text}</b>` is HTML; a value in it is escaped unless it is such HTML itself
 class Markup extends String {}
 function safe(value) {
   if (Array.isArray(value)) return value.map(safe).join("");
@@ -24,49 +24,49 @@ const rect = (x, y, width, height, more) => h`<rect x="${x.toFixed(1)}" y="${y.t
   width="${width.toFixed(1)}" height="${height.toFixed(1)}" ${more}/>`;
 const room = (id) => Math.max(240, Math.min(560, Math.floor($(id).clientWidth)));
 
-// ---- what is chosen, and where it stands
+// ---- the selection
 
 const sequence = () => run.sequences[at.sequence];
 const chain = (token) => Math.max(0, sequence().chains[token]);
-const when = () => ` after ${run.steps[at.moment]} steps`;
+const when = () => ` after ${run.steps[at.checkpoint]} steps`;
 const atTheEnd = () => ` at the end, after ${run.steps.at(-1)} steps`;
-const headName = (layer, head) => `layer ${layer + 1}${run.heads > 1 ? `, head ${head + 1}` : ""}`;
+const headName = (layer, head) => `L${layer}H${head}`;
 const role = (token) => (sequence().chains[token] < 0 ? "–" : run.task.roles[token]);
 const color = (token) => {
-  const own = sequence().chains[token];
-  return `var(--c${own < 0 ? "none" : own % 6})`;
+  const number = sequence().chains[token];
+  return `var(--c${number < 0 ? "none" : number % 6})`;
 };
-const who = (token) => `${sequence().names[token]} (${role(token)})`;
-const isUseful = (layer, head) =>
+const tokenName = (token) => `${sequence().names[token]} (${role(token)})`;
+const inCircuit = (layer, head) =>
   run.paths.some((path) => path.layer === layer && path.head === head);
-const inHead = () => run.paths.flatMap((path, number) =>
+const pairsOfHead = () => run.paths.flatMap((path, number) =>
   path.layer === at.layer && path.head === at.head ? sequence().ends[number].filter(Boolean) : []);
 
 function attention(layer, head) { // whole percent, a row of T for each attending token
-  run.bytes ??= Uint8Array.from(atob(run.maps), (sign) => sign.charCodeAt(0));
-  const size = run.task.T ** 2, before = at.moment * run.sequences.length + at.sequence;
+  run.bytes ??= Uint8Array.from(atob(run.attention), (sign) => sign.charCodeAt(0));
+  const size = run.task.T ** 2, before = at.checkpoint * run.sequences.length + at.sequence;
   const start = ((before * run.layers + layer) * run.heads + head) * size;
   return run.bytes.subarray(start, start + size);
 }
 
 function counts() {
-  return { sequence: run.sequences.length, moment: run.steps.length, layer: run.layers,
+  return { sequence: run.sequences.length, checkpoint: run.steps.length, layer: run.layers,
     head: run.heads, token: run.task.T, path: run.paths.length };
 }
 function readAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const number = PAGES[given.get("run") - 1] ? given.get("run") - 1 : 0;
+  const address = new URLSearchParams(location.hash.slice(1));
+  const number = PAGES[address.get("run")] ? Number(address.get("run")) : 0;
   run = PAGES[number];
-  at = { run: number, sequence: 0, moment: run.steps.length - 1, ...run.first };
+  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, ...run.first };
   for (const [name, count] of Object.entries(counts())) {
-    const number = Number(given.get(name));
-    if (Number.isInteger(number) && number >= 1 && number <= count) at[name] = number - 1;
+    const number = Number(address.get(name) ?? NaN);
+    if (range(count).includes(number)) at[name] = number;
   }
 }
 function writeAddress() {
-  const told = new URLSearchParams();
-  for (const name of ["run", ...Object.keys(counts())]) told.set(name, at[name] + 1);
-  history.replaceState(null, "", `#${told}`);
+  const address = new URLSearchParams();
+  for (const name of ["run", ...Object.keys(counts())]) address.set(name, at[name]);
+  history.replaceState(null, "", `#${address}`);
 }
 function choosePath(number) {
   const path = run.paths[number], ends = sequence().ends[number][chain(at.token)];
@@ -74,51 +74,50 @@ function choosePath(number) {
   if (ends) at.token = ends[0];
 }
 
-// ---- the controls, and what is said of a run
+// ---- the controls
 
 function drawControls() {
   const option = (name, value) => h`<option value="${value}">${name}`;
-  const heads = range(run.layers * run.heads).map((one) => {
-    const layer = Math.floor(one / run.heads), head = one % run.heads;
-    return option(headName(layer, head) + (isUseful(layer, head) ? " •" : ""), one);
+  const heads = range(run.layers * run.heads).map((number) => {
+    const layer = Math.floor(number / run.heads), head = number % run.heads;
+    return option(headName(layer, head) + (inCircuit(layer, head) ? " •" : ""), number);
   });
   const select = (name, options) => options.length > 1
     ? h`<label>${name} <select data-choose="${name}">${options}</select></label>` : "";
-  const slider = h`<label>step <input type="range" data-choose="moment" min="0"
+  const slider = h`<label>step <input type="range" data-choose="checkpoint" min="0"
     max="${run.steps.length - 1}"><output></output></label>`;
   $("controls").innerHTML = h`${select("run", PAGES.map((page, n) => option(page.name, n)))}
-    ${select("sequence", range(run.sequences.length).map((n) => option(n + 1, n)))}
-    ${run.steps.length > 1 ? slider : ""}${run.maps && select("head", heads)}`;
+    ${select("sequence", range(run.sequences.length).map((n) => option(n, n)))}
+    ${run.steps.length > 1 ? slider : ""}${run.attention && select("head", heads)}`;
   document.title = $("title").textContent = `Inside ${run.name}`;
-  $("said").textContent = run.about.said;
+  $("summary").textContent = run.about.summary;
   $("legend").innerHTML = h`<ul>${run.about.legend.map((line) => h`<li>${line}`)}</ul>`;
-  $("made").innerHTML = h`<summary>Settings of this run</summary><p>${run.about.settings}</p>`;
+  $("settings").innerHTML = h`<summary>Settings of this run</summary><p>${run.about.settings}</p>`;
 }
 function showChosen() {
-  for (const one of document.querySelectorAll("[data-choose]")) {
-    const { choose } = one.dataset;
-    one.value = choose === "head" ? at.layer * run.heads + at.head : at[choose];
-    if (choose === "moment") one.nextElementSibling.value = run.steps[at.moment];
+  for (const control of document.querySelectorAll("[data-choose]")) {
+    const { choose } = control.dataset;
+    control.value = choose === "head" ? at.layer * run.heads + at.head : at[choose];
+    if (choose === "checkpoint") control.nextElementSibling.value = run.steps[at.checkpoint];
   }
 }
 
-// ---- question and answer
+// ---- query and answer
 
 function drawAnswer(token, number) {
-  if (run.missing.answer) return put("answer", "Question and answer", run.missing.answer, "");
-  const mine = chain(token), asks = sequence().names[sequence().queries[mine]];
-  const should = run.right[at.sequence][mine].map(([name]) => name);
-  const said = run.said[at.moment].map((each) => each[at.sequence][mine]);
-  const cell = ([name, error], k) => h`<td class="${name === should[k] ? "right" : "wrong"}"
+  if (run.missing.answer) return put("answer", "Query and answer", run.missing.answer, "");
+  const mine = chain(token), query = sequence().names[sequence().queries[mine]];
+  const targets = run.targets[at.sequence][mine].map(([name]) => name);
+  const answers = run.answers[at.checkpoint].map((each) => each[at.sequence][mine]);
+  const cell = ([name, error], k) => h`<td class="${name === targets[k] ? "right" : "wrong"}"
     ><b>${name}</b> ${error.toFixed(2)}`;
   const row = (label, cells) => h`<tr><th>${label}${cells.map(cell)}`;
-  const path = run.paths[number];
-  const says = said[0].map(([name]) => name).join(" ");
-  put("answer", `Asked ${asks}, it should say ${should.join(" ")}, says ${says}`,
-    `${when().trim()}; small: the squared error; ≈: near to no symbol, least far from this one`,
-    h`<div class="wide"><table><tr><th>${run.asked.map((name) => h`<th>${name}`)}
-    <tr><th>should say${should.map((name) => h`<td><b>${name}</b>`)}${row("says", said[0])}
-    ${path ? row(`without ${path.title}`, said[number + 1]) : ""}</table></div>`);
+  const path = run.paths[number], answer = answers[0].map(([name]) => name).join(" ");
+  put("answer", `Query ${query}: the targets are ${targets.join(" ")}, the model answers ${answer}`,
+    `${when().trim()}; small: the squared error; ≈: no symbol is near, this one is the nearest`,
+    h`<div class="wide"><table><tr><th>${run.symbols.map((name) => h`<th>${name}`)}
+    <tr><th>targets${targets.map((name) => h`<td><b>${name}</b>`)}${row("full model", answers[0])}
+    ${path ? row(`without ${path.title}`, answers[number + 1]) : ""}</table></div>`);
 }
 
 // ---- the tokens, and the attention of one head
@@ -130,39 +129,39 @@ function drawStrip() {
   const slot = (start, size) => h`<span>${range(size).map((place) => tile(start + place))}</span>`;
   const blocks = run.blocks.map(([start, size, slots]) =>
     h`<div>${range(slots).map((number) => slot(start + size * number, size))}</div>`);
-  put("strip", "", `bars above: how much it attends to each token; bars below: how much each
-    attends to it; red: a path of the circuit; point at a token, click to keep it`,
+  put("strip", "", `bars above a token: how much the selected token attends to it; bars below: how
+    much it attends to the selected one; red: a path of the circuit; click to select a token`,
     h`<div class="strip">${blocks}</div>`);
 }
 function pointStrip(token) {
-  const { T } = run.task, given = run.maps && attention(at.layer, at.head), joined = inHead();
+  const { T } = run.task, pattern = run.attention && attention(at.layer, at.head);
+  const pairs = pairsOfHead();
   $("strip").querySelector("h2").textContent =
-    who(token) + (given ? ` in ${headName(at.layer, at.head)}${when()}` : "");
+    tokenName(token) + (pattern ? ` in ${headName(at.layer, at.head)}${when()}` : "");
   for (const tile of $("strip").querySelectorAll("button")) {
     const other = Number(tile.dataset.token);
-    if (given) {
-      tile.style.setProperty("--up", given[token * T + other] / 100);
-      tile.style.setProperty("--down", given[other * T + token] / 100);
+    if (pattern) {
+      tile.style.setProperty("--up", pattern[token * T + other] / 100);
+      tile.style.setProperty("--down", pattern[other * T + token] / 100);
     }
-    const join = (from, to) => joined.some(([one, two]) => one === from && two === to);
+    const joined = (from, to) => pairs.some(([source, target]) => source === from && target === to);
     tile.classList.toggle("chosen", other === token);
-    tile.classList.toggle("to", join(token, other));
-    tile.classList.toggle("from", join(other, token));
+    tile.classList.toggle("to", joined(token, other));
+    tile.classList.toggle("from", joined(other, token));
   }
 }
 
 function drawHeads() {
   if (run.missing.map) return put("heads", "All heads", run.missing.map, "");
-  const { T } = run.task, several = run.heads > 1;
-  const one = (number) => {
+  const { T } = run.task;
+  const heads = range(run.layers * run.heads).map((number) => {
     const layer = Math.floor(number / run.heads), head = number % run.heads;
-    return h`<button data-layer="${layer}" data-head="${head}" aria-label="${headName(layer, head)}"
-      class="${isUseful(layer, head) ? "useful" : ""}"><canvas width="${T}" height="${T}"></canvas>
-      ${layer + 1}${several ? `.${head + 1}` : ""}</button>`;
-  };
-  const note = `layer${several ? ".head" : ""}; red: it has a path of the circuit`;
-  const heads = range(run.layers * run.heads).map(one);
-  put("heads", `All heads${when()}`, note, h`<div class="heads">${heads}</div>`);
+    return h`<button data-layer="${layer}" data-head="${head}"
+      class="${inCircuit(layer, head) ? "useful" : ""}"><canvas width="${T}" height="${T}"></canvas>
+      ${headName(layer, head)}</button>`;
+  });
+  put("heads", `Attention of all heads${when()}`, "red: the head has a path of the circuit",
+    h`<div class="heads">${heads}</div>`);
   for (const button of $("heads").querySelectorAll("button")) {
     const pixels = new ImageData(T, T), { layer, head } = button.dataset;
     attention(Number(layer), Number(head)).forEach((percent, cell) =>
@@ -179,9 +178,9 @@ function drawMap() {
   const cells = [], sides = [];
   attention(at.layer, at.head).forEach((percent, number) => {
     const token = Math.floor(number / T), other = number % T, share = percent / 100;
-    const says = `${who(token)} attends to ${who(other)}: ${share}`;
+    const text = `${tokenName(token)} attends to ${tokenName(other)}: ${share}`;
     if (percent) cells.push(box(token, other,
-      h`class="cell" opacity="${share}" data-token="${token}" data-say="${says}"`));
+      h`class="cell" opacity="${share}" data-token="${token}" data-say="${text}"`));
   });
   for (const token of range(T)) {
     const start = edge + token * cell, middle = start + cell / 2, name = sequence().names[token];
@@ -197,10 +196,10 @@ function drawMap() {
       transform="translate(8 ${middle}) rotate(-90)">${names}</text><path class="block"
       d="M${far} ${edge}v${size}M${edge} ${far}h${size}"/>`);
   }
-  const frames = inHead().map(([token, other]) => box(token, other, h`class="frame"`));
+  const frames = pairsOfHead().map(([token, other]) => box(token, other, h`class="frame"`));
   const row = rect(edge, edge, size, cell, h`id="row" class="row"`), whole = edge + size + 2;
   put("map", `Attention of ${headName(at.layer, at.head)}${when()}`,
-    "a row for each attending token, the attended ones across; red: a path of the circuit",
+    "rows: attending tokens; columns: attended tokens; red: a path of the circuit",
     h`<p class="say">Point at a cell.</p>${svg(whole, whole, "attention map",
       h`${cells}${sides}${frames}${row}`)}`);
 }
@@ -216,12 +215,12 @@ function drawCircuit() {
   const columns = run.places.map(([name, below], column) => h`<path class="block"
     d="M${x(column)} ${y(0)}V${y(levels.length)}"/><text x="${x(column)}" y="${bottom + 16}"><tspan
     class="role">${name}</tspan><tspan x="${x(column)}" dy="14">${below}</tspan></text>`);
-  const names = ["input", ...levels.map((layer) => `layer ${layer + 1}`)].map((name, level) =>
+  const names = ["input", ...levels.map((layer) => `after L${layer}`)].map((name, level) =>
     h`<text class="left" x="0" y="${y(level)}">${name}</text>${run.places.map((_, column) =>
       h`<circle cx="${x(column)}" cy="${y(level)}" r="3.5"/>`)}`);
   const lines = [], texts = [];
   run.paths.forEach((path, number) => {
-    const level = levels.indexOf(path.layer), share = path.attention[at.moment];
+    const level = levels.indexOf(path.layer), share = path.attention[at.checkpoint];
     const same = run.paths.slice(0, number).filter((other) =>
       other.layer === path.layer && other.source === path.source);
     const aside = 9 * same.filter((other) => other.target === path.target).length;
@@ -231,36 +230,33 @@ function drawCircuit() {
     lines.push(h`<g data-path="${number}"><line class="halo" ${ends}/><line class="arrow" ${ends}
       opacity="${Math.max(0.12, share)}"/></g>`);
     texts.push(h`<text class="share" x="${x0 + up * (x1 - x0)}" y="${y0 + up * (y1 - y0)}">${
-      run.heads > 1 ? `${path.head + 1}: ` : ""}${share.toFixed(2)}</text>`);
+      run.heads > 1 ? `H${path.head}: ` : ""}${share.toFixed(2)}</text>`);
   });
   const tip = h`<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9"
     markerHeight="9" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 8 4 0 8z"/></marker>`;
   const list = run.paths.map((path, number) => h`<button data-path="${number}">${path.title}${
     path.brings.length ? `, brings ${path.brings.join(" ")}` : ""}</button>`);
   put("circuit", `The circuit${when()}`,
-    `arrows run as symbols do, upward from the token attended to; the number: the mean attention${
-      run.heads > 1 ? " of the head before it" : ""}; point at a path, click to keep it`,
+    `arrows point from the attended token to the token that reads it; numbers: mean attention;
+    click to select a path`,
     h`${svg(width, bottom + 38, "circuit", h`${tip}${columns}${names}${lines}${texts}`)}
     <div class="paths">${list}</div>`);
 }
 
 function drawPath(number) {
   if (!run.paths.length) return $("path").replaceChildren();
-  const { title, brings, destroys, carried, alone, everywhere } = run.paths[number];
-  const kinds = [carried, alone, everywhere], two = (value) => value.toFixed(2);
+  const { title, brings, necessary, minimal, stand_in: standIn } = run.paths[number];
   const share = (value) => Math.max(0, Math.min(1, value / 2));
-  const bar = (value) => h`<td><span class="bar" style="--share:${share(value)}"></span>${
-    two(value)}${value > 2 ? " ▸" : ""}`;
-  const rows = run.symbols.map((name, k) =>
-    h`<tr><th>${name}${kinds.map((kind) => bar(kind.partial[k]))}`);
-  const intervals = kinds.map(({ mse, low, high }) =>
-    h`<td>${two(mse)} <small>[${two(low)}, ${two(high)}]</small>`);
-  const brought = brings.length && `Who attends then holds ${brings.join(" and ")}, new to it. `;
-  const lost = destroys.length && `Where no head has this path: ${destroys.join(" ")} lost. `;
-  put("path", `${title},${atTheEnd()}`, `${brought || ""}${lost || ""}Below: by how much
-    the squared error rises; a bar is full at 2, what any wrong symbol costs (▸: more).`,
-    h`<div class="wide"><table><tr><th>if<th>another chain's value is read<th>this head does not
-    attend there<th>no head does<tr><th>all${intervals}${rows}</table></div>`);
+  const bar = ([mean, low, high]) => h`<td><span class="bar" style="--share:${share(mean)}"></span>
+    ${mean.toFixed(2)} <small>[${low.toFixed(2)}, ${high.toFixed(2)}]</small>`;
+  const rows = run.symbols.map((name) => h`<tr><th>${name}${[necessary, minimal].map((losses) =>
+    bar(losses[name]))}`);
+  const brought = brings.length ? `It brings ${brings.join(" and ")} to its source. ` : "";
+  const replaced = standIn ? `Without it, ${standIn} does its work. ` : "";
+  put("path", `${title},${atTheEnd()}`, `${brought}${replaced}Squared errors when the path is
+    ablated to its mean, with 95% intervals; a full bar is 2, the error of an unrelated symbol.`,
+    h`<div class="wide"><table><tr><th>symbol<th>rise of the full model's loss<th>loss of the
+    circuit without it${rows}</table></div>`);
 }
 
 // ---- over training
@@ -278,7 +274,7 @@ function chart(label, steps, curves) {
     h`<text x="${x(step)}" y="${height - 7}">${Math.round(step)}</text>`);
   const lines = Object.entries(curves).map(([name, values]) => h`<polyline class="curve"
     style="${ink(name)}" points="${values.map(point).join(" ")}"/>`);
-  const now = h`<path class="now" d="M${x(run.steps[at.moment])} 6V${height - 20}"/>`;
+  const now = h`<path class="now" d="M${x(run.steps[at.checkpoint])} 6V${height - 20}"/>`;
   const key = Object.keys(curves).map((name) =>
     h`<span style="${ink(name)}"><i></i>${name}</span>`);
   return h`<div><p class="key">${key}</p><p class="note">${label}</p>${svg(width, height, label,
@@ -289,49 +285,51 @@ const ink = (name) => `--ink:${run.colors[name.slice(2) - 1] ?? "var(--blue)"}`;
 function drawHistory(number) {
   const { step, ...losses } = run.losses, path = run.paths[number], parts = [];
   if (path?.history) {
-    const { mean, without } = path.history, { steps, n } = run.emerged;
-    parts.push(chart(`${path.title} (${n} sequences)`, steps, { "mean attention": mean }),
-      chart("Without it: rise of each symbol's error", steps, without));
-  } else parts.push(h`<p class="note">Of a path, if there is a circuit and if the run was trained
-    with --save-every 20, its history is drawn here.</p>`);
-  parts.push(chart(`Error of each symbol (MSE). ${run.plateaus.join("; ")}`, step, losses));
-  put("history", "Over training", `red: the step that is chosen, ${run.steps[at.moment]}`,
+    const { mean, rises } = path.history, { steps, sequences, ablation } = run.emergence;
+    parts.push(
+      chart(`${path.title} (n = ${sequences} sequences)`, steps, { "mean attention": mean }),
+      chart(`Rise of each symbol's MSE without it (${ablation} ablation)`, steps, rises));
+  } else parts.push(h`<p class="note">The history of a path is drawn here if the run has a circuit
+    and was trained with --save-every.</p>`);
+  parts.push(chart(`Validation MSE of each symbol. ${run.plateaus.join("; ")}`, step, losses));
+  put("history", "Over training", `red line: the selected step, ${run.steps[at.checkpoint]}`,
     h`<div class="columns">${parts}</div>`);
 }
 
-// ---- what can be read where
+// ---- information in the residual stream
 
 function drawInformation() {
-  const title = "What can be read where", { letters, names } = run.task;
+  const title = "Information in the residual stream", { letters, names } = run.task;
   if (run.missing.information) return put("information", title, run.missing.information, "");
-  const useful = new Set(run.paths.map((path) => path.layer));
-  const panel = (one) => {
+  const layers = new Set(run.paths.map((path) => path.layer));
+  const panel = (role) => {
     const row = (scores, level) => {
-      const where = `${names[one]} ${level ? `after layer ${level}` : "before any layer"}`;
-      const cells = scores[one].map((score, k) => h`<td><i style="opacity:${score / 100}"
+      const where = `${names[role]} ${level ? `after L${level - 1}` : "before any layer"}`;
+      const cells = scores[role].map((score, k) => h`<td><i style="opacity:${score / 100}"
         data-say="${letters[k]} at ${where}: R² ${(score / 100).toFixed(2)}"></i>`);
-      return h`<tr data-layer="${level - 1}"><th class="${useful.has(level - 1) ? "red" : ""}">${
-        level || "in"}${cells}`;
+      return h`<tr data-layer="${level - 1}"><th class="${layers.has(level - 1) ? "red" : ""}">${
+        level ? `L${level - 1}` : "in"}${cells}`;
     };
-    return h`<table><caption>${names[one]}</caption>${run.information.map(row).reverse()}
+    return h`<table><caption>${names[role]}</caption>${run.information.map(row).reverse()}
       <tr><th>${letters.map((letter) => h`<th>${letter}`)}</table>`;
   };
-  put("information", `${title}${atTheEnd()}`, `at each role (above), layer by layer, of
-    each symbol of its chain (below): the bluer, the better least squares read it from the residual
-    stream of held-out sequences; red: layers with a path; click to choose a layer`,
+  put("information", `${title}${atTheEnd()}`, `a panel for each role, a row for the state after
+    each layer, a column for each symbol: the bluer, the better least squares read the symbol from
+    the residual stream (R² on held-out sequences); red: layers of the circuit; click on a layer`,
     h`<p class="say">Point at a cell.</p><div class="panels">${run.reading.map(panel)}</div>`);
 }
 
 // ---- all of it
 
-const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence", "moment"], [drawCircuit, "moment"],
-  [drawMap, "sequence", "moment", "layer", "head"], [drawInformation, "run"]];
+const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence", "checkpoint"],
+  [drawCircuit, "checkpoint"], [drawMap, "sequence", "checkpoint", "layer", "head"],
+  [drawInformation, "run"]];
 
 function draw() {
   for (const [view, ...needs] of VIEWS) if (needs.some((name) => at[name] !== drawn[name])) view();
   drawn = { ...at };
   for (const id of ["path", "information"])
-    $(id).classList.toggle("old", at.moment < run.steps.length - 1);
+    $(id).classList.toggle("old", at.checkpoint < run.steps.length - 1);
   showChosen();
   point();
   writeAddress();
@@ -342,11 +340,11 @@ function point() {
   pointStrip(token);
   drawPath(path);
   drawHistory(path);
-  for (const one of document.querySelectorAll("[data-path]"))
-    one.classList.toggle("chosen", Number(one.dataset.path) === path);
-  for (const one of document.querySelectorAll("[data-layer]")) {
-    const { layer, head = at.head } = one.dataset;
-    one.classList.toggle("chosen", Number(layer) === at.layer && Number(head) === at.head);
+  for (const item of document.querySelectorAll("[data-path]"))
+    item.classList.toggle("chosen", Number(item.dataset.path) === path);
+  for (const item of document.querySelectorAll("[data-layer]")) {
+    const { layer, head = at.head } = item.dataset;
+    item.classList.toggle("chosen", Number(layer) === at.layer && Number(head) === at.head);
   }
   const frame = $("row"), tall = frame?.height.baseVal.value;
   frame?.setAttribute("y", 44 + tall * token);
@@ -382,7 +380,7 @@ document.addEventListener("click", ({ target }) => {
 });
 for (const kind of ["input", "change"]) document.addEventListener(kind, ({ target }) => {
   const value = Number(target.value), { choose } = target.dataset;
-  if (choose === "run") location.hash = `run=${value + 1}`;
+  if (choose === "run") location.hash = `run=${value}`;
   else {
     at[choose] = choose === "head" ? value % run.heads : value;
     if (choose === "head") at.layer = Math.floor(value / run.heads);
