@@ -45,12 +45,13 @@ def sequences_of(task, B, K=4):
 
 def write_circuit(run, *paths):
     """Write circuit.json with these paths, validated: layer, head, source, target, attention."""
-    symbols, rows, candidates = dict(x_1=[0.01, 0.005, 0.02]), [], []
-    losses = dict(mse=0.01, low=0.005, high=0.02, symbols=symbols, worst="x_1")
+    symbols, rows, candidates = ("x_1", "x_2", "x_3"), [], []
+    losses = dict.fromkeys(symbols, [0.01, 0.005, 0.02])
+    cost, rises = dict.fromkeys(symbols, 0.5), dict.fromkeys(symbols, [0.5, 0.4, 0.6])
     for layer, head, source, target, attention in paths:
-        path, loss = dict(layer=layer, head=head, source=source, target=target), dict(x_1=0.5)
-        rows.append(path | dict(attention=attention, necessary=loss, minimal=loss, stand_in=None))
-        candidates.append(path | dict(cost=loss))
-    report = dict(validated=True, verdict="validated", threshold=0.05, sequences=4096)
+        path = dict(layer=layer, head=head, source=source, target=target)
+        rows.append(path | dict(attention=attention, necessary=rises, minimal=rises, stand_in=None))
+        candidates.append(path | dict(cost=cost))
+    report = dict(validated=True, verdict="validated", threshold=0.05, sequences=1024, worst="x_1")
     report |= dict(full_model=losses, faithful=losses, paths=rows, candidates=candidates)
     (run / "circuit.json").write_text(json.dumps(report))
