@@ -51,10 +51,7 @@ import torch
 from data import held_out
 
 
-FEW, MANY = 64, 256  # sequences: the first is enough unless a loss is near the threshold
-MARGIN = (
-    0.8  # of the threshold is where the search stops, as fresh sequences may give a little more
-)
+SIZES = 64, 256, 1024  # sequences: more only while it is not clear whether a loss is too high
 MATTERS = 0.01  # a rise of a symbol's loss from which on a path counts as a candidate
 REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
@@ -63,43 +60,44 @@ REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
 
 class Sample:
-    """A model on one sample of held-out sequences, of which a few are used first and many only
-    where a loss is near the threshold."""
+    """A model on one sample of held-out sequences, (1024,) examples, of which a measurement uses as
+    many as it needs to tell on which side of the threshold a loss is."""
 
     def __init__(self, model, flags, reference, index, threshold):
         self.model, self.flags, self.reference, self.index = model, flags, reference, index
-        self.threshold, self.worst = threshold, functools.cache(self.highest_loss)
+        self.threshold = threshold
+        self.faithful, self.patched = functools.cache(self.is_faithful), functools.cache(self.patch)
+        self.few = self.patched(SIZES[0])
 
-    @functools.cached_property
-    def few(self):
-        return self.patched(self.index[:FEW])
-
-    @functools.cached_property
-    def many(self):
-        return self.patched(self.index)
-
-    def patched(self, index):
-        batch = config.sequences(self.flags, index)
+    def patch(self, n):
+        batch = config.sequences(self.flags, self.index[:n])
         return PatchedModel(self.model, self.flags, batch, self.reference)
 
-    def adaptive(self, measure):
-        """Return measure(patched), losses (sequences, symbols), on few sequences or on many."""
-        losses = measure(self.few)
-        if self.threshold / 2 < losses.mean(0).max() < 2 * self.threshold:
-            losses = measure(self.many)
+    def measure(self, losses_of):
+        """Return losses_of(patched), (sequences, symbols), on as many sequences as are needed."""
+        for n in SIZES:
+            losses = losses_of(self.patched(n))
+            mean, error = losses.mean(0), losses.std(0) / n**0.5
+            low, high = mean - 3 * error, mean + 3 * error
+            if (low > self.threshold).any() or (high < self.threshold).all():
+                break
         return losses
 
     def circuit(self, paths):
         """Return the losses of a circuit."""
-        return self.adaptive(lambda patched: patched.circuit(paths))
+        return self.measure(lambda patched: patched.circuit(paths))
 
     def rises(self, paths, frozen=False):
         """Return by how much the losses of the full model rise if these paths are ablated."""
-        return self.adaptive(lambda patched: patched.knock_out(paths, frozen) - patched.baseline)
+        return self.measure(lambda patched: patched.knock_out(paths, frozen) - patched.baseline)
 
-    def highest_loss(self, paths):
-        """Return the highest loss of a symbol in a circuit, a frozenset of paths."""
-        return self.circuit(paths).mean(0).max().item()
+    def is_faithful(self, paths):
+        """Return whether the losses of all symbols in a circuit, a frozenset of paths, are below
+        the threshold, by two standard errors."""
+        losses = self.circuit(paths)
+        return bool(
+            (losses.mean(0) + 2 * losses.std(0) / len(losses) ** 0.5 < self.threshold).all()
+        )
 
 
 def intervals(losses, names, generator):
@@ -110,57 +108,42 @@ def intervals(losses, names, generator):
     return rows
 
 
-def on_fresh_sequences(sample, paths, sequences, generator):
-    """Return the rows on the full model and on the circuit, each {symbol: [mean, low, high]}, and
-    the number of fresh sequences: 1024, or all if that is too few to tell."""
+def on_fresh_sequences(sample, paths, sequences, threshold, generator):
+    """Return what the full model and the circuit lose on fresh sequences, each {symbol: [mean, low,
+    high]}, and the number of sequences: 1024, or all if those are too few to tell."""
     losses, names = [], sample.flags.target_names
-    for part in held_out("validate", sequences).split(MANY):
-        patched = sample.patched(part)
+    for part in held_out("validate", sequences).split(SIZES[1]):
+        batch = config.sequences(sample.flags, part)
+        patched = PatchedModel(sample.model, sample.flags, batch, sample.reference)
         losses.append(torch.stack([patched.baseline, patched.circuit(paths)]))
         full, circuit = torch.cat(losses, 1)
         rows = intervals(circuit, names, generator)
-        undecided = any(low < sample.threshold <= high for _, low, high in rows.values())
-        if len(full) >= 1024 and not undecided:
+        clear = all(high < threshold or low > threshold for _, low, high in rows.values())
+        if clear and len(full) >= SIZES[2]:
             break
     return intervals(full, names, generator), rows, len(full)
-
-
-def is_faithful(rows, threshold):
-    """Return whether the upper end of every symbol's interval is below the threshold."""
-    return all(high < threshold for _, _, high in rows.values())
-
-
-def worst_of(rows):
-    """Return the name of the symbol with the highest loss."""
-    return max(rows, key=lambda name: rows[name][0])
 
 
 # ---- what is said of each path, and of all together
 
 
-def rows_on_paths(sample, paths, threshold, generator):
+def rows_on_paths(sample, paths, generator):
     """Return a row for each path of a circuit: its attention, what the full model loses without it
-    (necessary), the loss of the circuit without it (minimal) and, where that is low, its
-    stand-in."""
-    rows, names = [], sample.flags.target_names
-    task, positions = sample.flags.problem, sample.many.batch.positions
-    alone = {path: sample.worst(paths - {path}) for path in paths}
+    (necessary), what the circuit loses without it (minimal) and, if that is still faithful, its
+    stand-in: another path that can go as well, but not both."""
+    rows, task, reference = [], sample.flags.problem, sample.reference
     for path in config.progress("paths", sorted(paths)):
-        pattern = sample.many.attention()[path[:2]]
-        row = to_row(path, task) | dict(
-            attention=attention_on(pattern, path, task, positions).mean().item(),
-            necessary=intervals(sample.rises([path]), names, generator),
-            minimal=intervals(sample.circuit(paths - {path}), names, generator),
-            stand_in=None,
-        )
-
-        # another path that costs little alone either, but much together with this one
-        if is_faithful(row["minimal"], threshold):
-            others = [other for other in paths - {path} if alone[other] < threshold]
-            without_both = {other: sample.worst(paths - {path, other}) for other in others}
-            partner = max(without_both, key=without_both.get, default=None)
-            if partner and without_both[partner] >= threshold:
-                row["stand_in"] = path_name(partner, task)
+        attention, stand_in = reference.attention()[path[:2]], None
+        attention = attention_on(attention, path, task, reference.batch.positions)
+        losses = dict(necessary=sample.rises([path]), minimal=sample.circuit(paths - {path}))
+        if sample.faithful(paths - {path}):
+            for other in sorted(paths - {path}):
+                alone, both = paths - {other}, paths - {path, other}
+                if sample.faithful(alone) and not sample.faithful(both):
+                    stand_in = path_name(other, task)
+        row = to_row(path, task) | dict(attention=attention.mean().item(), stand_in=stand_in)
+        for key, measured in losses.items():
+            row[key] = intervals(measured, sample.flags.target_names, generator)
         rows.append(row)
     return rows
 
@@ -226,8 +209,8 @@ def check(flags, threshold, sequences):
     """Raise UserError for a run in which no circuit can be found."""
     if not 0 < threshold < 1:
         raise UserError(f"--threshold must be above 0 and below 1, not {threshold}")
-    if not MANY <= sequences <= 2**20:
-        raise UserError(f"--sequences must be from {MANY} to {2**20}, not {sequences}")
+    if not SIZES[2] <= sequences <= 2**20:
+        raise UserError(f"--sequences must be from {SIZES[2]} to {2**20}, not {sequences}")
     if flags.N < 2:
         raise UserError("the run has --N 1, and one chain leaves nothing to look for")
     if flags.circuit:
@@ -264,9 +247,9 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     reference = PatchedModel(model, flags, batch).reference
     sample, *others = (
         Sample(model, flags, reference, index, threshold)
-        for index in held_out("search", 6 * MANY).split(MANY)
+        for index in held_out("search", 6 * SIZES[2]).split(SIZES[2])
     )
-    loss = sample.many.baseline.mean().item()
+    loss = sample.patched(SIZES[2]).baseline.mean().item()
     if loss >= threshold:
         return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
 
@@ -279,34 +262,33 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         by_symbol = dict(zip(flags.target_names, costs[path], strict=True))
         rows[path] = to_row(path, task) | dict(cost=by_symbol)
 
-    # the fewest that are faithful
-    everything = sample.worst(frozenset(costs))
-    for margin in (MARGIN, MARGIN / 2):
-        limit = max(margin * threshold, 1.05 * everything)
-        paths = prune(costs, protected, sample.worst, limit)
-        full, faithful, n = on_fresh_sequences(sample, paths, sequences, generator)
-        say(f"{len(paths)} of {len(costs)} paths; worst symbol {sample.worst(paths):.3f}")
-        if is_faithful(faithful, threshold):
-            break
+    # the fewest that are faithful, or if all together are not, as good as all
+    highest = sample.circuit(frozenset(costs)).mean(0).max().item()
+    for each in (sample, *others):
+        each.threshold = max(threshold, 1.2 * highest)
+    paths = prune(costs, protected, sample.faithful)
+    full, faithful, n = on_fresh_sequences(sample, paths, sequences, threshold, generator)
     candidates = [path for path in costs if costs[path].max() >= MATTERS or path in paths]
+    worst = max(faithful, key=lambda name: faithful[name][0])
+    say(f"{len(paths)} of {len(costs)} paths, with which {worst} has {faithful[worst][0]:.3f}")
     report |= dict(
         sequences=n,
+        attention_sequences=len(reference.batch.inputs),
         full_model=full,
         faithful=faithful,
-        worst=worst_of(faithful),
-        paths=rows_on_paths(sample, paths, threshold, generator),
+        paths=rows_on_paths(sample, paths, generator),
         candidates=[rows[path] for path in candidates],
     )
 
     # the verdict
     reasons = []
-    if not is_faithful(faithful, threshold):
-        mean, low, high = faithful[report["worst"]]
-        reasons.append(f"not faithful: {report['worst']} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    for name, (mean, low, high) in faithful.items():
+        if high >= threshold:
+            reasons.append(f"not faithful: {name} {mean:.3f} [{low:.3f}, {high:.3f}]")
     missing = {*flags.target_symbols} - reached(paths, task)
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
     for path, row in zip(sorted(paths), report["paths"], strict=True):
-        if is_faithful(row["minimal"], threshold) and not row["stand_in"]:
+        if sample.faithful(paths - {path}) and not row["stand_in"]:
             reasons.append(f"not minimal: {path_name(path, task)} can go")
     report |= dict(validated=not reasons, verdict="; ".join(reasons) or "validated")
     say(report["verdict"])
@@ -322,7 +304,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     report["paper"] = papers_test(sample, paths)
     same = []
     for other in config.progress("other samples of sequences", others):
-        same.append(prune(costs, protected, other.worst, limit) == paths)
+        same.append(prune(costs, protected, other.faithful) == paths)
     report["stability"] = dict(samples=len(same), same=sum(same))
     report["itself"] = []
     for head in config.progress("heads that read their own token", sample.few.heads):

@@ -22,7 +22,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
-from ablate import MANY
 from data import Task, held_out, token_names
 from train import draw_curves
 
@@ -199,7 +198,8 @@ def draw_mean_attention(axes, run):
     """Draw the diagram of the circuit with the mean attention of each path."""
     labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels, dict.fromkeys(run.paths, CIRCUIT))
-    axes.set_title(f"mean attention in the full model (n = {MANY} sequences)", fontsize=10)
+    n = run.report["attention_sequences"]
+    axes.set_title(f"mean attention in the full model (n = {n} sequences)", fontsize=10)
 
 
 def draw_circuit(run):

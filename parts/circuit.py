@@ -13,6 +13,7 @@ sequence at hand. What a token reads of itself moves nothing between tokens, and
 Attention is what the model itself computes under the ablation.
 """
 
+import functools
 import itertools
 import pathlib
 import re
@@ -151,21 +152,24 @@ class PatchedModel:
         self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
         self.heads = [*itertools.product(range(flags.layers), range(flags.heads))]
         self.itself = torch.eye(self.task.T, dtype=torch.bool)
-        self.reads = {}  # {(layer, head): (pattern, values)} of the full model on this batch
         self.reference, self.cache = reference, {}
-        self.baseline = self.losses({head: self.recorder(head) for head in self.heads})
+        self.baseline = self.losses({})
         if reference is None:
             means = config.sequences(flags, held_out("means", 256))
             self.reference = PatchedModel(model, flags, means, reference=self)
 
-    def recorder(self, head):
-        """Return a function for a head that changes nothing and keeps what it was given."""
+    @functools.cached_property
+    def reads(self):
+        """{(layer, head): (pattern (B, T, T), values (B, T, size))} of the full model."""
+        reads = {}
 
-        def write(pattern, values):
-            self.reads[head] = pattern.float(), values.float()
-            return pattern @ values
+        def recorder(head):
+            return lambda pattern, values: reads.setdefault(head, (pattern, values))[0] @ values
 
-        return write
+        self.losses({head: recorder(head) for head in self.heads})
+        return {
+            head: (pattern.float(), values.float()) for head, (pattern, values) in reads.items()
+        }
 
     @torch.no_grad()
     def losses(self, heads):

@@ -1,8 +1,8 @@
-"""The search for a circuit: the paths along which a model attends, and the fewest of them with which
-it still answers.
+"""The search for a circuit: the paths along which a model attends, and the fewest of them with
+which it still answers.
 
     paths = attended(patched)                        # all along which the full model attends
-    circuit = prune(costs, protected, worst, limit)  # the fewest with worst(circuit) below limit
+    circuit = prune(costs, protected, faithful)  # the fewest that are faithful
     symbols = reached(circuit, task)                 # what can reach the query along them
 """
 
@@ -68,16 +68,15 @@ def attended(patched):
     return sorted(paths)
 
 
-def prune(costs, protected, worst, limit):
+def prune(costs, protected, faithful):
     """Return the frozenset of paths that is left of {path: (symbols,) cost} when paths are dropped,
-    the cheapest first, as long as worst(paths), the highest loss of a symbol, stays below the
-    limit. protected: paths that are never dropped."""
+    the cheapest first, as long as faithful(paths). protected: paths that are never dropped."""
     kept = frozenset(costs)
 
     def drop(group):
         """Drop all of a group, or else of each half of it what can go."""
         nonlocal kept
-        if worst(kept - {*group}) < limit:
+        if faithful(kept - {*group}):
             kept -= {*group}
         elif len(group) > 1:
             drop(group[: len(group) // 2])
