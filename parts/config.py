@@ -154,6 +154,17 @@ class Flags(argparse.Namespace):
         return [f"x_{k}" for k in self.target_symbols]
 
     @property
+    def title(self):
+        """12 layers x 1 head, D=3, seed 0."""
+        heads = f"{self.heads} head{'s' * (self.heads > 1)}"
+        return f"{self.layers} layers x {heads}, {self.problem.title}, seed {self.seed}"
+
+    @property
+    def settings(self):
+        """{flag: value} of the flags that are fixed for a run."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    @property
     def size(self):
         """The size of one head."""
         return self.head_size or self.width // self.heads
@@ -466,13 +477,11 @@ def open_run(flags):
         names = [file.name for file in run.iterdir() if file.suffix != ".tmp"]
         if {*names} - {".lock"}:
             raise UserError(f"{run} holds files that are no run's: choose another --out")
-        config = {name: getattr(flags, name) for name in SETTINGS} | provenance
-        return write_text(path, json.dumps(config, indent=1) + "\n")
+        return write_text(path, json.dumps(flags.settings | provenance, indent=1) + "\n")
     saved = read_flags(run)
-    for name in SETTINGS:
-        was, now = getattr(saved, name), getattr(flags, name)
-        if was != now:
-            problem = f"{run} holds a run with other flags ({name} {was}, not {now})"
+    for name, value in saved.settings.items():
+        if value != getattr(flags, name):
+            problem = f"{run} holds a run with other flags ({name} {value})"
             raise UserError(f"{problem}: choose another --out")
     if not flags.resume:
         problem = f"{run} holds this run already"
