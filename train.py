@@ -202,8 +202,7 @@ def train(flags, state, stopped=()):
         if step % flags.eval_every == 0 or step == flags.steps:
             row = evaluation(flags, state)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
-                problem = f"the loss is no longer finite at step {step} of {run}"
-                raise FloatingPointError(f"{problem}: try a lower --lr and another --out")
+                raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr")
             config.write_tensors(run / "state.pt", state.state_dict())  # as before this row
             state.rows.append(row)
             config.write_rows(run / "log.jsonl", state.rows)
@@ -277,7 +276,7 @@ def draw_curves(run):
     for level, meaning in flags.problem.plateaus:
         left.axhline(level, color="tab:red", ls=":")
         right.axhline(level, color="tab:red", ls=":")
-        right.text(steps[-1], level, f"{level:.3g}: {meaning}", color="tab:red", ha="right")
+        right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom")
     config.save_figure(figure, run / "curves.png")
 
 

@@ -1,10 +1,9 @@
-"""The transformer against PyTorch's own, against itself by hand, and its patterns as they enter."""
+"""The transformer against PyTorch's own, against itself by hand, and with patched patterns."""
 
 import itertools
 import math
 
 from parts import config
-from parts import config as table
 
 import pytest
 import torch
@@ -59,10 +58,9 @@ def test_pattern_path_equals_fast_path():
         predictions, patterns = model(x, return_patterns=True)
         close(model(x), predictions)
         assert [pattern.shape for pattern in patterns] == [(4, heads, 12, 12)] * 3
-        own = {}
-        for layer, head in itertools.product(range(3), range(heads)):
-            own[layer, head] = patterns[layer][:, head]
-        close(model(x, patterns=own), predictions)
+        pairs = itertools.product(range(3), range(heads))
+        again = {(layer, head): patterns[layer][:, head] for layer, head in pairs}
+        close(model(x, patterns=again), predictions)
         for pattern in patterns:
             close(pattern.sum(-1), torch.ones(4, heads, 12))
 
@@ -78,7 +76,7 @@ def test_replaced_patterns_are_used():
         with pytest.raises(ValueError, match="there is no head"):
             model(x, patterns={nowhere: planted})
 
-    # by hand, for one layer and head: everybody takes the value of token 0
+    # by hand, for one layer and head: every token takes the value of token 0
     model, x = tiny_model(layers=1, heads=1, mlp=False, head_size=16)
     block, h = model.blocks[0], model.embed(x)
     value = block.qkv(block.ln1(h))[:, :, -16:]
@@ -126,17 +124,9 @@ def test_rotary_scores_depend_on_distance_alone():
     close(rotate(q.expand(20, 8), angles), torch.cat([turned.real, turned.imag], -1))
 
 
-def test_the_position_appended_to_a_token():
-    """With K = 4, four numbers, of frequencies 1 and 0.01."""
-    appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
-    angles = [(t, 0.01 * t) for t in range(28)]
-    expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
-    close(appended, torch.tensor(expected))
-
-
 def test_weights_start_as_gpt_2s():
     """Normal of deviation 0.02, smaller by the root of the number of additions where they add to
-    the residual stream; biases 0."""
+    the residual stream; biases are 0."""
     model = Transformer(12, 2, 64, 64, layers=4, heads=2, width=128, head_size=64)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
@@ -154,48 +144,23 @@ def test_qk_std_is_that_of_the_first_queries_and_keys_alone():
         assert stds == pytest.approx([0.05, 0.05, 0.02], rel=0.05)
 
 
-# ---- the flags behind it
-
-
-@pytest.mark.parametrize("width", [64, 256])
-def test_the_first_scores_have_the_standard_deviation_that_help_says(width):
-    qkv = config.build(train.parse_flags(["--width", str(width)])).blocks[0].qkv
-    q, k, _ = qkv(torch.randn(500, width)).chunk(3, -1)
-    assert (q @ k.mT / width**0.5).std().item() == pytest.approx(0.1**2 * width, rel=0.1)
-
-
-@pytest.mark.parametrize("name", table.FLAGS["model"])
-def test_every_flag_of_the_model_changes_it(name):
-    """Other shapes of weights, or other predictions from the same weights."""
-    flags, flag = train.parse_flags(TINY), table.ROWS[name]
-    value = getattr(flags, name)
-    others = [choice for choice in flag.choices if choice != value]
-    other = not value if isinstance(value, bool) else others[0] if others else 2 * value or 4
-    models = [config.build(one) for one in (flags, flags.replace(**{name: other}))]
-    weights = {key: torch.randn_like(old) for key, old in models[0].state_dict().items()}
-    shapes = [{key: w.shape for key, w in model.state_dict().items()} for model in models]
-    if shapes[0] == shapes[1]:
-        for model in models:
-            model.load_state_dict(weights)
-        x = config.sequences(flags, torch.arange(8)).inputs
-        assert (models[0](x) - models[1](x)).abs().max() > 0.01
+# ---- the flags of the model
 
 
 def test_a_flag_that_the_model_does_not_take_is_a_loud_bug(monkeypatch):
-    flag = table.Flag(0.0, "share of activations that are dropped", 0, 1)
-    monkeypatch.setitem(table.FLAGS["model"], "dropout", flag)
-    monkeypatch.setitem(table.ROWS, "dropout", flag)
+    flag = config.Flag(0.0, "share of activations that are dropped", 0, 1)
+    monkeypatch.setitem(config.FLAGS["model"], "dropout", flag)
+    monkeypatch.setitem(config.ROWS, "dropout", flag)
     with pytest.raises(TypeError, match="dropout"):
         config.build(train.parse_flags(TINY))
 
 
 def test_every_choice_has_code_and_nothing_more_can_be_chosen():
-    choices = {name: {*flag.choices} for name, flag in table.ROWS.items() if flag.choices}
+    choices = {name: {*flag.choices} for name, flag in config.ROWS.items() if flag.choices}
     dtypes = choices.pop("dtype") - {"auto"}
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in dtypes)
     code = dict(task=data.TASKS, rotary=data.ENCODINGS, optimizer=train.OPTIMIZERS)
-    code["circuit"] = {"", *(name for name, _ in theory.CIRCUITS)}
-    assert choices == {name: {*made} for name, made in code.items()}
+    assert choices == {name: {*table} for name, table in code.items()}
 
 
 def test_bfloat16_is_float32_within_its_rounding():
