@@ -1,11 +1,11 @@
 """What the tests of several stages share: command lines, run directories, the problem solved."""
 
-import contextlib
 import io
 import json
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -25,11 +25,7 @@ def run_main(module, *arguments):
     """Run a command line in this process; return (exit code, stdout, stderr)."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     argv = [Path(module.__file__).name, *map(str, arguments)]
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        mock.patch.object(sys, "argv", argv),
-    ):
+    with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         try:
             module.main()
         except SystemExit as stop:
@@ -101,11 +97,9 @@ def weights_equal(run_a, run_b, name="model.pt"):
 
 def runs_equal(run_a, run_b):
     """Return whether two runs have the same log, weights and checkpoints, bit for bit."""
-    names = []
-    for run in run_a, run_b:
-        names.append({str(path) for path in contents(run) if path.suffix == ".pt"} - {"state.pt"})
-    same_weights = names[0] == names[1] and all(weights_equal(run_a, run_b, n) for n in names[0])
-    return same_weights and "model.pt" in names[0] and logged(run_a) == logged(run_b)
+    names = [path for path in contents(run_a) if path.suffix == ".pt" and path.stem != "state"]
+    same_log = logged(run_a) == logged(run_b)
+    return same_log and all(weights_equal(run_a, run_b, name) for name in names)
 
 
 # ---- the problem, solved without our code
@@ -128,11 +122,8 @@ def solve(inputs, N, D, K):
     tokens = [tuple(token[:K].tolist()) for token in inputs]
     pairs, queries = tokens[:-N], tokens[-N:]
     follows = dict(zip(pairs[0::2], pairs[1::2], strict=True))
-    answers = []
-    for symbol in queries:
-        chain = []
-        for _ in range(D):
-            symbol = follows[symbol]
-            chain.extend(symbol)
-        answers.append(chain)
-    return torch.tensor(answers)
+    steps = []
+    for _ in range(D):
+        queries = [follows[symbol] for symbol in queries]
+        steps.append(torch.tensor(queries))
+    return torch.cat(steps, -1)

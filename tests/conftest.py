@@ -2,6 +2,7 @@
 
 import os
 import signal
+from unittest import mock
 
 import pytest
 
@@ -31,7 +32,6 @@ def whole(tmp_path_factory):
     import train
 
     run = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(train, "draw_curves", lambda run: None)
+    with mock.patch.object(train, "draw_curves"):
         assert run_main(train, *WHOLE, "--out", run)[0] == 0
     return run

@@ -40,8 +40,7 @@ def test_run_directories_are_never_overwritten(tmp_path, whole):
 def test_resuming_a_run_that_has_ended_prints_its_summary_again(whole):
     before = contents(whole)
     code, again, _ = run_main(train, *WHOLE, "--out", whole, "--resume")
-    assert code == 0 and again == train.summary(whole) + "\n"
-    assert contents(whole) == before
+    assert (code, again, contents(whole)) == (0, train.summary(whole) + "\n", before)
 
 
 # ---- earlier runs and other code
@@ -89,26 +88,20 @@ def test_load_reads_what_was_trained(tmp_path, whole):
     assert torch.equal(other(batch.inputs), model(batch.inputs)) and flags.device == "cpu"
 
 
-@pytest.mark.parametrize("trained", ["float32", "bfloat16"])
-@pytest.mark.parametrize("native", ["float32", "bfloat16"])
-def test_a_run_is_loaded_with_the_dtype_that_is_fast_here(whole, trained, native, monkeypatch):
-    """bfloat16 only where the device is faster with it; float32 stays float32."""
-    flags = config.read_flags(whole).replace(dtype=trained)
+def test_a_run_is_loaded_with_bfloat16_only_where_that_is_fast(whole, monkeypatch):
+    flags = config.read_flags(whole).replace(dtype="bfloat16")
     monkeypatch.setattr(config, "read_flags", lambda run: flags)
-    monkeypatch.setattr(config, "native_dtype", lambda device: native)
-    both = trained == native == "bfloat16"
-    assert config.load(whole)[1].dtype == ("bfloat16" if both else "float32")
+    for native in "float32", "bfloat16":
+        monkeypatch.setattr(config, "native_dtype", lambda device, native=native: native)
+        assert config.load(whole)[1].dtype == native
 
 
-@pytest.mark.parametrize(
-    "capabilities, dtype",
-    [
-        (dict(amx_bf16=True, avx512_bf16=True, cpu_name="Intel Xeon"), "bfloat16"),
-        (dict(amx_bf16=False, avx512_bf16=True, cpu_name="Intel Xeon"), "float32"),
-        (dict(avx512_bf16=True, cpu_name="AMD EPYC"), "bfloat16"),
-        ({}, "float32"),
-    ],
-)
-def test_bfloat16_is_for_processors_that_are_faster_with_it(capabilities, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert config.native_dtype("cpu") == dtype
+def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch):
+    for name, capability, dtype in (
+        ("Intel Xeon", "amx_bf16", "bfloat16"),
+        ("Intel Xeon", "avx512_bf16", "float32"),
+        ("AMD EPYC", "avx512_bf16", "bfloat16"),
+    ):
+        capabilities = {capability: True, "cpu_name": name}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
+        assert config.native_dtype("cpu") == dtype
