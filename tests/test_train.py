@@ -9,7 +9,7 @@ import torch
 
 import data
 import train
-from tests.common import TINY, contents, run_main, solve
+from tests.common import TINY, WHOLE, contents, run_main, solve
 
 
 # ---- numbers in, numbers out
@@ -101,7 +101,7 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
 
 
 def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
-    """The first row is of the untrained model; the training loss is the mean since the last row."""
+    """The first row is of the untrained model."""
     run = tmp_path / "run"
     code, out, _ = run_main(train, *TINY, "--target", 0.999, "--out", run)
     rows = config.read_log(run)
@@ -114,3 +114,11 @@ def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     files = {str(path) for path in contents(run)} - {".lock"}
     assert files == {"config.json", "curves.png", "log.jsonl", "model.pt", "state.pt"}
+
+
+def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole, without_curves):
+    assert run_main(train, *WHOLE, "--eval-every", 1, "--out", tmp_path)[0] == 0
+    losses = [row["train"] for row in config.read_log(tmp_path)]  # of each step
+    for row in config.read_log(whole)[1:]:
+        expected = sum(losses[row["step"] - 9 : row["step"] + 1]) / 10
+        assert row["train"] == pytest.approx(expected, rel=1e-5)
