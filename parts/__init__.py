@@ -21,7 +21,7 @@ def program(name):
         sys.modules["matplotlib"].use("Agg")
     try:
         yield
-    except BrokenPipeError:  # the reader is gone, as in `python data.py | head -1`
+    except BrokenPipeError:  # the reader is gone, as in `python train.py | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, FloatingPointError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)

@@ -2,14 +2,12 @@
 
     model, flags = load("results/A")     # a trained model, and the flags it was trained with
 
-FLAGS is the one table of flags: the command line, config.json and the tables of sweep.py use its
-names. To add a flag, add a row: to the part "model" if model.Transformer takes it, to "machine" if
-it may differ when a run is resumed.
+FLAGS is the only table of flags. To add a flag, add a row: to the part "model" if model.Transformer
+takes it, to "machine" if it may differ when a run is resumed.
 
-A run directory is out/L12_H1_D3_s0/ or the like; its name is made from the flags. It holds
-config.json (the flags), log.jsonl (one row per evaluation), model.pt (the final weights), state.pt
-(what --resume needs), ckpt/ (with --save-every), circuit.json of ablate.py, emergence.json and the
-figures of analyze.py. Every file is written under a temporary name and then renamed.
+A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
+per evaluation), model.pt (the final weights), state.pt (what --resume needs), ckpt/ (with
+--save-every), circuit.json of ablate.py, emergence.json and the figures of analyze.py.
 """
 
 import argparse
@@ -48,28 +46,17 @@ class Flag(NamedTuple):
 
 FLAGS = {
     "problem": {  # Section 6
-        "task": Flag(
-            "chain",
-            "chain = one retrieval after another (Section 6); conditional = the last retrieval"
-            " depends on two symbols, x_1, x_2, x_3 = x, y, z (Section 3.1)",
-            choices=TASKS,
-        ),
+        "task": Flag("chain", "chain (Section 6) or conditional (Section 3.1)", choices=TASKS),
         "N": Flag(4, "chains per sequence", 1, 1000),
         "D": Flag(3, "retrieval steps per chain", 1, 1000),
         "K": Flag(4, "dimensions per symbol, an even number", 2, 1000),
         "ic": Flag(True, "predict x_D alone instead of x_1..x_D: no implicit curriculum"),
         "targets": Flag([], "predict only these symbols: 1 3 for x_1 and x_3 (default: all)"),
-        "circuit": Flag(
-            "", "freeze attention to this circuit, say minimal: the least that the depth allows"
-        ),
+        "circuit": Flag("", "freeze attention to a circuit: minimal = the least for this depth"),
         "examples": Flag(2**18, "size of the training set; 0 = fresh examples only", 0, 10**9),
     },
     "model": {  # Section 8.1
-        "rotary": Flag(
-            "input",
-            "rotary encoding: input = appended to the tokens, qk = RoPE on queries and keys",
-            choices=ENCODINGS,
-        ),
+        "rotary": Flag("input", "input = appended to the tokens, qk = RoPE", choices=ENCODINGS),
         "layers": Flag(12, "number of layers", 1, 1000),
         "heads": Flag(1, "attention heads per layer", 1, 1000),
         "width": Flag(128, "size of the residual stream", 1, 20_000),
@@ -80,44 +67,25 @@ FLAGS = {
     "training": {
         "optimizer": Flag(
             "muon",
-            "muon = Muon for the matrices inside the layers and AdamW for the rest; adamw = AdamW"
-            " for all parameters, as in the paper (use it with --steps 3000 --qk-std 0.02)",
+            "adamw = AdamW for all weights, as in the paper (with --steps 3000 --qk-std 0.02)",
             choices=("muon", "adamw"),
         ),
         "steps": Flag(1200, "most steps to take; the learning rate schedule spans them", 1),
-        "target": Flag(
-            0.01,
-            "stop when the validation MSE is below this, on 8192 more sequences too; 0 = never",
-        ),
+        "target": Flag(0.01, "stop below this MSE, confirmed on 8192 sequences; 0 = never"),
         "batch": Flag(128, "sequences per step", 1),
         "lr": Flag(1e-3, "learning rate; a step of Muon is as large as one of AdamW"),
         "warmup": Flag(100, "steps over which the learning rate rises from 0"),
         "decay": Flag(0.5, "last fraction of the steps, over which the rate falls to 0", 0, 1),
         "beta2": Flag(0.99, "Adam's second beta", 0, 0.9999999),
         "weight_decay": Flag(0.1, "decoupled weight decay of the matrices"),
-        "ema": Flag(
-            0.98,
-            "evaluate and save an exponential moving average of the weights, with this decay per"
-            " step; 0 = the weights themselves",
-            0,
-            0.99999,
-        ),
+        "ema": Flag(0.98, "decay per step of the averaged weights; 0 = no averaging", 0, 0.99999),
         "clip": Flag(0.1, "largest norm of the gradient; 0 = no clipping"),
-        "qk_std": Flag(
-            0.1,
-            "standard deviation of W_Q and W_K at the start (0.02 for all other weights); that of"
-            " the attention scores is its square times the width, so choose less for a wider model",
-        ),
-        "init": Flag(
-            "",
-            "start from the final weights of this run directory; the rows of the output layer are"
-            " copied for the symbols that both runs predict",
-        ),
+        "qk_std": Flag(0.1, "initial std of W_Q and W_K (0.02 elsewhere): less for a wider model"),
+        "init": Flag("", "start from the weights of this run, but for symbols that it lacks"),
         "seed": Flag(0, "seed of the data, its order, and the initial weights", 0, 2**63 - 1),
         "dtype": Flag(
             "auto",
-            "dtype of activations and matrix products; weights, attention scores and optimizer are"
-            " always float32; auto = bfloat16 where the device multiplies it faster",
+            "dtype of activations and matrix products; auto = bfloat16 where it is faster",
             choices=("auto", "float32", "bfloat16"),
         ),
         "eval_every": Flag(50, "steps between evaluations; each of them saves the state", 1),
@@ -154,6 +122,17 @@ class Flags(argparse.Namespace):
         return [f"x_{k}" for k in self.target_symbols]
 
     @property
+    def title(self):
+        """12 layers x 1 head, D=3, seed 0."""
+        heads = f"{self.heads} head{'s' * (self.heads > 1)}"
+        return f"{self.layers} layers x {heads}, {self.problem.title}, seed {self.seed}"
+
+    @property
+    def settings(self):
+        """{flag: value} of the flags that are fixed for a run."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    @property
     def size(self):
         """The size of one head."""
         return self.head_size or self.width // self.heads
@@ -172,18 +151,15 @@ class Flags(argparse.Namespace):
 
 def parse(arguments, description):
     """Return the Flags that these arguments of train.py give, with the device, the dtype and the
-    run directory settled. A wrong flag ends the program with one line and exit code 2."""
+    run directory settled; UserError for a wrong value."""
     p = command_line("train.py", description)
     for title, rows in FLAGS.items():
         group = p.add_argument_group(title)
         for name, flag in rows.items():
             add_flag(group, name, flag)
     flags = p.parse_args(arguments, Flags())
-    try:
-        check(flags)
-        flags.device = find_device(flags.device)
-    except UserError as error:
-        p.error(error)
+    check(flags)
+    flags.device = find_device(flags.device)
 
     # the same run may be written in two ways, and gets one name
     last = flags.problem.symbols - 1
@@ -205,14 +181,12 @@ def add_flag(group, name, flag):
         option = option.replace("--", "--no-") if default else option
         action = "store_false" if default else "store_true"
         group.add_argument(option, dest=name, action=action, help=flag.help)
-    elif default is None:
-        group.add_argument(option, type=Path, help=flag.help)
-    elif isinstance(default, list):
-        group.add_argument(option, default=default, type=int, nargs="+", help=flag.help)
-    else:
-        text = f"{flag.help} (default: {'none' if default == '' else default})"
-        choices = flag.choices or None
-        group.add_argument(option, default=default, type=type(default), choices=choices, help=text)
+        return
+    nargs = "+" if isinstance(default, list) else None
+    kind = Path if default is None else int if nargs else type(default)
+    text = flag.help if default in (None, "", []) else f"{flag.help} (default: {default})"
+    choices = flag.choices or None
+    group.add_argument(option, default=default, type=kind, nargs=nargs, choices=choices, help=text)
 
 
 def check(flags):
@@ -233,11 +207,9 @@ def check(flags):
     if flags.K % 2:
         raise UserError(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
     if flags.width % flags.heads and not flags.head_size:
-        problem = f"--width {flags.width} is not divisible by --heads {flags.heads}"
-        raise UserError(f"{problem}: change one of them, or set --head-size")
+        raise UserError(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
     if ENCODINGS[flags.rotary].angles and flags.size % 2:
-        problem = f"--rotary {flags.rotary} turns pairs of numbers"
-        raise UserError(f"{problem}: the head size must be even, not {flags.size}")
+        raise UserError(f"--rotary {flags.rotary} needs an even head size, not {flags.size}")
 
 
 def find_device(name):
@@ -309,7 +281,7 @@ def read_tensors(path, device="cpu"):
             return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # a damaged file raises whatever the unpickler stumbled on
         damaged = type(error).__name__
-    raise UserError(f"{path} is damaged ({damaged}): restore it, or use another run directory")
+    raise UserError(f"{path} is damaged ({damaged}): restore it, or use another --out")
 
 
 def read_json(path, lines=False):
@@ -319,8 +291,7 @@ def read_json(path, lines=False):
         text = Path(path).read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines()] if lines else json.loads(text)
     except (OSError, ValueError) as error:
-        problem = f"{path} is damaged ({type(error).__name__})"
-        raise UserError(f"{problem}: restore it, or use another run directory") from None
+        raise UserError(f"{path} is damaged ({type(error).__name__}): restore it") from None
 
 
 def save_figure(figure, path):
@@ -462,8 +433,7 @@ def alone_in(folder):
         with lock.acquire(timeout=0):
             yield
     except Timeout:
-        problem = f"{folder} is in use by another process"
-        raise UserError(f"{problem}: wait until it ends, or choose another --out") from None
+        raise UserError(f"{folder} is in use by another process: wait until it ends") from None
 
 
 def open_run(flags):
@@ -474,20 +444,17 @@ def open_run(flags):
         names = [file.name for file in run.iterdir() if file.suffix != ".tmp"]
         if {*names} - {".lock"}:
             raise UserError(f"{run} holds files that are no run's: choose another --out")
-        config = {name: getattr(flags, name) for name in SETTINGS} | provenance
-        return write_text(path, json.dumps(config, indent=1) + "\n")
+        return write_text(path, json.dumps(flags.settings | provenance, indent=1) + "\n")
     saved = read_flags(run)
-    for name in SETTINGS:
-        was, now = getattr(saved, name), getattr(flags, name)
-        if was != now:
-            problem = f"{run} holds a run with other flags ({name} {was}, not {now})"
-            raise UserError(f"{problem}: choose another --out")
+    for name, value in flags.settings.items():
+        if getattr(saved, name) != value:
+            was = f"{name} {getattr(saved, name)}, not {value}"
+            raise UserError(f"{run} holds a run with other flags ({was}): choose another --out")
     if not flags.resume:
-        problem = f"{run} holds this run already"
-        raise UserError(f"{problem}: add --resume to continue it, or choose another --out")
+        raise UserError(f"{run} holds this run already: add --resume, or choose another --out")
     if saved.git != provenance["git"] and not (run / "model.pt").exists():
-        problem = f"the code has changed since this run began (git {saved.git or 'unknown'})"
-        print(f"{run}: {problem}; it may end as no run from its start would", file=sys.stderr)
+        was = f"git {saved.git or 'unknown'}"
+        print(f"{run}: the code has changed since it began ({was})", file=sys.stderr)
 
 
 def provenance_of(flags):

@@ -1,11 +1,11 @@
-"""What the tests of several stages share: command lines run here or as processes, and refusals."""
+"""What the tests of several stages share: command lines, run directories, the problem solved."""
 
-import contextlib
 import io
 import json
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -15,21 +15,17 @@ TINY = (
     "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --warmup 5 "
     "--device cpu"
 ).split()
-WHOLE = [*TINY, "--target", "0", "--save-every", "20"]  # of the run that tests share
+WHOLE = [*TINY, "--target", "0", "--save-every", "20"]  # the run of the fixture `whole`
 
 
 # ---- command lines
 
 
 def run_main(module, *arguments):
-    """(exit code, stdout, stderr) of a command line, run in this process: torch loads slowly."""
+    """Run a command line in this process; return (exit code, stdout, stderr)."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     argv = [Path(module.__file__).name, *map(str, arguments)]
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        mock.patch.object(sys, "argv", argv),
-    ):
+    with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         try:
             module.main()
         except SystemExit as stop:
@@ -37,11 +33,11 @@ def run_main(module, *arguments):
     return code, out.getvalue(), err.getvalue()
 
 
-def start(script, *arguments, **more):
-    """The command line as a process of its own, for tests that kill it; script: train, pages.index,
-    ..."""
+def start(script, *arguments, **options):
+    """Start a command line as its own process, which a test can kill; script: "train", ..."""
     command, pipe = [sys.executable, "-m", script, *map(str, arguments)], subprocess.PIPE
-    return subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, **dict(cwd=HERE) | more)
+    options = dict(cwd=HERE, text=True, stdout=pipe, stderr=pipe) | options
+    return subprocess.Popen(command, **options)
 
 
 def wait_for(condition, seconds=60):
@@ -56,9 +52,9 @@ def assert_one_line(err, says):
 
 
 def assert_refused(module, *arguments, says, code=2):
-    """One clear line and this exit code."""
-    found, _, err = run_main(module, *arguments)
-    assert found == code, (arguments, found, err)
+    """The command line ends with one clear line and this exit code."""
+    ended, _, err = run_main(module, *arguments)
+    assert ended == code, (arguments, ended, err)
     assert_one_line(err, says)
 
 
@@ -66,45 +62,52 @@ def assert_refused(module, *arguments, says, code=2):
 
 
 def train_until(step, *arguments):
-    """Train, and stop as after Ctrl-C at the evaluation at this step."""
+    """Train, with Ctrl-C at the evaluation at this step: the state is saved one step later."""
     import train  # here, so that the tests of llm start without torch
 
     flags, stopped = train.parse_flags([*map(str, arguments)]), []
 
-    def stop(row, *_):
-        if row["step"] == step:
+    def interrupt(flags, rows):
+        if rows[-1]["step"] == step:
             stopped.append(2)
 
-    with mock.patch.object(train, "print_row", stop):
+    with mock.patch.object(train, "print_row", interrupt):
         assert not train.run_once(flags, stopped)
 
 
 def contents(folder):
-    """{path: bytes} of all files below a folder."""
+    """Return {path: bytes} of all files below a folder."""
     files = (path for path in Path(folder).rglob("*") if path.is_file())
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def logged(run):
-    """The rows of log.jsonl but for the seconds, which differ from run to run."""
+    """Return the rows of log.jsonl without the seconds, which differ from run to run."""
     rows = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 def weights_equal(run_a, run_b, name="model.pt"):
-    """Whether two runs ended in the same weights, bit for bit."""
+    """Return whether two runs ended with the same weights, bit for bit."""
     import torch
 
     a, b = (torch.load(Path(run, name), weights_only=True) for run in (run_a, run_b))
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+def runs_equal(run_a, run_b):
+    """Return whether two runs have the same log, weights and checkpoints, bit for bit."""
+    names = [path for path in contents(run_a) if path.suffix == ".pt" and path.stem != "state"]
+    same_log = logged(run_a) == logged(run_b)
+    return same_log and all(weights_equal(run_a, run_b, name) for name in names)
+
+
 # ---- the problem, solved without our code
 
 
 def bits_behind(numbers):
-    """The 23 random bits from which a normal number was made: unlike the last bit of the inverse
-    error function, the same on every machine."""
+    """Return the 23 random bits from which normal numbers were made: they are the same on every
+    machine, unlike the last bit of the inverse error function."""
     import torch
 
     share = (torch.erf(numbers.double() / 2**0.5) + 1) / 2
@@ -112,18 +115,15 @@ def bits_behind(numbers):
 
 
 def solve(inputs, N, D, K):
-    """What the targets must be, found the slow and obvious way: follow each query through the pairs
-    by comparing symbols. inputs (T, K or more) of one sequence -> (N, D*K)."""
+    """Return the right targets (N, D*K) of one sequence (T, K or more): follow each query through
+    the pairs by comparing symbols."""
     import torch
 
     tokens = [tuple(token[:K].tolist()) for token in inputs]
     pairs, queries = tokens[:-N], tokens[-N:]
     follows = dict(zip(pairs[0::2], pairs[1::2], strict=True))
-    answers = []
-    for symbol in queries:
-        chain = []
-        for _ in range(D):
-            symbol = follows[symbol]
-            chain.extend(symbol)
-        answers.append(chain)
-    return torch.tensor(answers)
+    steps = []
+    for _ in range(D):
+        queries = [follows[symbol] for symbol in queries]
+        steps.append(torch.tensor(queries))
+    return torch.cat(steps, -1)

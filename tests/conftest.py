@@ -2,15 +2,16 @@
 
 import os
 import signal
+from unittest import mock
 
 import pytest
 
 from tests.common import WHOLE, run_main
 
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # on tensors this small more threads only wait
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait on tensors this small
 os.environ.setdefault("MPLBACKEND", "Agg")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 
 
 def pytest_configure(config):
@@ -19,7 +20,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def without_curves(monkeypatch):
-    """Training in this process ends without its figure, which takes longer than a tiny run."""
+    """Train without the figure at the end, which takes longer than a tiny run."""
     import train  # here, so that the tests of llm start without torch
 
     monkeypatch.setattr(train, "draw_curves", lambda run: None)
@@ -27,11 +28,10 @@ def without_curves(monkeypatch):
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """A run of WHOLE to which nothing happened, to read only."""
+    """A run of WHOLE without any interruption, to read only."""
     import train
 
     run = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(train, "draw_curves", lambda run: None)
+    with mock.patch.object(train, "draw_curves"):
         assert run_main(train, *WHOLE, "--out", run)[0] == 0
     return run

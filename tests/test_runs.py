@@ -1,124 +1,86 @@
-"""Run directories: named after the flags, never overwritten, read by every later stage."""
+"""Run directories: never overwritten, and read by every later stage."""
 
 import json
 import shutil
-from pathlib import Path
+import subprocess
 
 from parts import config
-from parts import config as table
 
 import pytest
 import torch
 
 import train
-from tests.common import (
-    WHOLE,
-    assert_refused,
-    contents,
-    logged,
-    run_main,
-    train_until,
-    weights_equal,
-)
+from tests.common import WHOLE, assert_refused, contents, run_main, runs_equal, train_until
 
 
 pytestmark = pytest.mark.usefixtures("without_curves")
-
-
-# ---- names and flags
-
-
-def test_bad_flags_get_one_line(tmp_path):
-    for flags, says in (
-        ("--D 0", "--D must be at least 1"),
-        ("--layers 1000000000", "--layers must be at most 1000"),
-        ("--heads 3 --width 128", "not divisible"),
-        ("--steps -1", "--steps must be at least 1"),
-        ("--device nope", "--device nope is not there"),
-        ("--device cuda:99", "--device cuda:99 is not there"),
-        ("--lr nan", "--lr must be"),
-        ("--K 3", "even"),
-        ("--layers two", "invalid int value"),
-        ("--rotary none", "invalid choice"),
-        ("--lay 3", "unrecognized"),
-        ("--decay 2", "at most 1"),
-        ("--rotary qk --head-size 5", "even"),
-        ("--beta2 1", "at most"),
-        (f"--seed {2**63}", "--seed must be at most"),
-        ("--targets 0", "--targets must be among 1 2 3"),
-        ("--targets 1 4", "--targets must be among 1 2 3"),
-        ("--targets", "expected at least one"),
-    ):
-        assert_refused(train, "--out", tmp_path / "run", *flags.split(), says=says)
-    assert not (tmp_path / "run").exists()
 
 
 # ---- what is there stays
 
 
 def test_run_directories_are_never_overwritten(tmp_path, whole):
-    run, kept = tmp_path / "run", tmp_path / "kept"
-    shutil.copytree(whole, run)
-    kept.mkdir()
-    for name in ("state.pt", "model.pt"):
-        (run / name).rename(kept / name)
+    run, foreign = tmp_path / "run", tmp_path / "foreign"
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns(".lock"))
+    foreign.mkdir()
+    (run / "state.pt").rename(foreign / "state.pt")
     before = contents(tmp_path)
     assert_refused(train, *WHOLE, "--out", run, says="--resume")
     lr = ["--lr", 0.5, "--out", run, "--resume"]
     assert_refused(train, *WHOLE, *lr, says="lr 0.001, not 0.5")
     with config.alone_in(run):
         assert_refused(train, *WHOLE, "--out", run, "--resume", says="in use by another process")
-    for other in (tmp_path, kept):
-        assert_refused(train, *WHOLE, "--out", other, says="which is no run's")
-    (run / ".lock").unlink(), (kept / ".lock").unlink(), (tmp_path / ".lock").unlink()
-    before.pop(Path("run/.lock"))
+    for folder in (tmp_path, foreign):
+        assert_refused(train, *WHOLE, "--out", folder, says="holds files that are no run's")
+    for lock in tmp_path.rglob(".lock"):
+        lock.unlink()
     assert contents(tmp_path) == before
 
 
-def test_a_run_that_has_ended_is_told_again(whole):
+def test_resuming_a_run_that_has_ended_prints_its_summary_again(whole):
     before = contents(whole)
     code, again, _ = run_main(train, *WHOLE, "--out", whole, "--resume")
-    assert code == 0 and again == train.summary(whole) + "\n"
-    assert contents(whole) == before
+    assert (code, again, contents(whole)) == (0, train.summary(whole) + "\n", before)
 
 
-# ---- earlier runs
+# ---- earlier runs and other code
 
 
-def test_a_run_older_than_a_flag_goes_on(tmp_path, whole):
-    """Then it has the flag's default, or what was done before there was one."""
-    early = tmp_path / "early"
-    train_until(20, *WHOLE, "--out", early)
-    settings = json.loads((early / "config.json").read_text())
+def test_a_run_older_than_a_flag_continues_with_its_default(tmp_path, whole):
+    run = tmp_path / "run"
+    train_until(20, *WHOLE, "--out", run)
+    settings, state = config.read_json(run / "config.json"), config.read_tensors(run / "state.pt")
     for newer in ("targets", "init", "circuit", "task"):
-        del settings[newer]
-    (early / "config.json").write_text(json.dumps(settings))
-    assert run_main(train, *WHOLE, "--out", early, "--resume")[0] == 0
-    assert weights_equal(whole, early) and logged(whole) == logged(early)
-
-    del settings["optimizer"]
-    (early / "config.json").write_text(json.dumps(settings))
-    assert config.read_flags(early).optimizer == "adamw"
-    assert_refused(train, *WHOLE, "--out", early, "--resume", says="optimizer adamw, not muon")
+        del settings[newer], state["settings"][newer]
+    config.write_text(run / "config.json", json.dumps(settings))
+    config.write_tensors(run / "state.pt", state)
+    says = "(circuit , not minimal)"
+    assert_refused(train, *WHOLE, "--circuit", "minimal", "--out", run, "--resume", says=says)
+    assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
+    assert runs_equal(run, whole)
 
 
-def test_a_flag_of_tomorrow_leaves_todays_runs_open(whole, monkeypatch):
-    flag = table.Flag(0.0, "share of activations that are dropped", 0, 1)
-    monkeypatch.setitem(table.FLAGS, "of tomorrow", {"dropout": flag})
-    monkeypatch.setitem(table.ROWS, "dropout", flag)
-    monkeypatch.setattr(config, "SETTINGS", [*config.SETTINGS, "dropout"])
-    assert config.load(whole)[1].dropout == 0
-    assert run_main(train, *WHOLE, "--out", whole, "--resume")[0] == 0
-    says = "dropout 0.0, not 0.5"
-    assert_refused(train, *WHOLE, "--dropout", 0.5, "--out", whole, "--resume", says=says)
+def test_a_warning_says_that_the_code_has_changed(tmp_path, monkeypatch):
+    """A run that began where git is missing has no description of its code."""
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "")
+        train_until(20, *WHOLE, "--out", tmp_path)
+    assert config.read_json(tmp_path / "config.json")["git"] == ""
+    commit = subprocess.CompletedProcess([], 0, stdout="abc\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: commit)
+    code, _, err = run_main(train, *WHOLE, "--out", tmp_path, "--resume")
+    assert code == 0 and err.count("\n") == 1
+    assert "the code has changed since it began (git unknown)" in err
+
+
+# ---- the model of a run
 
 
 def test_load_reads_what_was_trained(tmp_path, whole):
-    """The same predictions as from the weights by hand; whatever device the run was trained on."""
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    settings = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(settings | dict(device="cuda:7")))
+    """The predictions equal those of the weights read by hand, wherever the run was trained."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    settings = config.read_json(run / "config.json")
+    config.write_text(run / "config.json", json.dumps(settings | dict(device="cuda:7")))
     model, flags = config.load(run)
     batch, other = config.sequences(flags, torch.arange(5)), config.build(flags)
     assert not torch.equal(other(batch.inputs), model(batch.inputs)) and not model.training
@@ -126,26 +88,20 @@ def test_load_reads_what_was_trained(tmp_path, whole):
     assert torch.equal(other(batch.inputs), model(batch.inputs)) and flags.device == "cpu"
 
 
-@pytest.mark.parametrize("trained", ["float32", "bfloat16"])
-@pytest.mark.parametrize("native", ["float32", "bfloat16"])
-def test_a_run_is_computed_as_is_fast_here(whole, trained, native, monkeypatch):
-    """bfloat16 only where the device is faster with it; float32 stays float32."""
-    flags = config.read_flags(whole).replace(dtype=trained)
+def test_a_run_is_loaded_with_bfloat16_only_where_that_is_fast(whole, monkeypatch):
+    flags = config.read_flags(whole).replace(dtype="bfloat16")
     monkeypatch.setattr(config, "read_flags", lambda run: flags)
-    monkeypatch.setattr(config, "native_dtype", lambda device: native)
-    both = trained == native == "bfloat16"
-    assert config.load(whole)[1].dtype == ("bfloat16" if both else "float32")
+    for native in "float32", "bfloat16":
+        monkeypatch.setattr(config, "native_dtype", lambda device, native=native: native)
+        assert config.load(whole)[1].dtype == native
 
 
-@pytest.mark.parametrize(
-    "has, dtype",
-    [
-        (dict(amx_bf16=True, avx512_bf16=True, cpu_name="Intel Xeon"), "bfloat16"),
-        (dict(amx_bf16=False, avx512_bf16=True, cpu_name="Intel Xeon"), "float32"),
-        (dict(avx512_bf16=True, cpu_name="AMD EPYC"), "bfloat16"),
-        ({}, "float32"),
-    ],
-)
-def test_bfloat16_is_for_processors_that_are_faster_with_it(has, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
-    assert table.native_dtype("cpu") == dtype
+def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch):
+    for name, capability, dtype in (
+        ("Intel Xeon", "amx_bf16", "bfloat16"),
+        ("Intel Xeon", "avx512_bf16", "float32"),
+        ("AMD EPYC", "avx512_bf16", "bfloat16"),
+    ):
+        capabilities = {capability: True, "cpu_name": name}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
+        assert config.native_dtype("cpu") == dtype
