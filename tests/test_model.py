@@ -1,4 +1,4 @@
-"""The transformer against PyTorch's own, against itself by hand, and with patched patterns."""
+"""The transformer against PyTorch's own, against itself by hand, and with heads replaced."""
 
 import itertools
 import math
@@ -46,34 +46,40 @@ def test_model_equals_pytorchs_own_encoder(causal):
     close(model(x), model.head(model.ln(h))[:, -2:])
 
 
-def test_pattern_path_equals_fast_path():
+def test_functions_that_write_what_heads_write_change_nothing():
     for causal, mlp, qk, heads in itertools.product(*[(True, False)] * 3, (1, 3)):
         model, x = tiny_model(heads=heads, causal=causal, mlp=mlp, qk=qk)
         predictions, patterns = model(x, return_patterns=True)
         close(model(x), predictions)
         assert [pattern.shape for pattern in patterns] == [(4, heads, 12, 12)] * 3
-        pairs = itertools.product(range(3), range(heads))
-        again = {(layer, head): patterns[layer][:, head] for layer, head in pairs}
-        close(model(x, patterns=again), predictions)
+        given = {}
+        for layer, head in itertools.product(range(3), range(heads)):
+
+            def write(pattern, values, layer=layer, head=head):
+                given[layer, head] = pattern
+                return pattern @ values
+
+            close(model(x, {(layer, head): write}), predictions)
+            assert torch.equal(given[layer, head], patterns[layer][:, head])
 
 
-def test_patched_patterns_are_used():
+def test_what_a_head_writes_is_replaced_and_the_layers_above_respond():
     model, x = tiny_model()
-    planted = torch.zeros(12, 12)
-    planted[:, 0] = 1
-    _, patterns = model(x, patterns={(1, 0): planted}, return_patterns=True)
-    assert torch.equal(patterns[1][:, 0], planted.expand(4, 12, 12))
-    assert not torch.equal(patterns[1][:, 1], patterns[1][:, 0])
+    first = {(1, 0): lambda _, values: values[:, :1].expand(-1, 12, -1)}  # the value of token 0
+    before, after = (model(x, heads, return_patterns=True)[1] for heads in ({}, first))
+    assert all(torch.equal(before[layer], after[layer]) for layer in (0, 1))
+    assert not torch.allclose(before[2], after[2])
     for nowhere in ((3, 0), (0, 2), (-1, 0)):
         with pytest.raises(ValueError, match="there is no head"):
-            model(x, patterns={nowhere: planted})
+            model(x, heads={nowhere: torch.matmul})
 
-    # by hand, for one layer and head: every token takes the value of token 0
+    # by hand, for one layer and head
     model, x = tiny_model(layers=1, heads=1, mlp=False, head_size=16)
     block, h = model.blocks[0], model.embed(x)
     value = block.qkv(block.ln1(h))[:, :, -16:]
-    taken = block.out(value[:, :1].expand(4, 12, 16))
-    close(model(x, patterns={(0, 0): planted}), model.head(model.ln(h + taken))[:, -2:])
+    written = block.out(value[:, :1].expand(4, 12, 16))
+    predictions = model(x, {(0, 0): lambda _, values: values[:, :1].expand(-1, 12, -1)})
+    close(predictions, model.head(model.ln(h + written))[:, -2:])
 
 
 @pytest.mark.parametrize("qk", [False, True])
