@@ -1,4 +1,4 @@
-"""The certificates of ablate.py in many runs: which hold, and which question fails.
+"""The circuits that ablate.py found in many runs: which are validated, and what the report says.
 
     python -m studies.circuits results/[ABCD] results/runs/rope/*
 
@@ -9,115 +9,111 @@ from parts import config
 from parts.circuit import read_report
 from parts.theory import least_layers
 
-import torch
-
-from studies import by_kind, command, kind_of, markdown, name_of, share
+from studies import command, config_of, group_by_config, markdown, name_of, share
 
 
-def facts(folders):
-    """[dict, ...] of the runs that have a circuit.json: its report, and what kind of run it is."""
-    found = []
-    for folder in folders:
-        if report := read_report(folder):
-            flags = config.read_flags(folder)
-            if "paths" in report:
-                report |= derived(report, flags)
-            found.append(dict(run=folder, flags=flags, kind=kind_of(flags), report=report))
-    return found
-
-
-def derived(report, flags):
-    """What follows from a report, a dict."""
-    learned = torch.tensor(report["intact"]["partial"]) < flags.problem.lost
-    ends = [row["source"] + row["target"] for row in report["paths"]]
-    mechanisms = [row["mechanism"] for row in report["heads"]]
-    return least_possible(flags.problem, flags.causal, learned) | dict(
-        relays=sum("+" in names or "-" in names for names in ends),
-        heads_by_position=mechanisms.count("position"),
-    )
-
-
-def least_possible(task, causal, learned):
-    """The fewest paths and layers of a circuit that reaches the learned symbols, (symbols-1,) bool,
-    a dict: every role must be reached in the blocks that supply one of them."""
-    supplies, own = {}, [role for role in task.roles[1:] if role.symbol >= 0]
-    for role in own:
-        supplies[role.block] = max(role.symbol, supplies.get(role.block, 0))
-    needed = [role for role in own if learned[supplies[role.block] - 1]]
-    layers = torch.tensor(least_layers(task, causal))[learned].tolist()
-    return dict(least_paths=len(needed), least_layers=max(layers, default=0))
-
-
-def carried_share(report):
-    """Of the paths the smallest share that the targets bring: what replacing their values costs, of
-    that and of replacing all others."""
-    costs = [(row["carried"]["mse"], max(0, row["others"]["mse"])) for row in report["paths"]]
-    return min(ours / (ours + others) for ours, others in costs)
-
-
-COLUMNS = {  # what is told of a circuit that was found
-    "paths/least in layers/least": lambda found: (
-        "{n}/{least_paths} in {layers_with_paths}/{least_layers}".format(
-            n=len(found["paths"]), **found
-        )
-    ),
-    "relays": lambda found: found["relays"],
-    "rows without a path": lambda found: found["fill"],
-    "heads by position (literal: 0)": lambda found: found["heads_by_position"],
-    "held (MSE)": lambda found: f"{found['sufficient']['mse']:.3f}",
-    "other heads cost": lambda found: f"{found['complete']['together']['mse']:.3f}",
-    "least carried": lambda found: f"{carried_share(found):.2f}",
-    "least needed": lambda found: f"{min(row['everywhere']['mse'] for row in found['paths']):.3f}",
-}
-PAPERS = {  # the paper's own test of it
-    "held, zero rows (below 0.05)": lambda test: f"{test['held']['mse']:.3f}",
-    "first useful head uniform (0.05 to 0.1)": lambda test: f"{test['first_uniform']['mse']:.3f}",
-    "removals, lowest (0.17)": lambda test: (
-        f"{min(test['removed']):.3f}" if test["removed"] else ""
-    ),
-    "at 0.05 or more": lambda test: f"{test['at_threshold']} of {len(test['removed'])}",
-    "at 0.17 or more": lambda test: f"{test['at_papers_least']} of {len(test['removed'])}",
-}
-
-
-def certificates(folders, *columns):
-    """A row per run: the verdict and what was measured, of COLUMNS these or all."""
-    rows, columns = [], columns or COLUMNS
-    for fact in facts(folders):
-        report = fact["report"]
-        told = [COLUMNS[name](report) if "paths" in report else "" for name in columns]
-        rows.append([name_of(fact["run"]), report["verdict"].partition(";")[0], *told])
-    return markdown(["run", "verdict", *columns], *rows)
-
-
-def papers_test(folders):
-    """A row per run with a circuit: steps 5 and 6 of Appendix E."""
+def load_reports(folders):
+    """Return [dict, ...], a row for each run that has a circuit.json."""
     rows = []
-    for fact in facts(folders):
-        if "paths" in fact["report"]:
-            told = [tell(fact["report"]["paper"]) for tell in PAPERS.values()]
-            rows.append([name_of(fact["run"]), *told])
-    return markdown(["run", *PAPERS], *rows)
+    for run in folders:
+        if report := read_report(run):
+            flags = config.read_flags(run)
+            rows.append(dict(run=run, flags=flags, config=config_of(flags), report=report))
+    return rows
 
 
-def counts(folders):
-    """A row per kind of run: of how many solved models the circuit is certified, and is literal."""
-    rows, every = [], facts(folders)
-    solved = [one for one in every if not one["report"]["verdict"].startswith("not searched")]
-    for kind, group in by_kind(solved).items():
-        certified = [fact["report"]["certified"] for fact in group]
-        literal = [fact["report"]["certified"] and fact["report"]["literal"] for fact in group]
-        rows.append([kind, share(certified), share(literal)])
-    return markdown(["kind", "certified", "and literal"], *rows)
+def searched(row):
+    """Return whether the model was solved, so that a circuit was looked for."""
+    return bool(row["report"]["paths"])
+
+
+def worst_symbol(losses):
+    """Return "x_2 0.034 [0.032, 0.036]" from {symbol: [mean, low, high]}."""
+    name = max(losses, key=lambda name: losses[name][0])
+    return "{} {:.3f} [{:.3f}, {:.3f}]".format(name, *losses[name])
+
+
+def size(row):
+    """Return "9/6 in 5/3": the paths and layers of a circuit, each with the fewest possible."""
+    task, paths = row["flags"].problem, row["report"]["paths"]
+    roles = sum(role.symbol >= 0 for role in task.roles[1:])  # each must be reached by a path
+    layers = max(least_layers(task, row["flags"].causal))
+    return f"{len(paths)}/{roles} in {len({path['layer'] for path in paths})}/{layers}"
+
+
+def intermediate(row):
+    """Return the number of paths that begin or end at an intermediate token."""
+    names = [path["source"] + path["target"] for path in row["report"]["paths"]]
+    return sum("+" in name or "-" in name for name in names)
+
+
+def stand_ins(row):
+    return sum(path["stand_in"] is not None for path in row["report"]["paths"])
+
+
+def least_necessary(row):
+    """Return the least that the full model loses of a symbol if a path is ablated."""
+    paths = row["report"]["paths"]
+    return f"{min(max(path['necessary'].values())[0] for path in paths):.3f}"
+
+
+def difference(row):
+    complete = row["report"]["complete"]
+    return "{mean:.2f} (at most {largest:.2f})".format(**complete) if complete["pairs"] else ""
+
+
+COLUMNS = {
+    "paths/least in layers/least": size,
+    "by intermediate tokens": intermediate,
+    "full model, worst symbol": lambda row: worst_symbol(row["report"]["full_model"]),
+    "circuit, worst symbol": lambda row: worst_symbol(row["report"]["faithful"]),
+    "stand-ins": stand_ins,
+    "least necessary": least_necessary,
+    "other sets faithful": lambda row: "{faithful} of {subsets}".format(**row["report"]["null"]),
+    "differs without two paths by": difference,
+    "same paths": lambda row: "{same} of {samples}".format(**row["report"]["stability"]),
+    "own token needed in": lambda row: " ".join(row["report"]["itself"]) or "none",
+}
+
+
+def circuits_table(folders, *columns):
+    """Return a row per run: the verdict, and these or all of COLUMNS."""
+    lines, columns = [], columns or COLUMNS
+    for row in load_reports(folders):
+        cells = [COLUMNS[name](row) if searched(row) else "" for name in columns]
+        lines.append([name_of(row["run"]), row["report"]["verdict"], *cells])
+    return markdown(["run", "verdict", *columns], *lines)
+
+
+def papers_table(folders):
+    """Return a row per run: steps 5 and 6 of Appendix E."""
+    lines = []
+    for row in filter(searched, load_reports(folders)):
+        test = row["report"]["paper"]
+        removed = [f"{loss:.2f}" for loss in test["removed"]]
+        ends = " to ".join(dict.fromkeys([*removed[:1], *removed[-1:]]))
+        high = f"{sum(loss >= 0.17 for loss in test['removed'])} of {len(removed)}"
+        cells = f"{test['held']:.3f}", f"{test['first_uniform']:.3f}", ends, high, test["passed"]
+        lines.append([name_of(row["run"]), *cells])
+    first = "first useful head uniform (paper: 0.05 to 0.1)"
+    head = "hard attention (paper: below 0.05)", first, "after a removal (paper: 0.17 to 0.89)"
+    return markdown(["run", *head, "0.17 or more", "passed"], *lines)
+
+
+def counts_table(folders):
+    """Return a row per config: how many of the solved models have a validated circuit."""
+    lines = []
+    for name, group in group_by_config(filter(searched, load_reports(folders))).items():
+        validated = share([row["report"]["validated"] for row in group])
+        paths = sorted(len(row["report"]["paths"]) for row in group)
+        lines.append([name, validated, " ".join(map(str, paths))])
+    return markdown(["config", "validated", "paths"], *lines)
 
 
 def tables(folders):
-    return "\n\n".join(table(folders) for table in (certificates, papers_test, counts))
-
-
-def main():
-    command(__file__, __doc__, tables)
+    """Return all tables as text."""
+    return "\n\n".join(table(folders) for table in (circuits_table, papers_table, counts_table))
 
 
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, tables)

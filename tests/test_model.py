@@ -47,12 +47,12 @@ def test_model_equals_pytorchs_own_encoder(causal):
 
 
 def test_functions_that_write_what_heads_write_change_nothing():
+    given = {}
     for causal, mlp, qk, heads in itertools.product(*[(True, False)] * 3, (1, 3)):
         model, x = tiny_model(heads=heads, causal=causal, mlp=mlp, qk=qk)
         predictions, patterns = model(x, return_patterns=True)
         close(model(x), predictions)
         assert [pattern.shape for pattern in patterns] == [(4, heads, 12, 12)] * 3
-        given = {}
         for layer, head in itertools.product(range(3), range(heads)):
 
             def write(pattern, values, layer=layer, head=head):
