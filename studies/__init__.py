@@ -9,7 +9,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from parts import command_line, program
+from parts import command_line, config, program
 from parts.config import ROWS, SETTINGS
 from parts.stats import wilson
 
@@ -44,9 +44,29 @@ def command(script, description, tables, draw=None):
 
 
 def committed(*patterns):
-    """Return the runs below results/ that match these patterns, in order."""
+    """Return the folders of runs and sweeps below results/ that match these patterns, in order."""
     folders = [run for pattern in patterns for run in sorted(Path("results").glob(pattern))]
-    return [folder for folder in folders if (folder / "config.json").exists()]
+    files = "config.json", "results.jsonl"
+    return [folder for folder in folders if any((folder / file).exists() for file in files)]
+
+
+def load_row(run):
+    """Return what most studies compare of a run, a dict. learned: {symbol: step or None}; known:
+    the symbols that it knows at its end."""
+    flags, log = config.read_flags(run), config.read_log(run)
+    last, learned = log[-1], config.crossings(log, flags)
+    known = [name for name in learned if last[name] < flags.problem.learned]
+    row = dict(run=run, flags=flags, config=config_of(flags), log=log, steps=last["step"])
+    return row | dict(learned=learned, known=known, mse=last.get("confirmed", last["val"]))
+
+
+def load_rows(folders):
+    """Return the rows of these sweeps and runs, as in the table of a sweep, without failures."""
+    rows = []
+    for folder in folders:
+        table = sweep.read_table(folder / "results.jsonl")
+        rows += table.values() or [sweep.row_of(config.read_flags(folder))]
+    return [row for row in rows if not row["error"]]
 
 
 def name_of(run):

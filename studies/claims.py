@@ -3,8 +3,6 @@
 python -m studies.claims    # prints the table
 """
 
-from pathlib import Path
-
 from parts import config
 from parts.circuit import read_report
 
@@ -14,12 +12,11 @@ from studies import committed, curriculum, depth, markdown, order
 
 def table():
     """Return a row per claim: the paper, our runs, and the page that tells more."""
-    results = Path("results")
-    counts = order.count_all(results)
+    counts = order.count_all()
     gaps = curriculum.learned_despite_gap(committed("runs/curriculum/*"))
     gaps = [answer for answers in gaps.values() for answer in answers]
-    rows = sweep.section_7(depth.load_rows(file.parent for file in results.glob("*/results.jsonl")))
-    shallow, limit, beyond = depth.too_shallow(row for row in rows if row["ic"])
+    rows = sweep.section_7(depth.chains(committed("*")))
+    shallow, limit, beyond = depth.too_shallow(rows)
     reports = [read_report(run) for run in committed("[ABCD]", "runs/*/*")]
     searched = [row for row in reports if row and not row["verdict"].startswith("not searched")]
     certified = sum(row["certified"] for row in searched)

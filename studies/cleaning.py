@@ -12,7 +12,7 @@ import statistics
 from parts import config
 from parts.circuit import read_report
 
-from studies import command, config_of, group_by_config, markdown, name_of, steps_text
+from studies import command, group_by_config, load_row, markdown, name_of, steps_text
 from train import schedule
 
 
@@ -25,20 +25,12 @@ def e_folds(flags, steps):
     return flags.weight_decay * sum(flags.lr * schedule(step, flags) for step in range(steps))
 
 
-def load_row(folder):
-    """Return what is compared of a run, a dict; test: the loss of its last test, or None."""
-    flags, last = config.read_flags(folder), config.read_log(folder)[-1]
-    report, file = read_report(folder), folder / "zero_rows.jsonl"
-    test = config.read_json(file, lines=True)[-1]["mse"] if file.exists() else None
-    return dict(
-        flags=flags,
-        config=config_of(flags),
-        setting=f"{flags.optimizer}, --rotary {flags.rotary}, width {flags.width}",
-        e_folds=e_folds(flags, last["step"]),
-        solved=all(last[name] < flags.problem.learned for name in flags.target_names),
-        mse=last.get("confirmed", last["val"]),
-        test=report["paper"]["held"]["mse"] if "paper" in report else test,
-    )
+def load_test(row):
+    """Return the loss of the last test of a run, None if there was none."""
+    report, file = read_report(row["run"]), row["run"] / "zero_rows.jsonl"
+    if "paper" in report:
+        return report["paper"]["held"]["mse"]
+    return config.read_json(file, lines=True)[-1]["mse"] if file.exists() else None
 
 
 def lowest_to_highest(values):
@@ -49,14 +41,17 @@ def lowest_to_highest(values):
 
 def folds_table(folders):
     """Return a row per config: how many runs learn, and how many circuits pass the test."""
-    lines, groups = [], group_by_config(map(load_row, folders))
-    for group in sorted(groups.values(), key=lambda rows: (rows[0]["setting"], rows[0]["e_folds"])):
-        solved = [row["mse"] for row in group if row["solved"]]
-        tests = [row["test"] for row in group if row["test"] is not None]
+    lines = []
+    for group in group_by_config(map(load_row, folders)).values():
+        flags = group[0]["flags"]
+        folds = statistics.median(e_folds(row["flags"], row["steps"]) for row in group)
+        solved = [row["mse"] for row in group if len(row["known"]) == len(row["learned"])]
+        tests = [loss for loss in map(load_test, group) if loss is not None]
         passed = f"{sum(loss < PASSED for loss in tests)} of {len(tests)}" if tests else ""
-        folds = f"{statistics.median(row['e_folds'] for row in group):.2g}"
-        line = [group[0]["setting"], folds, f"{len(solved)} of {len(group)}"]
-        lines.append([*line, lowest_to_highest(solved), passed, lowest_to_highest(tests)])
+        setting = f"{flags.optimizer}, --rotary {flags.rotary}, width {flags.width}"
+        line = [setting, folds, f"{len(solved)} of {len(group)}", lowest_to_highest(solved)]
+        lines.append([*line, passed, lowest_to_highest(tests)])
+    lines = [[setting, f"{folds:.2g}", *cells] for setting, folds, *cells in sorted(lines)]
     heads = "setting", "e-folds", "learn all", "their MSE", "pass the test", "its MSE"
     return markdown(heads, *lines)
 
@@ -64,15 +59,14 @@ def folds_table(folders):
 def stability_table(folders):
     """Return a row per run: when it learned, how often it was solved, how often it lost that."""
     lines = []
-    for folder in folders:
-        flags, log = config.read_flags(folder), config.read_log(folder)
-        learned = [*config.crossings(log, flags).values()]
-        solved = sum(row["val"] < 0.01 for row in log)
-        line = [name_of(folder), log[-1]["step"], steps_text(learned), f"{solved} of {len(log)}"]
+    for row in map(load_row, folders):
+        log, learned = row["log"], [*row["learned"].values()]
+        solved = sum(entry["val"] < 0.01 for entry in log)
+        line = [name_of(row["run"]), row["steps"], steps_text(learned), f"{solved} of {len(log)}"]
         if None in learned:
             line += ["", ""]
         else:
-            later = [row["val"] for row in log if row["step"] > max(learned)]
+            later = [entry["val"] for entry in log if entry["step"] > max(learned)]
             lost = sum(a < 0.5 <= b for a, b in zip(later, later[1:], strict=False))
             line += [lost, f"{max(later):.2f}"]
         lines.append([*line, f"{log[-1]['val']:.3f}"])

@@ -12,6 +12,7 @@ from parts import UserError, config
 
 import matplotlib.pyplot as plt
 
+import studies
 from studies import command, config_of, group_by_config, markdown, share, spread
 
 
@@ -25,42 +26,39 @@ def stages(folder):
 
 
 def load_row(folder):
-    """Return what is compared of a run, a dict. learned: {k: the step at which x_k was learned, of
-    all stages together, or None if the run does not know it at its end}; ends: the last step of
-    each stage."""
-    learned, ends, configs, labels = {}, [0], [], []
-    for stage in stages(folder):
-        flags, log = config.read_flags(stage), config.read_log(stage)
-        steps = config.crossings(log, flags).values()
-        for k, step in zip(flags.target_symbols, steps, strict=True):
-            if learned.get(k) is None:
-                learned[k] = None if step is None else ends[-1] + step
-        ends.append(ends[-1] + log[-1]["step"])
-        labels.append(", ".join(flags.target_names))
+    """Return what is compared of a run, a dict. learned: {symbol: its step, of all stages together,
+    or None if it is not known at the end of its last stage}; ends: 0 and each stage's last step."""
+    learned, ends, configs, targets = {}, [0], [], []
+    for stage in map(studies.load_row, stages(folder)):
+        for name, step in stage["learned"].items():
+            if learned.get(name) is None:
+                learned[name] = None if step is None else ends[-1] + step
+            if name not in stage["known"]:
+                learned[name] = None
+        flags = stage["flags"]
+        ends.append(ends[-1] + stage["steps"])
+        targets.append(", ".join(flags.target_names))
         names = ("", *config_of(flags.replace(init="")))
-        configs += [f"stage {len(labels)}: {name}" for name in names]
-    for k in flags.target_symbols:
-        if log[-1][f"x_{k}"] >= flags.problem.learned:
-            learned[k] = None
+        configs += [f"stage {len(targets)}: {name}" for name in names]
     size = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     return dict(
         flags=flags,
         config=tuple(configs),
-        targets="; then ".join(labels),
+        targets="; then ".join(targets),
         problem=f"{flags.problem.title}, {size}",
         learned=dict(sorted(learned.items())),
-        ends=ends[1:],
+        ends=ends,
     )
 
 
 # ---- tables
 
 
-def cell(group, k):
-    """Return how many runs of a group know x_k at the end, and when they learned it."""
-    if k not in group[0]["flags"].target_symbols:
-        return "no target" if k in group[0]["learned"] else ""
-    steps = [row["learned"][k] for row in group]
+def cell(group, name):
+    """Return how many runs of a group know a symbol at the end, and when they learned it."""
+    if name not in group[0]["flags"].target_names:
+        return "no target" if name in group[0]["learned"] else ""
+    steps = [row["learned"][name] for row in group]
     known = [step for step in steps if step is not None]
     when = f", step {spread(known)}" if known else ""
     return share([step is not None for step in steps]) + when
@@ -69,22 +67,21 @@ def cell(group, k):
 def tables(folders):
     """Return a row per config."""
     groups = group_by_config(map(load_row, folders)).values()
-    symbols = sorted({k for group in groups for k in group[0]["learned"]})
-    lines = [[group[0]["targets"], *(cell(group, k) for k in symbols)] for group in groups]
-    return markdown(["target symbols", *(f"x_{k} below 0.5" for k in symbols)], *lines)
+    names = sorted({name for group in groups for name in group[0]["learned"]})
+    lines = [[group[0]["targets"], *(cell(group, name) for name in names)] for group in groups]
+    return markdown(["target symbols", *(f"{name} below 0.5" for name in names)], *lines)
 
 
 def learned_despite_gap(folders):
     """Return {symbol that is no target: [bool, ...]}: of the runs that have, from their start, a
     target symbol above this gap (the lowest one of the run), whether they learned such a symbol."""
     answers = {}
-    for row in map(load_row, folders):
+    for row in map(studies.load_row, folders):
         symbols = row["flags"].target_symbols
         gap = min({*range(1, 2 + len(symbols))} - {*symbols})
-        above = [k for k in symbols if k > gap]
+        above = {f"x_{k}" for k in symbols if k > gap}
         if above and not row["flags"].init:
-            learned = [row["learned"][k] is not None for k in above]
-            answers.setdefault(gap, []).append(any(learned))
+            answers.setdefault(gap, []).append(bool(above & {*row["known"]}))
     return answers
 
 
@@ -108,13 +105,12 @@ def draw(folders, out):
     shape = dict(figsize=(10, 1.8 + 0.16 * y), layout="constrained")
     figure, axes = plt.subplots(**shape)
     for line, row in lines:
-        stages = [0, *row["ends"]]
-        axes.plot(stages, [line] * len(stages), "-|", color="lightgray", zorder=0)
+        axes.plot(row["ends"], [line] * len(row["ends"]), "-|", color="lightgray", zorder=0)
 
     # a colour per symbol
-    last = max(k for _, row in lines for k in row["learned"])
+    last = lines[0][1]["flags"].problem.symbols - 1
     for k in range(1, last + 1):
-        known = [(row["learned"].get(k), line) for line, row in lines]
+        known = [(row["learned"].get(f"x_{k}"), line) for line, row in lines]
         known = [(step, line) for step, line in known if step is not None]
         label, color = f"$x_{{{k}}}$ below 0.5 (n = {len(known)})", config.symbol_color(k, last)
         axes.scatter(*zip(*known, strict=True) if known else ([], []), color=color, label=label)

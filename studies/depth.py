@@ -15,7 +15,7 @@ from parts.theory import DEPTH_LAWS
 import matplotlib.pyplot as plt
 
 import sweep
-from studies import command
+from studies import command, load_rows
 
 
 FROZEN = f"{sweep.PLAIN} --D 8 --circuit minimal --steps 400"
@@ -27,12 +27,9 @@ sweep.PRESETS["law"] = [
 ]
 
 
-def load_rows(folders):
-    """Return the runs of these sweeps to which the law applies."""
-    rows = [
-        row for folder in folders for row in sweep.read_table(folder / "results.jsonl").values()
-    ]
-    rows = [row for row in rows if row["task"] == "chain" and not row["error"]]
+def chains(folders):
+    """Return the runs to which the law applies, with implicit curriculum, of sweeps."""
+    rows = [row for row in load_rows(folders) if row["task"] == "chain" and row["ic"]]
     return [row for row in rows if not (row["targets"] or row["init"])]
 
 
@@ -52,16 +49,15 @@ def least_depths(rows, k):
 
 
 def with_attention(rows, causal, frozen):
-    """Return the runs with implicit curriculum, with this mask, and with attention frozen at a
-    minimal circuit or learned."""
-    wanted = True, causal, "minimal" if frozen else ""
-    return [row for row in rows if (row["ic"], row["causal"], row["circuit"]) == wanted]
+    """Return the runs with this mask, and with attention frozen at a minimal circuit or learned."""
+    wanted = causal, "minimal" if frozen else ""
+    return [row for row in rows if (row["causal"], row["circuit"]) == wanted]
 
 
 def too_shallow(rows):
-    """Return (runs, at the limit, beyond) of runs with implicit curriculum: how many have fewer
-    layers than the law for one of their symbols; how many of these learned all that the law allows,
-    if it allows any; and the names of those that learned more."""
+    """Return (runs, at the limit, beyond): how many runs have fewer layers than the law for one of
+    their symbols; how many of these learned all that the law allows, if it allows any; and the
+    names of those that learned more."""
     shallow, limit, beyond = 0, 0, []
     for row in rows:
         law = DEPTH_LAWS[row["causal"]]
@@ -97,7 +93,7 @@ def count_exact(rows, causal):
 
 
 def tables(folders):
-    rows = [row for row in load_rows(folders) if row["ic"]]
+    rows = chains(folders)
     lines = count_learners(sweep.section_7(rows))
     exact = f"{count_exact(rows, True)} with a causal mask, {count_exact(rows, False)} without"
     lines.append(f"with frozen attention the fewest layers are the law's: {exact}")
@@ -128,7 +124,7 @@ def draw(folders, out):
     """Draw for each x_k the least depth that learned it, with attention frozen at a minimal circuit
     (what a depth can do) and learned (what training finds), beside the law; left with a causal
     mask, right without."""
-    rows = load_rows(folders)
+    rows = chains(folders)
     size = dict(figsize=(11, 4.6), layout="constrained", sharey=True)
     figure, (left, right) = plt.subplots(1, 2, **size)
     deepest = max(row["layers"] for row in rows)

@@ -17,17 +17,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.markers import TICKDOWN, TICKUP
 
-import sweep
-from studies import (
-    command,
-    config_of,
-    group_by_config,
-    markdown,
-    name_of,
-    share,
-    spread,
-    steps_text,
-)
+import studies
 
 
 INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = ("q", "1b"), ("1b", "1a")  # source, target of their paths
@@ -42,21 +32,13 @@ def in_order(steps):
     return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
-def load_row(run):
-    """Return what is compared of a run, a dict; without what is not known of it."""
-    flags, log, emergence = config.read_flags(run), config.read_log(run), read_emergence(run)
-    learned, last = config.crossings(log, flags), log[-1]
-    row = dict(
-        run=run,
-        flags=flags,
-        config=config_of(flags),
-        steps=last["step"],
-        mse=last.get("confirmed", last["val"]),
-        learned=learned,
-        losses={name: last[name] for name in flags.target_names},
-        in_order=in_order(list(learned.values())),
-    )
-    return row | paths_of(emergence, flags.problem) if emergence else row
+def load_rows_with_paths(folders):
+    """Return the rows of runs, with what is known of their paths."""
+    rows = []
+    for row in map(studies.load_row, folders):
+        emergence = read_emergence(row["run"])
+        rows.append(row | paths_of(emergence, row["flags"].problem) if emergence else row)
+    return rows
 
 
 def paths_of(emergence, task):
@@ -93,14 +75,14 @@ def order_table(rows):
     """Return a row per config: the steps from each symbol to the next, of the runs that learned
     all, and how many learned them in order."""
     lines = []
-    for name, group in group_by_config(rows).items():
+    for name, group in studies.group_by_config(rows).items():
         steps = [[*row["learned"].values()] for row in group]
         gaps = [torch.tensor(row).diff().tolist() for row in steps if None not in row]
-        gaps = ", ".join(map(spread, zip(*gaps, strict=True)))
-        ends = spread([row["steps"] for row in group])
-        lines.append([name, len(group), gaps, ends, share([row["in_order"] for row in group])])
+        gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
+        ends = studies.spread([row["steps"] for row in group])
+        lines.append([name, len(group), gaps, ends, studies.share(map(in_order, steps))])
     heads = "steps from symbol to symbol", "ends at step", "symbols in order"
-    return markdown(["config", "runs", *heads], *lines)
+    return studies.markdown(["config", "runs", *heads], *lines)
 
 
 def removals(rows):
@@ -117,41 +99,37 @@ def runs_table(rows, paths=True):
     """Return a row per run; with its first paths, or without."""
     lines = []
     for row in rows:
-        losses = ", ".join(f"{name} {loss:.2g}" for name, loss in row["losses"].items())
+        losses = ", ".join(f"{name} {row['log'][-1][name]:.2g}" for name in row["learned"])
         emerged = [f"{path}: {step:.0f}" for path, step in row.get("emerged", {}).items()]
-        line = [name_of(row["run"]), steps_text(row["learned"].values()), row["steps"], losses]
-        lines.append([*line, f"{row['mse']:.4f}"] + ["; ".join(emerged)] * paths)
+        learned = studies.steps_text(row["learned"].values())
+        line = [studies.name_of(row["run"]), learned, row["steps"], losses, f"{row['mse']:.4f}"]
+        lines.append(line + ["; ".join(emerged)] * paths)
     heads = ["run", "learned at step", "ends at", "errors there", "MSE"]
-    return markdown(heads + ["first paths, at step"] * paths, *lines)
+    return studies.markdown(heads + ["first paths, at step"] * paths, *lines)
 
 
 def tables(folders):
-    rows = [load_row(folder) for folder in folders]
+    rows = load_rows_with_paths(folders)
     return "\n\n".join([runs_table(rows), order_table(rows), removals(rows)])
 
 
-def count_all(folder):
-    """Return counts over all runs below a folder and the tables of its sweeps, one run per config
-    and seed, a dict: of those that learned two or more of all symbols ("several") how many did so
-    in order, and how many with at least one evaluation between any two ("resolved"); of those with
-    x_D alone as their target ("alone") how many ended above 0.7."""
-    rows, several, alone = [], {}, {}
-    for file in sorted(folder.glob("*/results.jsonl")):
-        rows += sweep.read_table(file).values()
-    for file in sorted(folder.rglob("config.json")):
-        flags = config.read_flags(file.parent)
-        rows += [] if getattr(flags, "mixture", False) else [sweep.row_of(flags)]
-    for row in rows:
+def count_all():
+    """Return counts over all committed runs, one run per config and seed, a dict: of those that
+    learned two or more of all symbols ("several") how many did so in order, and how many with an
+    evaluation between any two ("resolved"); of those with x_D alone as their target ("alone") how
+    many ended above 0.7."""
+    several, alone = {}, {}
+    for row in studies.load_rows(studies.committed("*", "runs/*/*")):
         flags = Flags(**row)
-        if row["task"] != "chain" or row["targets"] or row["init"]:
+        if flags.task != "chain" or flags.targets or flags.init:
             continue
+        key = studies.config_of(flags), flags.seed
         steps = [row[f"{name}_learned"] for name in flags.target_names]
         if not flags.ic:
-            alone.setdefault((config_of(flags), flags.seed), row["val"] > 0.7)
+            alone.setdefault(key, row["val"] > 0.7)
         elif not flags.circuit and in_order(steps) is not None:
             between = [math.ceil(step / flags.eval_every) for step in steps if step is not None]
-            answers = in_order(steps), len({*between}) == len(between)
-            several.setdefault((config_of(flags), flags.seed), answers)
+            several.setdefault(key, (in_order(steps), len({*between}) == len(between)))
     ordered, resolved = map(sum, zip(*several.values(), strict=True))
     counts = dict(several=len(several), in_order=ordered, resolved=resolved)
     return counts | dict(alone=len(alone), above=sum(alone.values()))
@@ -162,7 +140,7 @@ def count_all(folder):
 
 def draw(folders, out):
     """Draw when each run learned each symbol and formed its induction head, a line per run."""
-    groups, lines, names, y = group_by_config(map(load_row, folders)), [], [], 0
+    groups, lines, names, y = studies.group_by_config(load_rows_with_paths(folders)), [], [], 0
     for name, group in groups.items():
         names.append((y, f"{name} (n = {len(group)})"))
         lines += [(y + number, row | row["learned"]) for number, row in enumerate(group, 1)]
@@ -189,15 +167,12 @@ def draw(folders, out):
     axes.set_yticks([line for line, _ in lines], seeds, fontsize=7)
     axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
     axes.set_title("When losses passed below 0.5, and attention above 0.5", fontsize=11)
     axes.grid(lw=0.3)
-    axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     config.save_figure(figure, out / "order.png")
     return out / "order.png"
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, tables, draw)
+    studies.command(__file__, __doc__, tables, draw)

@@ -17,6 +17,7 @@ from parts.config import Flags
 
 import torch
 
+import studies
 import sweep
 from data import TASKS, Task, chain, held_out
 from studies import command, markdown
@@ -36,38 +37,37 @@ SETTINGS = {  # optimizer, rotary: name
 
 @functools.cache
 def unlinked(N, D):
-    """The chains' last step alone, among pairs that belong to no chain."""
-    roles = [
-        role if role.block >= D - 1 else role._replace(symbol=-1) for role in chain(N, D).roles
-    ]
+    """The chains of step 1 alone, after pairs that belong to no chain."""
+    roles = [role._replace(symbol=-1) if role.block < D - 1 else role for role in chain(N, D).roles]
     return Task(f"unlinked_D={D}", N, tuple(roles))
 
 
 @functools.cache
 def first_step_first(N, D):
-    """Chains whose steps are read in the other order."""
-    roles = [
-        role._replace(block=D - 1 - role.block) if role.block < D else role
-        for role in chain(N, D).roles
-    ]
+    """Chains whose pairs are read from step 1 to step D, then the queries."""
+    order = [*range(D - 1, -1, -1), D]
+    roles = [role._replace(block=order[role.block]) for role in chain(N, D).roles]
     return Task(f"first_step_first_D={D}", N, tuple(roles))
 
 
-def previous_token_head(*args):
-    return [path for path in theory.minimal_circuit(*args) if path.layer == 0]
+def previous(D, layers, causal):
+    """The paths of the previous-token head of the minimal circuit."""
+    return theory.minimal_circuit(D, 1, causal)
 
 
-def induction_head(*args):
-    paths = theory.minimal_circuit(*args)
-    return [path for path in paths if path.layer == 1 and path.source == (0, 0)]
+def query(D, layers, causal):
+    """The path q -> 1b of its induction head."""
+    paths = theory.minimal_circuit(D, 2, causal)
+    return [path for path in paths if path.layer == 1 and path.source.role == 0]
 
 
+def induction(D, layers, causal):
+    return previous(D, layers, causal) + query(D, layers, causal)
+
+
+PARTS = dict(previous=previous, query=query, induction=induction)
+theory.CIRCUITS |= {(name, "chain"): paths for name, paths in PARTS.items()}
 TASKS |= dict(unlinked=unlinked, first_step_first=first_step_first)
-theory.CIRCUITS["previous", "chain"] = previous_token_head
-theory.CIRCUITS["query", "chain"] = induction_head
-theory.CIRCUITS["induction", "chain"] = lambda *args: (
-    previous_token_head(*args) + induction_head(*args)
-)
 
 
 def grid():
@@ -77,7 +77,7 @@ def grid():
     points = [f"--targets 1 --D {D}" for D in (2, 3, 5)]
     points += [f"--targets 1 --D 2 --task {task}" for task in ("unlinked", "first_step_first")]
     for D in 1, 2:
-        points += [f"--targets 1 --D {D} --circuit {part}" for part in FROZEN_PARTS]
+        points += [f"--targets 1 --D {D} --circuit {part}" for part in PARTS]
         points += [f"--targets 1 --D {D} --qk-std {std}" for std in (0.05, 0.1, 0.2)]
     points += [f"--D 1 --batch {batch}" for batch in (32, 128, 256, 512)]
     points = {f"--D 1 --N {N}": N for N in (2, 3, 4, 6, 8, 12)} | dict.fromkeys(points, 4)
@@ -94,17 +94,13 @@ def grid():
     return groups
 
 
-FROZEN_PARTS = "previous", "query", "induction"
 sweep.PRESETS["waiting"] = grid()
 
 
 def load_rows(folders):
-    """Return the rows of sweeps and of runs, with their target symbols and the length of their
-    plateau in steps, infinite if it is censored."""
-    rows = []
-    for folder in folders:
-        table = sweep.read_table(folder / "results.jsonl")
-        rows += table.values() or [sweep.row_of(config.read_flags(folder))]
+    """Return the rows of sweeps and runs, with their target symbols and the length of their plateau
+    in steps, infinite if it is censored."""
+    rows = studies.load_rows(folders)
     for row in rows:
         steps = row.get("x_1_learned")
         row |= dict(
@@ -194,11 +190,9 @@ def attention_mass(run):
 
 def measure(folders, out):
     """Write the attention mass of the runs with D=2 whose weights are there."""
-    files = [file for folder in folders for file in sorted(folder.glob("*_D2_*/model.pt"))]
-    rows = load_rows(file.parent for file in files)
-    masses = [dict(mass=attention_mass(file.parent)) for file in files]
-    rows = [row | mass for row, mass in zip(rows, masses, strict=True)]
-    config.write_rows(out / "attention_mass.jsonl", rows)
+    runs = [file.parent for folder in folders for file in sorted(folder.glob("*_D2_*/model.pt"))]
+    rows = zip(load_rows(runs), map(attention_mass, runs), strict=True)
+    config.write_rows(out / "attention_mass.jsonl", [row | dict(mass=mass) for row, mass in rows])
     return out / "attention_mass.jsonl"
 
 
