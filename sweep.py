@@ -103,7 +103,7 @@ def connect(scheduler, workers):
     from distributed import Client
 
     if not scheduler:
-        size = dict(n_workers=workers, threads_per_worker=1, silence_logs="critical")
+        size = dict(n_workers=workers, threads_per_worker=1, silence_logs="CRITICAL")
         return Client(host="127.0.0.1", dashboard_address="127.0.0.1:0", **size)
     try:
         client = Client(scheduler, timeout=PATIENCE)
@@ -157,9 +157,8 @@ def sweep(to_do, table, path, client):
         costs = [cost(flags) for flags in waiting.values()]
         left = sum(costs) - sum(costs[:workers]) / 2
         minutes = (time.time() - began) / (total - left) * left / 60
-        ended, outcome = len(to_do) - len(waiting), row["error"] or f"val {row['val']:.4f}"
-        time_left = f"about {minutes:.0f} min left"
-        print(f"{ended}/{len(to_do)} runs, {time_left}: {row['run']} {outcome}", flush=True)
+        ended = f"{len(to_do) - len(waiting)}/{len(to_do)} runs, about {minutes:.0f} min left"
+        print(f"{ended}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
 
 
 def run_and_draw(to_do, folder, args):
@@ -189,14 +188,15 @@ def section_7(rows):
 
 
 def draw_losses(axes, rows, column, color, label, shift):
-    """Draw every run as a dot, shifted sideways, and a bar at the median of each depth."""
+    """Draw every run as a dot, shifted sideways, and bars at the middle run, or the middle two."""
     by_layers = {}
     for row in [row for row in rows if column in row]:
         by_layers.setdefault(row["layers"] + shift, []).append(row[column])
     for x, losses in by_layers.items():
         axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
-    medians = [statistics.median(losses) for losses in by_layers.values()]
-    axes.plot(list(by_layers), medians, "_", color=color, ms=9, mew=2, label=label)
+    middle = [statistics.median_low(losses) for losses in by_layers.values()]
+    middle += [statistics.median_high(losses) for losses in by_layers.values()]
+    axes.plot([*by_layers] * 2, middle, "_", color=color, ms=9, mew=2, label=label)
 
 
 def figure_4(rows, path):
@@ -211,7 +211,7 @@ def figure_4(rows, path):
         D = " and ".join(map(str, sorted({row["D"] for row in group})))
         label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
         draw_losses(left, group, "val", color, label, shift)
-    left.set(title="Final loss: a dot per run, a bar at the median", ylabel="validation MSE")
+    left.set(title="Final loss: a dot per run, bars at the middle", ylabel="validation MSE")
 
     # right: symbol by symbol
     curriculum, possible = [row for row in rows if row["ic"]], {}

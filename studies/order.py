@@ -167,6 +167,7 @@ def draw(folders, out):
     axes.set_yticks([line for line, _ in lines], seeds, fontsize=7)
     axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_title("When losses passed below 0.5, and attention above 0.5", fontsize=11)
     axes.grid(lw=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
