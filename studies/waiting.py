@@ -191,7 +191,7 @@ def attention_mass(run):
 def measure(folders, out):
     """Write the attention mass of the runs with D=2 whose weights are there."""
     runs = [file.parent for folder in folders for file in sorted(folder.glob("*_D2_*/model.pt"))]
-    rows = zip(load_rows(runs), map(attention_mass, runs), strict=True)
+    rows = zip(studies.load_rows(runs), map(attention_mass, runs), strict=True)
     config.write_rows(out / "attention_mass.jsonl", [row | dict(mass=mass) for row, mass in rows])
     return out / "attention_mass.jsonl"
 
