@@ -105,52 +105,42 @@ def tables(folders):
 # ---- the figure
 
 
-def draw_depths(axes, rows, deepest, marker, color, shift, name):
-    """Draw marks at the least depths that learned each x_k, above the deepest if none did, each
-    with the number of its seeds."""
-    marks = collections.Counter()
-    for k in range(1, rows[0]["D"] + 1):
-        for depth in least_depths(rows, k):
-            marks[k + shift, min(depth, deepest + 1)] += 1
-    layers, seeds = [row["layers"] for row in rows], len({row["seed"] for row in rows})
-    D, steps = (", ".join(map(str, sorted({row[key] for row in rows}))) for key in ("D", "steps"))
-    label = f"{name}: D={D}, {min(layers)} to {max(layers)} layers, {steps} steps, {seeds} seeds"
-    axes.plot(*zip(*marks, strict=True), marker, color=color, ms=11, label=label)
-    for (x, depth), count in marks.items():
-        axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
-
-
 def draw(folders, out):
     """Draw for each x_k the least depth that learned it, with attention frozen at a minimal circuit
     (what a depth can do) and learned (what training finds), beside the law; left with a causal
-    mask, right without."""
+    mask, right without. A mark shows how many seeds it stands for."""
     rows = chains(folders)
+    last, deepest = max(row["D"] for row in rows), max(row["layers"] for row in rows)
     size = dict(figsize=(11, 4.6), layout="constrained", sharey=True)
-    figure, (left, right) = plt.subplots(1, 2, **size)
-    deepest = max(row["layers"] for row in rows)
-    for axes, causal, side, title in (
-        (left, True, "left", "causal mask: floor(log$_2$ k) + 2"),
-        (right, False, "right", "no mask: ceil(log$_3$(4k+1))"),
+    figure, panels = plt.subplots(1, 2, **size)
+    titles = "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))"
+    kinds = (True, "s", "tab:green", "frozen attention"), (False, "o", "tab:blue", "learned")
+    for axes, causal, title, side in zip(
+        panels, (True, False), titles, ("left", "right"), strict=True
     ):
-        # the law as steps, then the runs
-        last = max(row["D"] for row in rows)
         law = [DEPTH_LAWS[causal](k) for k in range(1, last + 2)]
         edges = [k + 0.5 for k in range(last + 1)]
         axes.step(edges, law, where="post", color="black", label="the law")
-        if frozen := with_attention(rows, causal, True):
-            draw_depths(axes, frozen, deepest, "s", "tab:green", -0.15, "frozen attention")
-        if free := with_attention(rows, causal, False):
-            draw_depths(axes, free, deepest, "o", "tab:blue", 0.15, "learned attention")
-
-        # above the deepest that was tried: learned in none of them
-        axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92")
+        for frozen, marker, color, name in kinds:
+            # marks at the least depths, above the deepest if x_k was learned in none
+            group, marks = with_attention(rows, causal, frozen), collections.Counter()
+            for k in range(1, 1 + max([row["D"] for row in group], default=0)):
+                for depth in least_depths(group, k):
+                    marks[k - 0.15 if frozen else k + 0.15, min(depth, deepest + 1)] += 1
+            seeds = len({row["seed"] for row in group})
+            label = f"{name}: {len(group)} runs of {seeds} seeds"
+            points = [x for x, _ in marks], [depth for _, depth in marks]
+            axes.scatter(*points, marker=marker, color=color, s=120, label=label)
+            for (x, depth), count in marks.items():
+                axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
+        axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92", zorder=0)
         axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
         axes.set(xlabel="k", title=title, xlim=(0.4, last + 0.6), xticks=range(1, last + 1))
         axes.grid(axis="y", lw=0.3)
         below = dict(loc=f"outside lower {side}", fontsize="small")
         figure.legend(*axes.get_legend_handles_labels(), **below)
     label = "fewest layers that learn $x_k$\n(in a mark: how many seeds)"
-    left.set(ylabel=label, ylim=(0.5, deepest + 1.5))
+    panels[0].set(ylabel=label, ylim=(0.5, deepest + 1.5))
     config.save_figure(figure, out / "law.png")
     return out / "law.png"
 

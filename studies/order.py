@@ -56,7 +56,7 @@ def paths_of(emergence, task):
         row[head] = next((steps[path] for path in first if ends[path] == head), None)
 
     # what the removal of a path costs
-    losses = emergence.losses["x_1"]
+    losses = emergence.losses.get("x_1", [])
     known = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
     if known is not None:
         without = {INDUCTION_HEAD: 0, PREVIOUS_TOKEN_HEAD: 0, "other": 0}
@@ -89,10 +89,8 @@ def removals(rows):
     """Return a sentence on what the induction head means to x_1, when it is first known."""
     rows = [row for row in rows if "lost" in row]
     rise = max([row["rise"] for row in rows], default=0)
-    lost = (
-        f"x_1 is lost without either path in {sum(row['lost'] for row in rows)} of {len(rows)} runs"
-    )
-    return f"{lost}; without any other path its loss rises by at most {rise:.3f}"
+    lost = f"lost without either path in {sum(row['lost'] for row in rows)} of {len(rows)} runs"
+    return f"x_1 is {lost}; without any other path its loss rises by at most {rise:.3f}"
 
 
 def runs_table(rows, paths=True):

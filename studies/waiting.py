@@ -103,9 +103,8 @@ def load_rows(folders):
     rows = studies.load_rows(folders)
     for row in rows:
         steps = row.get("x_1_learned")
-        row |= dict(
-            symbols=Flags(**row).target_symbols, plateau=math.inf if steps is None else steps
-        )
+        row["plateau"] = math.inf if steps is None else steps
+        row["symbols"] = Flags(**row).target_symbols
     return rows
 
 
