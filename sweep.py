@@ -211,7 +211,7 @@ def figure_4(rows, path):
         D = " and ".join(map(str, sorted({row["D"] for row in group})))
         label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
         draw_losses(left, group, "val", color, label, shift)
-    left.set(title="Final loss: a dot per run, bars at the middle", ylabel="validation MSE")
+    left.set(title="Final loss: a dot per run, bars at the middle runs", ylabel="validation MSE")
 
     # right: symbol by symbol
     curriculum, possible = [row for row in rows if row["ic"]], {}

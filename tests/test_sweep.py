@@ -49,7 +49,7 @@ def test_a_sweep_survives_a_killed_worker_and_runs_nothing_twice(tmp_path):
 def check_ended(process, folder):
     """Every run of GRID has ended once, and one of them was resumed."""
     out, err = process.communicate(timeout=400)
-    assert process.returncode == 0 and "4/4 runs, about 0 min left" in out and not err, out + err
+    assert process.returncode == 0 and "about 0 min left" in out and not err, out + err
     rows = sweep.read_table(folder / "results.jsonl").values()
     assert len(rows) == 4
     assert "resumed" in "".join(path.read_text() for path in folder.glob("*.txt"))
