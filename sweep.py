@@ -1,4 +1,4 @@
-"""Many runs -> one table -> Figure 4: how many layers does each token need (Section 7)?
+"""Train many runs -> one table -> Figure 4: how many layers does each symbol need (Section 7)?
 
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
 python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
@@ -7,14 +7,11 @@ python sweep.py --preset laptop --plot-only  # the figure again, from results.js
 python sweep.py --preset paper --scheduler tls://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends (pandas.read_json(..., lines=True) reads it). What is in the table is not run again; what
-was stopped in the middle goes on where it was, on whichever worker takes it. On a GPU several
-workers share the card: --workers says how many.
+run ends. After a stop the same command continues. On a GPU several workers share the card.
 
-On a cluster of Dask all machines see the folder under the same name, and each worker is started in
-a clone of this repository. Whoever reaches a scheduler or worker has it run any code, so let them
-know each other by one certificate in that folder, named in the shell of each of these commands and
-of sweep.py:
+On a Dask cluster all machines see the folder under the same name, and each worker is started in a
+clone of this repository. Whoever reaches a scheduler can run any code on its workers, so let them
+accept one certificate only, named in the shell of each of these commands and of sweep.py:
 
 openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=sweep -keyout dask.pem -out dask.pem
 export DASK_DISTRIBUTED__COMM__TLS__{CA_FILE,{SCHEDULER,WORKER,CLIENT}__CERT}=/shared/dask.pem
@@ -23,7 +20,6 @@ cd clone && python -m dask worker tls://10.0.0.1:8786 --nthreads 1 --nworkers 16
 """
 
 import contextlib
-import logging
 import shlex
 import statistics
 import sys
@@ -39,7 +35,7 @@ import torch
 import train
 
 
-PLAIN = "--ema 0 --qk-std 0.02 --target 0"  # the last weights count
+PLAIN = "--ema 0 --qk-std 0.02 --target 0"  # the last weights are evaluated
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
@@ -49,53 +45,50 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
-PATIENCE = 15  # seconds in which a scheduler must answer, and a worker come
-
-
-# ---- which runs
+PATIENCE = 15  # seconds within which a scheduler must answer and a worker must come
 
 
 def grid(groups, folder):
-    """[Flags, ...] of every run of the groups, which are as in PRESETS, the longest first. A flag
-    that train.py refuses ends the program as there."""
-    by_name = {}  # the same run twice is one
+    """Return [Flags, ...] of every run of the groups, which are as in PRESETS, the longest run
+    first. A wrong flag ends the program as in train.py."""
+    by_name = {}  # two groups may share a run
     for text, layers, seeds in groups:
         for name in {"--layers", "--seed", "--out"} & {*text.replace("=", " ").split()}:
             raise UserError(f"--flags must not hold {name}, which the grid sets")
         for count in layers:
             for seed in range(seeds):
-                run = f"--layers {count} --seed {seed} --resume".split()
-                own = train.parse_flags([*shlex.split(text), *run])
-                own.out = folder / own.out.name
-                by_name[own.out.name] = own
+                run = f"{text} --layers {count} --seed {seed} --resume"
+                flags = train.parse_flags(shlex.split(run))
+                flags.out = folder / flags.out.name
+                by_name[flags.out.name] = flags
     return sorted(by_name.values(), key=cost, reverse=True)
 
 
 def cost(flags):
-    """What a run costs beside others: tokens that go through a layer."""
+    """The cost of a run relative to others: how many tokens go through a layer."""
     return flags.steps * flags.batch * flags.layers * flags.problem.T
 
 
-# ---- the table, {run: row}: a row is a dict of the run's flags, of how it ended, its final losses
-# (the mean over the last 100 steps) and the step at which each symbol was learned
+# ---- the table, {run: row}
 
 
 def row_of(flags, error=None):
-    """The row of a run that has ended, or of one that failed, with the error."""
+    """Return the row of a run: its flags, its error or None, its final losses (means over the last
+    100 steps), and the step at which each symbol was learned."""
     row = {name: getattr(flags, name) for name in SETTINGS}
     row |= dict(run=flags.out.name, error=error and f"{type(error).__name__}: {error}")
     if error:
         return row
     log = config.read_log(flags.out)
     row |= dict(seconds=log[-1]["seconds"], ended=log[-1]["step"])
-    late = [entry for entry in log if entry["step"] > row["ended"] - 100]
+    last = [entry for entry in log if entry["step"] > row["ended"] - 100]
     for name in ("val", *flags.target_names):
-        row[name] = sum(entry[name] for entry in late) / len(late)
+        row[name] = sum(entry[name] for entry in last) / len(last)
     return row | {f"{name}_learned": step for name, step in config.crossings(log, flags).items()}
 
 
 def read_table(path):
-    """The table; {} if there is no such file. A flag that is younger than it has its default."""
+    """Return the table, {} without a file; a flag that is younger than it has its default."""
     defaults = {name: ROWS[name].default for name in SETTINGS}
     rows = config.read_json(path, lines=True) if path.exists() else []
     return {row["run"]: defaults | row for row in rows}
@@ -105,32 +98,33 @@ def read_table(path):
 
 
 def connect(scheduler, workers):
-    """A Dask client: of the cluster at this address, or of so many processes here, which nobody
-    else reaches."""
-    import dask
-    from distributed import Client, LocalCluster
+    """Return a Dask client: of the cluster at this address or, without one, of new processes on
+    this machine, which no other machine can reach."""
+    from distributed import Client
 
-    dask.config.set({"distributed.scheduler.allowed-failures": 10})  # of the workers of one run
     if not scheduler:
-        where = dict(host="127.0.0.1", dashboard_address="127.0.0.1:0")
-        size = dict(n_workers=workers, threads_per_worker=1)
-        return Client(LocalCluster(**size, **where, silence_logs=logging.CRITICAL))
+        size = dict(n_workers=workers, threads_per_worker=1, silence_logs="CRITICAL")
+        return Client(host="127.0.0.1", dashboard_address="127.0.0.1:0", **size)
     try:
         client = Client(scheduler, timeout=PATIENCE)
         client.wait_for_workers(1, timeout=PATIENCE)
-    except Exception as error:  # each of them fails in its own way
+    except Exception as error:  # an address can be wrong in many ways
         raise UserError(f"no Dask cluster with workers at {scheduler}: {error}") from None
-    if max(client.nthreads().values()) > 1:  # they share one random generator
+    if max(client.nthreads().values()) > 1:  # torch has one random generator per process
         raise UserError("a worker has several threads: start workers with --nthreads 1")
+
+    def set_timeout(dask_scheduler):
+        dask_scheduler.no_workers_timeout = 30  # seconds without a worker until the runs fail
+
+    client.run_on_scheduler(set_timeout)
     return client
 
 
 def run_and_report(flags):
-    """Train a run, or go on with it, and return its row. This is what a worker does."""
+    """Train a run, or continue it, and return its row. This is what a worker does."""
     torch.set_num_threads(1)
     train.keep_freed_memory()
     try:
-        flags.out.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{flags.out}.txt", "a") as printed, contextlib.redirect_stdout(printed):
             train.run_once(flags)
         return row_of(flags)
@@ -139,40 +133,36 @@ def run_and_report(flags):
 
 
 def sweep(to_do, table, path, client):
-    """Train the runs to_do, in their order; whenever one ends its row joins the table, in `path`
-    too."""
+    """Train the runs to_do in their order. Whenever one ends, its row joins the table and the file
+    at `path`."""
     from distributed import as_completed
 
-    # keys that begin alike: Dask times the runs as one kind, without which an idle worker is not
-    # given what waits at a busy one
+    # Dask groups tasks by the first part of their keys. Only once it has timed one of a group
+    # does it move the others from busy workers to idle ones.
     began, waiting = time.time(), {}
     for flags in to_do:
         key = ("run", flags.out.name, began)
-        more = dict(key=key, pure=False, priority=cost(flags))
-        waiting[client.submit(run_and_report, flags, **more)] = flags
-    how_far = f"a line here when one ends; how far each is: {path.with_name('*.txt')}"
-    print(f"{len(to_do)} runs to do, {how_far}", flush=True)
+        future = client.submit(run_and_report, flags, key=key, pure=False, priority=cost(flags))
+        waiting[future] = flags
+    print(f"{len(to_do)} runs to do; their progress is in {path.parent}/*.txt", flush=True)
 
     workers, total = len(client.nthreads()), sum(map(cost, to_do))
     for future in as_completed([*waiting]):
         flags = waiting.pop(future)
-        if future.cancelled():
-            raise UserError("the scheduler is gone: start it again, and the same command goes on")
         row = row_of(flags, future.exception()) if future.exception() else future.result()
         table[row["run"]] = row
         config.write_rows(path, table.values())
 
-        # time left, as if the runs at work were half done
-        costs = [cost(other) for other in waiting.values()]
+        # the time left, as if the running ones were half done
+        costs = [cost(flags) for flags in waiting.values()]
         left = sum(costs) - sum(costs[:workers]) / 2
         minutes = (time.time() - began) / (total - left) * left / 60
-        ended = f"{len(to_do) - len(waiting)}/{len(to_do)} runs"
-        outcome = row["error"] or f"val {row['val']:.4f}"
-        print(f"{ended}, about {minutes:.0f} min left: {row['run']} {outcome}", flush=True)
+        ended = f"{len(to_do) - len(waiting)}/{len(to_do)} runs, about {minutes:.0f} min left"
+        print(f"{ended}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
 
 
 def run_and_draw(to_do, folder, args):
-    """Run what has no row yet, then draw all, also when the cluster is lost before."""
+    """Run what has no row yet, then draw the table, also when the cluster is lost before."""
     path = folder / "results.jsonl"
     table = read_table(path)
     done = {name for name, row in table.items() if not row["error"]}
@@ -180,73 +170,61 @@ def run_and_draw(to_do, folder, args):
         if missing := [flags for flags in to_do if flags.out.name not in done]:
             with connect(args.scheduler, args.workers) as client:
                 sweep(missing, table, path, client)
-                if client.cluster:
-                    client.cluster.close()
     finally:
-        if rows := plain(row for row in table.values() if not row["error"]):
+        if rows := section_7(row for row in table.values() if not row["error"]):
             figure_4(rows, folder / "figure4.png")
             print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
-    failed = [flags.out.name for flags in to_do if table[flags.out.name]["error"]]
-    if failed:
+    if failed := [flags for flags in to_do if table[flags.out.name]["error"]]:
         raise UserError(f"{len(failed)} runs failed, see {path}; the same command tries them again")
 
 
 # ---- Figure 4, from the table alone
 
 
-def plain(rows):
-    """The runs of which Section 7 speaks."""
-    own = ("targets", "init", "circuit")
+def section_7(rows):
+    """Return the runs of the kind that Section 7 trains, with and without implicit curriculum."""
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
-    return [row for row in rows if not any(row[name] for name in own)]
+    return [row for row in rows if not (row["targets"] or row["init"] or row["circuit"])]
 
 
-def draw_runs(axes, rows, column, color, label, aside):
-    """Every run as a dot, so much aside, and a bar at the median run of each number of layers (the
-    lower of two: a mean of both may be a loss that no run has)."""
+def draw_losses(axes, rows, column, color, label, shift):
+    """Draw every run as a dot, shifted sideways, and bars at the middle run, or the middle two."""
     by_layers = {}
-    for row in rows:
-        if row.get(column) is not None:
-            by_layers.setdefault(row["layers"] + aside, []).append(row[column])
+    for row in [row for row in rows if column in row]:
+        by_layers.setdefault(row["layers"] + shift, []).append(row[column])
     for x, losses in by_layers.items():
         axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
-    medians = [statistics.median_low(losses) for losses in by_layers.values()]
-    axes.plot(list(by_layers), medians, "_", color=color, ms=9, mew=2, label=label)
+    middle = [statistics.median_low(losses) for losses in by_layers.values()]
+    middle += [statistics.median_high(losses) for losses in by_layers.values()]
+    axes.plot([*by_layers] * 2, middle, "_", color=color, ms=9, mew=2, label=label)
 
 
 def figure_4(rows, path):
     """Left: final validation loss by layers, with and without the implicit curriculum. Right: each
     symbol's loss by layers, with an arrow where the causal law first allows it."""
-    # left: all that was asked for
     import matplotlib.pyplot as plt
 
-    size = dict(figsize=(11, 4.8), layout="constrained", sharey=True)
-    figure, (left, right) = plt.subplots(1, 2, **size)
-    for ic, color, name, aside in (
-        (True, "tab:blue", "with", -0.12),
-        (False, "tab:red", "without", 0.12),
-    ):
-        if group := [row for row in rows if row["ic"] == ic]:
-            D = " and ".join(map(str, sorted({row["D"] for row in group})))
-            label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
-            draw_runs(left, group, "val", color, label, aside)
-    ylabel = "validation MSE, mean over the last 100 steps"
-    left.set(ylabel=ylabel, title="Final loss: a dot per run, a bar at the median run")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained", sharey=True)
+    groups = ("with", True, "tab:blue", -0.12), ("without", False, "tab:red", 0.12)
+    for name, ic, color, shift in groups:
+        group = [row for row in rows if row["ic"] == ic]
+        D = " and ".join(map(str, sorted({row["D"] for row in group})))
+        label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
+        draw_losses(left, group, "val", color, label, shift)
+    left.set(title="Final loss: a dot per run, bars at the middle runs", ylabel="validation MSE")
 
     # right: symbol by symbol
-    curriculum = [row for row in rows if row["ic"]]
-    most = max([row["D"] for row in curriculum], default=0)
-    symbols, possible = range(1, 1 + most), {}
-    for k in symbols:
-        color = config.symbol_color(k, len(symbols))
-        aside = 0.15 * (k - (1 + len(symbols)) / 2)
-        draw_runs(right, curriculum, f"x_{k}", color, f"$x_{k}$", aside)
+    curriculum, possible = [row for row in rows if row["ic"]], {}
+    last = max([row["D"] for row in curriculum], default=0)
+    for k in range(1, last + 1):
+        color, shift = config.symbol_color(k, last), 0.15 * (k - (1 + last) / 2)
+        draw_losses(right, curriculum, f"x_{k}", color, f"$x_{k}$", shift)
         possible.setdefault(causal_depth(k), []).append(f"$x_{k}$")
     above = dict(textcoords="offset points", ha="center", fontsize="small")
     for depth, names in possible.items():
         text, arrow = ", ".join(names) + "\npossible", dict(arrowstyle="->")
         right.annotate(text, (depth, 0.93), (0, 22), arrowprops=arrow, **above)
-    right.set(title="Each symbol alone, with implicit curriculum")
+    right.set_title("Each symbol alone, with implicit curriculum")
 
     # both: the plateau, and the legends below
     for axes, side, columns in (left, "left", 1), (right, "right", 4):
@@ -254,18 +232,14 @@ def figure_4(rows, path):
         axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
         axes.set(xlabel="layers", ylim=(0, 1.15))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        where = dict(loc=f"outside lower {side}", ncols=columns, fontsize="small")
-        figure.legend(*axes.get_legend_handles_labels(), **where)
+        below = dict(loc=f"outside lower {side}", ncols=columns, fontsize="small")
+        figure.legend(*axes.get_legend_handles_labels(), **below)
     config.save_figure(figure, path)
 
 
-# ---- the command line
-
-
-def parse_arguments():
-    p = command_line("sweep.py", __doc__)
-    cores = torch.get_num_threads()
-    p.add_argument("--preset", choices=PRESETS, help="a grid made for you; or your own:")
+def main():
+    p, cores = command_line("sweep.py", __doc__), torch.get_num_threads()
+    p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")
     p.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... per point (default: 3)")
     p.add_argument("--flags", action="append", help="of train.py for all runs; twice for two sets")
@@ -273,19 +247,15 @@ def parse_arguments():
     p.add_argument("--workers", type=int, default=cores, help="processes (default: one per core)")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
     p.add_argument("--plot-only", action="store_true", help="draw the table, run nothing")
-    typed = shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")  # the value begins with --
-    args = p.parse_args(shlex.split(typed))
-    if bool(args.preset) == bool(args.layers):
-        p.error("give a --preset, or your own grid with --layers")
-    return args
-
-
-def main():
     with program("sweep.py"):
-        args = parse_arguments()
+        # the value of --flags begins with --, which argparse takes only after =
+        typed = shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")
+        args = p.parse_args(shlex.split(typed))
+        if bool(args.preset) == bool(args.layers):
+            p.error("give a --preset, or your own grid with --layers")
         folder = args.out or Path("out", args.preset or "sweep")
-        own = [(text, args.layers, args.seeds) for text in args.flags or [""]]
-        to_do = grid(PRESETS.get(args.preset, own), folder.absolute())
+        groups = [(text, args.layers, args.seeds) for text in args.flags or [""]]
+        to_do = grid(PRESETS.get(args.preset, groups), folder.absolute())
         folder.mkdir(parents=True, exist_ok=True)
         with config.alone_in(folder):
             run_and_draw([] if args.plot_only else to_do, folder, args)

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Every run of results/, in order, and the figures and pages of studies. What is there is skipped, and after a stop the same
-# line goes on.
+# Trains every run of results/, in order, and draws the figures of the studies. It skips what is there, so after a stop the
+# same command continues.
 #
-#   bash results/reproduce.sh out/again          # what a laptop does in a night, about 15 core-hours
-#   bash results/reproduce.sh out/again --all    # the long runs too; without a GPU, weeks
+#   bash results/reproduce.sh out/again          # about 15 core-hours, a night on a laptop
+#   bash results/reproduce.sh out/again --all    # the long runs too, which take weeks without a GPU
 #
-# One run at a time, on all cores. Minutes are of one core of an AMD EPYC (Zen 4), November 2026.
+# Runs are trained one at a time, on all cores. Minutes are those of one core of an AMD EPYC (Zen 4), November 2026.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
 mkdir -p "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
-# MINUTES WHAT NAME FLAGS: train a run of this name and, if WHAT is circuit, find its circuit and draw it
+# reads lines of MINUTES WHAT NAME FLAGS: trains a run of this name and, if WHAT is circuit, finds its circuit and draws it
 make_runs() {
   while read -r minutes what name flags; do
     run="$folder/$name"
@@ -26,8 +26,8 @@ make_runs() {
   done
 }
 
-# NAME STEP EVERY: a checkpoint as a run of its own, and its circuit; a line of the log each EVERY steps
-certify_at() {
+# NAME STEP EVERY: makes a checkpoint a run of its own and finds its circuit; its log has a line each EVERY steps
+circuit_at() {
   at="$runs/$1_at_$2"
   mkdir -p "$at"
   cp "$runs/$1/config.json" "$at"
@@ -42,12 +42,12 @@ for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed"
 done | make_runs
 
-# the same with first W_Q and W_K as small as all else (order.md, waiting.md)
+# the same, where W_Q and W_K start as small as all other weights (order.md, waiting.md)
 for seed in {0..8}; do
   echo "8 circuit runs/qk_std0.02/s$seed $main --qk-std 0.02 --seed $seed"
 done | make_runs
 
-# of these the last weights are kept; with ten times the weight decay, too (circuits.md, order.md)
+# the same with the last weights instead of their average, and with ten times the weight decay (circuits.md, order.md)
 plain="--qk-std 0.02 --ema 0"
 for seed in {0..4}; do
   echo "10 circuit runs/last/s$seed $main $plain --seed $seed"
@@ -59,12 +59,12 @@ for seed in {0..4}; do
   echo "10 circuit runs/decay/s$seed $main $plain --weight-decay 1 --seed $seed --save-every 25"
 done | make_runs
 
-# the first of these on another machine, an Intel Xeon, each run on one thread; conditional retrieval below
+# the first of these on another machine, an Intel Xeon, each run on one thread
 for seed in 0 1 2 3 4 5 6 8; do
   echo "7 circuit runs/again/s$seed $main $plain --seed $seed"
 done | make_runs
 
-# a little shorter, three seeds more (circuits.md)
+# the same, a little shorter (circuits.md)
 for seed in 7 8 9; do
   short="$plain --steps 1050 --decay 0.4"
   echo "10 circuit runs/shorter/s$seed $main $short --seed $seed"
@@ -114,8 +114,7 @@ make_runs << RUNS
 22 loss runs/float32/s2 $main $plain --dtype float32 --seed 2
 RUNS
 
-# what of the implicit curriculum is needed (curriculum.md): subsets of the symbols, stages, mixtures. Of
-# seed 3 what begins the stages and the stages are in results/, of the mixtures seeds 0 and 1
+# which part of the implicit curriculum is needed (curriculum.md): subsets of the symbols, and stages
 small="$plain --layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
 for seed in {0..3}; do
   for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
@@ -128,12 +127,10 @@ for seed in {0..3}; do
   echo "6 loss runs/curriculum/D3_x1-2_then_x3_s$seed ${from}_targets1-2_s$seed --no-ic"
   echo "2 loss runs/curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
   echo "3 loss runs/curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
-  echo "6 loss runs/curriculum/D3_mixture_s$seed $small --mixture --seed $seed"
 done | make_runs
 for D in 2 5; do
   echo "4 loss runs/curriculum/D${D}_all_s0 $small --D $D"
   echo "4 loss runs/curriculum/D${D}_all_s1 $small --D $D --seed 1"
-  echo "9 loss runs/curriculum/D${D}_mixture_s0 $small --D $D --mixture"
   echo "9 loss runs/curriculum/D${D}_last_s0 $small --D $D --no-ic"
 done | make_runs
 make_runs << RUNS
@@ -141,7 +138,7 @@ make_runs << RUNS
 9 loss runs/curriculum/D5_targets2-3-4-5_s0 $small --D 5 --targets 2 3 4 5
 RUNS
 
-# conditional retrieval (conditional.md): two schedules, fewer layers, attention held, other symbols asked for
+# conditional retrieval (conditional.md): two schedules, fewer layers, frozen attention, other target symbols
 both="$plain --task conditional --width 64 --lr 4e-3"
 four="$both --layers 4 --heads 4"
 long="--steps 4000 --decay 0.3"
@@ -169,8 +166,7 @@ for seed in 5 6; do
   echo "20 circuit runs/again/conditional_s$seed $four $long --seed $seed"
 done | make_runs
 
-# what weight decay leaves (cleaning.md): e-folds 0.1 to 5 (of 5 Muon's seed 0 is in results/), of 0.3 ten
-# seeds (order.md), with AdamW and RoPE seven of 0.1; one run longer, and at its checkpoints
+# what weight decay leaves (cleaning.md, order.md): 0.1 to 5 e-folds; one longer run, and its checkpoints
 narrow="$plain --layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
 for seed in 0 1 2; do
   for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
@@ -190,7 +186,7 @@ for seed in {3..9}; do
 done | make_runs
 make_runs <<< "12 loss runs/cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
 for step in 1600 2000 2500 3000; do
-  certify_at cleaning/time_s0 "$step" 50
+  circuit_at cleaning/time_s0 "$step" 50
 done
 
 # many depths (depth.md): 115 and 40 core-minutes
@@ -205,7 +201,7 @@ longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
 
-# the three runs of the sweep that meet the law, their circuits
+# the circuits of the three runs of the sweep that reach the limit of the law
 for layers in 2 3 4; do
   flags="$plain --layers $layers --heads 8 --D 5 --steps 1500 --target 0 --lr 2e-3 --decay 0.3 --seed 1"
   echo "5 circuit runs/depth/L${layers}_s1 $flags"
@@ -216,12 +212,12 @@ for name in memories recall bigrams layers theorems noise hops samples; do
   [ -e "$folder/mechanisms/$name.json" ] || python -m "mechanisms.$name" --out "$folder/mechanisms"
 done
 
-# figures over many runs, and pages to point at
+# the figures and tables of studies, and the pages
 figures="$folder/figures"
 python -m studies.order "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
 python -m studies.waiting "$folder/waiting" --out "$figures"
-python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/* --out "$figures"
+python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/*
 python -m studies.circuits "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
 python -m pages.index "$folder" --out "$folder/index.html"
@@ -230,8 +226,8 @@ chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --scre
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D and the paper's literal settings (cleaning.md); in results/ D is stopped at step 1600, and so are those with
-# an aid early. Figure 4 with eight seeds, the paper's own sweep
+# transformer D and the paper's literal settings (cleaning.md), then Figure 4 with eight seeds and the paper's own sweep. In
+# results/ D was stopped at step 1600, and the literal runs with an aid early
 of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
@@ -247,10 +243,10 @@ make_runs << RUNS
 115 loss runs/literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
 RUNS
 for step in 8400 11600 15200 16000 20000 20800; do
-  certify_at literal/no_aid_s1 "$step" 100
+  circuit_at literal/no_aid_s1 "$step" 100
 done
 for step in 20800 22000; do
-  certify_at literal/no_aid_s2 "$step" 100
+  circuit_at literal/no_aid_s2 "$step" 100
 done
 solved="$paper --steps 2500 --target 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
 solved="$solved --init $runs/literal/no_aid_s1_at_20000"

@@ -2,107 +2,126 @@
 
     python -m studies.order results/runs/default/*
 
-Runs that differ in nothing but the seed are of one kind.
+A study that needs its own tasks, circuits or presets registers them when it is imported.
 """
 
 import statistics
+import sys
 from pathlib import Path
 
-from parts import command_line, program
+from parts import command_line, config, program
 from parts.config import ROWS, SETTINGS
 from parts.stats import wilson
 
+import sweep
 
-ASIDE = {"seed", "dtype", "eval_every", "save_every"}  # do not make another kind of run
+
+NOT_CONFIG = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these compare
 
 
-def command(script, about, tables, draw=None):
-    """The command line of a study: tables(folders) is the text to print, draw(folders, out) yields
-    the files that it draws into the folder out. A run named twice counts once."""
+def command(script, description, tables, draw=None):
+    """Run the command line of a study: tables(folders) returns the text to print, draw(folders,
+    out) draws a figure into the folder out and returns its path. A run that is named twice counts
+    once. With --preset, train the study's own runs as sweep.py does."""
+    if "--preset" in sys.argv:
+        return sweep.main()
     name = f"python -m studies.{Path(script).stem}"
     with program(name):
-        p = command_line(name, about)
+        p = command_line(name, description)
         p.add_argument("run", type=Path, nargs="+", help="run directories of train.py")
         if draw:
-            where = dict(type=Path, default=Path("out"))
-            p.add_argument("--out", **where, help="folder of the figures (default: out)")
+            default = Path("out")
+            p.add_argument("--out", type=Path, default=default, help="for figures (default: out)")
         args = p.parse_args()
         folders = list({folder.resolve(): folder for folder in args.run}.values())
         print(tables(folders))
         if draw:
             args.out.mkdir(parents=True, exist_ok=True)
-            for file in draw(folders, args.out):
-                print(file)
+            print(draw(folders, args.out))
 
 
 # ---- which runs
 
 
 def committed(*patterns):
-    """The runs below results/ of these patterns, in order: what the pages tell of."""
-    found = [file for pattern in patterns for file in sorted(Path("results").glob(pattern))]
-    return [file for file in found if (file / "config.json").exists()]
+    """Return the folders of runs and sweeps below results/ that match these patterns, in order."""
+    folders = [run for pattern in patterns for run in sorted(Path("results").glob(pattern))]
+    files = "config.json", "results.jsonl"
+    return [folder for folder in folders if any((folder / file).exists() for file in files)]
+
+
+def load_row(run):
+    """Return what most studies compare of a run, a dict. learned: {symbol: step or None}; known:
+    the symbols that it knows at its end."""
+    flags, log = config.read_flags(run), config.read_log(run)
+    last, learned = log[-1], config.crossings(log, flags)
+    known = [name for name in learned if last[name] < flags.problem.learned]
+    row = dict(run=run, flags=flags, config=config_of(flags), log=log, steps=last["step"])
+    return row | dict(learned=learned, known=known, mse=last.get("confirmed", last["val"]))
+
+
+def load_rows(folders):
+    """Return the rows of these sweeps and runs, as in the table of a sweep, without failures."""
+    rows = []
+    for folder in folders:
+        table = sweep.read_table(folder / "results.jsonl")
+        rows += table.values() or [sweep.row_of(config.read_flags(folder))]
+    return [row for row in rows if not row["error"]]
 
 
 def name_of(run):
-    """rope/s4, or A: below results/ the name and the set, else the name alone."""
+    """Return rope/s4 for results/runs/rope/s4, and A for results/A."""
     return f"{run.parent.name}/{run.name}" if run.parent.parent.name == "runs" else run.name
 
 
-def kind_of(flags):
-    """(text, ...) the flags of a run that are not the defaults, but for those in ASIDE."""
-    values = {name: getattr(flags, name) for name in SETTINGS if name not in ASIDE}
+def config_of(flags):
+    """Return ("width=64", ...), the flags of a run that are not the defaults. Runs of one config
+    differ in no more than the seed."""
+    values = {name: getattr(flags, name) for name in SETTINGS if name not in NOT_CONFIG}
     return tuple(f"{name}={value}" for name, value in values.items() if value != ROWS[name].default)
 
 
-def by_kind(facts):
-    """{name: [fact, ...]} of dicts with "kind" and "flags", each by seed; the name says what the
-    kinds do not share."""
-    facts, groups = list(facts), {}
-    shared = set.intersection(*(set(fact["kind"]) for fact in facts)) if facts else set()
-    for fact in facts:
-        name = ", ".join(text for text in fact["kind"] if text not in shared)
-        groups.setdefault(name or ", ".join(fact["kind"]) or "the defaults", []).append(fact)
-    return {
-        name: sorted(group, key=lambda one: one["flags"].seed) for name, group in groups.items()
-    }
-
-
-def in_order(steps):
-    """Whether symbols were learned in order, the last ones perhaps never; None for fewer than two
-    that were."""
-    reached = [step for step in steps if step is not None]
-    if len(reached) < 2:
-        return None
-    return reached == sorted(reached) and reached == steps[: len(reached)]
+def group_by_config(rows):
+    """Return {name: [row, ...]} of dicts with "config" and "flags", by seed within a group. A name
+    leaves out what all configs share."""
+    rows, groups = list(rows), {}
+    shared = set.intersection(*(set(row["config"]) for row in rows)) if rows else set()
+    for row in rows:
+        name = ", ".join(text for text in row["config"] if text not in shared)
+        groups.setdefault(name or ", ".join(row["config"]) or "the defaults", []).append(row)
+    for group in groups.values():
+        group.sort(key=lambda row: row["flags"].seed)
+    return groups
 
 
 # ---- Markdown
 
 
 def markdown(head, *rows):
-    """A table of rows of cells."""
+    """Return a table of rows of cells."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def share(known):
-    """Of how many it is true, with a 95% Wilson interval from three on, as text; known: [bool or
-    None, ...]."""
-    known = [one for one in known if one is not None]
-    if len(known) < 3:
-        return f"{sum(known)} of {len(known)}" if known else ""
-    low, high = wilson(sum(known), len(known))
-    return f"{sum(known)} of {len(known)} [{low:.2f}, {high:.2f}]"
+def share(answers):
+    """Return "7 of 9 [0.45, 0.94]", the number of True with a 95% Wilson interval from three on;
+    answers: [bool or None, ...], where None is left out."""
+    answers = [answer for answer in answers if answer is not None]
+    if not answers:
+        return ""
+    text = f"{sum(answers)} of {len(answers)}"
+    low, high = wilson(sum(answers), len(answers))
+    return text + f" [{low:.2f}, {high:.2f}]" * (len(answers) > 2)
 
 
 def spread(steps):
-    """437 (359-674), with a dash: the median and the range, if there are several."""
+    """Return "437 (359-674)", with a dash: the median and the range; of two values both."""
+    if len(steps) == 2:
+        return f"{min(steps):.0f} and {max(steps):.0f}"
     text = f"{statistics.median(steps):.0f}"
-    several = f" ({min(steps):.0f}\N{EN DASH}{max(steps):.0f})"
-    return text + several * (len(steps) > 1)
+    return text + f" ({min(steps):.0f}\N{EN DASH}{max(steps):.0f})" * (len(steps) > 2)
 
 
 def steps_text(steps):
-    """347, 419, never: of what was learned."""
+    """Return "347, 419, never", where None stands for never."""
     return ", ".join("never" if step is None else f"{step:.0f}" for step in steps)

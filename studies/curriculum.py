@@ -1,9 +1,8 @@
-"""What of the implicit curriculum is needed: runs asked for different symbols, side by side.
+"""Which part of the implicit curriculum is needed: runs with different target symbols.
 
-    python -m studies.curriculum results/runs/curriculum/D3*
+    python -m studies.curriculum results/runs/curriculum/D3_targets*
 
-Of a run that began with --init the runs that it began with are stages of the same kind, and their
-steps count.
+Of a run with --init, the runs that it started from are its earlier stages, and their steps count.
 """
 
 import re
@@ -13,146 +12,115 @@ from parts import UserError, config
 
 import matplotlib.pyplot as plt
 
-from studies import by_kind, command, kind_of, markdown, share, spread
-
-
-# ---- the facts of one run
+import studies
+from studies import command, config_of, group_by_config, markdown, share, spread
 
 
 def stages(folder):
-    """[folder, ...] of a run and of those that it began with, the first one first. UserError if one
-    is not there."""
-    found = [Path(folder)]
-    while init := config.read_flags(found[0]).init:
-        beside = found[0].parent / Path(init).name  # they may have been moved together
-        found.insert(0, Path(init) if Path(init).exists() else beside)
-    return found
+    """Return [folder, ...] of a run and of those that it started from, the first one first."""
+    folders = [Path(folder)]
+    while init := config.read_flags(folders[0]).init:
+        beside = folders[0].parent / Path(init).name  # they may have been moved together
+        folders.insert(0, Path(init) if Path(init).exists() else beside)
+    return folders
 
 
-def what_is_asked(flags):
-    """x_1, x_3; or "one of x_1, x_3"."""
-    symbols = ", ".join(flags.target_names)
-    return f"one of {symbols}" if getattr(config, "mixture", False) else symbols
-
-
-def facts(folder):
-    """What is compared, a dict. learned: {k: the step at which x_k passed below 0.5, of all stages
-    together, or None}; last: {k: its loss at the end} of those asked for in the last stage."""
-    learned, before, ends, kind, labels = {}, 0, [], [], []
-    for stage in stages(folder):
-        flags, log = config.read_flags(stage), config.read_log(stage)
-        for name, step in config.crossings(log, flags).items():
-            if learned.get(int(name[2:])) is None:
-                learned[int(name[2:])] = None if step is None else before + step
-        before += log[-1]["step"]
-        ends.append(before)
-        labels.append(what_is_asked(flags))
-        kind += [f"stage {len(ends)}: {text}" for text in ("", *kind_of(flags.replace(init="")))]
+def load_row(folder):
+    """Return what is compared of a run, a dict. learned: {symbol: its step, of all stages together,
+    or None if it is not known at the end of its last stage}; ends: 0 and each stage's last step."""
+    learned, ends, configs, targets = {}, [0], [], []
+    for stage in map(studies.load_row, stages(folder)):
+        for name, step in stage["learned"].items():
+            if learned.get(name) is None:
+                learned[name] = None if step is None else ends[-1] + step
+            if name not in stage["known"]:
+                learned[name] = None
+        flags = stage["flags"]
+        ends.append(ends[-1] + stage["steps"])
+        targets.append(", ".join(flags.target_names))
+        names = ("", *config_of(flags.replace(init="")))
+        configs += [f"stage {len(targets)}: {name}" for name in names]
     size = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     return dict(
         flags=flags,
-        kind=tuple(kind),
-        label="; then ".join(labels),
+        config=tuple(configs),
+        targets="; then ".join(targets),
         problem=f"{flags.problem.title}, {size}",
         learned=dict(sorted(learned.items())),
-        last={k: log[-1][f"x_{k}"] for k in flags.target_symbols},
         ends=ends,
     )
 
 
-# ---- the table
+# ---- tables
 
 
-def cell(group, k):
-    """How many runs of a kind hold x_k at the end, with an interval, and when they learned it."""
-    if k not in group[0]["last"]:
-        return "" if k not in group[0]["learned"] else "then not asked"
-    held = [fact for fact in group if fact["last"][k] < fact["flags"].problem.learned]
-    steps = [fact["learned"][k] for fact in held if fact["learned"][k] is not None]
-    when = f", step {spread(steps)}" if steps else ""
-    return share([fact in held for fact in group]) + when
+def cell(group, name):
+    """Return how many runs of a group know a symbol at the end, and when they learned it."""
+    if name not in group[0]["flags"].target_names:
+        return "no target" if name in group[0]["learned"] else ""
+    steps = [row["learned"][name] for row in group]
+    known = [step for step in steps if step is not None]
+    when = f", step {spread(known)}" if known else ""
+    return share([step is not None for step in steps]) + when
 
 
 def tables(folders):
-    """A line of Markdown per kind."""
-    groups, rows = by_kind(map(facts, folders)).values(), []
-    several = len({group[0]["problem"] for group in groups}) > 1
-    symbols = sorted({k for group in groups for fact in group for k in fact["learned"]})
-    for group in groups:
-        row = [group[0]["problem"]] * several + [group[0]["label"]]
-        row += [cell(group, k) for k in symbols]
-        rows.append(row)
-    learned = [f"x_{k} below 0.5" for k in symbols]
-    return markdown(["problem"] * several + ["asked for", *learned], *rows)
+    """Return a row per config."""
+    groups = group_by_config(map(load_row, folders)).values()
+    names = sorted({name for group in groups for name in group[0]["learned"]})
+    lines = [[group[0]["targets"], *(cell(group, name) for name in names)] for group in groups]
+    return markdown(["target symbols", *(f"{name} below 0.5" for name in names)], *lines)
 
 
-def without_a_rung(folders):
-    """(learned, runs): of the runs that were asked, from the start, for a symbol without every one
-    before it, how many learned such a symbol; one run per setting and seed."""
-    learned = []
-    for folder in folders:
-        flags, log = config.read_flags(folder), config.read_log(folder)
-        ladder = [k for k, asked in enumerate(flags.target_symbols, 1) if k == asked]
-        above = [f"x_{k}" for k in flags.target_symbols if k not in ladder]
-        if above and not flags.init:
-            learned.append(any(log[-1][name] < flags.problem.learned for name in above))
-    return sum(learned), len(learned)
+def learned_despite_gap(folders):
+    """Return {symbol that is no target: [bool, ...]}: of the runs that have, from their start, a
+    target symbol above this gap (the lowest one of the run), whether they learned such a symbol."""
+    answers = {}
+    for row in map(studies.load_row, folders):
+        symbols = row["flags"].target_symbols
+        gap = min({*range(1, 2 + len(symbols))} - {*symbols})
+        above = {f"x_{k}" for k in symbols if k > gap}
+        if above and not row["flags"].init:
+            answers.setdefault(gap, []).append(bool(above & {*row["known"]}))
+    return answers
 
 
 # ---- the figure
 
 
 def draw(folders, out):
-    """curriculum.png: when each run learned each symbol, a band per kind and a line per run; at the
-    right edge what was never learned. UserError for runs of several problems or sizes."""
-    groups = by_kind(map(facts, folders)).values()
+    """Draw when each run learned each symbol that it knows at its end, a line per run."""
+    groups = group_by_config(map(load_row, folders)).values()
     if len({group[0]["problem"] for group in groups}) > 1:
         raise UserError("these runs are of several problems or sizes: draw each apart")
 
-    # a line per run, from its first step to its last
-    every = [fact for group in groups for fact in group]
-    shape = dict(figsize=(10, 1.8 + 0.16 * len(every) + 0.12 * len(groups)), layout="constrained")
-    figure, axes = plt.subplots(**shape)
-    most, y, ticks, names = max(fact["ends"][-1] for fact in every), 0, [], []
-    learned, lost = {}, {}  # {k: [(x, y), ...]}
+    # a line per run, a tick where a stage ends
+    lines, ticks, names, y = [], [], [], 0
     for group in groups:
         ticks.append(y + (len(group) - 1) / 2)
-        label = re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["label"])
-        names.append(f"{label} (n = {len(group)})")
-        for fact in group:
-            axes.plot([0, fact["ends"][-1]], [y, y], color="lightgray", lw=1, zorder=0)
-            axes.plot(fact["ends"][:-1], [y] * (len(fact["ends"]) - 1), "|", color="gray", ms=7)
-            for k, step in fact["learned"].items():
-                if step is None or fact["last"].get(k, 0) >= fact["flags"].problem.learned:
-                    lost.setdefault(k, []).append((1.05 * most + 0.012 * most * (k - 1), y))
-                else:
-                    learned.setdefault(k, []).append((step, y))
-            y += 1
-        y += 0.8
+        targets = re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["targets"])
+        names.append(f"{targets} (n = {len(group)})")
+        lines += [(y + number, row) for number, row in enumerate(group)]
+        y += len(group) + 0.8
+    shape = dict(figsize=(10, 1.8 + 0.16 * y), layout="constrained")
+    figure, axes = plt.subplots(**shape)
+    for line, row in lines:
+        axes.plot(row["ends"], [line] * len(row["ends"]), "-|", color="lightgray", zorder=0)
 
     # a colour per symbol
-    symbols = sorted({*learned, *lost})
-    for k in symbols:
-        color, label = config.symbol_color(k, symbols[-1]), f"$x_{{{k}}}$ below 0.5"
-        for points, style in (learned, dict(label=label)), (lost, dict(mfc="none")):
-            x, line = [x for x, _ in points.get(k, [])], [y for _, y in points.get(k, [])]
-            axes.plot(x, line, "o", ms=5, color=color, **style)
-    axes.axvspan(1.03 * most, 1.1 * most, color="0.92", zorder=-1)
-    axes.text(1.065 * most, -1.1, "not at\nthe end", ha="center", va="bottom", fontsize="small")
+    last = lines[0][1]["flags"].problem.symbols - 1
+    for k in range(1, last + 1):
+        known = [(row["learned"].get(f"x_{k}"), line) for line, row in lines]
+        known = [(step, line) for step, line in known if step is not None]
+        label, color = f"$x_{{{k}}}$ below 0.5 (n = {len(known)})", config.symbol_color(k, last)
+        axes.scatter(*zip(*known, strict=True) if known else ([], []), color=color, label=label)
     axes.set_yticks(ticks, names)
-    staged = any(len(fact["ends"]) > 1 for fact in every)
-    label = "training step" + ", of all stages together (tick: the next begins)" * staged
-    axes.set(xlabel=label, ylim=(y - 0.3, -1))
-    title = "What is learned when other symbols are asked for"
-    axes.set_title(f"{title}\n({every[0]['problem']})")
+    axes.set(xlabel="training step, of all stages together", ylim=(y - 0.3, -1))
+    axes.set_title(f"What is learned with other target symbols\n({lines[0][1]['problem']})")
     figure.legend(loc="outside lower center", ncols=6, fontsize="small")
     config.save_figure(figure, out / "curriculum.png")
-    yield out / "curriculum.png"
-
-
-def main():
-    command(__file__, __doc__, tables, draw)
+    return out / "curriculum.png"
 
 
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, tables, draw)

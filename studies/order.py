@@ -2,264 +2,176 @@
 
     python -m studies.order results/D results/runs/default/* results/runs/rope/*
 
-A symbol is learned when its error passes below 0.5; a path emerges when its mean attention passes
-0.5, of all paths in emergence.json. What is not known of a run is left out of the counts.
+A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). A
+path has emerged when its mean attention passes 0.5; emergence.json has the paths that a run uses.
 """
 
 import math
 
 from parts import config
-from parts.circuit import read_report
+from parts.circuit import path_name
 from parts.config import Flags
-from parts.emergence import emergence_steps, read_emergence, removal_rises
+from parts.emergence import emergence_steps, read_emergence
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.markers import TICKDOWN, TICKUP
 
-import sweep
-from studies import (
-    by_kind,
-    command,
-    in_order,
-    kind_of,
-    markdown,
-    name_of,
-    share,
-    spread,
-    steps_text,
-)
+import studies
 
 
-# ---- the induction head of a task
+INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = ("q", "1b"), ("1b", "1a")  # source, target of their paths
 
 
-def beside_query_symbol(task):
-    """{role: the role beside it that holds the symbol of the query}; of a chain {1b: 1a}."""
-    asked, beside = task.roles[0].symbol, {}
-    keys = [number for number, role in enumerate(task.roles) if number and role.symbol == asked]
-    for key in keys:
-        for number, role in enumerate(task.roles):
-            if number != key and role.block == task.roles[key].block:
-                beside[number] = key
-    return beside
+def in_order(steps):
+    """Return whether symbols were learned in order, the last ones perhaps never; None if fewer than
+    two were learned."""
+    reached = [step for step in steps if step is not None]
+    if len(reached) < 2:
+        return None
+    return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
-def induction_head(when, task):
-    """[upper path, lower path] of the induction head that emerged first, None for what did not; the
-    lower one is in a layer below. when: {path: step}, first step first."""
-    beside = beside_query_symbol(task)
-    for upper in when:
-        if upper.source == (0, 0) and not upper.target.offset and upper.target.role in beside:
-            ends = upper.target, (beside[upper.target.role], 0)
-            lower = [path for path in when if path[2:] == ends and path.layer < upper.layer]
-            return [upper, lower[0] if lower else None]
-    return [None, None]
-
-
-# ---- the facts of one run
-
-
-def what_came_first(emergence, learned, task):
-    """What the order says in which paths emerged, a dict without what does not apply."""
-    # the paths that emerged, the first one first, and those of them between slots
-    when = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
-    when = {path: when[path] for path in sorted(when, key=when.get)}
-    block = [role.block for role in task.roles]
-    across = [path for path in when if block[path.source.role] != block[path.target.role]]
-    found = {}
-    if None not in learned.values():
-        in_time = [path for path in when if when[path] <= max(learned.values())]
-        first = [path for path in in_time if path.layer == min(path.layer for path in in_time)]
-        if first:
-            found["previous_token"] = all(to_the_token_before(path, task) for path in first)
-    if not across:
-        return found
-
-    # the induction head, and the first path between slots that belongs to none
-    (upper, lower), beside = induction_head(when, task), beside_query_symbol(task)
-    others = [path for path in across if path.source.role or path.target.role not in beside]
-    following = others[0] if others else None
-    until = when.get(following, math.inf)
-    comes_first = upper == across[0] and when.get(lower, math.inf) < until
-    told = [lower, upper, following] if upper == across[0] else across[:1]
-    found |= dict(first_paths={path: when[path] for path in told if path}, head_first=comes_first)
-    if lower:
-        found |= dict(upper_step=when[upper], lower_step=when[lower])
-
-    # what can only be said of an induction head that came first
-    if comes_first:
-        found["upper_first"] = when[upper] < when[lower]
-        removed = removal_rises(emergence, [emergence.paths[upper].without])
-        rises = [of_symbol[0][-1] for of_symbol in removed.values()]
-        found["later_lost"] = max(rises[1:]) > task.lost if rises[1:] else None
-        if following:
-            complete = max(when[lower], when[upper])
-            found["between"] = any(complete <= step <= until for step in emergence.steps)
-    return found
-
-
-def to_the_token_before(path, task):
-    """Whether the source attends to the token right before it."""
-    if path.source.role == path.target.role:
-        return path.source.offset == path.target.offset + 1
-    source, target = task.roles[path.source.role], task.roles[path.target.role]
-    apart = source.place + path.source.offset - target.place - path.target.offset
-    return source.block == target.block and apart == 1
-
-
-def facts(run):
-    """What is compared of a run, a dict without what is not known."""
-    flags, log, emergence = config.read_flags(run), config.read_log(run), read_emergence(run)
-    learned = config.crossings(log, flags)
-    found = dict(
-        run=run,
-        flags=flags,
-        kind=kind_of(flags),
-        task=flags.problem,
-        steps=log[-1]["step"],
-        mse=log[-1].get("confirmed", log[-1]["val"]),
-        learned=learned,
-        ends={name: log[-1][name] for name in flags.target_names},
-        in_order=in_order(list(learned.values())),
-        report=read_report(run),
-    )
-    if emergence:
-        found |= what_came_first(emergence, learned, flags.problem)
-    return found
-
-
-# ---- the tables
-
-
-CLAIMS = {
-    "in_order": "symbols in order",
-    "head_first": "an induction head first",
-    "between": "a checkpoint between it and the next path",
-    "upper_first": "its upper path before its lower",
-    "later_lost": "a later symbol lost without it at the end",
-    "previous_token": "first layer: previous token",
-}
-
-
-def waits(group):
-    """The steps from each symbol to the next, of the runs that learned all."""
-    whole = [[*fact["learned"].values()] for fact in group]
-    apart = [torch.tensor(steps).diff().tolist() for steps in whole if None not in steps]
-    return ", ".join(map(spread, zip(*apart, strict=True)))
-
-
-def claims_table(every, *names):
-    """A row per kind, a column for each of these CLAIMS, or all."""
-    rows, names = [], names or [*CLAIMS]
-    told = "in_order" in names
-    for kind, group in by_kind(every).items():
-        counts = [share([fact.get(name) for fact in group]) for name in names]
-        apart = [waits(group), spread([fact["steps"] for fact in group])]
-        rows.append([kind, len(group), *(apart if told else []), *counts])
-    claims = [CLAIMS[name] for name in names]
-    apart = ["steps from symbol to symbol", "ends at step"] if told else []
-    return markdown(["kind", "runs", *apart, *claims], *rows)
-
-
-def runs_table(every, paths=True):
-    """A row per run; with its first paths, or without."""
+def load_rows_with_paths(folders):
+    """Return the rows of runs, with what is known of their paths."""
     rows = []
-    for fact in every:
-        told = []
-        for path, step in fact.get("first_paths", {}).items():
-            ends = f"{path.source.name(fact['task'])} -> {path.target.name(fact['task'])}"
-            told.append(f"layer {path.layer + 1}, {ends}: {step:.0f}")
-        when = steps_text(fact["learned"].values())
-        ends = ", ".join(f"{name} {loss:.2g}" for name, loss in fact["ends"].items())
-        row = [name_of(fact["run"]), when, fact["steps"], ends, f"{fact['mse']:.4f}"]
-        rows.append(row + ["; ".join(told)] * paths)
+    for row in map(studies.load_row, folders):
+        emergence = read_emergence(row["run"])
+        rows.append(row | paths_of(emergence, row["flags"].problem) if emergence else row)
+    return rows
+
+
+def paths_of(emergence, task):
+    """Return what the checkpoints tell of the paths, a dict. emerged: {name: step} of the first
+    three; the first step of each path of an induction head; and at the first checkpoint that knows
+    x_1, lost: whether its loss passes above 0.5 again without either of these paths, and rise: the
+    most that it rises without any other path."""
+    ends = {}
+    for path in emergence.paths:
+        ends[path] = path.source.name(task), path.target.name(task)
+    steps = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
+    first = sorted(steps, key=steps.get)
+    row = dict(emerged={path_name(path, task): steps[path] for path in first[:3]})
+    for head in INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD:
+        row[head] = next((steps[path] for path in first if ends[path] == head), None)
+
+    # what the removal of a path costs
+    losses = emergence.losses.get("x_1", [])
+    known = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
+    if known is not None:
+        without = {INDUCTION_HEAD: 0, PREVIOUS_TOKEN_HEAD: 0, "other": 0}
+        for path, history in emergence.paths.items():
+            kind = ends[path] if ends[path] in without else "other"
+            without[kind] = max(without[kind], history.without["x_1"][known])
+        rise = without.pop("other") - losses[known]
+        row |= dict(lost=min(without.values()) >= task.learned, rise=rise)
+    return row
+
+
+# ---- tables
+
+
+def order_table(rows):
+    """Return a row per config: the steps from each symbol to the next, of the runs that learned
+    all, and how many learned them in order."""
+    lines = []
+    for name, group in studies.group_by_config(rows).items():
+        steps = [[*row["learned"].values()] for row in group]
+        gaps = [torch.tensor(row).diff().tolist() for row in steps if None not in row]
+        gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
+        ends = studies.spread([row["steps"] for row in group])
+        lines.append([name, len(group), gaps, ends, studies.share(map(in_order, steps))])
+    heads = "steps from symbol to symbol", "ends at step", "symbols in order"
+    return studies.markdown(["config", "runs", *heads], *lines)
+
+
+def removals(rows):
+    """Return a sentence on what the induction head means to x_1, when it is first known."""
+    rows = [row for row in rows if "lost" in row]
+    rise = max([row["rise"] for row in rows], default=0)
+    lost = f"lost without either path in {sum(row['lost'] for row in rows)} of {len(rows)} runs"
+    return f"x_1 is {lost}; without any other path its loss rises by at most {rise:.3f}"
+
+
+def runs_table(rows, paths=True):
+    """Return a row per run; with its first paths, or without."""
+    lines = []
+    for row in rows:
+        losses = ", ".join(f"{name} {row['log'][-1][name]:.2g}" for name in row["learned"])
+        emerged = [f"{path}: {step:.0f}" for path, step in row.get("emerged", {}).items()]
+        learned = studies.steps_text(row["learned"].values())
+        line = [studies.name_of(row["run"]), learned, row["steps"], losses, f"{row['mse']:.4f}"]
+        lines.append(line + ["; ".join(emerged)] * paths)
     heads = ["run", "learned at step", "ends at", "errors there", "MSE"]
-    return markdown(heads + ["first paths between slots, at step"] * paths, *rows)
+    return studies.markdown(heads + ["first paths, at step"] * paths, *lines)
 
 
 def tables(folders):
-    every = [facts(folder) for folder in folders]
-    return f"{runs_table(every)}\n\n{claims_table(every)}"
+    rows = load_rows_with_paths(folders)
+    return "\n\n".join([runs_table(rows), order_table(rows), removals(rows)])
 
 
-def everywhere(folder):
-    """Counts over all runs below a folder and the tables of its sweeps, one run per kind and seed:
-    {"several", "in_order", "resolved", "alone", "lost"}. Several: were asked for all symbols and
-    learned two or more; in order; resolved: no two of them between the same two evaluations; alone:
-    were asked for x_D alone, from the start; lost: ended above 0.7."""
-    rows, seen, alone = [], {}, {}
-    for table in sorted(folder.glob("*/results.jsonl")):
-        rows += sweep.read_table(table).values()
-    for file in sorted(folder.rglob("config.json")):
-        flags = config.read_flags(file.parent)
-        rows += [] if getattr(config, "mixture", False) else [sweep.row_of(flags)]
-    for row in rows:
-        if row["task"] != "chain" or row["targets"] or row["init"]:
-            continue
+def count_all():
+    """Return counts over all committed runs, one run per config and seed, a dict: of those that
+    learned two or more of all symbols ("several") how many did so in order, and how many with an
+    evaluation between any two ("resolved"); of those with x_D alone as their target ("alone") how
+    many ended above 0.7."""
+    several, alone = {}, {}
+    for row in studies.load_rows(studies.committed("*", "runs/*/*")):
         flags = Flags(**row)
-        steps, run = (
-            [row[f"{name}_learned"] for name in flags.target_names],
-            (kind_of(flags), flags.seed),
-        )
+        if flags.task != "chain" or flags.targets or flags.init:
+            continue
+        key = studies.config_of(flags), flags.seed
+        steps = [row[f"{name}_learned"] for name in flags.target_names]
         if not flags.ic:
-            alone.setdefault(run, row["val"] > 0.7)
-        elif not flags.circuit and (order := in_order(steps)) is not None:
+            alone.setdefault(key, row["val"] > 0.7)
+        elif not flags.circuit and in_order(steps) is not None:
             between = [math.ceil(step / flags.eval_every) for step in steps if step is not None]
-            seen.setdefault(run, (order, len({*between}) == len(between)))
-    orders, resolved = zip(*seen.values(), strict=True)
-    found = dict(several=len(seen), in_order=sum(orders), resolved=sum(resolved))
-    return found | dict(alone=len(alone), lost=sum(alone.values()))
+            several.setdefault(key, (in_order(steps), len({*between}) == len(between)))
+    ordered, resolved = map(sum, zip(*several.values(), strict=True))
+    counts = dict(several=len(several), in_order=ordered, resolved=resolved)
+    return counts | dict(alone=len(alone), above=sum(alone.values()))
 
 
 # ---- the figure
 
 
 def draw(folders, out):
-    """order.png: when each run learned each symbol and formed its induction head."""
-    # a line per run, with room above each kind for its name
-    every = [facts(folder) for folder in folders]
-    groups, lines, names, at = by_kind(every), [], [], 0
+    """Draw when each run learned each symbol and formed its induction head, a line per run."""
+    groups, lines, names, y = studies.group_by_config(load_rows_with_paths(folders)), [], [], 0
     for name, group in groups.items():
-        names.append((at, f"{name} (n = {len(group)})"))
-        lines += [(at + number, fact) for number, fact in enumerate(group, 1)]
-        at += len(group) + 1.3
+        names.append((y, f"{name} (n = {len(group)})"))
+        lines += [(y + number, row | row["learned"]) for number, row in enumerate(group, 1)]
+        y += len(group) + 1.3
 
-    # a colour per symbol, a tick for each path of the induction head; the names of keys in facts
-    marks, last = {}, max(fact["task"].symbols for fact in every) - 1
+    # a colour per symbol, a tick for each path of the induction head
+    marks, last = {}, max(row["flags"].problem.symbols for _, row in lines) - 1
     for k in range(1, last + 1):
-        color = config.symbol_color(k, last)
-        marks[f"x_{k}"] = f"$x_{{{k}}}$ learned", dict(marker="o", s=32, color=color)
-    ticks = dict(s=60, color="tab:red", zorder=3)
-    marks["upper_step"] = "upper path of an induction head", dict(marker=TICKUP, **ticks)
-    marks["lower_step"] = "lower path", dict(marker=TICKDOWN, **ticks)
-    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.17 * at), layout="constrained")
+        style = dict(marker="o", s=32, color=config.symbol_color(k, last))
+        marks[f"x_{k}"] = f"$x_{{{k}}}$ learned", style
+    red = dict(s=60, color="tab:red", zorder=3)
+    marks[INDUCTION_HEAD] = "induction head (q -> 1b)", dict(marker=TICKUP, **red)
+    marks[PREVIOUS_TOKEN_HEAD] = "previous-token head (1b -> 1a)", dict(marker=TICKDOWN, **red)
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.17 * y), layout="constrained")
     for key, (label, style) in marks.items():
-        seen = [((fact | fact["learned"]).get(key), line) for line, fact in lines]
-        seen = [point for point in seen if point[0]]
-        if seen:
-            axes.scatter(*zip(*seen, strict=True), label=f"{label} (n = {len(seen)})", **style)
+        points = [(row[key], line) for line, row in lines if row.get(key)]
+        if points:
+            axes.scatter(*zip(*points, strict=True), label=f"{label} (n = {len(points)})", **style)
 
-    # the names of kinds and runs, the axis
+    # the names of configs and runs, the axis
     for line, name in names:
         axes.text(0.01, line, name, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
-    seeds = [f"seed {fact['flags'].seed}" for _, fact in lines]
+    seeds = [f"seed {row['flags'].seed}" for _, row in lines]
     axes.set_yticks([line for line, _ in lines], seeds, fontsize=7)
-    axes.set(xscale="log", xlabel="training step", ylim=(at - 0.3, -0.7))
+    axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_title("When each run learned what: errors below 0.5, attention above 0.5", fontsize=11)
+    axes.set_title("When losses passed below 0.5, and attention above 0.5", fontsize=11)
     axes.grid(lw=0.3)
-    axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     config.save_figure(figure, out / "order.png")
-    yield out / "order.png"
-
-
-def main():
-    command(__file__, __doc__, tables, draw)
+    return out / "order.png"
 
 
 if __name__ == "__main__":
-    main()
+    studies.command(__file__, __doc__, tables, draw)

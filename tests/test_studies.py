@@ -1,286 +1,268 @@
-"""Studies of many runs, over run directories made by hand: what came first, certificates, what
-weight decay leaves."""
+"""Studies of many runs, over run directories and rows made by hand."""
 
 import json
 import math
+from types import SimpleNamespace
 
-from parts import config
-from parts.circuit import Path, Place
+from parts import UserError, config
 from parts.config import SETTINGS
-from parts.emergence import Emergence, History
 
-import matplotlib.pyplot as plt
 import pytest
+import torch
 
+import studies
 import train
-from data import chain
-from studies import by_kind, circuits, cleaning, kind_of, order
-from tests.common import assert_refused, contents, run_main
-from tests.other_tasks import TRIPLES
+from data import chain, held_out
+from studies import cleaning, curriculum, depth, order, waiting
+from tests.common import HERE, assert_refused, contents, run_main
 
 
-LOWER, UPPER, OTHER = (1, 1, "1b", "1a"), (2, 1, "q", "1b"), (3, 1, "q", "2b")
-
-
-def cost(mse):
-    return dict(mse=mse, low=mse / 2, high=2 * mse, partial=[mse, mse])
-
-
-def write_run(run, flags="", learned=(30, 50)):
-    """A run directory of these flags with D = 2, evaluated every ten steps; learned: when the error
-    of each symbol falls from 1 to 0."""
+def write_run(run, flags="", **losses):
+    """Write a run directory of these flags; losses: those of each symbol, every 100 steps."""
     run.mkdir(parents=True)
-    flags = train.parse_flags(["--D", "2", "--device", "cpu", *flags.split()])
+    flags = train.parse_flags(["--device", "cpu", *flags.split()])
     settings = {name: getattr(flags, name) for name in SETTINGS}
     (run / "config.json").write_text(json.dumps(settings))
     rows = []
-    for step in range(0, 101, 10):
-        symbols = {f"x_{k}": 1 - (step >= end) for k, end in enumerate(learned, 1)}
-        val = sum(symbols.values()) / 2 or 0.004
-        rows.append(json.dumps(dict(step=step, seconds=1, lr=0.1, val=val) | symbols))
-    (run / "log.jsonl").write_text("\n".join(rows))
+    for number, values in enumerate(zip(*losses.values(), strict=True)):
+        row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
+        rows.append(json.dumps(row | dict(zip(losses, values, strict=True))))
+    (run / "log.jsonl").write_text("\n".join(rows) + "\n")
     return run
 
 
-def write_emergence(run, emerges, needed=0.8):
-    """emerges: {path: the step at which its attention passes 0.5}; needed: the loss of x_2 without
-    each path."""
-    steps, paths = list(range(0, 101, 10)), []
-    for (layer, head, source, target), emerged in emerges.items():
-        mean = [0.5 + 0.02 * min(20, max(-20, step - emerged)) for step in steps]
-        without = dict(x_1=[0.9] * 11, x_2=[needed] * 11)
-        row = dict(layer=layer, head=head, source=source, target=target, without=without)
-        paths.append(row | dict(mean=mean, low=mean, high=mean, hits=mean))
-    losses = dict(x_1=[0.0] * 11, x_2=[0.0] * 11)
-    kept = dict(sequences=1, steps=steps, losses=losses, paths=paths, heads=[])
-    (run / "emergence.json").write_text(json.dumps(kept))
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn."""
+    drawn = []
+    monkeypatch.setattr(config, "save_figure", lambda figure, file: drawn.append(figure))
+    return drawn
 
 
-def write_circuit(run, certified=True, zero_rows=0.02):
-    """circuit.json with two paths, of which the targets bring 0.3 of 0.4 and all."""
-    rows = []
-    for (layer, head, source, target), others in (LOWER, 0.1), (UPPER, -0.001):
-        row = dict(layer=layer, head=head, source=source, target=target, attention=0.9)
-        row |= dict(carried=cost(0.3), others=cost(others), more=cost(0.2), alone=cost(0.5))
-        rows.append(row | dict(everywhere=cost(0.5), destroys=["x_1"]))
-    verdict = "certified" if certified else "not complete: layer 5 head 1 costs 0.91"
-    paper = dict(held=cost(zero_rows), first_uniform=cost(0.07), removed=[0.04, 0.2])
-    report = dict(
-        certified=certified,
-        verdict=verdict,
-        uses=[],
-        fill="zero",
-        literal=True,
-        layers_with_paths=2,
-        sufficient=cost(0.02),
-        intact=cost(0.01),
-        heads=[dict(layer=1, head=1, mechanism="paths")],
-        complete=dict(alone=[], together=cost(0.01)),
-        paths=rows,
-        paper=paper | dict(at_threshold=1, at_papers_least=1),
-    )
-    (run / "circuit.json").write_text(json.dumps(report))
+FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
-# ---- kinds and command lines
+# ---- what studies share
 
 
-def test_a_kind_differs_in_any_flag_but_the_seed(tmp_path):
-    def kind(*flags):
-        return kind_of(train.parse_flags(["--device", "cpu", *flags]))
+def test_runs_of_one_config_differ_in_the_seed_alone(tmp_path):
+    def config_of(*flags):
+        return studies.config_of(train.parse_flags(["--device", "cpu", *flags]))
 
-    assert kind() == kind("--seed", "3", "--dtype", "float32", "--eval-every", "7") == ()
-    for flags in ["--K", "2"], ["--steps", "9"], ["--no-ic"], ["--target", "0.15"]:
-        assert kind(*flags) != kind()
-    runs_of = [
-        write_run(tmp_path / "b", "--steps 100 --seed 1"),
-        write_run(tmp_path / "a", "--steps 100 --seed 0"),
-        write_run(tmp_path / "c", "--steps 100 --lr 2e-3"),
+    assert config_of() == config_of("--seed", "3", "--dtype", "float32", "--eval-every", "7") == ()
+    assert config_of("--no-ic", "--K", "2") == ("K=2", "ic=False")
+    runs = [
+        write_run(tmp_path / "b", "--D 2 --steps 100 --seed 1", **FALLING),
+        write_run(tmp_path / "a", "--D 2 --steps 100", **FALLING),
+        write_run(tmp_path / "c", "--D 2 --steps 100 --lr 2e-3", **FALLING),
     ]
-    groups = by_kind(map(order.facts, runs_of))
-    names = {name: [fact["run"].name for fact in group] for name, group in groups.items()}
+    groups = studies.group_by_config(map(studies.load_row, runs))
+    names = {name: [row["run"].name for row in group] for name, group in groups.items()}
     assert names == {"D=2, steps=100": ["a", "b"], "lr=0.002": ["c"]}
 
 
 def test_a_run_named_twice_counts_once_and_nothing_is_written_beside_it(tmp_path):
-    run, out = write_run(tmp_path / "runs" / "a"), tmp_path / "out"
+    def main():
+        studies.command(order.__file__, "", order.tables, order.draw)
+
+    study, out = SimpleNamespace(__file__=order.__file__, main=main), tmp_path / "out"
+    run = write_run(tmp_path / "runs" / "a", "--D 2", **FALLING)
     before = contents(run.parent)
-    code, said, err = run_main(order, run, run.parent / "." / "a", "--out", out)
-    assert code == 0 and "| D=2 | 1 |" in said, (said, err)
+    code, printed, err = run_main(study, run, run.parent / "." / "a", "--out", out)
+    assert code == 0 and "| D=2 | 1 |" in printed, (printed, err)
     assert contents(run.parent) == before and [file.name for file in out.iterdir()] == ["order.png"]
+    assert_refused(study, tmp_path, says="is no run directory")
 
 
-@pytest.mark.parametrize("study", [order, circuits, cleaning])
-def test_bad_input_is_refused(study, tmp_path):
-    run = write_run(tmp_path / "run")
-    if study is not circuits:  # of runs without a circuit.json it reads nothing
-        (run / "config.json").unlink()
-        assert_refused(study, run, says="is no run directory")
+def test_two_values_are_printed_as_two_values():
+    assert studies.spread([30, 20]) == "20 and 30" and studies.spread([7]) == "7"
+    assert studies.spread([1, 2, 9]) == "2 (1\N{EN DASH}9)"
+    assert studies.share([True, False, None]) == "1 of 2" and studies.share([None]) == ""
+    assert studies.share([True] * 7 + [False] * 2) == "7 of 9 [0.45, 0.94]"
 
 
-# ---- what came first
+# ---- order
 
 
-def test_what_emerged_first_is_counted(tmp_path):
-    """Four runs by hand: an induction head first and needed later, one that nothing needs, another
-    head, a close finish; and one of which nothing more is known."""
-    folders = []
-    for seed, (needed, emerges) in enumerate(
-        [
-            (0.8, {LOWER: 5, UPPER: 15, OTHER: 55}),
-            (0.2, {LOWER: 35, UPPER: 15, OTHER: 55}),
-            (0.8, {LOWER: 65, UPPER: 55, OTHER: 15}),
-            (0.8, {LOWER: 5, UPPER: 12, OTHER: 17}),
-        ]
-    ):
-        folders.append(write_run(tmp_path / f"s{seed}", f"--seed {seed}"))
-        write_emergence(folders[-1], emerges, needed)
-    folders.append(write_run(tmp_path / "s4", "--seed 4", learned=(50, 30)))
-    every = [order.facts(folder) for folder in folders]
-    told = order.claims_table(every).splitlines()
-    assert told[0].count("|") == told[2].count("|") == len(order.CLAIMS) + 5
-    assert told[2] == (
-        "| D=2 | 5 | 20 (-20\N{EN DASH}20) | 100 (100\N{EN DASH}100) | "
-        "4 of 5 [0.38, 0.96] | 3 of 4 [0.30, 0.95] | "
-        "2 of 3 [0.21, 0.94] | 1 of 3 [0.06, 0.79] | 2 of 3 [0.21, 0.94] | 3 of 4 [0.30, 0.95] |"
+def write_emergence(run, *paths):
+    """Write emergence.json with a checkpoint for each row of the log; paths: (layer, source,
+    target, step at which its attention is 1, loss of x_1 without it)."""
+    log, rows = config.read_log(run), []
+    steps = [row["step"] for row in log]
+    losses = {name: [row[name] for row in log] for name in ("x_1", "x_2")}
+    for layer, source, target, emerged, loss in paths:
+        mean = [float(step >= emerged) for step in steps]
+        row = dict(layer=layer, head=0, source=source, target=target, mean=mean, low=mean)
+        without = dict(x_1=[loss] * len(steps), x_2=losses["x_2"])
+        rows.append(row | dict(high=mean, hits=mean, without=without))
+    kept = dict(sequences=1, steps=steps, losses=losses, paths=rows, heads=[])
+    (run / "emergence.json").write_text(json.dumps(kept))
+
+
+def test_which_paths_came_first_and_which_x_1_needs(tmp_path, figures):
+    runs = [write_run(tmp_path / f"s{seed}", f"--D 2 --seed {seed}", **FALLING) for seed in (0, 1)]
+    runs.append(
+        write_run(tmp_path / "s2", "--D 2 --seed 2", x_1=[1, 1, 1, 0, 0], x_2=[1, 0, 0, 0, 0])
     )
-    first, _, late, _, unknown = order.runs_table(every).splitlines()[2:]
-    ends = "100 | x_1 0, x_2 0 | 0.0040"
-    assert f"| s0 | 25, 45 | {ends} | layer 1, 1b -> 1a: 5; layer 2, q -> 1b: 15; layer 3" in first
-    assert late.endswith("| layer 3, q -> 2b: 15 |") and unknown.endswith(f"| 45, 25 | {ends} |  |")
+    lower, upper, other = (1, "1b", "1a", 100, 0.9), (2, "q", "1b", 200, 0.6), (3, "q", "2b", 300)
+    write_emergence(runs[0], lower, upper, (*other, 0.03))
+    write_emergence(
+        runs[1], lower, (2, "q", "1b", 200, 0.4), (*other, 0.02), (4, "q", "1b", 900, 0)
+    )
+    rows = order.load_rows_with_paths(runs)
+    said = "x_1 is lost without either path in 1 of 2 runs; without any other path"
+    assert order.removals(rows) == f"{said} its loss rises by at most 0.030"
+    first, _, last = order.runs_table(rows).splitlines()[2:]
+    assert first.endswith("| L1H0: 1b -> 1a: 50; L2H0: q -> 1b: 150; L3H0: q -> 2b: 250 |")
+    assert last == "| s2 | 250, 50 | 400 | x_1 0, x_2 0 | 0.0000 |  |"
+    table = order.order_table(rows).splitlines()
+    gaps, ends = "100 (-200\N{EN DASH}100)", "400 (400\N{EN DASH}400)"
+    assert table[2] == f"| D=2 | 3 | {gaps} | {ends} | 2 of 3 [0.21, 0.94] |"
 
-
-def place(role):
-    return Place(role, 0)
-
-
-def test_the_induction_head_of_any_task():
-    # only with the lower path of its own, in a layer below; not from or to a relay
-    read_b, read_c = Path(0, 0, place(2), place(1)), Path(1, 0, place(3), place(1))
-    find_c, find_a = Path(1, 0, place(0), place(3)), Path(0, 0, place(0), place(1))
-    when = {find_a: 5, read_c: 10, read_b: 20, find_c: 30}
-    assert order.induction_head(when, TRIPLES) == [find_c, None]
-    later = find_c._replace(layer=2)
-    assert order.induction_head({read_c: 10, later: 40}, TRIPLES) == [later, read_c]
-    relay = later._replace(target=Place(3, 1))
-    assert order.induction_head({read_c: 10, relay: 40}, TRIPLES) == [None, None]
-
-
-def test_an_induction_head_without_its_lower_path_is_not_first():
-    lower, upper = Path(0, 0, place(2), place(1)), Path(1, 0, place(0), place(2))
-    other = Path(2, 0, place(0), place(4))
-    for means in ([0, 0, 0.9], [0, 0.4, 0.45]):  # after the other path, and never
-        without = dict(x_1=[1, 1, 1], x_2=[1, 1, 1])
-        curves = {lower: means, upper: [0, 0.9, 0.9], other: [0, 0.6, 0.9]}
-        histories = {path: History(*[curve] * 4, without) for path, curve in curves.items()}
-        seen = Emergence(1, [0, 10, 20], dict(x_1=[0] * 3, x_2=[0] * 3), histories, {})
-        found = order.what_came_first(seen, dict(x_1=5, x_2=9), chain(4, 2))
-        assert next(path for path in found["first_paths"] if path != lower) == upper
-        assert found["head_first"] is False and "upper_first" not in found
-        assert ("lower_step" in found) == (means[-1] > 0.5)
-
-
-def test_the_figure_shows_each_step_in_its_line(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(config, "save_figure", lambda figure, file: figures.append(figure))
-    folders = [
-        write_run(tmp_path / "a", "--seed 0"),
-        write_run(tmp_path / "b", "--seed 1", (30, 500)),
-    ]
-    write_emergence(folders[0], {LOWER: 5, UPPER: 15, OTHER: 55})
-    folders.append(write_run(tmp_path / "c", "--lr 2e-3"))
-    assert run_main(order, *folders, "--out", tmp_path / "out")[0] == 0
-    (axes,) = figures[0].axes
-    marks = {mark.get_label(): mark.get_offsets().tolist() for mark in axes.collections}
-    lines = dict(zip(["a", "b", "c"], axes.get_yticks(), strict=True))
-    assert marks == {
-        "$x_{1}$ learned (n = 3)": [[25, lines[name]] for name in "abc"],
-        "$x_{2}$ learned (n = 2)": [[45, lines[name]] for name in "ac"],
-        "upper path of an induction head (n = 1)": [[15, lines["a"]]],
-        "lower path (n = 1)": [[5, lines["a"]]],
+    # the figure: a mark for each step, in the line of its run
+    order.draw(runs, tmp_path)
+    marks = {
+        mark.get_label(): mark.get_offsets().tolist() for mark in figures[0].axes[0].collections
     }
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["seed 0", "seed 1", "seed 0"]
-    names = [text.get_text() for text in axes.texts]
-    assert names == ["D=2 (n = 2)", "lr=0.002 (n = 1)"] and axes.get_xscale() == "log"
-    plt.close("all")
+    assert marks == {
+        "$x_{1}$ learned (n = 3)": [[150, 1], [150, 2], [250, 3]],
+        "$x_{2}$ learned (n = 3)": [[250, 1], [250, 2], [50, 3]],
+        "induction head (q -> 1b) (n = 2)": [[150, 1], [150, 2]],
+        "previous-token head (1b -> 1a) (n = 2)": [[50, 1], [50, 2]],
+    }
 
 
-def test_order_everywhere_counts_a_kind_and_seed_once(tmp_path):
-    """Crossings at 25 and 45 are told apart by evaluations ten steps apart, not by fifty."""
-    for name, flags, learned in (
-        ("a", "--eval-every 10", (30, 50)),
-        ("again/a", "--eval-every 10", (30, 50)),
-        ("b", "--seed 1 --eval-every 50", (30, 50)),
-        ("late", "--seed 2 --eval-every 10", (50, 30)),
-        ("one", "--seed 3", (30, 500)),
-        ("some", "--targets 1", (30, 50)),
-        ("alone", "--no-ic", (500, 500)),
+def test_all_committed_runs_count_once_per_config_and_seed(tmp_path, monkeypatch):
+    """Crossings at 150 and 250 are told apart by evaluations 100 steps apart, not 400."""
+    late, one = dict(x_1=[1, 1, 0], x_2=[1, 0, 0]), dict(x_1=[1, 0], x_2=[1, 1])
+    for name, flags, losses in (
+        ("a", "--eval-every 100", FALLING),
+        ("runs/again/a", "--eval-every 100", FALLING),
+        ("runs/b/s1", "--seed 1 --eval-every 400", FALLING),
+        ("runs/b/s2", "--seed 2 --eval-every 100", late),
+        ("runs/b/s3", "--seed 3", one),
+        ("runs/some/s0", "--targets 1", dict(x_1=[1, 0])),
+        ("runs/alone/s0", "--no-ic", dict(x_2=[1, 1])),
     ):
-        write_run(tmp_path / name, flags, learned)
-    found = order.everywhere(tmp_path)
-    assert found == dict(several=3, in_order=2, resolved=2, alone=1, lost=1)
-
-
-# ---- certificates
-
-
-def test_certificates_are_told_and_counted(tmp_path):
-    folders = [write_run(tmp_path / f"s{seed}", f"--seed {seed}") for seed in range(4)]
-    write_circuit(folders[0])
-    write_circuit(folders[1], certified=False)
-    report = dict(certified=False, verdict="not searched: the model itself has a loss of 0.7")
-    (folders[2] / "circuit.json").write_text(json.dumps(report))
-    code, said, err = run_main(circuits, *folders)
-    assert code == 0, err
-    told = "2/4 in 2/3 | 0 | zero | 0 | 0.020 | 0.010 | 0.75 | 0.500"
-    assert f"s0 | certified | {told} |" in said, said
-    assert f"s1 | not complete: layer 5 head 1 costs 0.91 | {told} |" in said
-    assert "s2 | not searched: the model itself has a loss of 0.7 |  |" in said and "s3" not in said
-    assert "| s0 | 0.020 | 0.070 | 0.040 | 1 of 2 | 1 of 2 |" in said
-    assert "| D=2 | 1 of 2 | 1 of 2 |" in said
-    assert circuits.tables(folders[3:]).count("\n|---") == 3
+        write_run(tmp_path / "results" / name, f"--D 2 {flags}", **losses)
+    monkeypatch.chdir(tmp_path)
+    counts = dict(several=3, in_order=2, resolved=2, alone=1, above=1)
+    assert order.count_all() == counts
 
 
 # ---- cleaning
 
 
-def test_folds_are_the_sum_of_rate_times_decay():
-    flags = train.parse_flags(
-        "--weight-decay 0.5 --lr 0.01 --warmup 0 --decay 0 --steps 10".split()
-    )
-    assert math.isclose(cleaning.folds_of(flags, 10), 0.05)
-    falling = flags.replace(decay=1.0)
-    assert 0.02 < cleaning.folds_of(falling, 10) < 0.03
+def test_what_weight_decay_leaves(tmp_path):
+    """zero_rows.jsonl is read where circuit.json has no test."""
+    flags = train.parse_flags("--weight-decay 0.5 --lr 0.01 --warmup 0 --decay 0".split())
+    assert math.isclose(cleaning.e_folds(flags, 10), 0.05)
+    runs = [
+        write_run(tmp_path / f"s{seed}", f"--D 2 --seed {seed}", **FALLING) for seed in range(3)
+    ]
+    for run in runs[:2]:
+        config.write_rows(run / "zero_rows.jsonl", [dict(mse=0.2), dict(mse=0.1)])
+    (runs[0] / "circuit.json").write_text(json.dumps(dict(paper=dict(held=dict(mse=0.03)))))
+    row = cleaning.folds_table(runs).splitlines()[2]
+    assert row.startswith("| muon, --rotary input, width 128 | 0.0")
+    assert row.endswith(" | 3 of 3 | 0.000 | 1 of 2 | 0.030 to 0.100 |"), row
+
+    lost = write_run(tmp_path / "run", "--D 2", x_1=[1, 1, 0, 0, 1.8, 0], x_2=[1, 1, 1, 0, 0, 0])
+    row = cleaning.stability_table([lost]).splitlines()[2]
+    assert row == "| run | 500 | 150, 250 | 2 of 6 | 1 | 0.90 | 0.000 |"
 
 
-def test_what_decay_leaves(tmp_path, monkeypatch):
-    """zero_rows.jsonl is read where there is no circuit.json of today."""
-    kept = [dict(step=50, paths=6, mse=0.2), dict(step=100, paths=6, mse=0.1)]
-    folders = [write_run(tmp_path / f"s{seed}", f"--seed {seed}") for seed in range(3)]
-    for folder in folders[:2]:
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        (folder / "zero_rows.jsonl").write_text(text)
-    write_circuit(folders[0], zero_rows=0.03)
-    found = [[loss for _, loss in cleaning.facts(folder)["zero_rows"]] for folder in folders]
-    assert found == [[0.03], [0.2, 0.1], []]
-    row = cleaning.folds_table(folders).splitlines()[2]
-    assert row.startswith("| muon, --rotary input, width 128 | ")
-    assert row.endswith(" | 3 of 3 | 0.004 | 1 of 2 | 0.030 to 0.100 |"), row
-
-    figures = []
-    monkeypatch.setattr(config, "save_figure", lambda figure, file: figures.append(figure))
-    assert run_main(cleaning, *folders, "--out", tmp_path / "out")[0] == 0
-    (axes,) = figures[0].axes
-    drawn = [list(line.get_ydata()) for line in axes.lines if len(line.get_xdata())]
-    assert drawn == [[0.03], [0.2, 0.1], [0.05, 0.05]]
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-    plt.close("all")
+# ---- curriculum
 
 
-def test_how_often_a_run_was_solved_and_lost(tmp_path):
-    run = write_run(tmp_path / "run")
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    rows[8]["val"] = 0.9  # after it was learned
-    (run / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    row = cleaning.stability_table([run]).splitlines()[2]
-    assert row == "| run | 100 | 25, 45 | 5 of 11 | 1 | 0.90 | 0.004 |"
+def test_target_symbols_and_stages_are_compared(tmp_path, figures):
+    first = write_run(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1])
+    staged = f"--targets 1 2 --init {first}"
+    runs = [
+        write_run(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
+        write_run(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
+        write_run(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
+        write_run(tmp_path / "d", f"--init {tmp_path / 'c'}", x_1=[0.1], x_2=[0.1], x_3=[1]),
+    ]
+    assert curriculum.tables(runs).splitlines()[2:] == [
+        "| x_1, x_3 | 2 of 2, step 83 and 150 |  | 1 of 2, step 120 |",
+        "| x_1; then x_1, x_2 | 1 of 1, step 150 | 1 of 1, step 350 |  |",
+        "| x_1; then x_1, x_2; then x_1, x_2, x_3 | 1 of 1, step 150 | 1 of 1, step 350 | 0 of 1 |",
+    ]
+    assert curriculum.learned_despite_gap(runs) == {2: [False, True]}
+    curriculum.draw(runs, tmp_path)
+    dots = {mark.get_label(): mark.get_offsets() for mark in figures[0].axes[0].collections}
+    assert {label[4]: len(points) for label, points in dots.items()} == {"1": 4, "2": 2, "3": 1}
+    other = write_run(tmp_path / "other", "--task conditional", x_1=[1], x_2=[1], x_3=[1])
+    with pytest.raises(UserError, match="draw each apart"):
+        curriculum.draw([runs[0], other], tmp_path)
+
+
+# ---- depth
+
+
+def test_runs_are_counted_beside_the_depth_law(tmp_path, figures):
+    def row(run, layers, *losses, circuit="", seed=0):
+        row = dict(task="chain", N=4, D=3, causal=True, layers=layers, seed=seed, circuit=circuit)
+        symbols = {f"x_{k}": loss for k, loss in enumerate(losses, 1)}
+        steps = {
+            f"x_{k}_learned": 10 * k if loss < 0.5 else None for k, loss in enumerate(losses, 1)
+        }
+        return row | dict(run=run, steps=100, **symbols, **steps)
+
+    rows = [
+        row("nothing is allowed", 1, 0.9, 0.9, 0.9),
+        row("below the limit", 2, 0.9, 0.9, 0.9, seed=1),
+        row("at the limit", 2, 0.1, 0.9, 0.9),
+        row("beyond", 2, 0.1, 0.1, 0.9, seed=2),
+        row("deep enough", 3, 0.1, 0.1, 0.1),
+    ]
+    assert depth.too_shallow(rows) == (4, 2, ["beyond"])
+    assert depth.least_depths(rows, 1) == [2, math.inf, 2]
+    assert depth.least_depths(rows, 2) == [3, math.inf, 2]
+    assert depth.count_learners(rows)[1:] == [
+        "1 layers, 1 runs: nothing",
+        "2 layers, 3 runs: x_1 2 (10), x_2 1 (20)",
+        "3 layers, 1 runs: x_1 1 (10), x_2 1 (20), x_3 1 (30)",
+    ]
+    frozen = [dict(row, circuit="minimal") for row in rows]
+    assert depth.count_exact(rows + frozen, True) == "4 of 9"  # seed 0 alone, and x_1 of seed 2
+
+
+# ---- waiting
+
+
+def test_every_run_of_a_point_counts_though_seeds_are_shared():
+    point = waiting.BASE | dict(optimizer="muon", rotary="input", seed=0)
+    rows = [point | dict(plateau=steps) for steps in (30, 10, math.inf, 20, 40)]
+    rows += [point | dict(plateau=5, N=8), point | dict(plateau=6, optimizer="adamw")]
+    assert waiting.plateaus(rows, ("muon", "input")) == [10, 20, 30, 40, math.inf]
+    lines = waiting.table(rows, {"N=4": dict(), "N=8": dict(N=8)}).splitlines()[2:]
+    assert lines[0] == "| N=4 | 30 (1 of 5 never) |  | 6 |  | 5, 0, 1, 0 |"
+    assert lines[1] == "| N=8 | 5 |  |  |  | 1, 0, 0, 0 |"
+    assert waiting.cell([7, math.inf]) == "7 and never" and waiting.cell([]) == ""
+    assert waiting.cell([7, math.inf, math.inf]) == "2 of 3 never"
+
+
+@torch.no_grad()
+def test_attention_mass_is_what_queries_give_to_all_tokens_of_a_role():
+    """Of A token by token."""
+    model, flags = config.load(HERE / "results/A")
+    batch = config.sequences(flags, held_out("validation", 64))
+    _, layers = model(batch.inputs, return_patterns=True)
+    mass = waiting.attention_mass(HERE / "results/A")
+    for role, name in enumerate(flags.problem.names):
+        heads = []
+        for pattern in layers:
+            given = []
+            for sequence, tokens in zip(pattern[:, 0], batch.positions[:, :, role], strict=True):
+                given += [sequence[query, tokens].sum() for query in range(-flags.N, 0)]
+            heads.append(torch.stack(given).mean().item())
+        assert mass[name] == pytest.approx(max(heads), abs=1e-4)
+
+
+def test_the_other_tasks_of_the_waiting_study():
+    """Read from step 1 on; and after pairs that hold no symbol of a chain. Roles: q to 2b."""
+    assert [role.block for role in chain(4, 2).roles] == [2, 1, 1, 0, 0]
+    assert [role.block for role in waiting.first_step_first(4, 2).roles] == [2, 0, 0, 1, 1]
+    assert [role.symbol for role in waiting.unlinked(4, 2).roles] == [0, 0, 1, -1, -1]
