@@ -29,7 +29,7 @@ def load_test(row):
     """Return the loss of the last test of a run, None if there was none."""
     report, file = read_report(row["run"]), row["run"] / "zero_rows.jsonl"
     if "paper" in report:
-        return report["paper"]["held"]["mse"]
+        return report["paper"]["held"]
     return config.read_json(file, lines=True)[-1]["mse"] if file.exists() else None
 
 

@@ -46,23 +46,22 @@ def paths_of(emergence, task):
     three; the first step of each path of an induction head; and at the first checkpoint that knows
     x_1, lost: whether its loss passes above 0.5 again without either of these paths, and rise: the
     most that it rises without any other path."""
-    ends = {}
-    for path in emergence.paths:
-        ends[path] = path.source.name(task), path.target.name(task)
-    steps = {path: step for path, step in emergence_steps(emergence).items() if step is not None}
-    first = sorted(steps, key=steps.get)
-    row = dict(emerged={path_name(path, task): steps[path] for path in first[:3]})
+    when = emergence_steps(emergence, task)
+    first = sorted((path for path, step in when.items() if step is not None), key=when.get)
+    row = dict(emerged={path_name(path, task): when[path] for path in first[:3]})
     for head in INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD:
-        row[head] = next((steps[path] for path in first if ends[path] == head), None)
+        ends = {path: (path.source.name(task), path.target.name(task)) for path in first}
+        row[head] = next((when[path] for path in first if ends[path] == head), None)
 
     # what the removal of a path costs
-    losses = emergence.losses.get("x_1", [])
+    losses = emergence["losses"].get("x_1", [])
     known = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
     if known is not None:
         without = {INDUCTION_HEAD: 0, PREVIOUS_TOKEN_HEAD: 0, "other": 0}
-        for path, history in emergence.paths.items():
-            kind = ends[path] if ends[path] in without else "other"
-            without[kind] = max(without[kind], history.without["x_1"][known])
+        for path in emergence["paths"]:
+            ends = path["source"], path["target"]
+            kind = ends if ends in without else "other"
+            without[kind] = max(without[kind], path["without"]["x_1"][known])
         rise = without.pop("other") - losses[known]
         row |= dict(lost=min(without.values()) >= task.learned, rise=rise)
     return row

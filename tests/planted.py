@@ -18,9 +18,7 @@ def paths_from(task, *texts):
     for text in texts:
         where, source, target = text.split()
         layer, head = map(int, f"{where}.0".split(".")[:2])
-        paths.append(
-            path_from(dict(layer=layer, head=head, source=source, target=target), task)
-        )
+        paths.append(path_from(dict(layer=layer, head=head, source=source, target=target), task))
     return paths
 
 

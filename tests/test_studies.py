@@ -4,7 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
-from parts import UserError, config
+from parts import UserError, config, theory
 from parts.config import SETTINGS
 
 import pytest
@@ -162,7 +162,7 @@ def test_what_weight_decay_leaves(tmp_path):
     ]
     for run in runs[:2]:
         config.write_rows(run / "zero_rows.jsonl", [dict(mse=0.2), dict(mse=0.1)])
-    (runs[0] / "circuit.json").write_text(json.dumps(dict(paper=dict(held=dict(mse=0.03)))))
+    (runs[0] / "circuit.json").write_text(json.dumps(dict(paper=dict(held=0.03))))
     row = cleaning.folds_table(runs).splitlines()[2]
     assert row.startswith("| muon, --rotary input, width 128 | 0.0")
     assert row.endswith(" | 3 of 3 | 0.000 | 1 of 2 | 0.030 to 0.100 |"), row
@@ -266,3 +266,17 @@ def test_the_other_tasks_of_the_waiting_study():
     assert [role.block for role in chain(4, 2).roles] == [2, 1, 1, 0, 0]
     assert [role.block for role in waiting.first_step_first(4, 2).roles] == [2, 0, 0, 1, 1]
     assert [role.symbol for role in waiting.unlinked(4, 2).roles] == [0, 0, 1, -1, -1]
+
+
+def test_parts_of_a_circuit_are_frozen_alone():
+    """The study of the wait registers the induction head, 1b -> 1a with q -> 1b, as --circuit."""
+    names = chain(4, 3).names
+
+    def frozen(circuit):
+        flags = train.parse_flags(f"--layers 4 --circuit {circuit}".split())
+        paths = theory.frozen_paths(flags)
+        return {(path.layer, *(names[place.role] for place in path[2:])) for path in paths}
+
+    pairs = {(0, f"{k}b", f"{k}a") for k in (1, 2, 3)}
+    assert frozen("previous") == pairs and frozen("query") == {(1, "q", "1b")}
+    assert frozen("induction") == pairs | {(1, "q", "1b")} < frozen("minimal")
