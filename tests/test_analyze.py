@@ -24,7 +24,13 @@ def run_of(folder, task, paths=(), heads=1):
     torch.manual_seed(0)
     flags = train.parse_flags(["--D", "2", "--device", "cpu"]).replace(layers=2, heads=heads)
     model = Transformer(task.T, task.N, 4, 8, layers=2, heads=heads, width=32, head_size=8).eval()
-    report = dict(validated=False, sequences=64, worst="x_2", faithful=dict(x_2=[0.5, 0.4, 0.6]))
+    report = dict(
+        validated=False,
+        attention_sequences=256,
+        sequences=64,
+        worst="x_2",
+        faithful=dict(x_2=[0.5, 0.4, 0.6]),
+    )
     paths = {path: dict(attention=0.9 - path.layer / 10) for path in paths}
     return analyze.Run(folder, model, flags, task, report, paths, {})
 
