@@ -1,6 +1,6 @@
 """Factual recall (Bietti's slides): the hallucination plateau, its gradient flow, who stores facts.
 
-    python -m mechanisms.recall                            # about 3 minutes on one core
+    python -m mechanisms recall                            # about 3 minutes on one core
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
-from mechanisms import COLORS, command, draw_means, draw_seeds
+from mechanisms import COLORS, draw_seeds
 
 
 TABLES = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
@@ -130,49 +130,39 @@ def stored_share(seed, H, m, steps, S=16, R=16, D=8, d=16, head_size=4, noise=8,
     return sum(recent) / len(recent)
 
 
-TASKS = [(train_linear, dict(S=16, R=4, D=8, init=1e-5, steps=8192))]
-TASKS += [(plateau, dict(table=table)) for table in TABLES]
-TASKS += [(stored_share, dict(H=H, m=m, steps=1024)) for H in HEADS for m in HIDDEN]
-
-
-def table(results):
+def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
-    times = torch.tensor([row["values"] for row in results["plateau"]]).mean(1).T  # (4, TABLES)
-    rows = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in TABLES))]
+    times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, TABLES)
+    cells = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in TABLES))]
     for i, event in enumerate(["relation known", "facts begin"]):
-        rows.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
-        rows.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
-    return rows
+        cells.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
+        cells.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
+    return cells
+
+
+TASKS = [
+    (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
+    (plateau, 5, [dict(table=table) for table in TABLES], table),
+    (stored_share, 5, [dict(H=H, m=m, steps=1024) for H in HEADS for m in HIDDEN], None),
+]
 
 
 def draw(results):
-    """Plot the losses beside the flow, the plateau, and the share of facts stored."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.6, 3.4), layout="constrained")
+    """Plot the losses beside those of the flow, and the share of facts stored."""
+    figure, (panel, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
     for i, color in enumerate((*COLORS[:3], "black")):  # curves: (seeds, times, time and measures)
-        draw_seeds(left, curves[0, :, 0], curves[:, :, i + 1], names[i], color=color, lw=2.5)
+        draw_seeds(panel, curves[0, :, 0], curves[:, :, i + 1], names[i], color=color, lw=2.5)
     for kind in (R, R, D), (S, D, R):
-        left.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
-    left.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
+        panel.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
+    panel.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
     levels = {"0": 0, "1 - 1/D": 1 - 1 / D, "ln R": math.log(R), "ln D": math.log(D)}
-    left.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
-    left.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
-    left.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
-    left.legend(fontsize="small")
-
-    # points are measured, lines come from the flow, and the plateau is between them
-    values, x = torch.tensor([row["values"] for row in results["plateau"]]), range(len(TABLES))
-    flows = values[:, 0, 2:].T
-    for i, label in enumerate(["entry: relation known", "exit: facts begin"]):
-        draw_means(middle, x, values[:, :, i], fmt="o", color=COLORS[i + 1], label=label)
-        middle.plot(x, flows[i], color=COLORS[i + 1])
-    middle.fill_between(x, *flows, flows[0] < flows[1], interpolate=True, color="0.9")
-    middle.set_xticks(x, [f"{S / R:g}" for S, R, _, _ in TABLES])
-    middle.set(xlabel="S / R (S R = 128, D = 4)", ylabel="steps x lr", ylim=0)
-    middle.set_title(f"Plateau, {values.shape[1]} seeds; lines: flow")
-    middle.legend(fontsize="small")
+    panel.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
+    panel.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
+    panel.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
+    panel.legend(fontsize="small")
 
     # each cell: the share of facts, and the number of parameters
     shares = torch.tensor([row["values"] for row in results["stored_share"]]).mean(1)
@@ -187,7 +177,3 @@ def draw(results):
     right.set(xlabel="MLP width", ylabel="heads")
     right.set_title(f"Facts stored; parameters; {len(curves)} seeds")
     return figure
-
-
-if __name__ == "__main__":
-    command(__file__, __doc__, TASKS, table, draw, seeds=5)
