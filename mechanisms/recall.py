@@ -1,6 +1,6 @@
-"""Factual recall (Bietti's slides): the hallucination plateau, its gradient flow, who stores facts.
+"""Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m mechanisms recall                            # about 3 minutes on one core
+    python -m mechanisms recall                            # about 2 minutes on one core
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
@@ -17,7 +17,6 @@ from mechanisms import COLORS, draw_seeds
 
 
 TABLES = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
-HEADS, HIDDEN = (1, 2, 4, 8, 16), (0, 16, 32, 64, 128)
 
 
 def draw_facts(S, R, D, generator):
@@ -104,32 +103,6 @@ def hallucinates(row):
     return torch.tensor(plateaus).mean(0).tolist()
 
 
-def stored_share(seed, H, m, steps, S=16, R=16, D=8, d=16, head_size=4, noise=8, length=16):
-    """Train softmax attention and an MLP on all S R facts in fresh noise; the share recalled."""
-    generator = torch.Generator().manual_seed(seed)
-    facts = draw_facts(S, R, D, generator).flatten()
-    subject, relation = torch.cartesian_prod(torch.arange(S), torch.arange(R)).T
-    shapes = [(S + R + noise + 1, d), (R * D, d)] + [(H, head_size, d)] * 4 + [(m, d)] * 2
-    E, U, *weights = [torch.randn(s, generator=generator) / math.sqrt(d) for s in shapes]
-    Q, K, V, output, up, down = (weight.requires_grad_() for weight in weights)
-    optimizer = torch.optim.Adam(weights)
-    recent = []  # shares of the last 20 steps
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = 0.04 * (1 - step / steps)
-        counts = draw_counts(subject, relation, S, R, noise, length, generator)
-        scores = (E @ K.mT @ (Q @ E[-1])[..., None])[..., 0] / math.sqrt(head_size)  # (H, V)
-        attention = (scores + counts.log()[:, None]).softmax(-1)  # (B, H, V), 0 for absent tokens
-        x = attention.flatten(1) @ (E @ V.mT @ output).flatten(0, 1)  # (B, d)
-        logits = (x + (x @ up.T).relu() @ down) @ U.T
-        recent = [*recent[-19:], float((logits.argmax(1) == facts).float().mean())]
-        if sum(recent) == 20:
-            break
-        optimizer.zero_grad()
-        cross_entropy(logits, facts).backward()
-        optimizer.step()
-    return sum(recent) / len(recent)
-
-
 def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
     times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, TABLES)
@@ -143,13 +116,12 @@ def table(rows):
 TASKS = [
     (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
     (plateau, 5, [dict(table=table) for table in TABLES], table),
-    (stored_share, 5, [dict(H=H, m=m, steps=1024) for H in HEADS for m in HIDDEN], None),
 ]
 
 
 def draw(results):
-    """Plot the losses beside those of the flow, and the share of facts stored."""
-    figure, (panel, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    """Plot the losses beside those of the flow."""
+    figure, panel = plt.subplots(figsize=(6, 4.2), layout="constrained")
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
@@ -163,17 +135,4 @@ def draw(results):
     panel.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
     panel.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
     panel.legend(fontsize="small")
-
-    # each cell: the share of facts, and the number of parameters
-    shares = torch.tensor([row["values"] for row in results["stored_share"]]).mean(1)
-    shares = shares.view(len(HEADS), len(HIDDEN))
-    right.imshow(shares, cmap="cividis", clim=(0, 1), origin="lower", aspect="auto")
-    for i, row in enumerate(results["stored_share"]):
-        share, parameters = shares.flatten()[i], 256 * row["H"] + 32 * row["m"]
-        place = dict(ha="center", va="center", color="wk"[share > 0.6])
-        right.text(i % len(HIDDEN), i // len(HIDDEN), f"{share:.2f}\n{parameters}", **place)
-    right.set_xticks(range(len(HIDDEN)), HIDDEN)
-    right.set_yticks(range(len(HEADS)), HEADS)
-    right.set(xlabel="MLP width", ylabel="heads")
-    right.set_title(f"Facts stored; parameters; {len(curves)} seeds")
     return figure
