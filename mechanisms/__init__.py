@@ -30,7 +30,7 @@ def table_of(name, function):
     """The table of the committed results for the page, with the number of seeds."""
     rows, tasks = rows_of(name, function), importlib.import_module(f"mechanisms.{name}").TASKS
     [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
-    return f"{markdown(table(rows))}\n\n*{rows[0].get('trials', len(rows[0]['values']))} seeds.*"
+    return f"{markdown(table(rows))}\n\n*{len(rows[0]['values'])} seeds.*"
 
 
 def markdown(rows):

@@ -1,17 +1,11 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python -m mechanisms noise                             # about 10 minutes on one core
+    python -m mechanisms noise                             # about 9 minutes on one core
 
 Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
 sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
 later spaces, does the model predict the output or the noise, and how does a truncated MLP do?
-
-How many samples does one gradient step need? Here the n characters are equally frequent, embeddings
-are one-hot, the MLP is a matrix that reads the last token, a trigger, and attention is uniform over
-the preceding tokens: one step learns counts.
 """
-
-import math
 
 import matplotlib.pyplot as plt
 import torch
@@ -23,12 +17,6 @@ from mechanisms.bigrams import N, continue_tokens, read_bigrams
 
 NOISE, NOISE_SHARE = N, 0.5  # the token after the N characters, and how often it follows a space
 RANKS = (0, 1, 2, 4, 8, 13, 26, 64, 128)  # of the truncated second MLP; 128 is the full rank
-SAMPLES = tuple(2**i for i in range(14))
-LEARNED = {  # share of the trials, or of the copied characters, that counts as learned
-    "noise by the MLP": 0.95,
-    "noise by attention": 0.95,
-    "copying by attention": 0.5,
-}
 
 
 def sample(B, T, noise_share, bigrams, generator):
@@ -119,7 +107,7 @@ def shares(rows):
     return [step for step, _ in seeds[0]], torch.tensor([[row[1] for row in run] for run in seeds])
 
 
-def rank_table(rows):
+def table(rows):
     """The mean, and the lowest and the highest seed, for some steps and ranks."""
     steps, values = shares(rows)
     cells = [("tested without noise", "accuracy", "p(noise)")]
@@ -151,59 +139,4 @@ def draw(results):
     return figure
 
 
-# ---- one gradient step
-
-
-def sample_uniform(B, n, T, generator):
-    """Draw tokens (T, B) that begin with a trigger and precede another one, and what follows it
-    (B,). Token 0 is the trigger, 1 ... n - 1 are the other characters, n is the noise."""
-    output = torch.randint(1, n, (B,), generator=generator)
-    noisy = torch.rand(T + 1, B, generator=generator) < NOISE_SHARE
-    following = torch.where(noisy, n, output)  # (T + 1, B), used after a trigger
-    drawn, tokens = torch.randint(n, (T, B), generator=generator), [torch.zeros_like(output)]
-    for t in range(1, T):
-        tokens.append(torch.where(tokens[-1] == 0, following[t], drawn[t]))
-    return torch.stack(tokens), following[-1]
-
-
-def learned_share(seed, n, trials, T=64):
-    """Take a gradient step from zero on each number of SAMPLES; the means over trials of LEARNED.
-
-    The noise is learned if it has the largest logit, for attention on a fresh sequence. A character
-    is copied if attention that reads it alone prefers it to all other characters."""
-    rows = torch.zeros(len(SAMPLES), len(LEARNED))
-    for trial in range(trials):
-        generator = torch.Generator().manual_seed(seed * trials + trial)
-        tokens, target = sample_uniform(SAMPLES[-1] + 1, n, T, generator)
-        fresh = tokens[:, -1].bincount(minlength=n + 1) / T
-        context, start = torch.zeros(n + 1, n + 1), 0
-        for i, end in enumerate(SAMPLES):
-            # a step adds u_target x' of each sample; the softmax subtracts the same from all logits
-            pairs = (target[start:end] * (n + 1) + tokens[:, start:end]).flatten()
-            context += pairs.bincount(minlength=(n + 1) ** 2).view(n + 1, n + 1)
-            last, start = target[:end].bincount(minlength=n + 1), end
-            for j, logits in enumerate((last, context @ fresh)):
-                rows[i, j] += logits[n] > logits[:n].max()
-            others = context[1:n, 1:n] - torch.full((n - 1,), math.inf).diag()
-            rows[i, 2] += (context.diagonal()[1:n] > others.amax(0)).float().mean()
-    return (rows / trials).tolist()
-
-
-def sample_table(rows):
-    """The samples that each of LEARNED needs, interpolated between the powers of two."""
-    cells = [("characters n", *(row["n"] for row in rows))]
-    for i, (name, level) in enumerate(LEARNED.items()):
-        needed = []
-        for row in rows:
-            shares = torch.tensor(row["values"]).mean(0)[:, i].tolist()
-            after = next(j for j, share in enumerate(shares) if share >= level)
-            excess = (shares[after] - level) / (shares[after] - shares[after - 1])
-            needed.append(f"{SAMPLES[after] * 0.5**excess:.0f}")
-        cells.append((name, *needed))
-    return cells
-
-
-TASKS = [
-    (train, 8, [dict(steps=300)], rank_table),
-    (learned_share, 1, [dict(n=n, trials=200) for n in (16, 32, 64, 128, 256)], sample_table),
-]
+TASKS = [(train, 8, [dict(steps=300)], table)]

@@ -216,24 +216,6 @@ def test_planted_bigram_is_measured_and_truncated(monkeypatch):
     torch.testing.assert_close(truncated, model.read(x), rtol=1e-4, atol=1e-4)
 
 
-def test_counts_of_samples_are_a_gradient_step(monkeypatch):
-    n, T = 9, 20
-    monkeypatch.setattr(noise, "SAMPLES", (3, 50))
-    tokens, target = noise.sample_uniform(51, n, T, seeded(4))
-    x = one_hot(tokens, n + 1).float()
-    for size, row in zip(noise.SAMPLES, noise.learned_share(4, n, 1, T), strict=True):
-        last, context = torch.zeros(2, n + 1, n + 1, requires_grad=True)
-        logits = x[:, :size].mean(0) @ context.T + torch.eye(n + 1)[0] @ last.T
-        loss = cross_entropy(logits, target[:size])
-        last, context = (-slope for slope in torch.autograd.grad(loss, (last, context)))
-        attention, copied = context @ x[:, -1].mean(0), []
-        for c in range(1, n):
-            others = [context[j, c] for j in range(1, n) if j != c]
-            copied.append(float(context[c, c] > max(others) + 1e-9))
-        wins = [float(logits[n] > logits[:n].max()) for logits in (last[:, 0], attention)]
-        assert row == pytest.approx([*wins, np.mean(copied)])
-
-
 # ---- recall.py
 
 
