@@ -1,7 +1,7 @@
 """The bigram task (Bietti's slides): the order in which an induction head learns its memories,
-three gradient steps that should suffice, and one layer beside two.
+and one layer beside two.
 
-    python -m mechanisms bigrams                           # about 9 minutes on one core
+    python -m mechanisms bigrams                           # about 8 minutes on one core
 
 Characters follow Shakespeare's bigrams, except that K triggers are each followed by an output that
 is drawn for the sequence. The scored positions are those of a trigger that occurred before. If
@@ -32,8 +32,6 @@ RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
     "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
     "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
 }
-KINDS = ("uniform", "Shakespeare")  # bigrams of three_steps
-SIZES = ((64, 2048), (128, 2048), (256, 2048), (512, 2048), (256, 512), (256, 8192))  # d, sequences
 OPTIMIZER = dict(lr=0.02, warmup=20, decay=0.5, beta2=0.95, weight_decay=0.1)  # flags of train.py
 
 
@@ -184,51 +182,6 @@ def draw(results):
     return figure
 
 
-# ---- three gradient steps
-
-
-def three_steps(seed, kind, d, sequences, T=32):
-    """The recall of each memory after one gradient step for each of MEMORIES, with random triggers.
-
-    The loss is that of the last scored token of each sequence. The length of a step is the size of
-    its largest entry: the power of 4 that gives the first 256 sequences the lowest loss."""
-    generator = torch.Generator().manual_seed(seed)
-    bigrams = torch.full((N, N), 1 / N), torch.full((N,), 1 / N)
-    if kind == "Shakespeare":
-        bigrams = read_bigrams()
-    model = Simplified(d, T, 1.0, generator)
-    batches = []
-    for _ in range(sequences // 256):
-        tokens, scored, _, _ = sample(256, T, "random", bigrams, generator)
-        last = scored & (scored.flip(1).cumsum(1).flip(1) == 1)
-        batches.append((tokens[last.any(1)], last[last.any(1)]))
-
-    def loss(tokens, last):
-        return cross_entropy(model(tokens[:, :-1])[0][last], tokens[:, 1:][last], reduction="sum")
-
-    for name in MEMORIES:
-        memory = model.get_parameter(name)
-        gradient = sum(torch.autograd.grad(loss(*batch), memory)[0] for batch in batches)
-        with torch.no_grad():
-            losses = {}
-            for length in (4.0**-i for i in range(7)):
-                memory.copy_(-length * gradient / gradient.abs().max())
-                losses[float(loss(*batches[0]))] = length
-            memory.copy_(-losses[min(losses)] * gradient / gradient.abs().max())
-    return model.recalls(range(N))
-
-
-def step_table(rows):
-    """The mean recall, a row for each kind of bigrams and memory."""
-    cells = [("bigrams", "memory", *(f"d = {d}, {n}" for d, n in SIZES))]
-    for kind in KINDS:
-        values = [row["values"] for row in rows if row["kind"] == kind]
-        means = torch.tensor(values).mean(1)  # (sizes, MEMORIES)
-        for name, shares in zip(MEMORIES, means.T, strict=True):
-            cells.append((kind, name, *(f"{share:.2f}" for share in shares)))
-    return cells
-
-
 # ---- one layer or two
 
 
@@ -289,10 +242,8 @@ def layer_table(rows):
 
 
 ORDER = [dict(label=label, steps=160) for label in RUNS]
-STEPS = [dict(kind=k, d=d, sequences=n) for k in KINDS for d, n in SIZES]
 LAYERS = [dict(layers=n, triggers=t, steps=300) for t in ("fixed", "random") for n in (1, 2)]
 TASKS = [
     (train_memories, 5, ORDER, memory_table),
-    (three_steps, 3, STEPS, step_table),
     (train_layers, 3, LAYERS, layer_table),
 ]

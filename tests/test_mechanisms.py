@@ -135,7 +135,7 @@ def test_generic_transformer_is_causal():
     assert (before[:, 7:] - after[:, 7:]).abs().amax((0, 2)).min() > 1e-3
 
 
-def test_first_gradient_is_the_sum_of_the_lemma_and_recalls_outputs():
+def test_first_gradient_is_the_sum_of_the_lemma():
     """W_OV2 at zero: the sum of (p - 1{right}) u times the mean of what the head reads."""
     model = bigrams.Simplified(32, 12, 1.0, seeded())
     tokens, scored, _, _ = draw_bigrams(6, 12)
@@ -148,8 +148,6 @@ def test_first_gradient_is_the_sum_of_the_lemma_and_recalls_outputs():
         error = (model.U @ x[-1]).softmax(0) - one_hot(tokens[b, t + 1], N)
         expected += torch.outer(model.U.T @ error, x.mean(0))
     torch.testing.assert_close(model.W_OV2.grad, expected, rtol=1e-4, atol=1e-4)
-    output, trigger, _ = bigrams.three_steps(0, "uniform", 128, 1024)
-    assert output > 0.2 and trigger > 4 / N
 
 
 # ---- memories.py
