@@ -1,6 +1,6 @@
 """Weights as associative memories (Bietti's slides): what one gradient step and training store.
 
-    python -m mechanisms memories                          # about a minute on one core
+    python -m mechanisms memories                          # about 2 minutes on one core
 
 A memory W answers token z with the k of the largest u_k' W e_z, where e and u are random unit
 vectors of d numbers. The fact is always z -> z: with random vectors any other one-to-one map only

@@ -1,6 +1,6 @@
 """Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m mechanisms recall                            # about 2 minutes on one core
+    python -m mechanisms recall                            # about a minute on one core
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from mechanisms import COLORS, draw_seeds
 
 
-TABLES = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
+SETTINGS = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
 
 
 def draw_facts(S, R, D, generator):
@@ -82,11 +82,11 @@ def plateau_of(R, D, relation_losses, subject_losses):
     return [next((t for t, loss in pairs if loss < level), math.nan) for pairs, level in levels]
 
 
-def plateau(seed, table):
-    """[entry, exit, both by the flow] of a row of TABLES."""
-    S, R, D, init = table
+def plateau(seed, setting):
+    """[entry, exit, both by the flow] of a row of SETTINGS."""
+    S, R, D, init = setting
     flows = plateau_of(R, D, flow(R, R, D, init), flow(S, D, R, init))
-    curve = train_linear(seed, *table, round(2.6 * max(flows)), lr=0.5, batch=256, rows=1000)
+    curve = train_linear(seed, *setting, round(2.6 * max(flows)), lr=0.5, batch=256, rows=1000)
     times, _, relation, subject, _ = zip(*curve, strict=True)
     pairs = zip(times, relation, strict=True), zip(times, subject, strict=True)
     return plateau_of(R, D, *pairs) + flows
@@ -105,8 +105,8 @@ def hallucinates(row):
 
 def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
-    times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, TABLES)
-    cells = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in TABLES))]
+    times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, SETTINGS)
+    cells = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in SETTINGS))]
     for i, event in enumerate(["relation known", "facts begin"]):
         cells.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
         cells.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
@@ -115,7 +115,7 @@ def table(rows):
 
 TASKS = [
     (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
-    (plateau, 5, [dict(table=table) for table in TABLES], table),
+    (plateau, 5, [dict(setting=setting) for setting in SETTINGS], table),
 ]
 
 
