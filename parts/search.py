@@ -21,10 +21,9 @@ def places_of(task):
     """Return [Place, ...]: all roles, and the intermediate tokens up to REACH from their slots."""
     places = []
     for number, role in enumerate(task.roles):
-        last = role.place == task.blocks[role.block].size - 1
-        before = range(-REACH, 0) if role.place == 0 else ()
-        after = range(1, REACH + 1) if last else ()
-        places += [Place(number, offset) for offset in (*before, 0, *after)]
+        first = -REACH if role.place == 0 else 0
+        last = REACH if role.place == task.blocks[role.block].size - 1 else 0
+        places += [Place(number, offset) for offset in range(first, last + 1)]
     return places
 
 
