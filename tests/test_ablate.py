@@ -3,6 +3,7 @@ line."""
 
 import json
 import math
+from types import SimpleNamespace
 from unittest import mock
 
 from parts import config
@@ -72,8 +73,7 @@ def test_a_model_of_another_kind_is_validated(capsys):
 
 def test_intervals_of_light_tails():
     losses = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)).square()
-    sample = ablate.Sample(None, settings(2, 1), None, None, 0.05)
-    rows = sample.intervals(losses)
+    rows = ablate.Sample.intervals(SimpleNamespace(flags=settings(2, 1)), losses)
     for (mean, low, high), column in zip(rows.values(), losses.unbind(1), strict=True):
         error = column.std().item() / 10
         assert mean == pytest.approx(column.mean().item())
