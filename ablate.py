@@ -172,7 +172,7 @@ def papers_test(sample, paths):
         held=held,
         first_uniform=loss(paths, {first[:2]: simple[0]}),
         removed=removed,
-        passed=held < sample.threshold and all(rest >= REMOVAL for rest in removed),
+        passed=held < sample.threshold and all(mse >= REMOVAL for mse in removed),
     )
 
 

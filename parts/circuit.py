@@ -190,14 +190,14 @@ class PatchedModel:
         these paths are ablated."""
         key = head, frozenset(paths), keep, itself
         if key not in self.cache:
-            kept, there = (
+            mask, there = (
                 patched.mask(paths) | self.itself * itself if keep else ~patched.mask(paths)
                 for patched in (self, self.reference)
             )
             pattern, values = self.reference.reads[head]
-            self.cache[key] = kept, ((pattern * ~there) @ values).mean(0)  # (T, size)
-        kept, mean = self.cache[key]
-        return lambda pattern, values: (pattern * kept) @ values + mean.to(values)
+            self.cache[key] = mask, ((pattern * ~there) @ values).mean(0)  # (T, size)
+        mask, mean = self.cache[key]
+        return lambda pattern, values: (pattern * mask) @ values + mean.to(values)
 
     def circuit(self, paths, without_itself=()):
         """Return the losses with everything outside of these paths ablated; in the heads
