@@ -65,8 +65,8 @@ class Planted:
 
     attend(head, holds, positions) -> (B, T, T), the attention of a head; holds (B, T, lanes, N,
     symbols). The values of every head are holds times a random sign for each symbol, so that their
-    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane, to lane,
-    gain), ...]}, within lane 0 if not named."""
+    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane,
+    to lane, gain), ...]}, within lane 0 if not named."""
 
     def __init__(self, task, attend, layers, heads=1, moves=None, K=4):
         self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
