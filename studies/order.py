@@ -1,6 +1,6 @@
 """In which order runs learned their symbols and formed their paths (Sections 7.2 and 9).
 
-    python -m studies.order results/D results/runs/default/* results/runs/rope/*
+    python -m studies.order results/runs/default/* results/runs/rope/*
 
 A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). A
 path has emerged when its mean attention passes 0.5; emergence.json has the paths that a run uses.
@@ -9,7 +9,7 @@ path has emerged when its mean attention passes 0.5; emergence.json has the path
 import math
 
 from parts import config
-from parts.circuit import path_name
+from parts.circuit import path_from, path_name
 from parts.config import Flags
 from parts.emergence import emergence_steps, read_emergence
 
@@ -21,6 +21,16 @@ import studies
 
 
 INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = ("q", "1b"), ("1b", "1a")  # source, target of their paths
+WORDS = {  # what a reader calls a flag; other flags are written as they are
+    "optimizer=adamw": "AdamW",
+    "rotary=qk": "RoPE",
+    "ema=0.0": "weights not averaged",
+    "qk_std=0.02": "smaller first W_Q and W_K",
+    "weight_decay=1.0": "ten times the weight decay",
+    "steps=1600": "1600 steps",
+    "steps=3000": "3000 steps",
+    "target=0.15": "until a loss of 0.15",
+}
 
 
 def in_order(steps):
@@ -32,6 +42,20 @@ def in_order(steps):
     return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
+def by_title(rows):
+    """Return {"AdamW, RoPE, 1600 steps": [row, ...]}: the rows by config, by seed within it, with
+    names as a reader would give them."""
+    titles = {}
+    for group in studies.group_by_config(rows).values():
+        words = [WORDS.get(text, text) for text in group[0]["config"]]
+        kind = [word for word in ("AdamW", "RoPE") if word in words]
+        more = [word for word in words if word not in kind] or ["the main command"]
+        kind = ["AdamW" if "AdamW" in kind else "Muon"]
+        kind.append("RoPE" if "RoPE" in words else "appended encoding")
+        titles[", ".join(kind + more)] = group
+    return titles
+
+
 def load_rows_with_paths(folders):
     """Return the rows of runs, with what is known of their paths."""
     rows = []
@@ -41,11 +65,17 @@ def load_rows_with_paths(folders):
     return rows
 
 
+def ends_of(row):
+    """Return the source and the target of a path, which say of what kind it is."""
+    return row["source"], row["target"]
+
+
 def paths_of(emergence, task):
     """Return what the checkpoints tell of the paths, a dict. emerged: {name: step} of the first
-    three; the first step of each path of an induction head; and at the first checkpoint that knows
-    x_1, lost: whether its loss passes above 0.5 again without either of these paths, and rise: the
-    most that it rises without any other path."""
+    three; the first step of each kind of path of an induction head. If x_1 is learned: there: the
+    step at which it is, on the same sequences; every: how many steps lie between checkpoints; at:
+    the index of the first checkpoint that knows it; and costliest: {kind, or "other": (rise, row)},
+    the path without which its loss rises most at that checkpoint."""
     when = emergence_steps(emergence, task)
     first = sorted((path for path, step in when.items() if step is not None), key=when.get)
     row = dict(emerged={path_name(path, task): when[path] for path in first[:3]})
@@ -54,16 +84,17 @@ def paths_of(emergence, task):
         row[head] = next((when[path] for path in first if ends[path] == head), None)
 
     # what the removal of a path costs
-    losses = emergence["losses"].get("x_1", [])
-    known = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
-    if known is not None:
-        without = {INDUCTION_HEAD: 0, PREVIOUS_TOKEN_HEAD: 0, "other": 0}
+    steps, losses = emergence["steps"], emergence["losses"].get("x_1", [])
+    at = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
+    if at is not None:
+        costliest = {kind: (0, None) for kind in (INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD, "other")}
         for path in emergence["paths"]:
-            ends = path["source"], path["target"]
-            kind = ends if ends in without else "other"
-            without[kind] = max(without[kind], path["without"]["x_1"][known])
-        rise = without.pop("other") - losses[known]
-        row |= dict(lost=min(without.values()) >= task.learned, rise=rise)
+            kind = ends_of(path) if ends_of(path) in costliest else "other"
+            rise = path["without"]["x_1"][at] - losses[at]
+            costliest[kind] = max(costliest[kind], (rise, path), key=lambda cost: cost[0])
+        there = config.first_below(steps, losses, task.learned)
+        row |= dict(there=there, every=steps[1] - steps[0], at=at, costliest=costliest)
+        row["loss"] = losses[at]
     return row
 
 
@@ -74,7 +105,7 @@ def order_table(rows):
     """Return a row per config: the steps from each symbol to the next, of the runs that learned
     all, and how many learned them in order."""
     lines = []
-    for name, group in studies.group_by_config(rows).items():
+    for name, group in by_title(rows).items():
         steps = [[*row["learned"].values()] for row in group]
         gaps = [torch.tensor(row).diff().tolist() for row in steps if None not in row]
         gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
@@ -86,10 +117,30 @@ def order_table(rows):
 
 def removals(rows):
     """Return a sentence on what the induction head means to x_1, when it is first known."""
-    rows = [row for row in rows if "lost" in row]
-    rise = max([row["rise"] for row in rows], default=0)
-    lost = f"lost without either path in {sum(row['lost'] for row in rows)} of {len(rows)} runs"
-    return f"x_1 is {lost}; without any other path its loss rises by at most {rise:.3f}"
+    rows, rises, lost = [row for row in rows if "costliest" in row], {}, []
+    if not rows:
+        return "x_1 was learned in none of the runs whose checkpoints were measured"
+    for row in rows:
+        for kind, (rise, _) in row["costliest"].items():
+            rises.setdefault(kind, []).append(rise)
+        least = min(rises[INDUCTION_HEAD][-1], rises[PREVIOUS_TOKEN_HEAD][-1])
+        lost.append(row["loss"] + least >= row["flags"].problem.learned)
+    query, previous, other = rises.values()
+    return (
+        f"x_1 is lost without either path in {sum(lost)} of {len(rows)} runs: its loss rises by "
+        f"{min(query):.2f} to {max(query):.2f} without q -> 1b, by {min(previous):.2f} to "
+        f"{max(previous):.2f} without 1b -> 1a, and by at most {max(other):.3f} without any path "
+        "of another kind"
+    )
+
+
+def leads(rows):
+    """Return [(lead, every), ...] of the runs that were measured and learned x_1: by how many steps
+    both paths of the induction head passed an attention of 0.5 before x_1 passed a loss of 0.5, on
+    the same sequences (negative if they came later), and the steps between checkpoints."""
+    rows, heads = [row for row in rows if "there" in row], (INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD)
+    last = [max(row[head] or math.inf for head in heads) for row in rows]
+    return [(row["there"] - step, row["every"]) for row, step in zip(rows, last, strict=True)]
 
 
 def runs_table(rows, paths=True):
@@ -132,13 +183,13 @@ def count_all():
     return counts | dict(alone=len(alone), above=sum(alone.values()))
 
 
-# ---- the figure
+# ---- the figures
 
 
-def draw(folders, out):
+def draw_order(rows, file):
     """Draw when each run learned each symbol and formed its induction head, a line per run."""
-    groups, lines, names, y = studies.group_by_config(load_rows_with_paths(folders)), [], [], 0
-    for name, group in groups.items():
+    lines, names, y = [], [], 0
+    for name, group in by_title(rows).items():
         names.append((y, f"{name} (n = {len(group)})"))
         lines += [(y + number, row | row["learned"]) for number, row in enumerate(group, 1)]
         y += len(group) + 1.3
@@ -147,11 +198,14 @@ def draw(folders, out):
     marks, last = {}, max(row["flags"].problem.symbols for _, row in lines) - 1
     for k in range(1, last + 1):
         style = dict(marker="o", s=32, color=config.symbol_color(k, last))
-        marks[f"x_{k}"] = f"$x_{{{k}}}$ learned", style
+        marks[f"x_{k}"] = f"$x_{{{k}}}$ learned: its loss passes below 0.5", style
     red = dict(s=60, color="tab:red", zorder=3)
-    marks[INDUCTION_HEAD] = "induction head (q -> 1b)", dict(marker=TICKUP, **red)
-    marks[PREVIOUS_TOKEN_HEAD] = "previous-token head (1b -> 1a)", dict(marker=TICKDOWN, **red)
-    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.17 * y), layout="constrained")
+    heads = {INDUCTION_HEAD: ("induction head", TICKUP)}
+    heads[PREVIOUS_TOKEN_HEAD] = "previous-token head", TICKDOWN
+    for (source, target), (name, marker) in heads.items():
+        label = f"{name}: attention {source} $\\to$ {target} passes above 0.5"
+        marks[source, target] = label, dict(marker=marker, **red)
+    figure, axes = plt.subplots(figsize=(7, 2 + 0.17 * y), layout="constrained")
     for key, (label, style) in marks.items():
         points = [(row[key], line) for line, row in lines if row.get(key)]
         if points:
@@ -165,10 +219,60 @@ def draw(folders, out):
     axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.set_title("When losses passed below 0.5, and attention above 0.5", fontsize=11)
+    axes.tick_params(axis="x", which="both", labelsize=8)
+    axes.set_title("When each run learned what; ticks where checkpoints were measured", fontsize=10)
     axes.grid(lw=0.3)
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    config.save_figure(figure, out / "order.png")
+    figure.legend(loc="outside lower center", fontsize="small")
+    config.save_figure(figure, file)
+
+
+def draw_induction(row, file):
+    """Draw how x_1 is learned together with the induction head, over the checkpoints of a run."""
+    emergence = read_emergence(row["run"])
+    steps, losses = emergence["steps"], emergence["losses"]["x_1"]
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(7, 6), height_ratios=(1, 1.4), sharex=True, layout="constrained"
+    )
+
+    # the two paths without which the loss rises most when x_1 is first learned
+    heads = {INDUCTION_HEAD: ("induction head", "tab:red")}
+    heads[PREVIOUS_TOKEN_HEAD] = "previous-token head", "tab:blue"
+    for kind, (name, color) in heads.items():
+        path = row["costliest"][kind][1]
+        text = path_name(path_from(path, row["flags"].problem), row["flags"].problem)
+        top.plot(steps, path["mean"], color=color, label=f"{name}, {text}")
+        top.fill_between(steps, path["low"], path["high"], color=color, alpha=0.2, lw=0)
+        bottom.plot(steps, path["without"]["x_1"], color=color, label=f"without the {name}")
+
+    # at each checkpoint, the highest loss without a path of another kind
+    others = [path["without"]["x_1"] for path in emergence["paths"] if ends_of(path) not in heads]
+    if others:
+        label = f"highest without any one of {len(others)} paths of other kinds"
+        highest = [max(losses) for losses in zip(*others, strict=True)]
+        bottom.plot(steps, highest, color="tab:green", label=label)
+    bottom.plot(steps, losses, color="black", label="full model")
+
+    # the step from which x_1 counts as learned
+    text = f"$x_1$ below 0.5 (step {row['there']:.0f})"
+    for axes in top, bottom:
+        axes.axvline(row["there"], color="gray", ls=":", label=text)
+        axes.grid(lw=0.3)
+        axes.legend(fontsize="small")
+    top.set(ylim=(0, 1.02), ylabel="attention (mean, 10% to 90%\nof sequences)")
+    bottom.set(ylim=(0, None), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
+    group = [*by_title([row])][0]
+    top.set_title(
+        f"$x_1$ comes with an induction head ({group}, seed {row['flags'].seed})", fontsize=10
+    )
+    config.save_figure(figure, file)
+
+
+def draw(folders, out):
+    """Draw both figures, the second one of the first run whose checkpoints were measured."""
+    rows = load_rows_with_paths(folders)
+    draw_order(rows, out / "order.png")
+    for row in [row for row in rows if "costliest" in row][:1]:
+        draw_induction(row, out / "induction.png")
     return out / "order.png"
 
 
