@@ -28,10 +28,8 @@ Losses are mean squared errors over sequences, with 95% intervals.
 import functools
 import itertools
 import json
-import math
 import pathlib
 import random
-import time
 
 from parts import UserError, command_line, config, program
 from parts.circuit import (
@@ -39,7 +37,7 @@ from parts.circuit import (
     attention_on,
     by_head,
     check_model,
-    one_hot,
+    frozen_heads,
     path_name,
     to_row,
 )
@@ -60,26 +58,25 @@ REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
 
 class Sample:
-    """A model on one sample of held-out sequences, (1024,) examples, of which a measurement uses as
-    many as it needs to tell on which side of the threshold a loss is."""
+    """A model on one sample of held-out sequences, index (n,). A measurement uses the first of
+    these sizes, and the next ones only while it is not clear on which side of the threshold a loss
+    is."""
 
-    def __init__(self, model, flags, reference, index, threshold):
-        self.model, self.flags, self.reference, self.index = model, flags, reference, index
-        self.patched = functools.cache(self.patch)
-        self.few = self.patched(SIZES[0])
+    def __init__(self, model, flags, reference, index, threshold, sizes=SIZES):
+        def patched(n):
+            return PatchedModel(model, flags, config.sequences(flags, index[:n]), reference)
+
+        self.flags, self.reference, self.sizes = flags, reference, sizes
+        self.patched, self.few = functools.cache(patched), patched(sizes[0])
         self.limit(threshold)
 
     def limit(self, threshold):
         """Let a circuit count as faithful below this threshold."""
         self.threshold, self.faithful = threshold, functools.cache(self.is_faithful)
 
-    def patch(self, n):
-        batch = config.sequences(self.flags, self.index[:n])
-        return PatchedModel(self.model, self.flags, batch, self.reference)
-
     def measure(self, losses_of):
         """Return losses_of(patched), (sequences, symbols), on as many sequences as are needed."""
-        for n in SIZES:
+        for n in self.sizes:
             losses = losses_of(self.patched(n))
             mean, error = losses.mean(0), losses.std(0) / n**0.5
             low, high = mean - 3 * error, mean + 3 * error
@@ -99,33 +96,16 @@ class Sample:
         """Return whether the losses of all symbols in a circuit, a frozenset of paths, are below
         the threshold, by two standard errors."""
         losses = self.circuit(paths)
-        return bool(
-            (losses.mean(0) + 2 * losses.std(0) / len(losses) ** 0.5 < self.threshold).all()
-        )
+        error = losses.std(0) / len(losses) ** 0.5
+        return bool((losses.mean(0) + 2 * error < self.threshold).all())
 
-
-def intervals(losses, names, generator):
-    """Return {symbol: [mean, low, high]} with 95% intervals, from losses (sequences, symbols)."""
-    rows = {}
-    for name, column in zip(names, losses.unbind(1), strict=True):
-        rows[name] = [column.mean().item(), *studentised(column, generator)]
-    return rows
-
-
-def on_fresh_sequences(sample, paths, sequences, threshold, generator):
-    """Return what the circuit and the full model lose on fresh sequences, each {symbol: [mean, low,
-    high]}, and the number of sequences: 1024, or all if those are too few to tell."""
-    losses, names = [], sample.flags.target_names
-    for part in held_out("validate", sequences).split(SIZES[1]):
-        batch = config.sequences(sample.flags, part)
-        patched = PatchedModel(sample.model, sample.flags, batch, sample.reference)
-        losses.append(torch.stack([patched.baseline, patched.circuit(paths)]))
-        full, circuit = torch.cat(losses, 1)
-        rows = intervals(circuit, names, generator)
-        clear = all(high < threshold or low > threshold for _, low, high in rows.values())
-        if clear and len(full) >= SIZES[2]:
-            break
-    return rows, intervals(full, names, generator), len(full)
+    def intervals(self, losses):
+        """Return {symbol: [mean, low, high]} with 95% intervals, from losses (sequences,
+        symbols)."""
+        generator, rows = torch.Generator().manual_seed(0), {}
+        for name, column in zip(self.flags.target_names, losses.unbind(1), strict=True):
+            rows[name] = [column.mean().item(), *studentised(column, generator)]
+        return rows
 
 
 def all_below(rows, threshold):
@@ -136,26 +116,23 @@ def all_below(rows, threshold):
 # ---- what is said of each path, and of all together
 
 
-def rows_on_paths(sample, paths, threshold, on_fresh, generator):
+def rows_on_paths(sample, fresh, paths):
     """Return a row for each path of a circuit: its attention, what the full model loses without it
-    (necessary), what the circuit loses without it (minimal) and, if that is still faithful, its
-    stand-in: another path that can go as well, but not both. on_fresh(paths): losses on fresh
-    sequences, for what is close."""
+    (necessary), what the circuit loses without it (minimal; on fresh sequences if that is close)
+    and, if the circuit can do without it, its stand-in: another path that can go as well, but not
+    both."""
     rows, task, reference = [], sample.flags.problem, sample.reference
     for path in config.progress("paths", sorted(paths)):
-        attention = reference.attention()[path[:2]]
-        attention = attention_on(attention, path, task, reference.batch.positions)
-        necessary = intervals(sample.rises([path]), sample.flags.target_names, generator)
-        minimal = intervals(sample.circuit(paths - {path}), sample.flags.target_names, generator)
-        if all_below(minimal, threshold):
-            minimal = on_fresh(paths - {path})
-        row = dict(attention=attention.mean().item(), necessary=necessary, minimal=minimal)
-        rows.append(to_row(path, task) | row | dict(stand_in=None))
-
-        # what replaces a path with which the circuit can do without
-        for other in sorted(paths - {path}) if all_below(minimal, threshold) else ():
-            alone, both = paths - {other}, paths - {path, other}
-            if sample.faithful(alone) and not sample.faithful(both):
+        pattern, fewer = reference.attention()[path[:2]], paths - {path}
+        attention = attention_on(pattern, path, task, reference.batch.positions).mean().item()
+        necessary = sample.intervals(sample.rises([path]))
+        minimal = sample.intervals(sample.circuit(fewer))
+        if all_below(minimal, fresh.threshold):
+            minimal = fresh.intervals(fresh.circuit(fewer))
+        row = dict(attention=attention, necessary=necessary, minimal=minimal, stand_in=None)
+        rows.append(to_row(path, task) | row)
+        for other in sorted(fewer) if all_below(minimal, fresh.threshold) else ():
+            if sample.faithful(paths - {other}) and not sample.faithful(fewer - {other}):
                 rows[-1]["stand_in"] = path_name(other, task)
     return rows
 
@@ -167,51 +144,60 @@ def completeness(sample, paths):
     for pair in config.progress("pairs of paths", [*itertools.combinations(sorted(paths), 2)]):
         circuit, full = few.circuit(paths - {*pair}).mean(), few.knock_out(pair).mean()
         differences[pair] = abs(circuit - full).item()
-    if not differences:
-        return dict(pairs=0)
-    largest = max(differences, key=differences.get)
-    return dict(
-        pairs=len(differences),
-        mean=sum(differences.values()) / len(differences),
-        largest=differences[largest],
-        largest_without=[path_name(path, sample.flags.problem) for path in largest],
-    )
+    mean = sum(differences.values()) / max(1, len(differences))
+    return dict(pairs=len(differences), mean=mean, largest=max(differences.values(), default=0))
 
 
 def papers_test(sample, paths):
     """Return steps 5 and 6 of Appendix E word for word: heads with paths attend hard along them and
     to nothing else, each other head is uniform or the identity, whichever costs the full model
-    less; then the first useful head is made uniform, and every later path is removed. passed: below
-    0.05 at first, and at least 0.17 after every removal."""
-    few, task, groups = sample.few, sample.flags.problem, by_head(paths)
+    less; then every path above the first useful layer is removed, and the first useful head is made
+    uniform. passed: below the threshold at first, and at least 0.17 after every removal."""
+    few, task, first = sample.few, sample.flags.problem, min(paths)
     allowed = torch.ones(task.T, task.T).tril(0 if sample.flags.causal else task.T)
-    uniform = allowed / allowed.sum(-1, keepdim=True)
+    patterns = allowed / allowed.sum(-1, keepdim=True), torch.eye(task.T)
+    simple = [lambda _, values, fixed=fixed: fixed.to(values) @ values for fixed in patterns]
 
-    def attending(pattern):
-        return lambda _, values: pattern.to(values) @ values
+    heads = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)  # if no path is left
+    for head in config.progress("heads without a path", [*{*few.heads} - heads.keys()]):
+        heads[head] = min(simple, key=lambda write: few.losses({head: write}).mean())
 
-    def losses(groups):
-        hard = {head: one_hot(group, task, few.batch.positions) for head, group in groups.items()}
-        useful = {head: attending(pattern) for head, pattern in hard.items()}
-        return few.losses(simple | useful)
+    def loss(paths, changed=None):
+        useful = frozen_heads(paths, task, few.batch.positions)
+        return few.losses(heads | useful | (changed or {})).mean().item()
 
-    simple = {}
-    for head in config.progress("heads without a path", [h for h in few.heads if h not in groups]):
-        choices = [attending(uniform), attending(torch.eye(task.T))]
-        simple[head] = min(choices, key=lambda write: few.losses({head: write}).mean())
-    held = losses(groups).mean().item()
-    first, removed = min(paths), []
-    for path in (path for path in paths if path.layer > first.layer):
-        left = [other for other in groups[path[:2]] if other != path]
-        removed.append(losses(groups | {path[:2]: left}).mean().item())
-    others = {head: group for head, group in groups.items() if head != first[:2]}
-    simple[first[:2]] = attending(uniform)
+    held = loss(paths)
+    removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
     return dict(
         held=held,
-        first_uniform=losses(others).mean().item(),
-        removed=sorted(removed),
-        passed=held < sample.threshold and all(loss >= REMOVAL for loss in removed),
+        first_uniform=loss(paths, {first[:2]: simple[0]}),
+        removed=removed,
+        passed=held < sample.threshold and all(mse >= REMOVAL for mse in removed),
     )
+
+
+def stability(others, paths, costs, protected):
+    """Return how many other samples give the same paths, and how many paths all of them give."""
+    samples = config.progress("other samples of sequences", others)
+    circuits = [prune(costs, protected, other.faithful) for other in samples]
+    always = paths.intersection(*circuits)
+    return dict(samples=len(circuits), same=circuits.count(paths), always=len(always))
+
+
+def null(sample, paths, candidates, seed):
+    """Return how many other sets of as many paths, drawn from the candidates, are faithful."""
+    draws, losses = random.Random(seed), []
+    subsets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
+    for subset in config.progress("random sets of paths", sorted(subsets, key=sorted)):
+        losses.append(sample.few.circuit(subset).mean(0).max().item())
+    return dict(subsets=len(losses), faithful=sum(loss < sample.threshold for loss in losses))
+
+
+def needs_itself(sample, paths):
+    """Return the names of heads in which the circuit needs what a token reads of itself."""
+    heads = config.progress("heads that read their own token", sample.few.heads)
+    losses = {head: sample.few.circuit(paths, [head]).mean(0).max() for head in heads}
+    return ["L{}H{}".format(*head) for head, loss in losses.items() if loss >= sample.threshold]
 
 
 # ---- all of it
@@ -237,67 +223,60 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     into circuit.json.
 
     model: anything on the CPU that can be called like model.Transformer: model(x, heads={(layer,
-    head): f}, return_patterns=False) with x (B, T, inputs) returns predictions (B, N, symbols*K) of
-    x_1, x_2, ... at the last N tokens. What a head writes is f(pattern (B, T, T), values (B, T,
-    size)) -> (B, T, size) where a function is given for it, else pattern @ values. With
-    return_patterns it returns (predictions, [pattern (B, heads, T, T) of each layer]).
-    flags: of a run, as config.load gives them, or train.parse_flags(["--D", "2"]).
-    threshold: the loss below which a symbol is solved; sequences: fresh ones to validate on, at
-    most; seed: of what is drawn at random. UserError for what cannot be."""
+    head): f}, return_patterns=False) returns predictions (B, N, symbols*K) of x_1, x_2, ... at the
+    last N tokens; f(pattern (B, T, T), values (B, T, size)) -> (B, T, size) is what the head writes
+    instead of pattern @ values. With return_patterns it returns (predictions, [pattern (B, heads,
+    T, T) of each layer]). flags: of a run, as config.load gives them, or train.parse_flags([...]).
+    threshold: the loss below which a symbol is solved; sequences: the most to validate on; seed: of
+    the random sets of paths. UserError for what cannot be."""
     check(flags, threshold, sequences)
-    flags, task, began = flags.replace(device="cpu"), flags.problem, time.monotonic()
-    generator, draws = torch.Generator().manual_seed(seed), random.Random(seed)
+    flags, task = flags.replace(device="cpu"), flags.problem
     report = dict(validated=False, verdict="", threshold=threshold, candidates=[], paths=[])
 
-    def say(text):
-        print(f"{time.monotonic() - began:5.1f} s  {text}", flush=True)
-
-    # the mean of what each head reads, and six samples of sequences: one for the search, five to
-    # see whether others give the same paths
+    # the means; six samples to search on, of which five are to see whether others give the same
+    # paths; and fresh sequences to validate on
     batch = config.sequences(flags, held_out("means", 2))
     check_model(model, flags, batch.inputs)
     reference = PatchedModel(model, flags, batch).reference
     sample, *others = (
         Sample(model, flags, reference, index, threshold)
-        for index in held_out("search", 6 * SIZES[2]).split(SIZES[2])
+        for index in held_out("search", 6 * SIZES[-1]).split(SIZES[-1])
     )
-    loss = sample.patched(SIZES[2]).baseline.mean().item()
+    index, sizes = held_out("validate", sequences), (SIZES[-1], sequences)
+    fresh = Sample(model, flags, reference, index, threshold, sizes)
+    loss = fresh.few.baseline.mean().item()
     if loss >= threshold:
         return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
 
     # all paths along which the model attends, and what each of them costs
-    costs, protected, rows = {}, set(), {}
+    costs, protected = {}, set()
     for path in config.progress("paths along which it attends", attended(reference)):
         rise = sample.rises([path]).mean(0)
         costs[path] = rise.maximum(sample.rises([path], frozen=True).mean(0))
         protected |= {path} if rise.max() >= threshold else set()
-        by_symbol = dict(zip(flags.target_names, costs[path], strict=True))
-        rows[path] = to_row(path, task) | dict(cost=by_symbol)
 
     # the fewest that are faithful, or if all together are not, as good as all; what just passes on
     # the sequences of the search may fail on fresh ones, so then the search stops earlier
-    def on_fresh(paths):
-        return on_fresh_sequences(sample, paths, sequences, threshold, generator)[0]
-
     highest = sample.circuit(frozenset(costs)).mean(0).max().item()
     for share in (1, 0.95, 0.9):
         for part in (sample, *others):
             part.limit(max(share * threshold, 1.2 * highest))
         paths = prune(costs, protected, sample.faithful)
-        faithful, full, n = on_fresh_sequences(sample, paths, sequences, threshold, generator)
+        losses = fresh.circuit(paths)
+        faithful = fresh.intervals(losses)
         if all_below(faithful, threshold):
             break
     candidates = [path for path in costs if costs[path].max() >= MATTERS or path in paths]
-    worst = max(faithful, key=lambda name: faithful[name][0])
-    say(f"{len(paths)} of {len(costs)} paths, with which {worst} has {faithful[worst][0]:.3f}")
+    for path in candidates:
+        cost = dict(zip(flags.target_names, costs[path].tolist(), strict=True))
+        report["candidates"].append(to_row(path, task) | dict(cost=cost))
     report |= dict(
-        sequences=n,
+        sequences=len(losses),
         attention_sequences=len(reference.batch.inputs),
-        full_model=full,
+        full_model=fresh.intervals(fresh.patched(len(losses)).baseline),
         faithful=faithful,
-        worst=worst,
-        paths=rows_on_paths(sample, paths, threshold, on_fresh, generator),
-        candidates=[rows[path] for path in candidates],
+        worst=max(faithful, key=lambda name: faithful[name][0]),
+        paths=rows_on_paths(sample, fresh, paths),
     )
 
     # the verdict
@@ -310,31 +289,15 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     for path, row in zip(sorted(paths), report["paths"], strict=True):
         if all_below(row["minimal"], threshold) and not row["stand_in"]:
             reasons.append(f"not minimal: {path_name(path, task)} can go")
-    report |= dict(validated=not reasons, verdict="; ".join(reasons) or "validated")
-    say(report["verdict"])
-
-    # what helps to judge it
-    report["complete"] = completeness(sample, paths)
-    subsets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
-    losses = []
-    for subset in config.progress("random sets of paths", sorted(subsets, key=sorted)):
-        losses.append(sample.few.circuit(subset).mean(0).max().item())
-    faithful = sum(loss < threshold for loss in losses)
-    report["null"] = dict(subsets=len(subsets), faithful=faithful)
-    report["paper"] = papers_test(sample, paths)
-    circuits = []
-    for other in config.progress("other samples of sequences", others):
-        circuits.append(prune(costs, protected, other.faithful))
-    report["stability"] = dict(
-        samples=len(circuits),
-        same=circuits.count(paths),
-        always=len(paths.intersection(*circuits)),
+    return report | dict(
+        validated=not reasons,
+        verdict="; ".join(reasons) or "validated",
+        complete=completeness(sample, paths),
+        null=null(sample, paths, candidates, seed),
+        paper=papers_test(sample, paths),
+        stability=stability(others, paths, costs, protected),
+        itself=needs_itself(sample, paths),
     )
-    report["itself"] = []
-    for head in config.progress("heads that read their own token", sample.few.heads):
-        if sample.few.circuit(paths, [head]).mean(0).max() >= threshold:
-            report["itself"].append("L{}H{}".format(*head))
-    return report
 
 
 # ---- the command line
@@ -347,34 +310,20 @@ def print_report(report):
         for title, key in ("full model", "full_model"), ("circuit, all else ablated", "faithful"):
             losses = ["{} {:.4f} [{:.4f}, {:.4f}]".format(k, *v) for k, v in report[key].items()]
             print(f"  {title:26s}{'  '.join(losses)}")
-        print("\npath                 attention   rise in full model   MSE of circuit")
-        print("                                 if ablated           without it   (worst symbol)")
-    for row in report["paths"]:
-        name = "L{layer}H{head}: {source} -> {target}".format(**row)
-        rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
-        stand_in = f"   stand-in: {row['stand_in']}" if row["stand_in"] else ""
-        print(f"{name:21s}{row['attention']:9.2f}{rise:21.3f}{loss:17.3f}{stand_in}")
-    if report["paths"]:
-        complete, null, paper = report["complete"], report["null"], report["paper"]
-        print(f"\nwithout the same two paths, circuit and model differ by {complete['mean']:.3f}")
-        print("of {subsets} other sets of as many paths {faithful} are faithful".format(**null))
-        stability = f"{report['stability']['always']} of {len(report['paths'])} paths"
-        print(f"{stability} are found from each of five other samples of sequences too")
-        lowest = min(paper["removed"], default=math.nan)
-        verdict = "passed" if paper["passed"] else "not passed"
-        print(f"the paper's test {verdict}: {paper['held']:.3f}, after a removal {lowest:.3f}")
+        print("\npath                 attention   full model loses   MSE of the circuit without it")
+        for row in report["paths"]:
+            name = "L{layer}H{head}: {source} -> {target}".format(**row)
+            rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
+            stand_in = f"   stand-in: {row['stand_in']}" if row["stand_in"] else ""
+            print(f"{name:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}{stand_in}")
+        paper, null, stability = (report[key] for key in ("paper", "null", "stability"))
+        print("\nfound from {samples} other samples too: {always} paths".format(**stability))
+        print("{faithful} of {subsets} other sets of as many paths are faithful".format(**null))
+        difference = report["complete"]["mean"]
+        print(f"circuit and full model without the same two paths differ by {difference:.3f}")
+        print(f"the paper's test: MSE {paper['held']:.3f}, passed: {paper['passed']}")
         print(f"heads whose own token the circuit needs: {' '.join(report['itself']) or 'none'}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
-
-
-def rounded(value):
-    """Return any part of a report with five digits of its numbers: no sample is large enough for
-    more."""
-    if isinstance(value, dict):
-        return {key: rounded(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(inner) for inner in value]
-    return float(f"{value:.5g}") if isinstance(value, (float, torch.Tensor)) else value
 
 
 def main():
@@ -388,7 +337,8 @@ def main():
         args = p.parse_args()
         model, flags = config.load(args.run)
         with config.alone_in(args.run):
-            report = rounded(find_circuit(model, flags, args.threshold, args.sequences))
+            text = json.dumps(find_circuit(model, flags, args.threshold, args.sequences))
+            report = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
             config.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
         print_report(report)
         print(f"circuit: {args.run / 'circuit.json'}")

@@ -1,6 +1,7 @@
-"""The bigram task (Bietti's slides): the order in which an induction head learns its memories.
+"""The bigram task (Bietti's slides): the order in which an induction head learns its memories,
+and one layer beside two.
 
-    python -m mechanisms.bigrams                           # about 4 minutes on one core
+    python -m mechanisms bigrams                           # about 8 minutes on one core
 
 Characters follow Shakespeare's bigrams, except that K triggers are each followed by an output that
 is drawn for the sequence. The scored positions are those of a trigger that occurred before. If
@@ -11,17 +12,19 @@ therefore also given without such sequences.
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
 
-from mechanisms import COLORS, command, draw_seeds, mean
+from mechanisms import COLORS, draw_seeds, mean
+from train import Muon, adamw, schedule
 
 
 N, K = 65, 5  # characters, triggers
-MEMORIES = ("W_OV2", "W_KQ2", "W_KQ1")  # in the order of the slides
-COLUMNS = ("step", "accuracy", "accuracy without cycles", *MEMORIES, "head 1", "head 2")
+MEMORIES = ("W_OV2", "W_KQ2", "W_KQ1")  # of layers 1 and 2, as the slides count them
+COLUMNS = ("step", "accuracy", "accuracy without cycles", *MEMORIES, "L0H0", "L1H0")
 RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
     "random triggers": ("random", 1.0, ()),
     "fixed triggers": ("fixed", 1.0, ()),
@@ -29,6 +32,10 @@ RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
     "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
     "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
 }
+OPTIMIZER = dict(lr=0.02, warmup=20, decay=0.5, beta2=0.95, weight_decay=0.1)  # flags of train.py
+
+
+# ---- the task
 
 
 def read_bigrams():
@@ -42,6 +49,19 @@ def read_bigrams():
     return counts / counts.sum(1, keepdim=True), counts.sum(1) / counts.sum()
 
 
+def continue_tokens(tokens, probabilities, outputs, uniform):
+    """Continue tokens (B,) to (B, T + 1). outputs (T, B, V): what follows each token at each step;
+    -1 stands for a draw from its row of probabilities (V, V), made with uniform (T, B)."""
+    cumulative = probabilities.cumsum(1)
+    cumulative /= cumulative[:, -1:].clone()
+    sequence = [tokens]
+    for output, u in zip(outputs, uniform, strict=True):
+        output = output.gather(1, sequence[-1][:, None])[:, 0]
+        drawn = (cumulative[sequence[-1]] <= u[:, None]).sum(1)
+        sequence.append(torch.where(output < 0, drawn, output))
+    return torch.stack(sequence, 1)
+
+
 def sample(B, T, triggers, bigrams, generator):
     """Draw tokens (B, T + 1), scored (B, T), cyclic (B,) and the outputs (B, N), -1 for characters
     that are no triggers.
@@ -53,15 +73,9 @@ def sample(B, T, triggers, bigrams, generator):
         chosen = torch.multinomial(unigram.expand(B, N), K, generator=generator)
     drawn = torch.randint(N, (B, K), generator=generator)
     outputs = torch.full((B, N), -1).scatter(1, chosen, drawn)
-
-    # the output of the last token or, if it is no trigger, a draw from its row of probabilities
-    cumulative = probabilities.cumsum(1) / probabilities.sum(1, keepdim=True)
-    uniform = torch.rand(B, T, generator=generator)
-    tokens = torch.multinomial(unigram, B, replacement=True, generator=generator)[:, None]
-    for t in range(T):
-        output = outputs.gather(1, tokens[:, t:])
-        drawn = (cumulative[tokens[:, t]] <= uniform[:, t : t + 1]).sum(1, keepdim=True)
-        tokens = torch.cat([tokens, torch.where(output < 0, drawn, output)], 1)
+    uniform = torch.rand(B, T, generator=generator).T
+    first = torch.multinomial(unigram, B, replacement=True, generator=generator)
+    tokens = continue_tokens(first, probabilities, outputs.expand(T, B, N), uniform)
 
     # a walk from trigger to output that still goes on after K + 1 steps is a cycle
     walk, inputs = chosen, tokens[:, :-1]
@@ -69,6 +83,15 @@ def sample(B, T, triggers, bigrams, generator):
         walk = torch.where(walk < 0, walk, outputs.gather(1, walk.clamp(min=0)))
     repeated = (inputs[:, :, None] == inputs[:, None]).tril(-1).any(2)
     return tokens, repeated & (outputs.gather(1, inputs) >= 0), (walk >= 0).any(1), outputs
+
+
+def accuracies(logits, tokens, scored, cyclic):
+    """The accuracy at scored positions of all sequences, and of those that cannot cycle."""
+    right = (logits.argmax(2) == tokens[:, 1:]).float()
+    return [float(right[where].mean()) for where in (scored, scored & ~cyclic[:, None])]
+
+
+# ---- the order of the memories
 
 
 class Simplified(torch.nn.Module):
@@ -104,15 +127,9 @@ class Simplified(torch.nn.Module):
         return [float(right.float().mean()) for right in (output, trigger[triggers], previous)]
 
 
-def accuracies(logits, tokens, scored, cyclic):
-    """The accuracy at scored positions of all sequences, and of those that cannot cycle."""
-    right = (logits.argmax(2) == tokens[:, 1:]).float()
-    return [float(right[where].mean()) for where in (scored, scored & ~cyclic[:, None])]
-
-
-def train(seed, label, steps, d=128, T=64, B=128):
+def train_memories(seed, label, steps, d=128, T=64, B=128):
     """Train one of RUNS; one row of COLUMNS for every 10 steps. The last two are the attention of
-    head 1 to the previous token, and of head 2 to what followed the trigger before."""
+    L0H0 to the previous token, and of L1H0 to what followed the trigger before."""
     triggers, scale, frozen = RUNS[label]
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     probed = bigrams[1].topk(K if triggers == "fixed" else N).indices
@@ -137,36 +154,96 @@ def train(seed, label, steps, d=128, T=64, B=128):
     return rows
 
 
-TASKS = [(train, dict(label=label, steps=160)) for label in RUNS]
-
-
-def table(results):
+def memory_table(rows):
     """The mean steps to half recall and to accuracy 0.9, and the measures after the last step."""
     half = [f"{name} half" for name in MEMORIES]
-    rows = [("run", *half, "accuracy 0.9", "without cycles", "head 1", "head 2")]
-    for row in results["train"]:
-        curves, cells = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
+    cells = [("run", *half, "accuracy 0.9", "without cycles", "L0H0", "L1H0")]
+    for row in rows:
+        curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
         for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
             reached = curves[:, :, column] >= level
             steps = curves[0, reached.int().argmax(1), 0][reached.any(1)]
             never = len(curves) - len(steps)
-            cells.append(f"{steps.mean():.0f}" + f" ({never} never)" * (never > 0))
-        rows.append((row["label"], *cells, *(mean(curves[:, -1, i]) for i in (2, 6, 7))))
-    return rows
+            times.append(f"{steps.mean():.0f}" + f" ({never} never)" * (never > 0))
+        cells.append((row["label"], *times, *(mean(curves[:, -1, i]) for i in (2, 6, 7))))
+    return cells
 
 
 def draw(results):
     """Plot recall and accuracy during training, with random and with fixed triggers."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
-    for panel, row in zip(panels, results["train"], strict=False):
+    for panel, row in zip(panels, results["train_memories"], strict=False):
         values = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
         for i, color in enumerate(("black", *COLORS[:3]), 2):
             draw_seeds(panel, values[0, :, 0], values[:, :, i], COLUMNS[i], color=color)
-        panel.set(xlabel="training step", ylabel="share recalled, or foretold", ylim=(-0.03, 1.03))
+        panel.set(xlabel="training step", ylabel="share recalled or predicted", ylim=(-0.03, 1.03))
         panel.set_title(f"{row['label']}: mean of {len(values)} seeds, lowest to highest")
         panel.legend(fontsize="small", loc="lower right")
     return figure
 
 
-if __name__ == "__main__":
-    command(__file__, __doc__, TASKS, table, draw, seeds=5)
+# ---- one layer or two
+
+
+class Generic(torch.nn.Module):
+    """A pre-norm transformer with MLPs of width 2d and learned positions; all of it is trained."""
+
+    def __init__(self, layers, d, heads, T):
+        super().__init__()
+        block = torch.nn.TransformerEncoderLayer(
+            d, heads, 2 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = torch.nn.TransformerEncoder(block, layers, torch.nn.LayerNorm(d), False)
+        self.E, self.P = torch.nn.Embedding(N, d), torch.nn.Embedding(T, d)  # of variance 1
+        self.U = torch.nn.Linear(d, N)
+
+    def forward(self, tokens):
+        """Logits (B, T, N) of tokens (B, T)."""
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        return self.U(self.blocks(self.E(tokens) + self.P.weight, mask, is_causal=True))
+
+
+def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
+    """Train with Muon and AdamW; the two accuracies after the last step.
+
+    With fixed triggers the loss is that of all tokens. With random triggers it is that of the
+    scored tokens alone: a model that predicts all tokens well must doubt what
+    followed a token only once."""
+    generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
+    held_out = sample(512, T, triggers, bigrams, generator)[:3]
+    torch.manual_seed(seed)
+    model, flags = Generic(layers, d, 2, T), SimpleNamespace(steps=steps, **OPTIMIZER)
+
+    # dicts, because `in` compares tensors of a list by value
+    matrices = dict.fromkeys(weight for weight in model.blocks.parameters() if weight.ndim > 1)
+    others = dict.fromkeys(weight for weight in model.parameters() if weight not in matrices)
+    muon = Muon(matrices, flags.lr, flags.weight_decay, torch.float32)
+    optimizers = [adamw(others, {weight for weight in others if weight.ndim > 1}, flags), muon]
+    for step in range(steps):
+        tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
+        trained = scored if triggers == "random" else torch.ones_like(scored)
+        model.zero_grad()
+        cross_entropy(model(tokens[:, :-1])[trained], tokens[:, 1:][trained]).backward()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = flags.lr * schedule(step, flags)
+            optimizer.step()
+    with torch.no_grad():
+        return accuracies(model(held_out[0][:, :-1]), *held_out)
+
+
+def layer_table(rows):
+    """The accuracies after the last step."""
+    cells = [("layers", "triggers", "accuracy", "without cycles")]
+    for row in rows:
+        seeds = torch.tensor(row["values"])  # (seeds, 2)
+        cells.append((row["layers"], row["triggers"], *(mean(values, 3) for values in seeds.T)))
+    return cells
+
+
+ORDER = [dict(label=label, steps=160) for label in RUNS]
+LAYERS = [dict(layers=n, triggers=t, steps=300) for t in ("fixed", "random") for n in (1, 2)]
+TASKS = [
+    (train_memories, 5, ORDER, memory_table),
+    (train_layers, 3, LAYERS, layer_table),
+]

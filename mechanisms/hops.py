@@ -1,6 +1,6 @@
 """k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
-    python -m mechanisms.hops                              # about 13 minutes on one core
+    python -m mechanisms hops                              # about 13 minutes on one core
 
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
 in all sequences. The output after layer l is the number 2^l hops ahead; a hop token in the input
@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
-from mechanisms import command
 from model import Block
 
 
@@ -68,24 +67,20 @@ class Transformer(torch.nn.Module):
             norm, linear = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, task.N)
             self.outputs.append(torch.nn.Sequential(norm, linear))
 
-    def forward(self, tokens, levels, patched=None):
-        """Logits (outputs, B, T, N) of the levels, and the patterns (B, heads, T, T) of all layers;
-        patched: {head: pattern (B, T, T) to use instead} for each layer."""
-        x, states, patterns = self.E[tokens] + self.P, [], []
-        T = len(self.P)
-        for block, replaced in zip(self.blocks, patched or [{}] * len(self.blocks), strict=True):
-            x, pattern = block(x, torch.zeros(T, T), None, T, replaced)
+    def forward(self, tokens, levels):
+        """Logits (outputs, B, T, N) of the levels."""
+        x, states, T = self.E[tokens] + self.P, [], len(self.P)
+        for block in self.blocks:
+            x, _ = block(x, torch.zeros(T, T), None, T, {})
             states.append(x)
-            patterns.append(pattern)
         if len(self.outputs) == 1:
             levels, states = [0], [x]
-        return torch.stack([self.outputs[i](states[i]) for i in levels]), patterns
+        return torch.stack([self.outputs[i](states[i]) for i in levels])
 
 
 def train(seed, k, N, regime, hop_token, steps):
     """Train on the last level (hard), all levels (mixture), or one more level whenever the newest
-    is SOLVED (curriculum), until the last one is SOLVED. Returns rows of [step, accuracy of each
-    level] and, without a hop token, what the layers attend to."""
+    is SOLVED (curriculum), until the last one is SOLVED; rows of [step, accuracy of each level]."""
     task, generator = Ring(k, N, hop_token, seed), torch.Generator().manual_seed(seed + 1)
     torch.manual_seed(seed)
     model, levels, rows = Transformer(task), [*range(len(task.hops))], []
@@ -97,7 +92,7 @@ def train(seed, k, N, regime, hop_token, steps):
             for level in levels:
                 tokens, targets = task.sample([level], BATCH, generator)
                 with torch.no_grad():
-                    right = model(tokens, [level])[0].argmax(3) == targets
+                    right = model(tokens, [level]).argmax(3) == targets
                 rows[-1].append(round(float(right[targets >= 0].float().mean()), 4))
             if rows[-1][-1] >= SOLVED:
                 break
@@ -105,90 +100,45 @@ def train(seed, k, N, regime, hop_token, steps):
                 trained = levels[: len(trained) + 1]
         tokens, targets = task.sample(trained, BATCH, generator)
         optimizer.zero_grad()
-        cross_entropy(model(tokens, trained)[0].flatten(0, 2), targets.flatten()).backward()
+        cross_entropy(model(tokens, trained).flatten(0, 2), targets.flatten()).backward()
         optimizer.step()
-    if hop_token:
-        return dict(rows=rows)
-    return dict(rows=rows, attended=attended(model, task, torch.Generator().manual_seed(seed)))
-
-
-@torch.no_grad()
-def attended(model, task, generator):
-    """Measure the mean attention of each head to the places of the ring, counted from the token's
-    place, (layers, heads, k), and the accuracy of the last level when each layer attends to one
-    place alone ("held"): that of the construction (0, 1, 2, 4 ... ahead), or the one after it."""
-    tokens, _ = task.sample([0], 4 * BATCH, generator)
-    levels = [len(task.hops) - 1]
-    place = torch.arange(task.k).repeat_interleave(task.N)  # (T,)
-    distance = (place - place[:, None]) % task.k
-    masks = torch.stack([distance == ahead for ahead in range(task.k)]).float()  # (k, T, T)
-    places, patched = [], ([], [])
-    for ahead, pattern in zip((0, *task.hops), model(tokens, levels)[1], strict=False):
-        places.append((torch.einsum("bhts,kts->hk", pattern, masks) / tokens.numel()).tolist())
-        for i, layers in enumerate(patched):
-            single = pattern * masks[(ahead + i) % task.k]
-            single = single / single.sum(3, keepdim=True).clamp(1e-9)
-            layers.append(dict(enumerate(single.unbind(1))))
-    answers = task.answers(tokens.view(-1, task.k, task.N))[-1].flatten(1)
-    right = [model(tokens, levels, layers)[0][0].argmax(2) == answers for layers in patched]
-    return dict(places=places, held=[float(x.float().mean()) for x in right])
-
-
-KEYS = ("k", "N", "regime", "hop_token")
-TASKS = [(train, dict(zip(KEYS, row, strict=True), steps=1600)) for row in GRID]
-
-
-def runs_of(results):
-    """{(k, N, regime, hop_token): the runs of all seeds}."""
-    return {(*row.values(),)[:4]: row["values"] for row in results["train"]}
-
-
-def table(results):
-    """The steps to SOLVED at k hops for each seed; a dash stands for never."""
-    runs = runs_of(results)
-    shapes = [*dict.fromkeys(key[:2] for key in runs)]
-    rows = [("steps to 95%", *(f"k = {k}, N = {N}" for k, N in shapes))]
-    for regime, token in dict.fromkeys(key[2:] for key in runs):
-        cells = []
-        for shape in shapes:
-            last = [run["rows"][-1] for run in runs.get((*shape, regime, token), [])]
-            steps = sorted(row[0] if row[-1] >= SOLVED else math.inf for row in last)
-            cells.append(", ".join(map(str, steps)).replace("inf", "-"))
-        rows.append((regime + ", hop token" * token, *cells))
     return rows
 
 
+def table(rows):
+    """The steps to SOLVED at k hops for each seed; a dash stands for never."""
+    runs = {(*row.values(),)[:4]: row["values"] for row in rows}  # {a row of GRID: runs}
+    shapes = [*dict.fromkeys(key[:2] for key in runs)]
+    cells = [("steps to 95%", *(f"k = {k}, N = {N}" for k, N in shapes))]
+    for regime, token in dict.fromkeys(key[2:] for key in runs):
+        times = []
+        for shape in shapes:
+            last = [run[-1] for run in runs.get((*shape, regime, token), [])]
+            steps = sorted(row[0] if row[-1] >= SOLVED else math.inf for row in last)
+            times.append(", ".join(map(str, steps)).replace("inf", "-"))
+        cells.append((regime + ", hop token" * token, *times))
+    return cells
+
+
+KEYS = ("k", "N", "regime", "hop_token")
+TASKS = [(train, 3, [dict(zip(KEYS, row, strict=True), steps=1600) for row in GRID], table)]
+
+
 def draw(results):
-    """Plot the accuracy of every seed during training at the largest k, and where layers attend."""
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
-    k, N, *_ = max(runs_of(results))
+    """Plot the accuracy of every seed during training at the largest k."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.7), layout="constrained")
+    k = max(row["k"] for row in results["train"])
+    rows = {row["regime"]: row for row in results["train"] if row["k"] == k}
     colors = plt.get_cmap("viridis")([0.3 * level for level in range(k.bit_length())])
-    for panel, regime in zip(axes, ("mixture", "curriculum"), strict=False):
-        runs = runs_of(results)[k, N, regime, False]
+    for panel, regime in zip(axes, ("mixture", "curriculum"), strict=True):
+        runs, N = rows[regime]["values"], rows[regime]["N"]
         for level, color in enumerate(colors):
             panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
             for run in runs:
-                steps, *accuracies = zip(*run["rows"], strict=True)
+                steps, *accuracies = zip(*run, strict=True)
                 panel.plot(steps, accuracies[level], color=color)
         panel.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
         panel.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
         panel.set_title(f"{regime.capitalize()}, k = {k}, N = {N}, {len(runs)} seeds")
     axes[0].legend(fontsize="small", loc="lower center", ncol=3)
-
-    # in each layer the head that attends most to the place of the construction
-    runs, panel = runs_of(results)[k, N, "mixture", False], axes[2]
-    best = torch.zeros(len(colors), k)  # (layers, k)
-    for run in runs:
-        for layer, heads in enumerate(torch.tensor(run["attended"]["places"])):
-            best[layer] += heads[heads[:, 2**layer // 2].argmax()] / len(runs)
-    extent = (-0.5, k - 0.5, 0.5, len(best) + 0.5)
-    image = panel.imshow(best, "cividis", clim=(0, 1), aspect="auto", origin="lower", extent=extent)
-    panel.set(xlabel="places ahead on the ring", xticks=range(k))
-    panel.set(ylabel="layer", yticks=range(1, len(best) + 1))
-    panel.set_title(f"Better head, mixture, k = {k}, {len(runs)} seeds")
-    figure.colorbar(image, ax=panel, label="share of its attention")
     return figure
-
-
-if __name__ == "__main__":
-    command(__file__, __doc__, TASKS, table, draw, seeds=3)

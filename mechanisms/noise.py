@@ -1,6 +1,6 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python -m mechanisms.noise                             # about 9 minutes on one core
+    python -m mechanisms noise                             # about 9 minutes on one core
 
 Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
 sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
-from mechanisms import COLORS, command, draw_seeds
-from mechanisms.bigrams import N, read_bigrams
+from mechanisms import COLORS, draw_seeds
+from mechanisms.bigrams import N, continue_tokens, read_bigrams
 
 
 NOISE, NOISE_SHARE = N, 0.5  # the token after the N characters, and how often it follows a space
@@ -26,16 +26,12 @@ def sample(B, T, noise_share, bigrams, generator):
     output = torch.randint(N - 1, (B,), generator=generator)
     output += output >= trigger  # any character but the trigger
 
-    # after the noise token comes a character drawn from the unigram
-    cumulative = torch.cat([probabilities, unigram[None]]).cumsum(1)
-    cumulative /= cumulative[:, -1:].clone()
+    # after a space comes the output or the noise; after the noise a character from the unigram
     uniform, coin = torch.rand(2, T, B, generator=generator)
-    tokens = torch.multinomial(unigram, B, replacement=True, generator=generator)[:, None]
-    for t in range(T):
-        drawn = (cumulative[tokens[:, t]] <= uniform[t, :, None]).sum(1)
-        after_trigger = torch.where(coin[t] < noise_share, NOISE, output)
-        following = torch.where(tokens[:, t] == trigger, after_trigger, drawn)
-        tokens = torch.cat([tokens, following[:, None]], 1)
+    after = torch.full((T, B, N + 1), -1)
+    after[:, :, trigger] = torch.where(coin < noise_share, NOISE, output)
+    first = torch.multinomial(unigram, B, replacement=True, generator=generator)
+    tokens = continue_tokens(first, torch.cat([probabilities, unigram[None]]), after, uniform)
     triggers = tokens[:, :-1] == trigger
     return tokens, triggers & (triggers.cumsum(1) > 1), output
 
@@ -105,35 +101,31 @@ def train(seed, steps, d=128, T=64, B=64):
     return rows
 
 
-TASKS = [(train, dict(steps=300))]
-
-
-def shares(results):
+def shares(rows):
     """The steps, and [accuracy, p(noise)] (seeds, steps, RANKS and without the first MLP, 2)."""
-    seeds = results["train"][0]["values"]
+    seeds = rows[0]["values"]
     return [step for step, _ in seeds[0]], torch.tensor([[row[1] for row in run] for run in seeds])
 
 
-def table(results):
+def table(rows):
     """The mean, and the lowest and the highest seed, for some steps and ranks."""
-    steps, values = shares(results)
-    rows = [("tested without noise", "accuracy", "p(noise)")]
+    steps, values = shares(rows)
+    cells = [("tested without noise", "accuracy", "p(noise)")]
     for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
         seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
-        cells = [f"{x.mean():.2f} ({x.min():.2f}\N{EN DASH}{x.max():.2f})" for x in seeds]
+        means = [f"{x.mean():.2f} ({x.min():.2f}\N{EN DASH}{x.max():.2f})" for x in seeds]
         kind = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
-        rows.append((f"step {steps[time]}, {kind}", *cells))
-    return rows
+        cells.append((f"step {steps[time]}, {kind}", *means))
+    return cells
 
 
 def draw(results):
     """Plot accuracy and p(noise) by step, and by the rank of the second MLP."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    steps, values = shares(results)
+    steps, values = shares(results["train"])
     for i, (color, name) in enumerate(zip(COLORS, ("accuracy", "p(noise)"), strict=False)):
         draw_seeds(left, steps, values[:, :, -2, i], name, color=color, ls="-")
-        removed = f"{name}, MLP 2 removed"
-        draw_seeds(left, steps, values[:, :, 0, i], removed, color=color, ls="--")
+        draw_seeds(left, steps, values[:, :, 0, i], f"{name}, rank 0", color=color, ls="--")
         draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=color)
     left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.25))
     left.set_title(f"mean of {len(values)} seeds, lowest to highest")
@@ -147,5 +139,4 @@ def draw(results):
     return figure
 
 
-if __name__ == "__main__":
-    command(__file__, __doc__, TASKS, table, draw, seeds=8)
+TASKS = [(train, 8, [dict(steps=300)], table)]

@@ -1,6 +1,6 @@
-"""Factual recall (Bietti's slides): the hallucination plateau, its gradient flow, who stores facts.
+"""Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m mechanisms.recall                            # about 3 minutes on one core
+    python -m mechanisms recall                            # about a minute on one core
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
@@ -13,11 +13,10 @@ import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
-from mechanisms import COLORS, command, draw_means, draw_seeds
+from mechanisms import COLORS, draw_seeds
 
 
-TABLES = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
-HEADS, HIDDEN = (1, 2, 4, 8, 16), (0, 16, 32, 64, 128)
+SETTINGS = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
 
 
 def draw_facts(S, R, D, generator):
@@ -83,11 +82,11 @@ def plateau_of(R, D, relation_losses, subject_losses):
     return [next((t for t, loss in pairs if loss < level), math.nan) for pairs, level in levels]
 
 
-def plateau(seed, table):
-    """[entry, exit, both by the flow] of a row of TABLES."""
-    S, R, D, init = table
+def plateau(seed, setting):
+    """[entry, exit, both by the flow] of a row of SETTINGS."""
+    S, R, D, init = setting
     flows = plateau_of(R, D, flow(R, R, D, init), flow(S, D, R, init))
-    curve = train_linear(seed, *table, round(2.6 * max(flows)), lr=0.5, batch=256, rows=1000)
+    curve = train_linear(seed, *setting, round(2.6 * max(flows)), lr=0.5, batch=256, rows=1000)
     times, _, relation, subject, _ = zip(*curve, strict=True)
     pairs = zip(times, relation, strict=True), zip(times, subject, strict=True)
     return plateau_of(R, D, *pairs) + flows
@@ -104,90 +103,36 @@ def hallucinates(row):
     return torch.tensor(plateaus).mean(0).tolist()
 
 
-def stored_share(seed, H, m, steps, S=16, R=16, D=8, d=16, head_size=4, noise=8, length=16):
-    """Train softmax attention and an MLP on all S R facts in fresh noise; the share recalled."""
-    generator = torch.Generator().manual_seed(seed)
-    facts = draw_facts(S, R, D, generator).flatten()
-    subject, relation = torch.cartesian_prod(torch.arange(S), torch.arange(R)).T
-    shapes = [(S + R + noise + 1, d), (R * D, d)] + [(H, head_size, d)] * 4 + [(m, d)] * 2
-    E, U, *weights = [torch.randn(s, generator=generator) / math.sqrt(d) for s in shapes]
-    Q, K, V, output, up, down = (weight.requires_grad_() for weight in weights)
-    optimizer = torch.optim.Adam(weights)
-    recent = []  # shares of the last 20 steps
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = 0.04 * (1 - step / steps)
-        counts = draw_counts(subject, relation, S, R, noise, length, generator)
-        scores = (E @ K.mT @ (Q @ E[-1])[..., None])[..., 0] / math.sqrt(head_size)  # (H, V)
-        attention = (scores + counts.log()[:, None]).softmax(-1)  # (B, H, V), 0 for absent tokens
-        x = attention.flatten(1) @ (E @ V.mT @ output).flatten(0, 1)  # (B, d)
-        logits = (x + (x @ up.T).relu() @ down) @ U.T
-        recent = [*recent[-19:], float((logits.argmax(1) == facts).float().mean())]
-        if sum(recent) == 20:
-            break
-        optimizer.zero_grad()
-        cross_entropy(logits, facts).backward()
-        optimizer.step()
-    return sum(recent) / len(recent)
-
-
-TASKS = [(train_linear, dict(S=16, R=4, D=8, init=1e-5, steps=8192))]
-TASKS += [(plateau, dict(table=table)) for table in TABLES]
-TASKS += [(stored_share, dict(H=H, m=m, steps=1024)) for H in HEADS for m in HIDDEN]
-
-
-def table(results):
+def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
-    times = torch.tensor([row["values"] for row in results["plateau"]]).mean(1).T  # (4, TABLES)
-    rows = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in TABLES))]
+    times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, SETTINGS)
+    cells = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in SETTINGS))]
     for i, event in enumerate(["relation known", "facts begin"]):
-        rows.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
-        rows.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
-    return rows
+        cells.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
+        cells.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
+    return cells
+
+
+TASKS = [
+    (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
+    (plateau, 5, [dict(setting=setting) for setting in SETTINGS], table),
+]
 
 
 def draw(results):
-    """Plot the losses beside the flow, the plateau, and the share of facts stored."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.6, 3.4), layout="constrained")
+    """Plot the losses beside those of the flow."""
+    figure, panel = plt.subplots(figsize=(6, 4.2), layout="constrained")
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
     for i, color in enumerate((*COLORS[:3], "black")):  # curves: (seeds, times, time and measures)
-        draw_seeds(left, curves[0, :, 0], curves[:, :, i + 1], names[i], color=color, lw=2.5)
+        draw_seeds(panel, curves[0, :, 0], curves[:, :, i + 1], names[i], color=color, lw=2.5)
     for kind in (R, R, D), (S, D, R):
-        left.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
-    left.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
+        panel.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
+    panel.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
     levels = {"0": 0, "1 - 1/D": 1 - 1 / D, "ln R": math.log(R), "ln D": math.log(D)}
-    left.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
-    left.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
-    left.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
-    left.legend(fontsize="small")
-
-    # points are measured, lines come from the flow, and the plateau is between them
-    values, x = torch.tensor([row["values"] for row in results["plateau"]]), range(len(TABLES))
-    flows = values[:, 0, 2:].T
-    for i, label in enumerate(["entry: relation known", "exit: facts begin"]):
-        draw_means(middle, x, values[:, :, i], fmt="o", color=COLORS[i + 1], label=label)
-        middle.plot(x, flows[i], color=COLORS[i + 1])
-    middle.fill_between(x, *flows, flows[0] < flows[1], interpolate=True, color="0.9")
-    middle.set_xticks(x, [f"{S / R:g}" for S, R, _, _ in TABLES])
-    middle.set(xlabel="S / R (S R = 128, D = 4)", ylabel="steps x lr", ylim=0)
-    middle.set_title(f"Plateau, {values.shape[1]} seeds; lines: flow")
-    middle.legend(fontsize="small")
-
-    # each cell: the share of facts, and the number of parameters
-    shares = torch.tensor([row["values"] for row in results["stored_share"]]).mean(1)
-    shares = shares.view(len(HEADS), len(HIDDEN))
-    right.imshow(shares, cmap="cividis", clim=(0, 1), origin="lower", aspect="auto")
-    for i, row in enumerate(results["stored_share"]):
-        share, parameters = shares.flatten()[i], 256 * row["H"] + 32 * row["m"]
-        place = dict(ha="center", va="center", color="wk"[share > 0.6])
-        right.text(i % len(HIDDEN), i // len(HIDDEN), f"{share:.2f}\n{parameters}", **place)
-    right.set_xticks(range(len(HIDDEN)), HIDDEN)
-    right.set_yticks(range(len(HEADS)), HEADS)
-    right.set(xlabel="MLP width", ylabel="heads")
-    right.set_title(f"Facts stored; parameters; {len(curves)} seeds")
+    panel.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
+    panel.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
+    panel.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
+    panel.legend(fontsize="small")
     return figure
-
-
-if __name__ == "__main__":
-    command(__file__, __doc__, TASKS, table, draw, seeds=5)

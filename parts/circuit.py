@@ -5,12 +5,12 @@
     patched.knock_out(paths)                             # its losses with these paths ablated
     paths = paths_in(read_report("results/A"), task)     # the circuit that ablate.py found
 
-A path (the paper's word; elsewhere an attention edge) is (layer, head, source, target), all counted
-from 0. It is written L6H0: q -> 1b, which says that in layer 6, head 0, the query reads token 1b of
-its own chain. There is one ablation, mean ablation: what a head reads outside of the paths is
-replaced by its mean over reference sequences at that position, which says nothing about the
-sequence at hand. What a token reads of itself moves nothing between tokens, and always stays.
-Attention is what the model itself computes under the ablation.
+A path (the paper's word; others say attention edge) is (layer, head, source, target), all counted
+from 0. L6H0: q -> 1b says that in layer 6, head 0, the query reads token 1b of its own chain. There
+is one ablation: what a head reads outside of the paths is replaced by its mean over reference
+sequences at that position, which says nothing about the sequence at hand. What a token reads of
+itself moves nothing between tokens, and stays. Attention is what the model computes under the
+ablation.
 """
 
 import functools
@@ -114,13 +114,6 @@ def attention_on(pattern, path, task, positions):
     return pattern[sequence, source, target] * (exists & exists_too)
 
 
-def one_hot(paths, task, positions):
-    """Return hard attention (B, T, T): every source attends to its targets alone, to each of them
-    equally; all other tokens attend to nothing."""
-    mask = mask_of(paths, task, positions).float()
-    return mask / mask.sum(-1, keepdim=True).clamp(min=1)
-
-
 def by_head(paths):
     """Return {(layer, head): [its paths]}."""
     heads = {}
@@ -130,10 +123,12 @@ def by_head(paths):
 
 
 def frozen_heads(paths, task, positions):
-    """Return {(layer, head): f}, for model.Transformer: heads with paths attend hard along them."""
+    """Return {(layer, head): f} for heads with paths, which attend hard: every source to its
+    targets alone, to each of them equally, and all other tokens to nothing."""
     heads = {}
     for head, group in by_head(paths).items():
-        pattern = one_hot(group, task, positions)
+        mask = mask_of(group, task, positions).float()
+        pattern = mask / mask.sum(-1, keepdim=True).clamp(min=1)
         heads[head] = lambda _, values, pattern=pattern: pattern.to(values) @ values
     return heads
 
@@ -195,14 +190,14 @@ class PatchedModel:
         these paths are ablated."""
         key = head, frozenset(paths), keep, itself
         if key not in self.cache:
-            kept, there = (
+            mask, there = (
                 patched.mask(paths) | self.itself * itself if keep else ~patched.mask(paths)
                 for patched in (self, self.reference)
             )
             pattern, values = self.reference.reads[head]
-            self.cache[key] = kept, ((pattern * ~there) @ values).mean(0)  # (T, size)
-        kept, mean = self.cache[key]
-        return lambda pattern, values: (pattern * kept) @ values + mean.to(values)
+            self.cache[key] = mask, ((pattern * ~there) @ values).mean(0)  # (T, size)
+        mask, mean = self.cache[key]
+        return lambda pattern, values: (pattern * mask) @ values + mean.to(values)
 
     def circuit(self, paths, without_itself=()):
         """Return the losses with everything outside of these paths ablated; in the heads
@@ -223,11 +218,6 @@ class PatchedModel:
                 write = heads.get(head, torch.matmul)
                 heads[head] = lambda _, values, f=write, p=pattern: f(p.to(values), values)
         return self.losses(heads)
-
-    def without_head(self, head):
-        """Return the losses of the full model if a head reads nothing of other tokens but the
-        mean."""
-        return self.losses({head: self.ablate(head, ())})
 
 
 # ---- what a model must be

@@ -21,10 +21,9 @@ def places_of(task):
     """Return [Place, ...]: all roles, and the intermediate tokens up to REACH from their slots."""
     places = []
     for number, role in enumerate(task.roles):
-        last = role.place == task.blocks[role.block].size - 1
-        before = range(-REACH, 0) if role.place == 0 else ()
-        after = range(1, REACH + 1) if last else ()
-        places += [Place(number, offset) for offset in (*before, 0, *after)]
+        first = -REACH if role.place == 0 else 0
+        last = REACH if role.place == task.blocks[role.block].size - 1 else 0
+        places += [Place(number, offset) for offset in range(first, last + 1)]
     return places
 
 
@@ -38,9 +37,9 @@ def preference(patterns, source, target, task, positions):
     rows = patterns[:, sequence, reading] * exists[..., None]  # (heads, B, N, T)
     index = read[:, None].expand(len(patterns), -1, task.N, -1)
     given = (rows.gather(3, index) * exists_too[:, None]).mean(1)  # (heads, N source, N target)
-    own = given.diagonal(dim1=1, dim2=2).sum(1)
-    others = (given.sum((1, 2)) - own) / max(1, task.N - 1)
-    return (own - others) / task.N
+    same = given.diagonal(dim1=1, dim2=2).sum(1)
+    others = (given.sum((1, 2)) - same) / max(1, task.N - 1)
+    return (same - others) / task.N
 
 
 def attended(patched):
@@ -71,24 +70,24 @@ def attended(patched):
 def prune(costs, protected, faithful):
     """Return the frozenset of paths that is left of {path: (symbols,) cost} when paths are dropped,
     the cheapest first, as long as faithful(paths). protected: paths that are never dropped."""
-    kept = frozenset(costs)
+    remaining = frozenset(costs)
 
     def drop(group):
         """Drop all of a group, or else of each half of it what can go."""
-        nonlocal kept
-        if faithful(kept - {*group}):
-            kept -= {*group}
+        nonlocal remaining
+        if faithful(remaining - {*group}):
+            remaining -= {*group}
         elif len(group) > 1:
             drop(group[: len(group) // 2])
             drop(group[len(group) // 2 :])
 
     before = None
-    while kept != before:
-        before = kept
-        group = sorted(kept - protected, key=lambda path: costs[path].max())
+    while remaining != before:
+        before = remaining
+        group = sorted(remaining - protected, key=lambda path: costs[path].max())
         if group:
             drop(group)
-    return kept
+    return remaining
 
 
 def reached(paths, task):

@@ -208,8 +208,8 @@ for layers in 2 3 4; do
 done | make_runs
 
 # the related systems (mechanisms/README.md)
-for name in memories recall bigrams layers theorems noise hops samples; do
-  [ -e "$folder/mechanisms/$name.json" ] || python -m "mechanisms.$name" --out "$folder/mechanisms"
+for name in memories recall bigrams noise hops; do
+  [ -e "$folder/mechanisms/$name.json" ] || python -m mechanisms "$name" --out "$folder/mechanisms"
 done
 
 # the figures and tables of studies, and the pages

@@ -58,8 +58,7 @@ def least_necessary(row):
 
 
 def difference(row):
-    complete = row["report"]["complete"]
-    return "{mean:.2f} (at most {largest:.2f})".format(**complete) if complete["pairs"] else ""
+    return "{mean:.2f} (at most {largest:.2f})".format(**row["report"]["complete"])
 
 
 COLUMNS = {

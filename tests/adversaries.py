@@ -1,6 +1,6 @@
 """Models whose answer travels otherwise than a too simple circuit would say. Most retrieve one step
-(q, 1a, 1b): in layer 1 every token attends to the one before, so that 1b holds x_0 and can be found
-by it, and the token behind 1b, a relay, holds x_1."""
+(q, 1a, 1b): in layer 0 every token attends to the token before, so that 1b holds x_0 and can be
+found by it, and the token after 1b, an intermediate token, holds x_1."""
 
 import itertools
 
@@ -16,20 +16,21 @@ CHAIN, AT_Q = chain(4, 1), Place(0)
 PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
 
 
-def one_step(look, layers=2, heads=1, gains=(), relays=False, kind=Planted):
-    """A model of one step. look(head, found, b) -> [(tokens (B, N), shares (B, N)), ...], where a
-    query attends in a head after layer 1; found (B, N): how well 1b is found, at tokens b. It takes
-    what these show or, from relays, what they took before too. gains: of the heads of layer 2."""
+def one_step(look, layers=2, heads=1, gains=(), intermediate=False, kind=Planted):
+    """A model of one step. look(head, match, b) -> [(tokens (B, N), shares (B, N)), ...], where a
+    query attends in a head above layer 0; match (B, N): how well 1b is found, at tokens b. It reads
+    what these show and, with intermediate, what they have read before. gains: of the heads of layer
+    1."""
 
     def attend(head, holds, positions):
         if head[0] == 0:
             return PREVIOUS if head[1] == 0 else torch.eye(CHAIN.T)
         b, rows = positions[:, :, 2], torch.arange(len(positions))[:, None]
         given = look(head, holds[rows, b, 1, torch.arange(4), 0], b)
-        return attending(CHAIN, positions, *[(AT_Q, *one) for one in given])
+        return attending(CHAIN, positions, *[(AT_Q, *target) for target in given])
 
     def reading(gain):
-        return [(lane, -1, gain) for lane in range(1 + relays)]
+        return [(lane, -1, gain) for lane in range(1 + intermediate)]
 
     moves = dict.fromkeys(itertools.product(range(1, layers), range(heads)), reading(1.0))
     moves |= {(0, head): [(0, 1, 1.0 - head)] for head in range(heads)}
@@ -37,25 +38,25 @@ def one_step(look, layers=2, heads=1, gains=(), relays=False, kind=Planted):
     return kind(CHAIN, attend, layers, heads, moves)
 
 
-# ---- relays, shares, twins, decoys
+# ---- intermediate, shares, twins, decoys
 
 
-def one_relay():
-    return one_step(lambda head, found, b: [(b + 1, found)], relays=True)
+def one_intermediate_token():
+    return one_step(lambda head, match, b: [(b + 1, match)], intermediate=True)
 
 
-def relay_of_a_relay():
+def two_intermediate_tokens():
     texts = ["0 1b 1a", "0 2b 2a", "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]
     return plant(2, texts, layers=4)[0]
 
 
 def quarters_over_layers():
     """Each of four layers serves one slot."""
-    return one_step(lambda head, found, b: [(b, found * (b // 2 == head[0] - 1))], layers=5)
+    return one_step(lambda head, match, b: [(b, match * (b // 2 == head[0] - 1))], layers=5)
 
 
 def quarters_over_heads():
-    return one_step(lambda head, found, b: [(b, found * (b // 2 == head[1]))], heads=4)
+    return one_step(lambda head, match, b: [(b, match * (b // 2 == head[1]))], heads=4)
 
 
 def halves_of_the_sequences():
@@ -68,43 +69,43 @@ def halves_of_the_sequences():
 
     model = one_step(None, heads=2, kind=Halves)
     model.attend = one_step(
-        lambda head, found, b: [(b, found * (model.first if head[1] else 1 - model.first))], heads=2
+        lambda head, match, b: [(b, match * (model.first if head[1] else 1 - model.first))], heads=2
     ).attend
     return model
 
 
 def half_in_each_of_two_layers():
     """PatchedModel to q -> 1b in one of them, that one would do all."""
-    return one_step(lambda head, found, b: [(b, found / 2)], layers=3)
+    return one_step(lambda head, match, b: [(b, match / 2)], layers=3)
 
 
 def two_of_three():
     """Any two of three heads suffice; held, one would."""
-    return one_step(lambda head, found, b: [(b, found / 2)], heads=3)
+    return one_step(lambda head, match, b: [(b, match / 2)], heads=3)
 
 
 def head_that_carries_nothing():
-    return one_step(lambda head, found, b: [(b, found)], layers=3, gains=[0.0])
+    return one_step(lambda head, match, b: [(b, match)], layers=3, gains=[0.0])
 
 
 def twin():
-    return one_step(lambda head, found, b: [(b, found)], heads=2)
+    return one_step(lambda head, match, b: [(b, match)], heads=2)
 
 
 def decoy():
-    """Head 1 attends to 1b and takes nothing; head 2 reads the same from the relay."""
+    """Head 1 attends to 1b and takes nothing; head 2 reads the same from the token after it."""
     return one_step(
-        lambda head, found, b: [(b + head[1], found)], heads=2, gains=[0.0, 1.0], relays=True
+        lambda head, match, b: [(b + head[1], match)], heads=2, gains=[0.0, 1.0], intermediate=True
     )
 
 
-def arrow_and_relay():
-    """In one slot of four it is the relay: an arrow that leaves it out would cost 0.25."""
+def direct_and_by_an_intermediate_token():
+    """In one slot of four it reads the token after 1b: a circuit without it would lose 0.25."""
 
-    def look(head, found, b):
-        return [(b, found * (b // 2 != 1)), (b + 1, found * (b // 2 == 1))]
+    def look(head, match, b):
+        return [(b, match * (b // 2 != 1)), (b + 1, match * (b // 2 == 1))]
 
-    return one_step(look, relays=True)
+    return one_step(look, intermediate=True)
 
 
 class Gate(Planted):
@@ -129,10 +130,10 @@ class GateWithKey(Gate):
 
 
 def gate(kind=Gate):
-    def look(head, found, b):
-        return [(b + head[1], found)]
+    def look(head, match, b):
+        return [(b + head[1], match)]
 
-    return one_step(look, heads=2, relays=True, kind=kind)
+    return one_step(look, heads=2, intermediate=True, kind=kind)
 
 
 def gate_with_key():
@@ -146,10 +147,10 @@ def cancelling(wrong, heads=2):
     """Head 1 takes a wrong candidate with the right one, the others subtract it; held to one arrow,
     head 1 does not need them. wrong: the tokens of the wrong 1b, from those of the right."""
 
-    def look(head, found, b):
+    def look(head, match, b):
         if head[1]:
-            return [(wrong(b), found)]
-        return [(b, found / 2), (wrong(b), found / 2)]
+            return [(wrong(b), match)]
+        return [(b, match / 2), (wrong(b), match / 2)]
 
     return one_step(look, heads=heads, gains=[2.0] + [-1.0] * (heads - 1))
 
@@ -196,11 +197,11 @@ def canceller_in_a_head_that_is_named():
         pattern = follow(head, holds, positions)
         if head[0] == 1:
             b, _ = to_1b.target.tokens(task, positions)
-            found = holds[torch.arange(len(b))[:, None], b, 0, torch.arange(4), 0]
-            wrong = of_another_chain(b), found / (1 + head[1])
-            given = [wrong] if head[1] == 0 else [(b, found / 2), wrong]
-            own = attending(task, positions, *[(AT_Q, *one) for one in given])
-            pattern[:, -4:] = own[:, -4:]
+            match = holds[torch.arange(len(b))[:, None], b, 0, torch.arange(4), 0]
+            wrong = of_another_chain(b), match / (1 + head[1])
+            given = [wrong] if head[1] == 0 else [(b, match / 2), wrong]
+            members = attending(task, positions, *[(AT_Q, *target) for target in given])
+            pattern[:, -4:] = members[:, -4:]
         return pattern
 
     return Signed(task, attend, 3, 2)
@@ -209,9 +210,9 @@ def canceller_in_a_head_that_is_named():
 def exclusion():
     """Head 1 takes all candidates alike, head 2 subtracts the three of the other chains."""
 
-    def look(head, found, b):
-        every = [(b.roll(k, dims=1), found / 4) for k in range(4)]
-        return every if head[1] == 0 else [(tokens, found / 3) for tokens, _ in every[1:]]
+    def look(head, match, b):
+        candidates = [(b.roll(k, dims=1), match / 4) for k in range(4)]
+        return candidates if head[1] == 0 else [(tokens, match / 3) for tokens, _ in candidates[1:]]
 
     return one_step(look, heads=2, gains=[4.0, -3.0])
 
@@ -230,7 +231,7 @@ class Shift(Planted):
 
 
 def copy_without_attention():
-    model = one_step(lambda head, found, b: [(b + 1, found)], kind=Shift, relays=True)
+    model = one_step(lambda head, match, b: [(b + 1, match)], kind=Shift, intermediate=True)
     model.moves[0, 0] = []
     return model
 
@@ -244,7 +245,7 @@ class Solver(Planted):
 
 
 def solver():
-    return one_step(lambda head, found, b: [(b, found)], kind=Solver)
+    return one_step(lambda head, match, b: [(b, match)], kind=Solver)
 
 
 class Pointer(Planted):
@@ -263,7 +264,7 @@ class Pointer(Planted):
 
 
 def averages_and_a_pointer():
-    model = one_step(lambda head, found, b: [(b, found)], heads=2, kind=Pointer)
+    model = one_step(lambda head, match, b: [(b, match)], heads=2, kind=Pointer)
     attend = model.attend
 
     def uniform_in_head_2(head, holds, positions):

@@ -1,4 +1,4 @@
-"""Models whose circuit is known because it was planted, to see whether it is found again."""
+"""Models whose circuit is known because it was planted, to see whether it is tokens_of again."""
 
 import itertools
 
@@ -38,23 +38,23 @@ def find_positions(x, task, K):
     symbols = x[..., :K]
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
     start = task.blocks[task.roles[0].block].start
-    found = {0: torch.arange(start, start + task.N).expand(len(x), -1)}
+    tokens_of = {0: torch.arange(start, start + task.N).expand(len(x), -1)}
     for block in dict.fromkeys(role.block for role in task.roles[1:]):
         # the slot that shows every symbol that is known of the chain so far
         start, size, slots = task.blocks[block]
         first = start + size * torch.arange(slots)
-        own = [number for number, role in enumerate(task.roles) if role.block == block]
+        members = [number for number, role in enumerate(task.roles) if role.block == block]
         fits = torch.ones(len(x), task.N, slots, dtype=torch.bool)
-        for number, before in itertools.product(own, list(found)):
+        for number, before in itertools.product(members, list(tokens_of)):
             if task.roles[number].symbol == task.roles[before].symbol:
-                tokens = found[before][..., None].expand(-1, -1, slots)
+                tokens = tokens_of[before][..., None].expand(-1, -1, slots)
                 fits &= same[:, :, first + task.roles[number].place].gather(1, tokens)
-        for number in own:
-            found[number] = first[fits.int().argmax(-1)] + task.roles[number].place
-    return torch.stack([found[number] for number in range(len(task.roles))], -1)
+        for number in members:
+            tokens_of[number] = first[fits.int().argmax(-1)] + task.roles[number].place
+    return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
 
 
-LANES = 4  # of what a token holds: of its own chain, of that of the token before it, ...; answers
+LANES = 4  # of what a token holds: its own symbol's, the previous token's, ...; answers
 
 
 class Planted:
@@ -65,8 +65,8 @@ class Planted:
 
     attend(head, holds, positions) -> (B, T, T), the attention of a head; holds (B, T, lanes, N,
     symbols). The values of every head are holds times a random sign for each symbol, so that their
-    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane, to lane,
-    gain), ...]}, within lane 0 if not named."""
+    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane,
+    to lane, gain), ...]}, within lane 0 if not named."""
 
     def __init__(self, task, attend, layers, heads=1, moves=None, K=4):
         self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
@@ -145,13 +145,13 @@ def following(task, paths):
     its attention."""
 
     def attend(head, holds, positions):
-        own = [path for path in paths if path[:2] == head]
-        found = [evidence(task, path, holds, positions) for path in own]
+        members = [path for path in paths if path[:2] == head]
+        shares = [evidence(task, path, holds, positions) for path in members]
         given = []
-        for path, share in zip(own, found, strict=True):
-            alike = [other for one, other in zip(own, found, strict=True) if one[2] == path[2]]
+        for path, share in zip(members, shares, strict=True):
+            rivals = [s for p, s in zip(members, shares, strict=True) if p[2] == path[2]]
             tokens, _ = path.target.tokens(task, positions)
-            given.append((path.source, tokens, share / sum(alike).clamp(min=1)))
+            given.append((path.source, tokens, share / sum(rivals).clamp(min=1)))
         return attending(task, positions, *given)
 
     return attend
@@ -166,7 +166,7 @@ CIRCUITS = [  # D, heads, paths
     (2, 3, ["0.1 1b 1a", "0.1 2b 2a", "2.0 1b 2b", "3.1 q 1b"]),
     (3, 1, [*PAIRS, "1 q 1b", "1 2b 3b", "3 q 2b"]),
     (3, 1, [*PAIRS, "1 q 1b", "2 q 2b", "3 q 3b"]),
-    (2, 1, [*PAIRS[:2], "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]),  # relays
+    (2, 1, [*PAIRS[:2], "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]),  # intermediate tokens
 ]
 
 

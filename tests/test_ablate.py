@@ -3,6 +3,7 @@ line."""
 
 import json
 import math
+from types import SimpleNamespace
 from unittest import mock
 
 from parts import config
@@ -71,9 +72,8 @@ def test_a_model_of_another_kind_is_validated(capsys):
 
 
 def test_intervals_of_light_tails():
-    generator = torch.Generator().manual_seed(0)
-    losses = torch.randn(100, 2, generator=generator).square()
-    rows = ablate.intervals(losses, ["x_1", "x_2"], generator)
+    losses = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)).square()
+    rows = ablate.Sample.intervals(SimpleNamespace(flags=settings(2, 1)), losses)
     for (mean, low, high), column in zip(rows.values(), losses.unbind(1), strict=True):
         error = column.std().item() / 10
         assert mean == pytest.approx(column.mean().item())

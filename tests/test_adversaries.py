@@ -26,14 +26,14 @@ def report_on(model):
 KEY, DIRECT = "0.0 1b 1a", "1.0 q 1b"
 BY_NEXT = ["0.0 1b 1a", "0.0 1b+1 1b"]  # the token after 1b reads it
 VALIDATED = [  # model, its only circuit
-    (planted.one_relay, [*BY_NEXT, "1.0 q 1b+1"]),
+    (planted.one_intermediate_token, [*BY_NEXT, "1.0 q 1b+1"]),
     (planted.quarters_over_layers, [KEY, *(f"{layer}.0 q 1b" for layer in (1, 2, 3, 4))]),
     (planted.quarters_over_heads, [KEY, *(f"1.{head} q 1b" for head in (0, 1, 2, 3))]),
     (planted.halves_of_the_sequences, [KEY, "1.0 q 1b", "1.1 q 1b"]),
     (planted.half_in_each_of_two_layers, [KEY, DIRECT, "2.0 q 1b"]),
     (planted.head_that_carries_nothing, [KEY, "2.0 q 1b"]),
     (planted.decoy, [*BY_NEXT, "1.1 q 1b+1"]),
-    (planted.arrow_and_relay, [*BY_NEXT, DIRECT, "1.0 q 1b+1"]),
+    (planted.direct_and_by_an_intermediate_token, [*BY_NEXT, DIRECT, "1.0 q 1b+1"]),
     (planted.gate, [*BY_NEXT, DIRECT, "1.1 q 1b+1"]),
     (planted.gate_with_key, [*BY_NEXT, DIRECT, "1.1 q 1b+1"]),
     (planted.canceller_of_the_next_slot, [KEY, DIRECT]),
@@ -73,7 +73,7 @@ def test_one_of_several_circuits_is_found(make, always, choices, count):
 def test_stand_ins_are_named():
     """Tokens have several names: 2b+2 -> 2b+1 is 2b -> 2a of the next slot, so some of the paths
     that the full model misses can be replaced in the circuit."""
-    report, paths = report_on(planted.relay_of_a_relay())
+    report, paths = report_on(planted.two_intermediate_tokens())
     true = ["0.0 1b 1a", "0.0 2b 2a", "1.0 2b+1 2b", "1.0 q 1b", "2.0 2b+2 2b+1", "3.0 q 2b+2"]
     assert report["validated"] and {*true} <= {*paths}
     extra = [row for row in report["paths"] if row["stand_in"]]

@@ -1,18 +1,25 @@
 """Transformers compiled by Tracr (compiled.py): they solve the problem along the paths of their
-programs, and ablate.find_circuit finds these paths and no others."""
+programs, and ablate.find_circuit finds these paths and no others.
+
+    python -m tests.test_compiled    # writes results/figures/compiled.jsonl, for circuits.md
+"""
 
 import copy
 import functools
+import time
 
 import pytest
 
 
 pytest.importorskip("tracr", reason="tests/compiled.py says how to install Tracr")
 
+from parts import config  # noqa: E402
+
 import torch  # noqa: E402
 
 import ablate  # noqa: E402
 from data import held_out, make_batch, partial_losses  # noqa: E402
+from tests.common import HERE  # noqa: E402
 from tests.compiled import Compiled  # noqa: E402
 from tests.planted import settings  # noqa: E402
 
@@ -71,24 +78,54 @@ def test_heads_write_what_a_function_says(case):
 
 
 # with noise of size 0.2 the loss of the model itself is 0.12
-@pytest.mark.parametrize("noise", [0.02, 0.05, 0.1])
-@pytest.mark.parametrize("case", [(3, False), (3, True)])
-def test_find_circuit_finds_the_compiled_paths_in_noise(case, noise):
-    """The noise is Gaussian, in units of the standard deviation of each weight matrix."""
-    model, generator = copy.deepcopy(compiled(*case)), torch.Generator().manual_seed(0)
+NOISES = 0.02, 0.05, 0.1
+
+
+def noisy(model, noise):
+    """The model with Gaussian noise, in units of the standard deviation of each weight matrix."""
+    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
     for weights in model.parameters():
         weights.data += noise * weights.std() * torch.randn(weights.shape, generator=generator)
-    assert_found(model)
+    return model
+
+
+def search(model):
+    """The report on a model, and its paths."""
+    report = ablate.find_circuit(model, settings(model.task.symbols - 1, model.layers, model.heads))
+    names = "layer", "head", "source", "target"
+    return report, {tuple(row[name] for name in names) for row in report["paths"]}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("case", [(3, False), (3, True)])
+def test_find_circuit_finds_the_compiled_paths_in_noise(case, noise):
+    report, paths = search(noisy(compiled(*case), noise))
+    assert report["validated"] and paths == compiled(*case).paths
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_find_circuit_finds_the_compiled_paths(case):
-    assert_found(compiled(*case))
+    report, paths = search(compiled(*case))
+    assert report["validated"] and paths == compiled(*case).paths
 
 
-def assert_found(model):
-    """The validated circuit of find_circuit is the compiled one, precision and recall 1.00."""
-    report = ablate.find_circuit(model, settings(model.task.symbols - 1, model.layers, model.heads))
-    assert report["validated"] is True
-    paths = {(row["layer"], row["head"], row["source"], row["target"]) for row in report["paths"]}
-    assert paths == model.paths
+def main():
+    """Write precision, recall and seconds of the search in every case, and in noise."""
+    rows, D_3 = [], [(3, False), (3, True)]
+    cases = [(case, 0) for case in CASES] + [
+        (case, noise) for case in D_3 for noise in (*NOISES, 0.2)
+    ]
+    for (D, doubling), noise in cases:
+        model, began = compiled(D, doubling), time.time()
+        report, paths = search(noisy(model, noise))
+        row = dict(program=f"{'doubling' if doubling else 'chain'}, D={D}", noise=noise)
+        row |= dict(shape=f"{model.layers} x {model.heads}", paths=len(model.paths))
+        row |= dict(precision=len(paths & model.paths) / max(1, len(paths)))
+        row |= dict(recall=len(paths & model.paths) / len(model.paths))
+        row |= dict(validated=report["validated"], seconds=round(time.time() - began))
+        rows.append(row)
+    config.write_rows(HERE / "results/figures/compiled.jsonl", rows)
+
+
+if __name__ == "__main__":
+    main()
