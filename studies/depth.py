@@ -114,13 +114,19 @@ def draw(folders, out):
     size = dict(figsize=(11, 4.6), layout="constrained", sharey=True)
     figure, panels = plt.subplots(1, 2, **size)
     titles = "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))"
-    kinds = (True, "s", "tab:green", "frozen attention"), (False, "o", "tab:blue", "learned")
+    kinds = (True, "s", "tab:green", "frozen"), (False, "o", "tab:blue", "learned")
     for axes, causal, title, side in zip(
         panels, (True, False), titles, ("left", "right"), strict=True
     ):
         law = [DEPTH_LAWS[causal](k) for k in range(1, last + 2)]
         edges = [k + 0.5 for k in range(last + 1)]
-        axes.step(edges, law, where="post", color="black", label="the law")
+        axes.step(
+            edges,
+            law,
+            where="post",
+            color="black",
+            label="depth law: the fewest layers that can hold $x_k$",
+        )
         for frozen, marker, color, name in kinds:
             # marks at the least depths, above the deepest if x_k was learned in none
             group, marks = with_attention(rows, causal, frozen), collections.Counter()
@@ -128,19 +134,26 @@ def draw(folders, out):
                 for depth in least_depths(group, k):
                     marks[k - 0.15 if frozen else k + 0.15, min(depth, deepest + 1)] += 1
             seeds = len({row["seed"] for row in group})
-            label = f"{name}: {len(group)} runs of {seeds} seeds"
+            label = f"{name} attention: {len(group)} runs, {seeds} seeds"
             points = [x for x, _ in marks], [depth for _, depth in marks]
             axes.scatter(*points, marker=marker, color=color, s=120, label=label)
             for (x, depth), count in marks.items():
                 axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
         axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92", zorder=0)
         axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
-        axes.set(xlabel="k", title=title, xlim=(0.4, last + 0.6), xticks=range(1, last + 1))
+        axes.set(
+            xlabel="k, of the symbol $x_k$",
+            title=title,
+            xlim=(0.4, last + 0.6),
+            xticks=range(1, last + 1),
+        )
         axes.grid(axis="y", lw=0.3)
         below = dict(loc=f"outside lower {side}", fontsize="small")
         figure.legend(*axes.get_legend_handles_labels(), **below)
-    label = "fewest layers that learn $x_k$\n(in a mark: how many seeds)"
-    panels[0].set(ylabel=label, ylim=(0.5, deepest + 1.5))
+    panels[0].set(ylabel="layers", ylim=(0.5, deepest + 1.5))
+    figure.suptitle(
+        "A mark: the fewest layers that learned $x_k$, and in how many seeds", fontsize=11
+    )
     config.save_figure(figure, out / "law.png")
     return out / "law.png"
 

@@ -9,7 +9,7 @@ path has emerged when its mean attention passes 0.5; emergence.json has the path
 import math
 
 from parts import config
-from parts.circuit import path_from, path_name
+from parts.circuit import path_name
 from parts.config import Flags
 from parts.emergence import emergence_steps, read_emergence
 
@@ -20,16 +20,30 @@ from matplotlib.markers import TICKDOWN, TICKUP
 import studies
 
 
-INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = ("q", "1b"), ("1b", "1a")  # source, target of their paths
-WORDS = {  # what a reader calls a flag; other flags are written as they are
-    "optimizer=adamw": "AdamW",
-    "rotary=qk": "RoPE",
+HEADS = {  # source, target of the path: name and colour
+    ("q", "1b"): ("induction head", "tab:red"),
+    ("1b", "1a"): ("previous-token head", "tab:blue"),
+}
+MEASURED = {  # the chain runs that have emergence.json
+    "the main command": ["runs/default/*"],
+    "appended encoding, other settings": [
+        "[ABC]",
+        "runs/adamw/*",
+        "runs/last/*",
+        "runs/decay/*",
+        "runs/cleaning/muon_e0.3_*",
+    ],
+    "RoPE": ["runs/rope/*"],
+    "transformer D": ["D"],
+}
+WORDS = {  # what a reader calls a flag in the figure; others are written as they are
+    "muon": "Muon",
+    "adamw": "AdamW",
+    "input": "appended encoding",
+    "qk": "RoPE",
     "ema=0.0": "weights not averaged",
-    "qk_std=0.02": "smaller first W_Q and W_K",
-    "weight_decay=1.0": "ten times the weight decay",
-    "steps=1600": "1600 steps",
-    "steps=3000": "3000 steps",
-    "target=0.15": "until a loss of 0.15",
+    "qk_std=0.02": "smaller first W_Q, W_K",
+    "weight_decay=1.0": "weight decay x 10",
 }
 
 
@@ -42,18 +56,17 @@ def in_order(steps):
     return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
-def by_title(rows):
-    """Return {"AdamW, RoPE, 1600 steps": [row, ...]}: the rows by config, by seed within it, with
-    names as a reader would give them."""
-    titles = {}
+def group_by_title(rows):
+    """Return {"Muon, RoPE": [row, ...]}: the rows by config, named as a reader would name it."""
+    groups = {}
     for group in studies.group_by_config(rows).values():
-        words = [WORDS.get(text, text) for text in group[0]["config"]]
-        kind = [word for word in ("AdamW", "RoPE") if word in words]
-        more = [word for word in words if word not in kind] or ["the main command"]
-        kind = ["AdamW" if "AdamW" in kind else "Muon"]
-        kind.append("RoPE" if "RoPE" in words else "appended encoding")
-        titles[", ".join(kind + more)] = group
-    return titles
+        flags = group[0]["flags"]
+        texts = [
+            text for text in group[0]["config"] if not text.startswith(("optimizer", "rotary"))
+        ]
+        texts = [flags.optimizer, flags.rotary, *texts]
+        groups[", ".join(WORDS.get(text, text) for text in texts)] = group
+    return groups
 
 
 def load_rows_with_paths(folders):
@@ -65,36 +78,33 @@ def load_rows_with_paths(folders):
     return rows
 
 
-def ends_of(row):
-    """Return the source and the target of a path, which say of what kind it is."""
-    return row["source"], row["target"]
-
-
 def paths_of(emergence, task):
     """Return what the checkpoints tell of the paths, a dict. emerged: {name: step} of the first
-    three; the first step of each kind of path of an induction head. If x_1 is learned: there: the
-    step at which it is, on the same sequences; every: how many steps lie between checkpoints; at:
-    the index of the first checkpoint that knows it; and costliest: {kind, or "other": (rise, row)},
-    the path without which its loss rises most at that checkpoint."""
+    three; the first step of each kind of path of an induction head, (source, target). If x_1 is
+    learned: there: the step at which it is, on the same sequences; before: {kind: whether such a
+    path emerged earlier}; costliest: {kind: the path without which the loss of x_1 is highest at
+    the first checkpoint that knows it}; lost: {kind: whether x_1 is lost there without this path};
+    and rise: the most that its loss rises without any other path."""
     when = emergence_steps(emergence, task)
     first = sorted((path for path, step in when.items() if step is not None), key=when.get)
     row = dict(emerged={path_name(path, task): when[path] for path in first[:3]})
-    for head in INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD:
+    for head in HEADS:
         ends = {path: (path.source.name(task), path.target.name(task)) for path in first}
         row[head] = next((when[path] for path in first if ends[path] == head), None)
 
     # what the removal of a path costs
-    steps, losses = emergence["steps"], emergence["losses"].get("x_1", [])
-    at = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
-    if at is not None:
-        costliest = {kind: (0, None) for kind in (INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD, "other")}
-        for path in emergence["paths"]:
-            kind = ends_of(path) if ends_of(path) in costliest else "other"
-            rise = path["without"]["x_1"][at] - losses[at]
-            costliest[kind] = max(costliest[kind], (rise, path), key=lambda cost: cost[0])
-        there = config.first_below(steps, losses, task.learned)
-        row |= dict(there=there, every=steps[1] - steps[0], at=at, costliest=costliest)
-        row["loss"] = losses[at]
+    losses = emergence["losses"].get("x_1", [])
+    known = next((at for at, loss in enumerate(losses) if loss < task.learned), None)
+    if known is not None:
+        there = config.first_below(emergence["steps"], losses, task.learned)
+        paths = sorted(emergence["paths"], key=lambda path: path["without"]["x_1"][known])
+        costliest = {(path["source"], path["target"]): path for path in paths}
+        loss = {ends: path["without"]["x_1"][known] for ends, path in costliest.items()}
+        row |= dict(there=there, costliest=costliest)
+        row["before"] = {head: (row[head] or math.inf) < there for head in HEADS}
+        row["lost"] = {head: loss.get(head, 0) >= task.learned for head in HEADS}
+        others = [loss[ends] for ends in loss if ends not in HEADS]
+        row["rise"] = max([losses[known], *others]) - losses[known]
     return row
 
 
@@ -105,7 +115,7 @@ def order_table(rows):
     """Return a row per config: the steps from each symbol to the next, of the runs that learned
     all, and how many learned them in order."""
     lines = []
-    for name, group in by_title(rows).items():
+    for name, group in group_by_title(rows).items():
         steps = [[*row["learned"].values()] for row in group]
         gaps = [torch.tensor(row).diff().tolist() for row in steps if None not in row]
         gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
@@ -115,32 +125,21 @@ def order_table(rows):
     return studies.markdown(["config", "runs", *heads], *lines)
 
 
-def removals(rows):
-    """Return a sentence on what the induction head means to x_1, when it is first known."""
-    rows, rises, lost = [row for row in rows if "costliest" in row], {}, []
-    if not rows:
-        return "x_1 was learned in none of the runs whose checkpoints were measured"
-    for row in rows:
-        for kind, (rise, _) in row["costliest"].items():
-            rises.setdefault(kind, []).append(rise)
-        least = min(rises[INDUCTION_HEAD][-1], rises[PREVIOUS_TOKEN_HEAD][-1])
-        lost.append(row["loss"] + least >= row["flags"].problem.learned)
-    query, previous, other = rises.values()
-    return (
-        f"x_1 is lost without either path in {sum(lost)} of {len(rows)} runs: its loss rises by "
-        f"{min(query):.2f} to {max(query):.2f} without q -> 1b, by {min(previous):.2f} to "
-        f"{max(previous):.2f} without 1b -> 1a, and by at most {max(other):.3f} without any path "
-        "of another kind"
-    )
-
-
-def leads(rows):
-    """Return [(lead, every), ...] of the runs that were measured and learned x_1: by how many steps
-    both paths of the induction head passed an attention of 0.5 before x_1 passed a loss of 0.5, on
-    the same sequences (negative if they came later), and the steps between checkpoints."""
-    rows, heads = [row for row in rows if "there" in row], (INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD)
-    last = [max(row[head] or math.inf for head in heads) for row in rows]
-    return [(row["there"] - step, row["every"]) for row, step in zip(rows, last, strict=True)]
+def induction_table(groups):
+    """Return a row for each {name: rows}, of the runs that learned x_1 and have emergence.json: in
+    how many a path of the induction head emerged before x_1 was learned, and in how many x_1 is
+    lost without it at the first checkpoint that knows x_1."""
+    lines = []
+    for name, rows in groups.items():
+        rows = [row for row in rows if "there" in row]
+        counts = [
+            sum(row[key][head] for row in rows) for key in ("before", "lost") for head in HEADS
+        ]
+        rise = max([row["rise"] for row in rows], default=0)
+        lines.append([name, *(f"{count} of {len(rows)}" for count in counts), f"{rise:.3f}"])
+    names = [" -> ".join(head) for head in HEADS]
+    heads = [f"{name} {text}" for text in ("above 0.5 before x_1", "needed") for name in names]
+    return studies.markdown(["runs", *heads, "x_1 rises without any other path by at most"], *lines)
 
 
 def runs_table(rows, paths=True):
@@ -158,7 +157,7 @@ def runs_table(rows, paths=True):
 
 def tables(folders):
     rows = load_rows_with_paths(folders)
-    return "\n\n".join([runs_table(rows), order_table(rows), removals(rows)])
+    return "\n\n".join([runs_table(rows), order_table(rows), induction_table({"all": rows})])
 
 
 def count_all():
@@ -189,7 +188,7 @@ def count_all():
 def draw_order(rows, file):
     """Draw when each run learned each symbol and formed its induction head, a line per run."""
     lines, names, y = [], [], 0
-    for name, group in by_title(rows).items():
+    for name, group in group_by_title(rows).items():
         names.append((y, f"{name} (n = {len(group)})"))
         lines += [(y + number, row | row["learned"]) for number, row in enumerate(group, 1)]
         y += len(group) + 1.3
@@ -199,12 +198,9 @@ def draw_order(rows, file):
     for k in range(1, last + 1):
         style = dict(marker="o", s=32, color=config.symbol_color(k, last))
         marks[f"x_{k}"] = f"$x_{{{k}}}$ learned: its loss passes below 0.5", style
-    red = dict(s=60, color="tab:red", zorder=3)
-    heads = {INDUCTION_HEAD: ("induction head", TICKUP)}
-    heads[PREVIOUS_TOKEN_HEAD] = "previous-token head", TICKDOWN
-    for (source, target), (name, marker) in heads.items():
-        label = f"{name}: attention {source} $\\to$ {target} passes above 0.5"
-        marks[source, target] = label, dict(marker=marker, **red)
+    for head, marker in zip(HEADS, (TICKUP, TICKDOWN), strict=True):
+        label = f"{HEADS[head][0]}: attention from {' to '.join(head)} passes above 0.5"
+        marks[head] = label, dict(marker=marker, s=60, color=HEADS[head][1], zorder=3)
     figure, axes = plt.subplots(figsize=(7, 2 + 0.17 * y), layout="constrained")
     for key, (label, style) in marks.items():
         points = [(row[key], line) for line, row in lines if row.get(key)]
@@ -220,58 +216,48 @@ def draw_order(rows, file):
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
     axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_title("When each run learned what; ticks where checkpoints were measured", fontsize=10)
+    axes.set_title(
+        "When each run learned what (ticks: where checkpoints were measured)", fontsize=10
+    )
     axes.grid(lw=0.3)
     figure.legend(loc="outside lower center", fontsize="small")
     config.save_figure(figure, file)
 
 
 def draw_induction(row, file):
-    """Draw how x_1 is learned together with the induction head, over the checkpoints of a run."""
+    """Draw over the checkpoints of a run the attention of its induction head, and the loss of x_1
+    in the full model and without one path."""
     emergence = read_emergence(row["run"])
     steps, losses = emergence["steps"], emergence["losses"]["x_1"]
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(7, 6), height_ratios=(1, 1.4), sharex=True, layout="constrained"
-    )
-
-    # the two paths without which the loss rises most when x_1 is first learned
-    heads = {INDUCTION_HEAD: ("induction head", "tab:red")}
-    heads[PREVIOUS_TOKEN_HEAD] = "previous-token head", "tab:blue"
-    for kind, (name, color) in heads.items():
-        path = row["costliest"][kind][1]
-        text = path_name(path_from(path, row["flags"].problem), row["flags"].problem)
-        top.plot(steps, path["mean"], color=color, label=f"{name}, {text}")
-        top.fill_between(steps, path["low"], path["high"], color=color, alpha=0.2, lw=0)
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
+    for head, (name, color) in HEADS.items():
+        path = row["costliest"][head]
+        label = "{}, L{layer}H{head}: {source} to {target}".format(name, **path)
+        top.plot(steps, path["mean"], color=color, label=label)
         bottom.plot(steps, path["without"]["x_1"], color=color, label=f"without the {name}")
 
     # at each checkpoint, the highest loss without a path of another kind
-    others = [path["without"]["x_1"] for path in emergence["paths"] if ends_of(path) not in heads]
-    if others:
-        label = f"highest without any one of {len(others)} paths of other kinds"
-        highest = [max(losses) for losses in zip(*others, strict=True)]
-        bottom.plot(steps, highest, color="tab:green", label=label)
+    paths = emergence["paths"]
+    others = [path for path in paths if (path["source"], path["target"]) not in HEADS]
+    highest = torch.tensor([path["without"]["x_1"] for path in others]).amax(0)
+    bottom.plot(steps, highest, color="tab:green", label="highest without any other path")
     bottom.plot(steps, losses, color="black", label="full model")
-
-    # the step from which x_1 counts as learned
-    text = f"$x_1$ below 0.5 (step {row['there']:.0f})"
     for axes in top, bottom:
-        axes.axvline(row["there"], color="gray", ls=":", label=text)
+        axes.axvline(row["there"], color="gray", ls=":", label="$x_1$ learned")
         axes.grid(lw=0.3)
         axes.legend(fontsize="small")
-    top.set(ylim=(0, 1.02), ylabel="attention (mean, 10% to 90%\nof sequences)")
+    top.set(ylim=(0, 1), ylabel="mean attention")
     bottom.set(ylim=(0, None), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
-    group = [*by_title([row])][0]
-    top.set_title(
-        f"$x_1$ comes with an induction head ({group}, seed {row['flags'].seed})", fontsize=10
-    )
+    name = next(iter(group_by_title([row])))
+    top.set_title(f"$x_1$ and its induction head ({name}, seed {row['flags'].seed})", fontsize=11)
     config.save_figure(figure, file)
 
 
 def draw(folders, out):
-    """Draw both figures, the second one of the first run whose checkpoints were measured."""
+    """Draw both figures; the second is of the first run in which x_1 needs both paths."""
     rows = load_rows_with_paths(folders)
     draw_order(rows, out / "order.png")
-    for row in [row for row in rows if "costliest" in row][:1]:
+    for row in [row for row in rows if "there" in row and all(row["lost"].values())][:1]:
         draw_induction(row, out / "induction.png")
     return out / "order.png"
 
