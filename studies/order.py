@@ -26,13 +26,7 @@ HEADS = {  # source, target of the path: name and colour
 }
 MEASURED = {  # the chain runs that have emergence.json
     "the main command": ["runs/default/*"],
-    "appended encoding, other settings": [
-        "[ABC]",
-        "runs/adamw/*",
-        "runs/last/*",
-        "runs/decay/*",
-        "runs/cleaning/muon_e0.3_*",
-    ],
+    "appended encoding": ["runs/adamw/*", "runs/last/*", "runs/decay/*", "runs/cleaning/muon_e*"],
     "RoPE": ["runs/rope/*"],
     "transformer D": ["D"],
 }
@@ -215,10 +209,7 @@ def draw_order(rows, file):
     axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_title(
-        "When each run learned what (ticks: where checkpoints were measured)", fontsize=10
-    )
+    axes.set_title("When each run learned what (ticks where measured)", fontsize=11)
     axes.grid(lw=0.3)
     figure.legend(loc="outside lower center", fontsize="small")
     config.save_figure(figure, file)
