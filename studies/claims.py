@@ -76,7 +76,7 @@ def depth_claims():
             "Figure 2: language models solve the problem",
             "no model was asked",
             "not measured",
-            "depth",
+            "../llm/README",
         ),
     ]
 
