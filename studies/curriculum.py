@@ -5,12 +5,9 @@
 Of a run with --init, the runs that it started from are its earlier stages, and their steps count.
 """
 
-import re
 from pathlib import Path
 
-from parts import UserError, config
-
-import matplotlib.pyplot as plt
+from parts import config
 
 import studies
 from studies import command, config_of, group_by_config, markdown, share, spread
@@ -40,12 +37,10 @@ def load_row(folder):
         targets.append(", ".join(flags.target_names))
         names = ("", *config_of(flags.replace(init="")))
         configs += [f"stage {len(targets)}: {name}" for name in names]
-    size = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
     return dict(
         flags=flags,
         config=tuple(configs),
         targets="; then ".join(targets),
-        problem=f"{flags.problem.title}, {size}",
         learned=dict(sorted(learned.items())),
         ends=ends,
     )
@@ -85,42 +80,5 @@ def learned_despite_gap(folders):
     return answers
 
 
-# ---- the figure
-
-
-def draw(folders, out):
-    """Draw when each run learned each symbol that it knows at its end, a line per run."""
-    groups = group_by_config(map(load_row, folders)).values()
-    if len({group[0]["problem"] for group in groups}) > 1:
-        raise UserError("these runs are of several problems or sizes: draw each apart")
-
-    # a line per run, a tick where a stage ends
-    lines, ticks, names, y = [], [], [], 0
-    for group in groups:
-        ticks.append(y + (len(group) - 1) / 2)
-        targets = re.sub(r"x_(\d+)", r"$x_{\1}$", group[0]["targets"])
-        names.append(f"{targets} (n = {len(group)})")
-        lines += [(y + number, row) for number, row in enumerate(group)]
-        y += len(group) + 0.8
-    shape = dict(figsize=(10, 1.8 + 0.16 * y), layout="constrained")
-    figure, axes = plt.subplots(**shape)
-    for line, row in lines:
-        axes.plot(row["ends"], [line] * len(row["ends"]), "-|", color="lightgray", zorder=0)
-
-    # a colour per symbol
-    last = lines[0][1]["flags"].problem.symbols - 1
-    for k in range(1, last + 1):
-        known = [(row["learned"].get(f"x_{k}"), line) for line, row in lines]
-        known = [(step, line) for step, line in known if step is not None]
-        label, color = f"$x_{{{k}}}$ below 0.5 (n = {len(known)})", config.symbol_color(k, last)
-        axes.scatter(*zip(*known, strict=True) if known else ([], []), color=color, label=label)
-    axes.set_yticks(ticks, names)
-    axes.set(xlabel="training step, of all stages together", ylim=(y - 0.3, -1))
-    axes.set_title(f"What is learned with other target symbols\n({lines[0][1]['problem']})")
-    figure.legend(loc="outside lower center", ncols=6, fontsize="small")
-    config.save_figure(figure, out / "curriculum.png")
-    return out / "curriculum.png"
-
-
 if __name__ == "__main__":
-    command(__file__, __doc__, tables, draw)
+    command(__file__, __doc__, tables)

@@ -94,12 +94,9 @@ def count_exact(rows, causal):
 
 def tables(folders):
     rows = chains(folders)
-    lines = count_learners(sweep.section_7(rows))
     exact = f"{count_exact(rows, True)} with a causal mask, {count_exact(rows, False)} without"
-    lines.append(f"with frozen attention the fewest layers are the law's: {exact}")
-    shallow, limit, beyond = too_shallow(rows)
-    lines.append(f"fewer layers than the law for x_D: {shallow} runs, {limit} reached the limit")
-    return "\n".join([*lines, f"beyond the limit: {', '.join(beyond) or 'none'}"])
+    exact = f"with frozen attention the fewest layers are the law's: {exact}"
+    return "\n".join([*count_learners(sweep.section_7(rows)), exact])
 
 
 # ---- the figure
@@ -114,13 +111,15 @@ def draw(folders, out):
     size = dict(figsize=(11, 4.6), layout="constrained", sharey=True)
     figure, panels = plt.subplots(1, 2, **size)
     titles = "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))"
-    kinds = (True, "s", "tab:green", "frozen attention"), (False, "o", "tab:blue", "learned")
+    kinds = (True, "s", "tab:green", "frozen"), (False, "o", "tab:blue", "learned")
     for axes, causal, title, side in zip(
         panels, (True, False), titles, ("left", "right"), strict=True
     ):
         law = [DEPTH_LAWS[causal](k) for k in range(1, last + 2)]
         edges = [k + 0.5 for k in range(last + 1)]
-        axes.step(edges, law, where="post", color="black", label="the law")
+        axes.step(
+            edges, law, where="post", color="black", label="depth law: no fewer can hold $x_k$"
+        )
         for frozen, marker, color, name in kinds:
             # marks at the least depths, above the deepest if x_k was learned in none
             group, marks = with_attention(rows, causal, frozen), collections.Counter()
@@ -128,7 +127,7 @@ def draw(folders, out):
                 for depth in least_depths(group, k):
                     marks[k - 0.15 if frozen else k + 0.15, min(depth, deepest + 1)] += 1
             seeds = len({row["seed"] for row in group})
-            label = f"{name}: {len(group)} runs of {seeds} seeds"
+            label = f"{name} attention: {len(group)} runs, {seeds} seeds"
             points = [x for x, _ in marks], [depth for _, depth in marks]
             axes.scatter(*points, marker=marker, color=color, s=120, label=label)
             for (x, depth), count in marks.items():
@@ -139,8 +138,8 @@ def draw(folders, out):
         axes.grid(axis="y", lw=0.3)
         below = dict(loc=f"outside lower {side}", fontsize="small")
         figure.legend(*axes.get_legend_handles_labels(), **below)
-    label = "fewest layers that learn $x_k$\n(in a mark: how many seeds)"
-    panels[0].set(ylabel=label, ylim=(0.5, deepest + 1.5))
+    panels[0].set(ylabel="layers", ylim=(0.5, deepest + 1.5))
+    figure.suptitle("A mark: the fewest layers that learned $x_k$, and in how many seeds")
     config.save_figure(figure, out / "law.png")
     return out / "law.png"
 

@@ -12,14 +12,12 @@ import itertools
 import math
 import statistics
 
-from parts import config, theory
+from parts import theory
 from parts.config import Flags
-
-import torch
 
 import studies
 import sweep
-from data import TASKS, Task, chain, held_out
+from data import TASKS, Task, chain
 from studies import command, markdown
 
 
@@ -173,27 +171,5 @@ def tables(folders):
     return "\n\n".join(table(rows, points) for points in parts)
 
 
-@torch.no_grad()
-def attention_mass(run):
-    """Return {role: attention}: how much the queries of a run give, at its end, to all tokens of
-    this role together, in the head that gives most."""
-    model, flags = config.load(run)
-    batch, mass = config.sequences(flags, held_out("validation", 64)), {}
-    _, layers = model(batch.inputs, return_patterns=True)
-    given = torch.stack(layers)[..., -flags.N :, :]  # (layers, 64, heads, N, T)
-    for role, name in enumerate(flags.problem.names):
-        tokens = batch.positions[:, None, None, :, role].expand(*given.shape[:4], -1)
-        mass[name] = round(given.gather(4, tokens).sum(4).mean((1, 3)).max().item(), 4)
-    return mass
-
-
-def measure(folders, out):
-    """Write the attention mass of the runs with D=2 whose weights are there."""
-    runs = [file.parent for folder in folders for file in sorted(folder.glob("*_D2_*/model.pt"))]
-    rows = zip(studies.load_rows(runs), map(attention_mass, runs), strict=True)
-    config.write_rows(out / "attention_mass.jsonl", [row | dict(mass=mass) for row, mass in rows])
-    return out / "attention_mass.jsonl"
-
-
 if __name__ == "__main__":
-    command(__file__, __doc__, tables, measure)
+    command(__file__, __doc__, tables)

@@ -4,17 +4,16 @@ import json
 import math
 from types import SimpleNamespace
 
-from parts import UserError, config, theory
+from parts import config, theory
 from parts.config import SETTINGS
 
 import pytest
-import torch
 
 import studies
 import train
-from data import chain, held_out
+from data import chain
 from studies import cleaning, curriculum, depth, order, waiting
-from tests.common import HERE, assert_refused, contents, run_main
+from tests.common import assert_refused, contents, run_main
 
 
 def write_run(run, flags="", **losses):
@@ -69,7 +68,7 @@ def test_a_run_named_twice_counts_once_and_nothing_is_written_beside_it(tmp_path
     run = write_run(tmp_path / "runs" / "a", "--D 2", **FALLING)
     before = contents(run.parent)
     code, printed, err = run_main(study, run, run.parent / "." / "a", "--out", out)
-    assert code == 0 and "| D=2 | 1 |" in printed, (printed, err)
+    assert code == 0 and "| Muon, appended encoding, D=2 | 1 |" in printed, (printed, err)
     assert contents(run.parent) == before and [file.name for file in out.iterdir()] == ["order.png"]
     assert_refused(study, tmp_path, says="is no run directory")
 
@@ -110,26 +109,36 @@ def test_which_paths_came_first_and_which_x_1_needs(tmp_path, figures):
         runs[1], lower, (2, "q", "1b", 200, 0.4), (*other, 0.02), (4, "q", "1b", 900, 0)
     )
     rows = order.load_rows_with_paths(runs)
-    said = "x_1 is lost without either path in 1 of 2 runs; without any other path"
-    assert order.removals(rows) == f"{said} its loss rises by at most 0.030"
+    table = order.induction_table({"two of three": rows}).splitlines()
+    assert table[2] == "| two of three | 0 of 2 | 2 of 2 | 1 of 2 | 2 of 2 | 0.030 |"
     first, _, last = order.runs_table(rows).splitlines()[2:]
     assert first.endswith("| L1H0: 1b -> 1a: 50; L2H0: q -> 1b: 150; L3H0: q -> 2b: 250 |")
     assert last == "| s2 | 250, 50 | 400 | x_1 0, x_2 0 | 0.0000 |  |"
     table = order.order_table(rows).splitlines()
     gaps, ends = "100 (-200\N{EN DASH}100)", "400 (400\N{EN DASH}400)"
-    assert table[2] == f"| D=2 | 3 | {gaps} | {ends} | 2 of 3 [0.21, 0.94] |"
+    assert (
+        table[2] == f"| Muon, appended encoding, D=2 | 3 | {gaps} | {ends} | 2 of 3 [0.21, 0.94] |"
+    )
 
-    # the figure: a mark for each step, in the line of its run
+    # the figures: a mark for each step, in the line of its run
+    q_to_1b, b_to_a = "attention from q to 1b", "attention from 1b to 1a"
     order.draw(runs, tmp_path)
     marks = {
         mark.get_label(): mark.get_offsets().tolist() for mark in figures[0].axes[0].collections
     }
     assert marks == {
-        "$x_{1}$ learned (n = 3)": [[150, 1], [150, 2], [250, 3]],
-        "$x_{2}$ learned (n = 3)": [[250, 1], [250, 2], [50, 3]],
-        "induction head (q -> 1b) (n = 2)": [[150, 1], [150, 2]],
-        "previous-token head (1b -> 1a) (n = 2)": [[50, 1], [50, 2]],
+        "$x_{1}$ learned: its loss passes below 0.5 (n = 3)": [[150, 1], [150, 2], [250, 3]],
+        "$x_{2}$ learned: its loss passes below 0.5 (n = 3)": [[250, 1], [250, 2], [50, 3]],
+        f"induction head: {q_to_1b} passes above 0.5 (n = 2)": [[150, 1], [150, 2]],
+        f"previous-token head: {b_to_a} passes above 0.5 (n = 2)": [[50, 1], [50, 2]],
     }
+
+    # of the first run that needs both paths: the losses of x_1 without each, and without any other
+    curves = {line.get_label(): list(line.get_ydata()) for line in figures[1].axes[1].lines}
+    assert curves["without the induction head"] == [0.6] * 5
+    assert curves["without the previous-token head"] == [0.9] * 5
+    assert curves["highest without any other path"] == pytest.approx([0.03] * 5)
+    assert curves["full model"] == FALLING["x_1"]
 
 
 def test_all_committed_runs_count_once_per_config_and_seed(tmp_path, monkeypatch):
@@ -175,7 +184,7 @@ def test_what_weight_decay_leaves(tmp_path):
 # ---- curriculum
 
 
-def test_target_symbols_and_stages_are_compared(tmp_path, figures):
+def test_target_symbols_and_stages_are_compared(tmp_path):
     first = write_run(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1])
     staged = f"--targets 1 2 --init {first}"
     runs = [
@@ -190,12 +199,6 @@ def test_target_symbols_and_stages_are_compared(tmp_path, figures):
         "| x_1; then x_1, x_2; then x_1, x_2, x_3 | 1 of 1, step 150 | 1 of 1, step 350 | 0 of 1 |",
     ]
     assert curriculum.learned_despite_gap(runs) == {2: [False, True]}
-    curriculum.draw(runs, tmp_path)
-    dots = {mark.get_label(): mark.get_offsets() for mark in figures[0].axes[0].collections}
-    assert {label[4]: len(points) for label, points in dots.items()} == {"1": 4, "2": 2, "3": 1}
-    other = write_run(tmp_path / "other", "--task conditional", x_1=[1], x_2=[1], x_3=[1])
-    with pytest.raises(UserError, match="draw each apart"):
-        curriculum.draw([runs[0], other], tmp_path)
 
 
 # ---- depth
@@ -242,23 +245,6 @@ def test_every_run_of_a_point_counts_though_seeds_are_shared():
     assert lines[1] == "| N=8 | 5 |  |  |  | 1, 0, 0, 0 |"
     assert waiting.cell([7, math.inf]) == "7 and never" and waiting.cell([]) == ""
     assert waiting.cell([7, math.inf, math.inf]) == "2 of 3 never"
-
-
-@torch.no_grad()
-def test_attention_mass_is_what_queries_give_to_all_tokens_of_a_role():
-    """Of A token by token."""
-    model, flags = config.load(HERE / "results/A")
-    batch = config.sequences(flags, held_out("validation", 64))
-    _, layers = model(batch.inputs, return_patterns=True)
-    mass = waiting.attention_mass(HERE / "results/A")
-    for role, name in enumerate(flags.problem.names):
-        heads = []
-        for pattern in layers:
-            given = []
-            for sequence, tokens in zip(pattern[:, 0], batch.positions[:, :, role], strict=True):
-                given += [sequence[query, tokens].sum() for query in range(-flags.N, 0)]
-            heads.append(torch.stack(given).mean().item())
-        assert mass[name] == pytest.approx(max(heads), abs=1e-4)
 
 
 def test_the_other_tasks_of_the_waiting_study():
