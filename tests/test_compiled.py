@@ -96,6 +96,7 @@ def search(model):
     return report, {tuple(row[name] for name in names) for row in report["paths"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("case", [(3, False), (3, True)])
 def test_find_circuit_finds_the_compiled_paths_in_noise(case, noise):
@@ -103,6 +104,7 @@ def test_find_circuit_finds_the_compiled_paths_in_noise(case, noise):
     assert report["validated"] and paths == compiled(*case).paths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_find_circuit_finds_the_compiled_paths(case):
     report, paths = search(compiled(*case))

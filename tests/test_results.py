@@ -114,7 +114,7 @@ def test_the_explorer_shows_the_weights_beside_it():
     inputs = config.sequences(flags, held_out("validation", 1)).inputs
     _, patterns = model(inputs, return_patterns=True)
     patterns = torch.stack(patterns, 1)[0]
-    maps = torch.frombuffer(bytearray(base64.b64decode(page["maps"])), dtype=torch.uint8) / 100
+    maps = torch.frombuffer(bytearray(base64.b64decode(page["attention"])), dtype=torch.uint8) / 100
     maps = maps.view(len(page["steps"]), len(page["sequences"]), *patterns.shape)[-1]
     apart = (maps - patterns).abs().mean((1, 2, 3, 4))  # a number per sequence
     assert apart[0] < 2e-3 and apart[1:].min() > 1e-2, apart  # rounded to whole percent
