@@ -46,7 +46,8 @@ def training_claims():
     rows = order.load_rows_with_paths(committed(*sum(order.MEASURED.values(), [])))
     rows = [row for row in rows if "there" in row]
     before = [all(row["before"].values()) for row in rows]
-    lost = sum(all(row["lost"].values()) for row in rows)
+    lost = [all(row["lost"].values()) for row in rows if row["run"].parent.name != "default"]
+    lost += map(order.is_lost, order.load_first_learned())
     D = [load_row(run) for run in committed("D", "runs/rope/D_s0", "runs/literal/D_s0")]
     steps, ends = [row["learned"]["x_1"] for row in D], [row["mse"] for row in D]
     late = f" (at steps {', '.join(f'{step:.0f}' for step in steps)})"
@@ -68,7 +69,7 @@ def training_claims():
             "an induction head emerges before x_1 is learned",
             before,
             "order",
-            f" by its attention; in {lost} x_1 is lost without either path",
+            f" by its attention; x_1, just learned, needs both paths in {sum(lost)} of {len(lost)}",
         ),
         claim(
             "D learns x_1 after 3600 slow steps",
