@@ -266,6 +266,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         faithful = fresh.intervals(losses)
         if all_below(faithful, threshold):
             break
+    sample.limit(threshold)
     candidates = [path for path in costs if costs[path].max() >= MATTERS or path in paths]
     for path in candidates:
         cost = dict(zip(flags.target_names, costs[path].tolist(), strict=True))

@@ -94,12 +94,9 @@ def count_exact(rows, causal):
 
 def tables(folders):
     rows = chains(folders)
-    lines = count_learners(sweep.section_7(rows))
     exact = f"{count_exact(rows, True)} with a causal mask, {count_exact(rows, False)} without"
-    lines.append(f"with frozen attention the fewest layers are the law's: {exact}")
-    shallow, limit, beyond = too_shallow(rows)
-    lines.append(f"fewer layers than the law for x_D: {shallow} runs, {limit} reached the limit")
-    return "\n".join([*lines, f"beyond the limit: {', '.join(beyond) or 'none'}"])
+    exact = f"with frozen attention the fewest layers are the law's: {exact}"
+    return "\n".join([*count_learners(sweep.section_7(rows)), exact])
 
 
 # ---- the figure
@@ -121,11 +118,7 @@ def draw(folders, out):
         law = [DEPTH_LAWS[causal](k) for k in range(1, last + 2)]
         edges = [k + 0.5 for k in range(last + 1)]
         axes.step(
-            edges,
-            law,
-            where="post",
-            color="black",
-            label="depth law: the fewest layers that can hold $x_k$",
+            edges, law, where="post", color="black", label="depth law: no fewer can hold $x_k$"
         )
         for frozen, marker, color, name in kinds:
             # marks at the least depths, above the deepest if x_k was learned in none
@@ -141,19 +134,12 @@ def draw(folders, out):
                 axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
         axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92", zorder=0)
         axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
-        axes.set(
-            xlabel="k, of the symbol $x_k$",
-            title=title,
-            xlim=(0.4, last + 0.6),
-            xticks=range(1, last + 1),
-        )
+        axes.set(xlabel="k", title=title, xlim=(0.4, last + 0.6), xticks=range(1, last + 1))
         axes.grid(axis="y", lw=0.3)
         below = dict(loc=f"outside lower {side}", fontsize="small")
         figure.legend(*axes.get_legend_handles_labels(), **below)
     panels[0].set(ylabel="layers", ylim=(0.5, deepest + 1.5))
-    figure.suptitle(
-        "A mark: the fewest layers that learned $x_k$, and in how many seeds", fontsize=11
-    )
+    figure.suptitle("A mark: the fewest layers that learned $x_k$, and in how many seeds")
     config.save_figure(figure, out / "law.png")
     return out / "law.png"
 

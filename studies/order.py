@@ -29,13 +29,7 @@ HEADS = {  # source, target of the path: name and colour
 }
 MEASURED = {  # the chain runs that have emergence.json
     "the main command": ["runs/default/*"],
-    "appended encoding, other settings": [
-        "[ABC]",
-        "runs/adamw/*",
-        "runs/last/*",
-        "runs/decay/*",
-        "runs/cleaning/muon_e0.3_*",
-    ],
+    "appended encoding": ["runs/adamw/*", "runs/last/*", "runs/decay/*", "runs/cleaning/muon_e*"],
     "RoPE": ["runs/rope/*"],
     "transformer D": ["D"],
 }
@@ -276,10 +270,7 @@ def draw_order(rows, file):
     axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_title(
-        "When each run learned what (ticks: where checkpoints were measured)", fontsize=10
-    )
+    axes.set_title("When each run learned what (ticks where measured)", fontsize=11)
     axes.grid(lw=0.3)
     figure.legend(loc="outside lower center", fontsize="small")
     config.save_figure(figure, file)
@@ -308,9 +299,13 @@ def draw_induction(rows, title, file):
     for axes in top, bottom:
         axes.axvline(learned, color="gray", ls=":", label="$x_1$ below 0.5")
         axes.grid(lw=0.3)
-        axes.legend(fontsize="small")
-    top.set(ylim=(0, 1.02), ylabel="mean attention")
-    bottom.set(ylim=(0, None), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
+        axes.legend(loc="upper left", fontsize="small")
+    top.set(ylim=(0, 1.5), yticks=(0, 0.5, 1), ylabel="mean attention")
+    bottom.set(
+        ylim=(0, 1.5 * max(max(curve) for curve in heads)),
+        xlabel="training step",
+        ylabel="loss of $x_1$ (MSE)",
+    )
     top.set_title(f"$x_1$ and its induction head ({title})", fontsize=11)
     config.save_figure(figure, file)
 
