@@ -39,7 +39,7 @@ circuit_at() {
 # the main command (circuits.md)
 main="--layers 12 --heads 1 --D 3"
 for seed in {0..9}; do
-  echo "8 circuit runs/default/s$seed $main --seed $seed"
+  echo "8 circuit runs/default/s$seed $main --seed $seed --save-every 10"
 done | make_runs
 
 # the same, where W_Q and W_K start as small as all other weights (order.md, waiting.md)

@@ -2,13 +2,15 @@
 
     python -m studies.circuits results/[ABCD] results/runs/rope/*
 
-Runs without a circuit.json are left out.
+Runs without a circuit.json are left out. Of runs whose weights are there and whose circuit is not
+faithful, free_heads.jsonl tells which head would have to read more.
 """
 
 from parts import config
-from parts.circuit import read_report
+from parts.circuit import PatchedModel, by_head, paths_in, read_report
 from parts.theory import least_layers
 
+from data import held_out
 from studies import command, config_of, group_by_config, markdown, name_of, share
 
 
@@ -109,10 +111,37 @@ def counts_table(folders):
     return markdown(["config", "validated", "paths"], *lines)
 
 
+def free_heads(run, n=256):
+    """Return the highest loss of a symbol in the circuit of a run, and {head: the same if that head
+    reads all that it reads in the full model}, on n sequences."""
+    model, flags = config.load(run)
+    paths = by_head(paths_in(read_report(run), flags.problem))
+    patched = PatchedModel(model, flags, config.sequences(flags, held_out("validate", n)))
+    ablated, losses = (
+        {head: patched.ablate(head, paths.get(head, ())) for head in patched.heads},
+        {},
+    )
+    for head in patched.heads:
+        others = {other: ablated[other] for other in patched.heads if other != head}
+        losses["L{}H{}".format(*head)] = patched.losses(others).mean(0).max().item()
+    worst = patched.losses(ablated).mean(0).max().item()
+    return dict(run=name_of(run), sequences=n, circuit=worst, free=losses)
+
+
+def draw(folders, out):
+    """Write free_heads.jsonl."""
+    rows = []
+    for row in load_reports(folders):
+        if "not faithful" in row["report"]["verdict"] and (row["run"] / "model.pt").exists():
+            rows.append(free_heads(row["run"]))
+    config.write_rows(out / "free_heads.jsonl", rows)
+    return out / "free_heads.jsonl"
+
+
 def tables(folders):
     """Return all tables as text."""
     return "\n\n".join(table(folders) for table in (circuits_table, papers_table, counts_table))
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, tables)
+    command(__file__, __doc__, tables, draw)
