@@ -270,6 +270,7 @@ def draw_order(rows, file):
     axes.set(xscale="log", xlabel="training step", ylim=(y - 0.3, -0.7))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="x", which="both", labelsize=8)
     axes.set_title("When each run learned what (ticks where measured)", fontsize=11)
     axes.grid(lw=0.3)
     figure.legend(loc="outside lower center", fontsize="small")
