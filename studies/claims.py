@@ -31,10 +31,10 @@ def training_claims():
     # the induction head
     rows = order.load_rows_with_paths(committed(*sum(order.MEASURED.values(), [])))
     rows = [row for row in rows if "there" in row]
-    needed = [row["lost"]["q", "1b"] for row in rows]
-    before = (
-        f" lose x_1 without it; {sum(all(row['before'].values()) for row in rows)} have it before"
-    )
+    needed = [all(row["lost"].values()) for row in rows if row["run"].parent.name != "default"]
+    needed += map(order.is_lost, order.load_first_learned())
+    before = sum(all(row["before"].values()) for row in rows)
+    before = f" lose x_1 without its paths; {before} have them before"
 
     # transformer D with our settings, with RoPE and with the literal settings, and A to C
     D = [load_row(run) for run in committed("D", "runs/rope/D_s0", "runs/literal/D_s0")]

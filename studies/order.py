@@ -6,18 +6,21 @@ A symbol is learned when its loss passes below two thirds of its lowest plateau 
 path has emerged when its mean attention passes 0.5; emergence.json has the paths that a run uses.
 """
 
+import itertools
 import math
 
 from parts import config
-from parts.circuit import path_name
+from parts.circuit import PatchedModel, Path, Place, attention_on, path_name
 from parts.config import Flags
 from parts.emergence import emergence_steps, read_emergence
+from parts.theory import may_attend
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.markers import TICKDOWN, TICKUP
 
 import studies
+from data import held_out
 
 
 HEADS = {  # source, target of the path: name and colour
@@ -76,9 +79,8 @@ def paths_of(emergence, task):
     """Return what the checkpoints tell of the paths, a dict. emerged: {name: step} of the first
     three; the first step of each kind of path of an induction head, (source, target). If x_1 is
     learned: there: the step at which it is, on the same sequences; before: {kind: whether such a
-    path emerged earlier}; costliest: {kind: the path without which the loss of x_1 is highest at
-    the first checkpoint that knows it}; lost: {kind: whether x_1 is lost there without this path};
-    and rise: the most that its loss rises without any other path."""
+    path emerged earlier}; lost: {kind: whether x_1 is lost without such a path at the first
+    checkpoint that knows it}; rise: the most that its loss rises there without any other path."""
     when = emergence_steps(emergence, task)
     first = sorted((path for path, step in when.items() if step is not None), key=when.get)
     row = dict(emerged={path_name(path, task): when[path] for path in first[:3]})
@@ -92,14 +94,73 @@ def paths_of(emergence, task):
     if known is not None:
         there = config.first_below(emergence["steps"], losses, task.learned)
         paths = sorted(emergence["paths"], key=lambda path: path["without"]["x_1"][known])
-        costliest = {(path["source"], path["target"]): path for path in paths}
-        loss = {ends: path["without"]["x_1"][known] for ends, path in costliest.items()}
-        row |= dict(there=there, costliest=costliest)
+        loss = {(path["source"], path["target"]): path["without"]["x_1"][known] for path in paths}
+        row["there"] = there
         row["before"] = {head: (row[head] or math.inf) < there for head in HEADS}
         row["lost"] = {head: loss.get(head, 0) >= task.learned for head in HEADS}
         others = [loss[ends] for ends in loss if ends not in HEADS]
         row["rise"] = max([losses[known], *others]) - losses[known]
     return row
+
+
+# ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
+
+
+def kinds_of(patched):
+    """Return {"q -> 1b": [rise, attention], ...} for any two roles of a chain of which the first
+    may read the second: by how much the loss of x_1 rises if all that it reads there, in any head,
+    is ablated; and the mean attention of the head that attends there most."""
+    kinds, task, positions = {}, patched.task, patched.batch.positions
+    readable = may_attend(task, patched.flags.causal).fill_diagonal_(False)
+    for source, target in readable.nonzero().tolist():
+        ends = Place(source), Place(target)
+        paths = [Path(*head, *ends) for head in patched.heads]
+        rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
+        patterns = patched.attention()
+        on_path = [attention_on(patterns[path[:2]], path, task, positions) for path in paths]
+        attention = max(attention.mean().item() for attention in on_path)
+        name = " -> ".join(place.name(task) for place in ends)
+        kinds[name] = [round(rise, 4), round(attention, 4)]
+    return kinds
+
+
+def measure_run(run, whole, n=64):
+    """Return [dict(run, step, loss of x_1, kinds), ...] for the first checkpoint of a run with x_1
+    below 0.5, or for the whole run, on n held-out sequences."""
+    rows, flags = [], config.read_flags(run)
+    batch = config.sequences(flags, held_out("emergence", n))
+    for file in config.progress(f"{run}: checkpoint", config.checkpoints_of(run)):
+        patched = PatchedModel(config.load(run, f"ckpt/{file.name}")[0], flags, batch)
+        loss = patched.baseline[:, 0].mean().item()
+        if whole or loss < flags.problem.learned:
+            row = dict(run=studies.name_of(run), step=int(file.stem), loss=round(loss, 4))
+            rows.append(row | dict(kinds=kinds_of(patched)))
+            if not whole:
+                break
+    return rows
+
+
+def rises_of(row):
+    """Return (rise, rise, other) of a row of measure_run: without each kind of HEADS, and the most
+    without any other."""
+    rises = {name: rise for name, (rise, _) in row["kinds"].items()}
+    heads = [rises.pop(" -> ".join(head)) for head in HEADS]
+    return *heads, max(rises.values())
+
+
+def load_first_learned():
+    """Return [row, ...], of each run in the committed rows of measure_run the first that knows
+    x_1."""
+    first = {}
+    for row in config.read_json("results/figures/induction.jsonl", lines=True):
+        if row["loss"] < 0.5:
+            first.setdefault(row["run"], row)
+    return [*first.values()]
+
+
+def is_lost(row):
+    """Return whether x_1 is lost again without either kind of HEADS, in a row of measure_run."""
+    return row["loss"] + min(rises_of(row)[:2]) >= 0.5
 
 
 # ---- tables
@@ -216,41 +277,50 @@ def draw_order(rows, file):
     config.save_figure(figure, file)
 
 
-def draw_induction(row, file):
-    """Draw over the checkpoints of a run the attention of its induction head, and the loss of x_1
-    in the full model and without one path."""
-    emergence = read_emergence(row["run"])
-    steps, losses = emergence["steps"], emergence["losses"]["x_1"]
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
-    for head, (name, color) in HEADS.items():
-        path = row["costliest"][head]
-        label = "{}, L{layer}H{head}: {source} to {target}".format(name, **path)
-        top.plot(steps, path["mean"], color=color, label=label)
-        bottom.plot(steps, path["without"]["x_1"], color=color, label=f"without the {name}")
-
-    # at each checkpoint, the highest loss without a path of another kind
-    paths = emergence["paths"]
-    others = [path for path in paths if (path["source"], path["target"]) not in HEADS]
-    highest = torch.tensor([path["without"]["x_1"] for path in others]).amax(0)
-    bottom.plot(steps, highest, color="tab:green", label="highest without any other path")
+def draw_induction(rows, title, file):
+    """Draw over the checkpoints of a run how much its heads attend along the paths of an induction
+    head, and the loss of x_1 with one kind of read ablated; rows: of measure_run."""
+    steps, losses = [row["step"] for row in rows], [row["loss"] for row in rows]
+    without = [[row["loss"] + rise for rise in rises_of(row)] for row in rows]
+    *heads, other = zip(*without, strict=True)
+    shape = dict(figsize=(7, 6), height_ratios=(1, 1.3), sharex=True, layout="constrained")
+    figure, (top, bottom) = plt.subplots(2, 1, **shape)
+    for (head, (name, color)), curve in zip(HEADS.items(), heads, strict=True):
+        attention = [row["kinds"][" -> ".join(head)][1] for row in rows]
+        text = f"{' to '.join(head)} ({name})"
+        top.plot(steps, attention, color=color, label=f"{text}, in the head that attends most")
+        bottom.plot(steps, curve, color=color, label=f"without {text}, in all heads")
+    count = len(rows[0]["kinds"]) - len(HEADS)
+    label = f"highest without any one of the {count} other kinds"
+    bottom.plot(steps, other, color="tab:green", label=label)
     bottom.plot(steps, losses, color="black", label="full model")
+
+    # the step from which x_1 counts as learned
+    learned = config.first_below(steps, losses, 0.5)
     for axes in top, bottom:
-        axes.axvline(row["there"], color="gray", ls=":", label="$x_1$ learned")
+        axes.axvline(learned, color="gray", ls=":", label="$x_1$ below 0.5")
         axes.grid(lw=0.3)
-        axes.legend(fontsize="small")
-    top.set(ylim=(0, 1), ylabel="mean attention")
-    bottom.set(ylim=(0, None), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
-    name = next(iter(group_by_title([row])))
-    top.set_title(f"$x_1$ and its induction head ({name}, seed {row['flags'].seed})", fontsize=11)
+        axes.legend(loc="upper left", fontsize="small")
+    top.set(ylim=(0, 1.5), yticks=(0, 0.5, 1), ylabel="mean attention")
+    bottom.set(
+        ylim=(0, 1.5 * max(max(curve) for curve in heads)),
+        xlabel="training step",
+        ylabel="loss of $x_1$ (MSE)",
+    )
+    top.set_title(f"$x_1$ and its induction head ({title})", fontsize=11)
     config.save_figure(figure, file)
 
 
 def draw(folders, out):
-    """Draw both figures; the second is of the first run in which x_1 needs both paths."""
+    """Draw order.png and, if there are checkpoints, induction.png of the first run that has them,
+    after measuring it and the first checkpoint of each that knows x_1, into induction.jsonl."""
     rows = load_rows_with_paths(folders)
     draw_order(rows, out / "order.png")
-    for row in [row for row in rows if "there" in row and all(row["lost"].values())][:1]:
-        draw_induction(row, out / "induction.png")
+    if runs := [row for row in rows if config.checkpoints_of(row["run"])]:
+        measured = [measure_run(row["run"], whole=row is runs[0]) for row in runs]
+        config.write_rows(out / "induction.jsonl", itertools.chain(*measured))
+        title = f"{next(iter(group_by_title(runs[:1])))}, seed {runs[0]['flags'].seed}"
+        draw_induction(measured[0], title, out / "induction.png")
     return out / "order.png"
 
 

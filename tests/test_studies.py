@@ -2,18 +2,20 @@
 
 import json
 import math
+import shutil
 from types import SimpleNamespace
 
 from parts import config, theory
 from parts.config import SETTINGS
 
 import pytest
+import torch
 
 import studies
 import train
-from data import chain
+from data import chain, held_out
 from studies import cleaning, curriculum, depth, order, waiting
-from tests.common import assert_refused, contents, run_main
+from tests.common import HERE, assert_refused, contents, run_main
 
 
 def write_run(run, flags="", **losses):
@@ -133,12 +135,54 @@ def test_which_paths_came_first_and_which_x_1_needs(tmp_path, figures):
         f"previous-token head: {b_to_a} passes above 0.5 (n = 2)": [[50, 1], [50, 2]],
     }
 
-    # of the first run that needs both paths: the losses of x_1 without each, and without any other
-    curves = {line.get_label(): list(line.get_ydata()) for line in figures[1].axes[1].lines}
-    assert curves["without the induction head"] == [0.6] * 5
-    assert curves["without the previous-token head"] == [0.9] * 5
-    assert curves["highest without any other path"] == pytest.approx([0.03] * 5)
-    assert curves["full model"] == FALLING["x_1"]
+
+@pytest.mark.slow
+def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path, monkeypatch, figures):
+    """Checkpoints: untrained weights, then those of A, whose circuit is known."""
+    A, run, out = HERE / "results/A", tmp_path / "runs/a/s0", tmp_path / "results/figures"
+    for folder in (run / "ckpt", out):
+        folder.mkdir(parents=True)
+    for name in ("config.json", "log.jsonl"):
+        shutil.copy(A / name, run)
+    torch.save(config.build(config.read_flags(A)).state_dict(), run / "ckpt/000000.pt")
+    shutil.copy(A / "model.pt", run / "ckpt/000010.pt")
+    order.draw([run], out)
+    untrained, trained = config.read_json(out / "induction.jsonl", lines=True)
+    assert [(row["run"], row["step"]) for row in (untrained, trained)] == [
+        ("a/s0", 0),
+        ("a/s0", 10),
+    ]
+    assert untrained["loss"] > 0.9 and max(untrained["kinds"].values())[0] < 0.1
+    assert order.measure_run(run, whole=False) == [trained]
+
+    # a token reads those before it: 21 of the 42 pairs of two of the seven roles
+    kinds = dict(trained["kinds"])
+    assert len(kinds) == 21 and "1a -> 1b" not in kinds and trained["loss"] < 0.02
+    attention = kinds["q -> 2b"][1]
+    query, previous = kinds.pop("q -> 1b")[0], kinds.pop("1b -> 1a")[0]
+    other = max(rise for rise, _ in kinds.values())
+    assert order.rises_of(trained) == (query, previous, other)
+    assert min(query, previous) > 0.5 and other < 0.2
+
+    # the attention of the head that attends most, token by token
+    model, flags = config.load(A)
+    batch = config.sequences(flags, held_out("emergence", 64))
+    _, layers = model(batch.inputs, return_patterns=True)
+    q, target = (flags.problem.names.index(name) for name in ("q", "2b"))
+    means = []
+    for pattern in layers:
+        given = [
+            pattern[b, 0, chain[q], chain[target]].item()
+            for b, chains in enumerate(batch.positions.tolist())
+            for chain in chains
+        ]
+        means.append(sum(given) / len(given))
+    assert attention == pytest.approx(max(means), abs=0.01)
+
+    monkeypatch.chdir(tmp_path)
+    (first,) = order.load_first_learned()
+    assert first == trained and order.is_lost(first) and not order.is_lost(first | dict(loss=-1))
+    assert [len(axes.lines) for axes in figures[1].axes] == [3, 5]  # the last: x_1 is learned
 
 
 def test_all_committed_runs_count_once_per_config_and_seed(tmp_path, monkeypatch):
