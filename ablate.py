@@ -58,16 +58,16 @@ REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
 
 class Sample:
-    """A model on one sample of held-out sequences, index (n,). A measurement uses the first of
-    these sizes, and the next ones only while it is not clear on which side of the threshold a loss
-    is."""
+    """A model on held-out sequences, index (n,). A measurement uses the first of these sizes, and
+    the next ones only while it is not clear on which side of the threshold a loss is."""
 
     def __init__(self, model, flags, reference, index, threshold, sizes=SIZES):
-        def patched(n):
-            return PatchedModel(model, flags, config.sequences(flags, index[:n]), reference)
+        def part(number):
+            begin, end = [0, *sizes][number : number + 2]
+            return PatchedModel(model, flags, config.sequences(flags, index[begin:end]), reference)
 
         self.flags, self.reference, self.sizes = flags, reference, sizes
-        self.patched, self.few = functools.cache(patched), patched(sizes[0])
+        self.part, self.few = functools.cache(part), part(0)
         self.limit(threshold)
 
     def limit(self, threshold):
@@ -76,8 +76,9 @@ class Sample:
 
     def measure(self, losses_of):
         """Return losses_of(patched), (sequences, symbols), on as many sequences as are needed."""
-        for n in self.sizes:
-            losses = losses_of(self.patched(n))
+        losses = torch.empty(0, len(self.flags.target_names))
+        for number, n in enumerate(self.sizes):
+            losses = torch.cat([losses, losses_of(self.part(number))])
             mean, error = losses.mean(0), losses.std(0) / n**0.5
             low, high = mean - 3 * error, mean + 3 * error
             if (low > self.threshold).any() or (high < self.threshold).all():
@@ -93,15 +94,13 @@ class Sample:
         return self.measure(lambda patched: patched.knock_out(paths, frozen) - patched.baseline)
 
     def is_faithful(self, paths):
-        """Return whether the losses of all symbols in a circuit, a frozenset of paths, are below
-        the threshold, by two standard errors."""
+        """Return whether all losses of a circuit are two standard errors below the threshold."""
         losses = self.circuit(paths)
         error = losses.std(0) / len(losses) ** 0.5
         return bool((losses.mean(0) + 2 * error < self.threshold).all())
 
     def intervals(self, losses):
-        """Return {symbol: [mean, low, high]} with 95% intervals, from losses (sequences,
-        symbols)."""
+        """Return {symbol: [mean, low, high]}, 95% intervals, of losses (sequences, symbols)."""
         generator, rows = torch.Generator().manual_seed(0), {}
         for name, column in zip(self.flags.target_names, losses.unbind(1), strict=True):
             rows[name] = [column.mean().item(), *studentised(column, generator)]
@@ -151,8 +150,8 @@ def completeness(sample, paths):
 def papers_test(sample, paths):
     """Return steps 5 and 6 of Appendix E word for word: heads with paths attend hard along them and
     to nothing else, each other head is uniform or the identity, whichever costs the full model
-    less; then every path above the first useful layer is removed, and the first useful head is made
-    uniform. passed: below the threshold at first, and at least 0.17 after every removal."""
+    less; then every later path is removed, and the first useful head is made uniform. passed: below
+    the threshold at first, and at least 0.17 after every removal."""
     few, task, first = sample.few, sample.flags.problem, min(paths)
     allowed = torch.ones(task.T, task.T).tril(0 if sample.flags.causal else task.T)
     patterns = allowed / allowed.sum(-1, keepdim=True), torch.eye(task.T)
@@ -213,7 +212,7 @@ def check(flags, threshold, sequences):
         raise UserError("the run has --N 1, and one chain leaves nothing to look for")
     if flags.circuit:
         raise UserError("the run was trained with --circuit, so its attention is known")
-    if len(flags.target_symbols) < flags.problem.symbols - 1:
+    if flags.targets or not flags.ic:
         raise UserError("the run predicts some symbols only: choose one that predicts all of them")
 
 
@@ -267,6 +266,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
         if all_below(faithful, threshold):
             break
     sample.limit(threshold)
+    full = [fresh.part(number).baseline for number in range(1 + sizes.index(len(losses)))]
     candidates = [path for path in costs if costs[path].max() >= MATTERS or path in paths]
     for path in candidates:
         cost = dict(zip(flags.target_names, costs[path].tolist(), strict=True))
@@ -274,7 +274,7 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
     report |= dict(
         sequences=len(losses),
         attention_sequences=len(reference.batch.inputs),
-        full_model=fresh.intervals(fresh.patched(len(losses)).baseline),
+        full_model=fresh.intervals(torch.cat(full)),
         faithful=faithful,
         worst=max(faithful, key=lambda name: faithful[name][0]),
         paths=rows_on_paths(sample, fresh, paths),
@@ -309,19 +309,18 @@ def print_report(report):
     if report["paths"]:
         print(f"\nMSE on {report['sequences']} fresh sequences, with 95% intervals")
         for title, key in ("full model", "full_model"), ("circuit, all else ablated", "faithful"):
-            losses = ["{} {:.4f} [{:.4f}, {:.4f}]".format(k, *v) for k, v in report[key].items()]
-            print(f"  {title:26s}{'  '.join(losses)}")
+            rows = ["{} {:.4f} [{:.4f}, {:.4f}]".format(k, *v) for k, v in report[key].items()]
+            print(f"  {title:26s}{'  '.join(rows)}")
         print("\npath                 attention   full model loses   MSE of the circuit without it")
         for row in report["paths"]:
             name = "L{layer}H{head}: {source} -> {target}".format(**row)
             rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
             stand_in = f"   stand-in: {row['stand_in']}" if row["stand_in"] else ""
             print(f"{name:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}{stand_in}")
-        paper, null, stability = (report[key] for key in ("paper", "null", "stability"))
-        print("\nfound from {samples} other samples too: {always} paths".format(**stability))
+        null, paper, differ = report["null"], report["paper"], report["complete"]["mean"]
+        print("\nfound from {samples} other samples: {always}".format(**report["stability"]))
         print("{faithful} of {subsets} other sets of as many paths are faithful".format(**null))
-        difference = report["complete"]["mean"]
-        print(f"circuit and full model without the same two paths differ by {difference:.3f}")
+        print(f"circuit and model without the same two paths differ by {differ:.3f}")
         print(f"the paper's test: MSE {paper['held']:.3f}, passed: {paper['passed']}")
         print(f"heads whose own token the circuit needs: {' '.join(report['itself']) or 'none'}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
@@ -331,7 +330,7 @@ def main():
     with program("ablate.py"):
         p = command_line("ablate.py", __doc__)
         p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-        text = "loss below which a symbol counts as solved (default: 0.05)"
+        text = "loss below which a symbol is solved (default: 0.05)"
         p.add_argument("--threshold", type=float, default=0.05, help=text)
         text = "fresh sequences to validate on, at most (default: 4096)"
         p.add_argument("--sequences", type=int, default=4096, help=text)

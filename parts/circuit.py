@@ -148,10 +148,14 @@ class PatchedModel:
         self.heads = [*itertools.product(range(flags.layers), range(flags.heads))]
         self.itself = torch.eye(self.task.T, dtype=torch.bool)
         self.reference, self.cache = reference, {}
-        self.baseline = self.losses({})
         if reference is None:
             means = config.sequences(flags, held_out("means", 256))
             self.reference = PatchedModel(model, flags, means, reference=self)
+
+    @functools.cached_property
+    def baseline(self):
+        """The losses of the full model."""
+        return self.losses({})
 
     @functools.cached_property
     def reads(self):
