@@ -14,7 +14,7 @@ Eve Frank Grace Henry: {new} lives with {old}
 Isabelle Jack Kate Larry: {new} lives with {old}
 Mary Nick Olivia Peter: {new} lives with {old}
 Queen Rose Sam Tom: {new} lives with {old}
-Where does {asked} live? Say directly only the name of the city, without any other words."""
+Where does {queried} live? Say directly only the name of the city, without any other words."""
 
 KINGDOMS = """\
 Alice Bob Charlie David
@@ -23,7 +23,7 @@ harmonian celestian elysian lumin: {old}ns believe in {new}ism.
 lamb chicken pork beef: {Old}ists eat {new}.
 Zephyrium Nephryon Virellium Astralyte: {Old} contains {new}.
 Chronogy Synthemia Somnosis Aetherflux: {old} causes {new}.
-Who has {asked}? Say directly the name without other words."""
+Who has {queried}? Say directly the name without other words."""
 
 PEOPLE, JOBS = "John Chris Diana Eve".split(), "doctor lawyer teacher engineer".split()
 WOMEN = "Cathy Dana Isabelle Jane Lily Nancy Olivia Penny".split()
@@ -47,10 +47,10 @@ def chain_question(rng, chain):
         for new, old in paired(rng, words, old_words).items():
             lines.append(statement.format(new=new, old=old, Old=old.capitalize()))
             old_word[new] = old
-    answer = asked = rng.choice(words)
+    answer = queried = rng.choice(words)
     while answer in old_word:
         answer = old_word[answer]
-    return "\n".join([*lines, question.format(asked=asked)]), answer, sorted(ends.split())
+    return "\n".join([*lines, question.format(queried=queried)]), answer, sorted(ends.split())
 
 
 def variable(i):
@@ -61,7 +61,7 @@ def variable(i):
 def equations(rng, D):
     """F1 (A.1), with D equations per chain."""
     steps = [" ".join(variable(4 * k + i) for i in range(4)) + ": {new} = {old}" for k in range(D)]
-    question = f"What is the value of {{asked}}? {NUMBER_ONLY}"
+    question = f"What is the value of {{queried}}? {NUMBER_ONLY}"
     return chain_question(rng, "\n".join(["0 1 2 3", *steps, question]))
 
 
@@ -89,17 +89,17 @@ def relatives(rng, D):
         lines += [f"{person}s {relation} is {name}." for relation, name in family[person].items()]
     lives_with = dict(zip(JOBS, rng.sample(list(family["Eve"]), 4), strict=True))
     job = dict(zip(PEOPLE, rng.sample(JOBS, 4), strict=True))
-    asked = rng.choice(PEOPLE)
+    queried = rng.choice(PEOPLE)
     lines += [f"{j.capitalize()}s live with their {lives_with[j]}s." for j in JOBS]
     lines += [f"{p} works as {'an' if j == 'engineer' else 'a'} {j}." for p, j in job.items()]
-    lines.append(f"Where does {asked} live? Say directly only the name, without any other words.")
-    return "\n".join(lines), home[family[asked][lives_with[job[asked]]]], COUNTRIES
+    lines.append(f"Where does {queried} live? Say directly only the name, without any other words.")
+    return "\n".join(lines), home[family[queried][lives_with[job[queried]]]], COUNTRIES
 
 
 FORMULATIONS = {
     "equations": equations,
     "lives-with": lambda rng, D: chain_question(rng, LIVES_WITH),  # F2 (A.2), D = 5
-    "kingdoms": lambda rng, D: chain_question(rng, KINGDOMS),  # F3 (A.3), D = 5, asked backwards
+    "kingdoms": lambda rng, D: chain_question(rng, KINGDOMS),  # F3 (A.3), D = 5, queried backwards
     "functions": functions,
     "relatives": relatives,
 }

@@ -55,6 +55,11 @@ class Path(NamedTuple):
     source: Place
     target: Place
 
+    def tokens(self, task, positions):
+        """Return the tokens of source and target and a mask of where both exist, (B, N) each."""
+        (source, exists), (target, exists_too) = (end.tokens(task, positions) for end in self[2:])
+        return source, target, exists & exists_too
+
 
 def to_row(path, task):
     """Return a path as it is written into JSON."""
@@ -95,23 +100,18 @@ def mask_of(paths, task, positions):
     """Return (B, T, T) bool, True where a source of these paths reads a target of its own chain."""
     shape = len(positions), task.T, task.T
     mask = torch.zeros(shape, dtype=torch.bool, device=positions.device)
-    for _, _, source, target in paths:
-        (reading, exists), (read, exists_too) = (
-            place.tokens(task, positions) for place in (source, target)
-        )
-        sequence, chain = (exists & exists_too).nonzero(as_tuple=True)
-        mask[sequence, reading[sequence, chain], read[sequence, chain]] = True
+    for path in paths:
+        source, target, exist = path.tokens(task, positions)
+        sequence, chain = exist.nonzero(as_tuple=True)
+        mask[sequence, source[sequence, chain], target[sequence, chain]] = True
     return mask
 
 
 def attention_on(pattern, path, task, positions):
     """Return (B, N), how much the source of each chain attends to its target in one head's pattern
     (B, T, T); 0 where one of them does not exist."""
-    sequence = torch.arange(len(positions))[:, None]
-    (source, exists), (target, exists_too) = (
-        place.tokens(task, positions) for place in (path.source, path.target)
-    )
-    return pattern[sequence, source, target] * (exists & exists_too)
+    source, target, exist = path.tokens(task, positions)
+    return pattern[torch.arange(len(positions))[:, None], source, target] * exist
 
 
 def by_head(paths):

@@ -112,8 +112,8 @@ def circuit_claims():
 
 def table(short=True):
     """Return the table of all claims for their page, or of the most important for the README."""
-    training, deep, found = training_claims(), depth_claims(), circuit_claims()
-    rows = [*training[:5], deep[1], found[0]] if short else [*training, *deep, *found]
+    training, deep, last = training_claims(), depth_claims(), circuit_claims()
+    rows = [*training[:5], deep[1], last[0]] if short else [*training, *deep, *last]
     folder = "results/" if short else ""
     rows = [(*row, f"[{page}]({folder}{page}.md)") for *row, page in rows]
     return markdown(["the paper", "ours, of the runs that could refute it", "verdict", ""], *rows)
