@@ -1,6 +1,6 @@
 """What grows beneath the plateau: attention that the loss does not show yet.
 
-    python -m studies.waiting out/waiting --seeds 3    # trains small models on x_1; goes on if rerun
+    python -m studies.waiting out/waiting --seeds 3  # trains small models on x_1; rerun to go on
     python -m studies.waiting out/waiting --run out/L12_H1_D3_s0  # one trained with --save-every 10
 
 The excess of a path is how much more its source attends to the target of its own chain than to the
@@ -28,16 +28,13 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from parts import command_line, config, program, theory
-from parts.circuit import Path as AttentionPath
-from parts.circuit import Place, frozen_heads, path_name, paths_in, read_report
-from parts.config import Flags
+from parts import UserError, circuit, command_line, config, program, theory
+from parts.circuit import PatchedModel, Place, frozen_heads, path_name, paths_in, read_report
 from parts.stats import bootstrap
 
 import numpy as np
 import torch
 
-import studies
 import sweep
 import train
 from data import TASKS, Task, chain, held_out, partial_losses
@@ -45,6 +42,7 @@ from studies import markdown
 
 
 LEVEL = 0.1  # the excess at which growth ends: the loss starts to move
+FLOOR = 1e-4  # smaller excesses count as this: half of the 95% interval over 256 sequences
 SETTINGS = {  # name: flags
     "Muon, appended": "--optimizer muon --rotary input",
     "Muon, RoPE": "--optimizer muon --rotary qk",
@@ -87,13 +85,6 @@ AT_MAIN_SIZE = "--layers 12 --heads 1 --width 128 --batch 128 --warmup 100 "
 
 
 @functools.cache
-def unlinked(N, D):
-    """The chains of step 1 alone, after pairs that belong to no chain."""
-    roles = [role._replace(symbol=-1) if role.block < D - 1 else role for role in chain(N, D).roles]
-    return Task(f"unlinked_D={D}", N, tuple(roles))
-
-
-@functools.cache
 def first_step_first(N, D):
     """Chains whose pairs are read from step 1 to step D, then the queries."""
     order = [*range(D - 1, -1, -1), D]
@@ -101,9 +92,12 @@ def first_step_first(N, D):
     return Task(f"first_step_first_D={D}", N, tuple(roles))
 
 
+@functools.cache
 def padded(N, D):
-    """The chains of one step after three times as many pairs of no chain, whatever D is."""
-    return unlinked(N, 4)
+    """The chains of step 1 after pairs of no chain, three times as many as D steps have."""
+    roles = chain(N, 3 * D + 1).roles
+    roles = [role._replace(symbol=-1) if role.block < 3 * D else role for role in roles]
+    return Task(f"padded_D={D}", N, tuple(roles))
 
 
 def previous(D, layers, causal):
@@ -112,7 +106,7 @@ def previous(D, layers, causal):
 
 
 theory.CIRCUITS["previous", "chain"] = previous
-TASKS |= dict(unlinked=unlinked, first_step_first=first_step_first, padded=padded)
+TASKS |= dict(first_step_first=first_step_first, padded=padded)
 
 
 # ---- measuring
@@ -124,8 +118,8 @@ def excess_on(pattern, path, task, positions):
     sequence = torch.arange(len(positions))[:, None, None]
     attention = pattern[sequence, source[:, :, None], target[:, None]]  # (B, N, N)
     attention = attention * (exist[:, :, None] & exist[:, None])
-    own = attention.diagonal(dim1=1, dim2=2)
-    return (own - (attention.sum(2) - own) / (task.N - 1)).mean(1)
+    matching = attention.diagonal(dim1=1, dim2=2)
+    return (matching - (attention.sum(2) - matching) / (task.N - 1)).mean(1)
 
 
 def linear_r2(x, y):
@@ -152,7 +146,7 @@ def measure_weights(model, flags, batch):
     q, a, b = (Place(task.names.index(name)) for name in ("q", "1a", "1b"))
     excesses = []
     for source, target in (q, b), (b, a):
-        path = AttentionPath(0, 0, source, target)
+        path = circuit.Path(0, 0, source, target)
         per_head = [p[:, i] for p in patterns for i in range(flags.heads)]
         excesses.append(torch.stack([excess_on(p, path, task, positions) for p in per_head]))
 
@@ -181,7 +175,10 @@ def measure_weights(model, flags, batch):
 
 def measure(flags):
     """Return the row of growth.jsonl of a run with checkpoints."""
-    batch, files = config.sequences(flags, held_out("emergence", 256)), config.checkpoints_of(flags.out)
+    batch, files = (
+        config.sequences(flags, held_out("emergence", 256)),
+        config.checkpoints_of(flags.out),
+    )
     models = [config.load(flags.out, f"ckpt/{file.name}")[0] for file in files]
     measured = [measure_weights(model, flags, batch) for model in models]
     head = measured[-1]["excess"].mean(1).argmax().item()
@@ -261,3 +258,245 @@ def load_rows(folder):
     """Return the rows of growth.jsonl in a folder, [] if it is not there yet."""
     file = folder / "growth.jsonl"
     return config.read_json(file, lines=True) if file.exists() else []
+
+
+# ---- the terms of a plateau
+
+
+def straight_line(x, y):
+    """Return the line (intercept, slope) that fits points, arrays (n,), best, and its error."""
+    design = np.stack([np.ones_like(x), x], 1)
+    line = np.linalg.lstsq(design, y, rcond=None)[0]
+    return line, ((y - design @ line) ** 2).sum()
+
+
+def knee_fit(steps, excess):
+    """Return (knee, intercept, slope, error) of the fit to the log of the excess, arrays (n,), that
+    is flat until the knee and a straight line after it, with three points or more after it."""
+    logs = np.log(np.maximum(excess, FLOOR))
+    fits = []
+    for knee in steps[:-3]:
+        (intercept, slope), error = straight_line(np.maximum(steps - knee, 0), logs)
+        fits.append((knee, intercept, slope, error))
+    return min(fits, key=lambda fit: fit[-1])
+
+
+def terms(row):
+    """Return the terms of a plateau, a dict; None if the excess never passes LEVEL, or so soon that
+    nothing can be fitted.
+
+    delay, first, doubling: steps, an excess, steps, from the fit with a knee; rest: steps from
+    LEVEL to the end of the plateau; seen: the step from which on the 95% interval is above zero;
+    r2, r2_power: of this fit, which has three numbers, and of a power law of the step, with two"""
+    excess, steps = np.array(row["excess"]), np.array(row["steps"], float)
+    last = int(np.argmax(excess >= LEVEL))  # 0 if it never is
+    if last < 6:
+        return None
+    excess, steps = excess[1 : last + 1], steps[1 : last + 1]
+    knee, intercept, slope, error = knee_fit(steps, excess)
+    logs = np.log(np.maximum(excess, FLOOR))
+    total = ((logs - logs.mean()) ** 2).sum()
+    hidden = [step for step, low in zip(row["steps"][:last], row["low"], strict=False) if low <= 0]
+    return dict(
+        delay=knee - steps[0],
+        first=math.exp(intercept),
+        doubling=math.log(2) / slope,
+        rest=math.inf if row["plateau"] is None else row["plateau"] - steps[-1],
+        seen=max(hidden, default=-10) + 10,
+        r2=1 - error / total,
+        r2_power=1 - straight_line(np.log(steps), logs)[1] / total,
+    )
+
+
+def forecast(row, until):
+    """Return the step at which the excess would be 1 if it went on as in the steps up to `until`;
+    None if these are fewer than five, or the excess does not grow in them."""
+    steps = np.array([step for step in row["steps"][1:] if step <= until], float)
+    if len(steps) < 5:
+        return None
+    knee, intercept, slope, _ = knee_fit(steps, np.array(row["excess"][1 : len(steps) + 1]))
+    return knee - intercept / slope if slope > 0 else None
+
+
+def forecasts(rows, row):
+    """Return {what is known: the forecast of the step at which x_1 is learned, or None}."""
+    others = [r["plateau"] for r in select(rows, row["point"], row["setting"]) if r is not row]
+    level = next((s for s, e in zip(row["steps"], row["excess"], strict=True) if e >= 0.01), 0)
+    return {
+        "its first third": forecast(row, row["plateau"] / 3),
+        "until its excess is 0.01": forecast(row, level),
+        "the other seeds": statistics.median(others) if others else None,
+    }
+
+
+# ---- tables
+
+
+def select(rows, point, setting):
+    """Return the rows of a point whose plateau ended, and of one setting."""
+    rows = [row for row in rows if (row["point"], row["setting"]) == (point, setting)]
+    return [row for row in rows if row["plateau"] is not None]
+
+
+def terms_table(rows, keys):
+    """Return a row for each of {label: (point, setting)}, with medians over the runs in which x_1
+    is learned."""
+    lines = []
+    for label, (point, setting) in keys.items():
+        group = select(rows, point, setting)
+        count = sum((row["point"], row["setting"]) == (point, setting) for row in rows)
+        line = [label, f"{len(group)} of {count}", *[""] * 7]
+        if group:
+            line[2] = f"{statistics.median(row['plateau'] for row in group):.0f}"
+        fits = [fit for fit in map(terms, group) if fit]
+        if fits:
+            median = {name: statistics.median(fit[name] for fit in fits) for name in fits[0]}
+            line[3:7] = (f"{median[name]:.0f}" for name in ("delay", "first", "doubling", "rest"))
+            line[4] = f"{median['first']:.1e}"
+            line[7:] = (f"{median[name]:.2f}" for name in ("r2", "r2_power"))
+        lines += [line] if count else []
+    head = ["", "learned", "plateau", "delay", "first excess", "doubling", "rest"]
+    return markdown([*head, "R²", "R² of a power law"], *lines)
+
+
+def points_table(rows, setting):
+    """Return terms_table of all points of a setting."""
+    return terms_table(rows, {point: (point, setting) for point in (*POINTS, *MAIN, *TRANSPLANTS)})
+
+
+def moments_table(rows, point="base"):
+    """Return what the model holds, and the gradients of the head, at step 10, at the knee and when
+    the excess passes LEVEL: medians over the runs of each setting."""
+    names = {
+        "average of the candidates": "average",
+        "1b holds x_0, R²": "held",
+        "gradient of W_Q, W_K": "gradient_qk",
+        "gradient of W_V": "gradient_v",
+    }
+    lines = []
+    for setting in SETTINGS:
+        group = [row for row in select(rows, point, setting) if terms(row)]
+        steps = {
+            "step 10": [10 for _ in group],
+            "the knee": [terms(row)["delay"] + 10 for row in group],
+            "the end of growth": [row["plateau"] - terms(row)["rest"] for row in group],
+        }
+        for moment, at in steps.items():
+            line = [setting, moment, f"{statistics.median(at):.0f}"]
+            for name in names.values():
+                values = [row[name][round(step / 10)] for row, step in zip(group, at, strict=True)]
+                line.append(f"{statistics.median(values):.2g}")
+            lines.append(line)
+    return markdown(["", "at", "step", *names], *lines)
+
+
+def forecast_table(rows):
+    """Return the median error of the forecasts of the length of the plateau, in percent."""
+    lines = []
+    for setting in SETTINGS:
+        errors = {}
+        for row in (row for point in POINTS for row in select(rows, point, setting)):
+            for known, step in forecasts(rows, row).items():
+                error = math.inf if step is None else abs(step / row["plateau"] - 1)
+                errors.setdefault(known, []).append(error)
+        texts = [f"{100 * statistics.median(values):.0f}%" for values in errors.values()]
+        lines.append([setting, len(next(iter(errors.values()))), *texts])
+    return markdown(["", "runs", *errors], *lines)
+
+
+# ---- figures
+
+
+def draw_growth(rows, path):
+    """Draw the loss of x_1 and, below, the excess of q -> 1b on a log axis, over training steps."""
+    import matplotlib.pyplot as plt
+
+    size = dict(figsize=(8.5, 5), sharex="col", sharey="row", layout="constrained")
+    figure, axes = plt.subplots(2, len(SETTINGS), **size)
+    colors = {"base": ("tab:blue", "0.02"), "first W_Q, W_K 0.1": ("tab:orange", "0.1")}
+    for (above, below), setting in zip(axes.T, SETTINGS, strict=True):
+        for point, (color, std) in colors.items():
+            group = select(rows, point, setting)
+            for row in group:
+                steps = np.array(row["steps"])
+                style = dict(color=color, lw=0.9, alpha=0.8)
+                above.plot(steps, row["loss"], **style)
+                below.plot(steps, np.maximum(row["excess"], FLOOR), **style)
+            label = f"first $W_Q$, $W_K$ of std {std}: {len(group)} seeds"
+            above.plot([], [], color=color, label=label)
+        above.axhline(0.75, color="gray", ls=":", lw=0.9)
+        below.axhline(LEVEL, color="gray", ls=":", lw=0.9)
+        above.set_title(setting, fontsize="medium")
+        below.set(yscale="log", xlabel="training step")
+    axes[0, 0].set(ylabel="MSE of $x_1$", ylim=(0, 1.1))
+    axes[1, 0].set_ylabel("attention to own 1b\nminus to others'")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(
+        "While the loss of $x_1$ lies flat (above), the attention that it needs grows (below)"
+    )
+    config.save_figure(figure, path)
+
+
+def draw_paths(run, path):
+    """Draw the losses of a run with checkpoints and, below, the excess of the paths of its circuit
+    on a log axis. A path has the colour of the symbol that it brings; those within a pair, which
+    bring a pair's two symbols together, are gray."""
+    import matplotlib.pyplot as plt
+
+    # measure
+    flags, files, losses = config.read_flags(run), config.checkpoints_of(run), []
+    task, batch = flags.problem, config.sequences(flags, held_out("emergence", 256))
+    excesses = {circuit_path: [] for circuit_path in paths_in(read_report(run), task)}
+    for file in config.progress(f"{run}: checkpoint", files):
+        patched = PatchedModel(config.load(run, f"ckpt/{file.name}")[0], flags, batch)
+        losses.append(patched.baseline.mean(0).tolist())
+        for p, curve in excesses.items():
+            pattern = patched.attention()[p[:2]]
+            curve.append(excess_on(pattern, p, task, batch.positions).mean().item())
+
+    # draw
+    size = dict(figsize=(7, 7.5), sharex=True, layout="constrained")
+    figure, (above, below) = plt.subplots(2, 1, **size)
+    steps, last = [int(file.stem) for file in files], task.symbols - 1
+    for name, curve in zip(flags.target_names, zip(*losses, strict=True), strict=True):
+        above.plot(steps, curve, color=config.symbol_color(int(name[2:]), last), label=f"${name}$")
+    for p, curve in excesses.items():
+        source, target = (task.roles[place.role] for place in (p.source, p.target))
+        color = config.symbol_color(target.symbol, last) if source.block != target.block else "gray"
+        style = dict(color=color, lw=1.8, ls="-" if source.name == "q" else "--")
+        below.plot(steps, np.maximum(curve, FLOOR), label=path_name(p, task), **style)
+    above.set(ylabel="MSE on 256 held-out sequences", ylim=(0, 1.1), title=flags.title)
+    below.set(
+        yscale="log", xlabel="training step", ylabel="excess: attention to own target - others'"
+    )
+    below.set_title("solid: what the query reads; gray: reads within a pair", fontsize="medium")
+    above.legend()
+    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    config.save_figure(figure, path)
+
+
+def main():
+    with program("python -m studies.waiting"):
+        p = command_line("python -m studies.waiting", __doc__)
+        p.add_argument("folder", type=Path, help="where growth.jsonl is, or will be")
+        text = "train this many seeds of each point, but for those that are there (default: none)"
+        p.add_argument("--seeds", type=int, default=0, help=text)
+        p.add_argument("--run", type=Path, help="draw the paths of this run, which has checkpoints")
+        p.add_argument("--out", type=Path, default=Path("out"), help="for figures (default: out)")
+        args = p.parse_args()
+        if args.seeds:
+            grow(args.folder, args.seeds)
+        rows = load_rows(args.folder)
+        if not rows:
+            raise UserError(f"{args.folder} holds no growth.jsonl: add --seeds 3 to train its runs")
+        for setting in SETTINGS:
+            print(f"{setting}\n\n{points_table(rows, setting)}\n")
+        print(f"{moments_table(rows)}\n\n{forecast_table(rows)}")
+        args.out.mkdir(parents=True, exist_ok=True)
+        draw_growth(rows, args.out / "growth.png")
+        if args.run:
+            draw_paths(args.run, args.out / "paths_beneath.png")
+
+
+if __name__ == "__main__":
+    main()
