@@ -204,8 +204,8 @@ def measure(flags):
 
 def write_transplants(flags, folder):
     """Write, from a run of the base, the runs that the transplants start from."""
-    first, later = (config.load(flags.out, f"ckpt/{step:06d}.pt")[0] for step in (0, 200))
     for point, only_scores in TRANSPLANTS.items():
+        first, later = (config.load(flags.out, f"ckpt/{step:06d}.pt")[0] for step in (0, 200))
         mixed = first.state_dict() if only_scores else later.state_dict()
         donor = later.state_dict() if only_scores else first.state_dict()
         for name in mixed:
@@ -298,7 +298,7 @@ def terms(row):
     total = ((logs - logs.mean()) ** 2).sum()
     hidden = [step for step, low in zip(row["steps"][:last], row["low"], strict=False) if low <= 0]
     return dict(
-        delay=knee - steps[0],
+        delay=knee if knee > steps[0] else 0,
         first=math.exp(intercept),
         doubling=math.log(2) / slope,
         rest=math.inf if row["plateau"] is None else row["plateau"] - steps[-1],
@@ -378,7 +378,7 @@ def moments_table(rows, point="base"):
         group = [row for row in select(rows, point, setting) if terms(row)]
         steps = {
             "step 10": [10 for _ in group],
-            "the knee": [terms(row)["delay"] + 10 for row in group],
+            "the knee": [terms(row)["delay"] or 10 for row in group],
             "the end of growth": [row["plateau"] - terms(row)["rest"] for row in group],
         }
         for moment, at in steps.items():

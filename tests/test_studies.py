@@ -5,7 +5,8 @@ import math
 import shutil
 from types import SimpleNamespace
 
-from parts import config, theory
+from parts import config
+from parts.circuit import Path, Place
 from parts.config import SETTINGS
 
 import pytest
@@ -279,34 +280,55 @@ def test_runs_are_counted_beside_the_depth_law(tmp_path, figures):
 # ---- waiting
 
 
-def test_every_run_of_a_point_counts_though_seeds_are_shared():
-    point = waiting.BASE | dict(optimizer="muon", rotary="input", seed=0)
-    rows = [point | dict(plateau=steps) for steps in (30, 10, math.inf, 20, 40)]
-    rows += [point | dict(plateau=5, N=8), point | dict(plateau=6, optimizer="adamw")]
-    assert waiting.plateaus(rows, ("muon", "input")) == [10, 20, 30, 40, math.inf]
-    lines = waiting.table(rows, {"N=4": dict(), "N=8": dict(N=8)}).splitlines()[2:]
-    assert lines[0] == "| N=4 | 30 (1 of 5 never) |  | 6 |  | 5, 0, 1, 0 |"
-    assert lines[1] == "| N=8 | 5 |  |  |  | 1, 0, 0, 0 |"
-    assert waiting.cell([7, math.inf]) == "7 and never" and waiting.cell([]) == ""
-    assert waiting.cell([7, math.inf, math.inf]) == "2 of 3 never"
-
-
 def test_the_other_tasks_of_the_waiting_study():
     """Read from step 1 on; and after pairs that hold no symbol of a chain. Roles: q to 2b."""
-    assert [role.block for role in chain(4, 2).roles] == [2, 1, 1, 0, 0]
     assert [role.block for role in waiting.first_step_first(4, 2).roles] == [2, 0, 0, 1, 1]
-    assert [role.symbol for role in waiting.unlinked(4, 2).roles] == [0, 0, 1, -1, -1]
+    task = waiting.padded(4, 1)
+    assert [role.symbol for role in task.roles] == [0, 0, 1, -1, -1, -1, -1, -1, -1]
+    assert task.T == 36 and task.plateaus == chain(4, 1).plateaus
 
 
-def test_parts_of_a_circuit_are_frozen_alone():
-    """The study of the wait registers the induction head, 1b -> 1a with q -> 1b, as --circuit."""
-    names = chain(4, 3).names
+def test_the_excess_of_a_path_is_its_attention_above_that_to_other_chains():
+    flags = train.parse_flags(["--D", "1"])
+    batch = config.sequences(flags, torch.arange(3))
+    pattern = torch.rand(3, flags.problem.T, flags.problem.T)
+    path, q, b = Path(0, 0, Place(0), Place(2)), batch.positions[:, :, 0], batch.positions[:, :, 2]
+    for excess, p, qs, bs in zip(
+        waiting.excess_on(pattern, path, flags.problem, batch.positions), pattern, q, b, strict=True
+    ):
+        read = p[qs][:, bs]
+        same = read.trace() / 4
+        assert torch.isclose(excess, same - (read.sum() - 4 * same) / 12)
 
-    def frozen(circuit):
-        flags = train.parse_flags(f"--layers 4 --circuit {circuit}".split())
-        paths = theory.frozen_paths(flags)
-        return {(path.layer, *(names[place.role] for place in path[2:])) for path in paths}
 
-    pairs = {(0, f"{k}b", f"{k}a") for k in (1, 2, 3)}
-    assert frozen("previous") == pairs and frozen("query") == {(1, "q", "1b")}
-    assert frozen("induction") == pairs | {(1, "q", "1b")} < frozen("minimal")
+def test_the_terms_of_a_planted_plateau_and_its_forecast():
+    """Flat at 0.0005 until step 100, then doubled every 20 steps; learned 50 steps after 0.1."""
+    steps = [*range(0, 400, 10)]
+    excess = [min(1, 0.0005 * 2 ** (max(0, step - 100) / 20)) for step in steps]
+    row = dict(steps=steps, excess=excess, low=[-1] * 5 + [1] * 35, plateau=310)
+    fit = waiting.terms(row)
+    assert [round(fit[name], 4) for name in ("delay", "first", "doubling")] == [100, 0.0005, 20]
+    assert fit["rest"] == 50 and fit["seen"] == 50 and fit["r2"] > 0.999 > fit["r2_power"]
+    assert abs(waiting.forecast(row, 200) - (100 + 20 * math.log2(1 / 0.0005))) < 1
+    assert waiting.forecast(row, 40) is None  # too few steps
+    assert waiting.terms(row | dict(excess=[0.01] * 40)) is None
+
+
+def test_growth_is_measured_once_and_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        waiting,
+        "SMALL",
+        "--layers 2 --heads 2 --width 16 --steps 20 --batch 8 --D 1 "
+        "--ema 0 --save-every 10 --dtype float32 --targets 1",
+    )
+    monkeypatch.setattr(waiting, "POINTS", {"base": ""})
+    monkeypatch.setattr(waiting, "MAIN", {})
+    monkeypatch.setattr(waiting, "TRANSPLANTS", {})
+    waiting.grow(tmp_path, 1)
+    rows = waiting.load_rows(tmp_path)
+    assert [row["setting"] for row in rows] == list(waiting.SETTINGS)
+    assert all(row["steps"] == [0, 10, 20] and len(row["excess"]) == 3 for row in rows)
+    waiting.grow(tmp_path, 1)
+    assert waiting.load_rows(tmp_path) == rows
+    waiting.draw_growth(rows, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
