@@ -179,8 +179,10 @@ def measure(flags):
         config.sequences(flags, held_out("emergence", 256)),
         config.checkpoints_of(flags.out),
     )
-    models = [config.load(flags.out, f"ckpt/{file.name}")[0] for file in files]
-    measured = [measure_weights(model, flags, batch) for model in models]
+    measured = []
+    for file in files:
+        model = config.load(flags.out, f"ckpt/{file.name}")[0]
+        measured.append(measure_weights(model, flags, batch))
     head = measured[-1]["excess"].mean(1).argmax().item()
     layer, generator = head // flags.heads, torch.Generator().manual_seed(0)
     log = config.read_log(flags.out)
