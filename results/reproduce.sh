@@ -193,8 +193,8 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python -m studies.depth --preset law --out "$folder/sweep"
 
-# how long the plateau lasts (waiting.md): eight core-hours
-python -m studies.waiting --preset waiting --out "$folder/waiting"
+# what grows beneath the plateau (waiting.md): four core-hours
+python -m studies.waiting "$folder/waiting" --seeds 5 --run "$runs/default/s0" --out "$folder/figures"
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
@@ -216,7 +216,6 @@ done
 figures="$folder/figures"
 python -m studies.order "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,decay}/s* "$runs"/rope/s? --out "$figures"
 python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
-python -m studies.waiting "$folder/waiting" --out "$figures"
 python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/*
 python -m studies.circuits "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
 python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
