@@ -342,22 +342,24 @@ def select(rows, point, setting):
 
 def terms_table(rows, keys):
     """Return a row for each of {label: (point, setting)}, with medians over the runs in which x_1
-    is learned."""
+    is learned; held: over all of them, at step 10."""
     lines = []
-    for label, (point, setting) in keys.items():
-        group = select(rows, point, setting)
-        count = sum((row["point"], row["setting"]) == (point, setting) for row in rows)
-        line = [label, f"{len(group)} of {count}", *[""] * 7]
-        if group:
-            line[2] = f"{statistics.median(row['plateau'] for row in group):.0f}"
+    for label, key in keys.items():
+        runs = [row for row in rows if (row["point"], row["setting"]) == key]
+        group = select(rows, *key)
         fits = [fit for fit in map(terms, group) if fit]
+        line = [label, f"{len(group)} of {len(runs)}", *[""] * 8]
+        if runs:
+            line[2] = f"{statistics.median(row['held'][1] for row in runs):.2f}"
+        if group:
+            line[3] = f"{statistics.median(row['plateau'] for row in group):.0f}"
         if fits:
             median = {name: statistics.median(fit[name] for fit in fits) for name in fits[0]}
-            line[3:7] = (f"{median[name]:.0f}" for name in ("delay", "first", "doubling", "rest"))
-            line[4] = f"{median['first']:.1e}"
-            line[7:] = (f"{median[name]:.2f}" for name in ("r2", "r2_power"))
-        lines += [line] if count else []
-    head = ["", "learned", "plateau", "delay", "first excess", "doubling", "rest"]
+            line[4:8] = (f"{median[name]:.0f}" for name in ("delay", "first", "doubling", "rest"))
+            line[5] = f"{median['first']:.1e}"
+            line[8:] = (f"{median[name]:.2f}" for name in ("r2", "r2_power"))
+        lines += [line] if runs else []
+    head = ["", "learned", "x_0 in 1b, R²", "plateau", "delay", "first excess", "doubling", "rest"]
     return markdown([*head, "R²", "R² of a power law"], *lines)
 
 
@@ -383,7 +385,7 @@ def moments_table(rows, point="base"):
             "the knee": [terms(row)["delay"] or 10 for row in group],
             "the end of growth": [row["plateau"] - terms(row)["rest"] for row in group],
         }
-        for moment, at in steps.items():
+        for moment, at in steps.items() if group else ():
             line = [setting, moment, f"{statistics.median(at):.0f}"]
             for name in names.values():
                 values = [row[name][round(step / 10)] for row, step in zip(group, at, strict=True)]
