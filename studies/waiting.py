@@ -14,6 +14,7 @@ rest. growth.jsonl holds a row for each run, with a number for every tenth step:
     previous: the excess of 1b -> 1a in the head where it is largest at that step
     held: R2 with which 1b holds x_0, read linearly before the layer of that head
     average: how much of the average of the candidates the prediction holds; 1 is all of it
+    on_1b, on_2a: the attention of a query to all 1b, or all 2a, in the head that gives them most
     gradient_qk, gradient_v: the norm of the gradient of the weights of that head
 """
 
@@ -150,8 +151,16 @@ def measure_weights(model, flags, batch):
         per_head = [p[:, i] for p in patterns for i in range(flags.heads)]
         excesses.append(torch.stack([excess_on(p, path, task, positions) for p in per_head]))
 
-    # what 1b holds of x_0, and what the prediction holds of the average of the candidates
+    # how much of its attention a query gives to all tokens of a role, in the head that gives most
+    mass = {name: 0 for name in ("1b", "2a")}
     sequence = torch.arange(len(positions))[:, None]
+    for name in mass.keys() & {*task.names}:
+        read = positions[:, None, :, task.names.index(name)]  # (B, 1, N)
+        queries = [p[sequence, :, positions[:, :, q.role]] for p in patterns]  # (B, N, heads, T)
+        given = [rows.gather(3, read[:, :, None].expand(*rows.shape[:3], -1)) for rows in queries]
+        mass[name] = torch.stack(given).sum(-1).mean((1, 2)).max().item()
+
+    # what 1b holds of x_0, and what the prediction holds of the average of the candidates
     x_0 = batch.inputs[sequence, positions[:, :, q.role], : flags.K].flatten(0, 1)
     of_1b = [stream[sequence, positions[:, :, b.role]].flatten(0, 1) for stream in streams]
     average = batch.targets.mean(1, keepdim=True)
@@ -168,6 +177,8 @@ def measure_weights(model, flags, batch):
         previous=excesses[1].detach().mean(1).max().item(),
         held=[linear_r2(stream, x_0) for stream in of_1b],
         average=share.item(),
+        on_1b=mass["1b"],
+        on_2a=mass["2a"],
         gradient_qk=squares[:, :2].sum(1).sqrt().flatten(),
         gradient_v=squares[:, 2].sqrt().flatten(),
     )
@@ -195,6 +206,8 @@ def measure(flags):
         previous=[m["previous"] for m in measured],
         held=[m["held"][layer] for m in measured],
         average=[m["average"] for m in measured],
+        on_1b=[m["on_1b"] for m in measured],
+        on_2a=[m["on_2a"] for m in measured],
         gradient_qk=[m["gradient_qk"][head].item() for m in measured],
         gradient_v=[m["gradient_v"][head].item() for m in measured],
     )
