@@ -353,6 +353,12 @@ def select(rows, point, setting):
     return [row for row in rows if row["plateau"] is not None]
 
 
+def held_at_first(rows):
+    """Return how well x_0 can be read from 1b at step 10, of each row whose head is not in layer 0,
+    where 1b can hold nothing but its own symbol."""
+    return [row["held"][1] for row in rows if row["head"][:2] != "L0"]
+
+
 def terms_table(rows, keys):
     """Return a row for each of {label: (point, setting)}, with medians over the runs in which x_1
     is learned; held: over all of them, at step 10."""
@@ -362,8 +368,8 @@ def terms_table(rows, keys):
         group = select(rows, *key)
         fits = [fit for fit in map(terms, group) if fit]
         line = [label, f"{len(group)} of {len(runs)}", *[""] * 8]
-        if runs:
-            line[2] = f"{statistics.median(row['held'][1] for row in runs):.2f}"
+        if held := held_at_first(runs):
+            line[2] = f"{statistics.median(held):.2f}"
         if group:
             line[3] = f"{statistics.median(row['plateau'] for row in group):.0f}"
         if fits:
