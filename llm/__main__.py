@@ -9,6 +9,7 @@ OPENAI_BASE_URL to use another server (and OPENAI_API_KEY too if that server wan
 """
 
 import asyncio
+import gzip
 import json
 import os
 import time
@@ -27,7 +28,7 @@ from llm.questions import FORMULATIONS, make_question
 
 
 NAMES = list(FORMULATIONS)
-ATTEMPTS = 10  # a question without an acceptable answer after so many has never settled
+SETTINGS = "seed", "temperature", "max_tokens", "attempts"
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
 
@@ -38,7 +39,7 @@ def read_answers(path):
     A last line that a kill has cut short is left out. Raises UserError if the file is damaged."""
     answers = defaultdict(list)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
         for line in text[: text.rfind("\n") + 1].splitlines():
             attempt = json.loads(line)
             answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
@@ -48,7 +49,9 @@ def read_answers(path):
 
 
 def finished(attempts):
-    return attempts and (attempts[-1]["acceptable"] or len(attempts) == ATTEMPTS)
+    """Return whether a question is acceptably answered, or never settled."""
+    last = attempts and attempts[-1]
+    return last and (last["acceptable"] or len(attempts) == last["settings"]["attempts"])
 
 
 async def ask(client, settings, question):
@@ -92,7 +95,7 @@ async def benchmark(args):
         raise UserError("name a model with --model, such as --model gpt-4o-mini")
 
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
-    settings |= {key: getattr(args, key) for key in ("seed", "temperature", "max_tokens")}
+    settings |= {name: getattr(args, name) for name in SETTINGS}
     path = args.out / f"llm_{args.model.replace('/', '-')}" / "answers.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path.parent), open(path, "a", encoding="utf-8") as file:
@@ -184,6 +187,7 @@ def main():
         ("--n", 500, "number of questions per formulation and D"),
         ("--seed", 0, "seed of the questions"),
         ("--temperature", 1.0, "sampling temperature"),
+        ("--attempts", 10, "after so many without an acceptable answer, a question never settles"),
         ("--max-tokens", 4096, "largest number of tokens in an answer, reasoning included"),
         ("--out", Path("out"), "folder for llm_MODEL/answers.jsonl and figure2.png"),
     ):
