@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import string
+import warnings
 from pathlib import Path
 
 from parts import UserError, command_line, program
@@ -144,9 +145,10 @@ def hops(model, tokenizer, name, n, seed):
 
 
 def run(name, description, measurements):
-    """Run a command line that lets a model do one of these measurements, {word: function}."""
+    """Run a command line for these measurements of a model, {word: function(model, tokenizer, name
+    of the model, n, seed) -> rows}. Returns the rows and the folder into which they are written."""
     p = command_line(name, description)
-    p.add_argument("what", choices=measurements)
+    p.add_argument("what", nargs="?", choices=measurements, default=next(iter(measurements)))
     p.add_argument("--model", default="gemma-3-270m", help="(default: gemma-3-270m)")
     p.add_argument("--n", type=int, default=100, help="questions (default: 100)")
     p.add_argument("--seed", type=int, default=0, help="seed of the questions (default: 0)")
@@ -154,12 +156,14 @@ def run(name, description, measurements):
     args = p.parse_args()
     if args.n < 1:
         p.error("--n must be at least 1")
+    warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
     with program(name), torch.no_grad():
         model, short = load(args.model), Path(args.model).name
         rows = measurements[args.what](*model, short, args.n, args.seed)
         args.out.mkdir(parents=True, exist_ok=True)
         same = dict(model=short, n=args.n, seed=args.seed)
         write_rows(args.out / f"{args.what}_{short}.jsonl", [same | row for row in rows])
+        return rows, args.out
 
 
 if __name__ == "__main__":

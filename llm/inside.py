@@ -10,7 +10,6 @@ Writes hop_MODEL.jsonl and llm_inside.png into --out.
 
 import random
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 from parts.config import progress, save_figure
@@ -197,11 +196,6 @@ def draw_inside(rows, path):
     print(path)
 
 
-def measure_and_draw(model, tokenizer, name, n, seed, out):
-    rows = hop(model, tokenizer, name, n, seed)
-    draw_inside(rows, out / "llm_inside.png")
-    return rows
-
-
 if __name__ == "__main__":
-    run("llm.inside", __doc__, dict(hop=measure_and_draw))
+    rows, out = run("python -m llm.inside", __doc__, dict(hop=hop))
+    draw_inside(rows, out / "llm_inside.png")
