@@ -17,11 +17,14 @@ import warnings
 from pathlib import Path
 
 from parts import UserError, command_line, program
-from parts.config import progress, write_rows
+from parts.config import progress, read_json, write_rows
+from parts.stats import wilson
 
 import torch
 
+from llm.__main__ import finished, read_answers
 from llm.questions import FORMULATIONS, INSTALL, chain_question, make_question
+from studies import markdown, share
 
 
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
@@ -140,6 +143,71 @@ def hops(model, tokenizer, name, n, seed):
         correct = count_hops(model, tokenizer, name, n, seed, *cell)
         rows.append(dict(zip(names, cell, strict=True)) | dict(correct=correct))
     return rows
+
+
+# ---- the tables of llm/README.md
+
+
+FOLDER = Path("results/llm")
+MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
+
+
+def choices_table():
+    """Return for each formulation and model how often the answer was right when sampled until
+    acceptable, how often it never settled, and how often the likeliest acceptable one is right."""
+    head, lines = ["", "D", "chance"], {}
+    for model in MODELS:
+        head += [f"{model}: right", "never settled", "its likeliest"]
+        last = {}
+        for (*kind, _), attempts in read_answers(FOLDER / f"{model}.jsonl.gz").items():
+            if finished(attempts):
+                last.setdefault(tuple(kind), []).append(attempts[-1])
+        for row in read_json(FOLDER / f"choices_{model}.jsonl", lines=True):
+            kind = row["formulation"], row["D"]
+            n, cells = len(last[kind]), lines.setdefault(kind, [])
+            cells.append(share([answer["correct"] for answer in last[kind]]))
+            never = sum(not answer["acceptable"] for answer in last[kind])
+            cells += [f"{never} of {n}", share([i < row["correct"] for i in range(row["n"])])]
+    chance = dict.fromkeys(FORMULATIONS, 0.25) | dict(relatives=0.0625)
+    lines = [(name, D or "", chance[name], *cells) for (name, D), cells in lines.items()]
+    return markdown(head, *lines)
+
+
+def hops_table():
+    """Return the share of right answers by D, with a star where its interval lies above chance."""
+    lines = []
+    for model in MODELS:
+        rows = read_json(FOLDER / f"hops_{model}.jsonl", lines=True)
+        for N, shots, shuffled in itertools.product((1, 2, 4), (0, 4), (False, True)):
+            setting = dict(N=N, shots=shots, shuffled=shuffled)
+            cells = [row for row in rows if setting.items() <= row.items()]
+            chance = 1 / (N if N > 1 else len(COLOURS))
+            above = ["*" * (wilson(row["correct"], row["n"])[0] > chance) for row in cells]
+            cells = [row["correct"] / row["n"] for row in sorted(cells, key=lambda row: row["D"])]
+            cells = [f"{cell:.2f}{star}" for cell, star in zip(cells, above, strict=True)]
+            order = "shuffled" if shuffled else "by step"
+            lines.append((model, N, shots, order, f"{chance:.2f}", *cells))
+    head = ["", "N", "examples", "order", "chance", *(f"D={D}" for D in range(1, 6))]
+    return markdown(head, *lines)
+
+
+def hop_rows(kind):
+    rows = read_json(FOLDER / "hop_gemma-3-270m.jsonl", lines=True)
+    return [row for row in rows if row["kind"] == kind]
+
+
+def effect(row):
+    return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
+
+
+def hop_table():
+    """Return the effect of a few heads, each alone and together, and of random heads."""
+    heads = sorted(hop_rows("head"), key=lambda row: -row["effect"])[:3]
+    lines = [(f"{row['where']} alone", effect(row)) for row in heads]
+    lines += [(f"{row['where']} on a fresh seed", effect(row)) for row in hop_rows("together")]
+    null = [row["effect"] for row in hop_rows("random")]
+    text = f"{len(null)} random sets of other heads of these layers"
+    return markdown(["", "recovered"], *lines, (text, f"{min(null):.2f} to {max(null):.2f}"))
 
 
 def run(name, description, measurements):

@@ -152,7 +152,7 @@ def print_scores(path):
 def draw_figure2(paths, folder):
     """Draw Figure 2 from answers files: accuracy by D for the equations (left) and for all
     formulations (right), with Wilson 95% intervals, random guessing, and what never settled."""
-    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(12, 5.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(10, 5.2), layout="constrained")
     for i, path in enumerate(paths):
         model, scores = print_scores(path)
         side = 0.4 * ((i + 0.5) / len(paths) - 0.5)  # models stand side by side
@@ -166,7 +166,7 @@ def draw_figure2(paths, folder):
             axes.plot(x, never, "x", color=f"C{i}", label=f"{model}: never settled")
     left.axhline(25, color="black", ls="--", lw=1, label="random guessing: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
-    left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(0, 104))
+    left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(-4, 104))
     left.set_ylabel("accuracy (%), Wilson 95% intervals")
     right.set(title="All formulations (equations at D = 5)", xticks=range(5), xticklabels=NAMES)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
