@@ -220,8 +220,8 @@ def run(name, description, measurements):
     p.add_argument("--seed", type=int, default=0, help="seed of the questions (default: 0)")
     p.add_argument("--out", type=Path, default=Path("out"), help="for the rows (default: out)")
     args = p.parse_args()
-    if args.n < 1:
-        p.error("--n must be at least 1")
+    if args.n < GROUP or args.n % GROUP:
+        p.error(f"--n must be {GROUP} or a multiple of it, since so many share their examples")
     warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
     with program(name), torch.no_grad():
         model, short = load(args.model), Path(args.model).name
@@ -232,5 +232,9 @@ def run(name, description, measurements):
         return rows, args.out
 
 
-if __name__ == "__main__":
+def main():
     run("python -m bench.language", __doc__, dict(hops=hops, choices=choices))
+
+
+if __name__ == "__main__":
+    main()
