@@ -16,7 +16,6 @@ from parts.config import progress, save_figure
 from parts.stats import bootstrap, wilson
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 
 from bench.language import GROUP, count_hops, draw, last_logits, run, tokens
@@ -100,72 +99,62 @@ def cut(layer, readers, targets):
 
 
 def hop(model, tokenizer, name, n, seed):
-    """Return rows {kind, layer or heads, effect, low, high}: 1 is the clean run; 0 is the swapped
-    run for what is patched, and no preference for either colour for what is cut."""
+    """Return rows {kind, where: a layer or heads, effect, low, high}. The effect is the share of
+    the difference between clean and swapped runs: what patching brings, or what a cut leaves."""
     two = count_hops(model, tokenizer, name, n, seed, N=2, D=2, shots=4, shuffled=False)
     low, high = wilson(two, n)
     says = "a second hop" if low > 0.5 else "no second hop"
     print(f"D=2: {two} of {n} [{low:.2f}, {high:.2f}] are right, chance is 0.50: {says}")
+    rows = [dict(kind="two hops", where=says, effect=two / n, low=low, high=high)]
 
-    decoder, size = model.get_decoder(), model.get_decoder().layers[0].self_attn.head_dim
+    decoder = model.get_decoder()
     layers, mixers = decoder.layers, [layer.self_attn.o_proj for layer in decoder.layers]
-    above, rows = (
-        [*layers[1:], decoder.norm],
-        [dict(kind="two hops", effect=two / n, low=low, high=high)],
-    )
+    above = [*layers[1:], decoder.norm]  # what reads the output of a layer
     groups, base = make_groups(model, tokenizer, name, n, seed, [*above, *mixers])
+    sign, gains, alone = torch.full((GROUP, 1), QUERY), [0], {}
 
-    def add(kind, where, which, hooks):
-        values, zero = measure(model, groups, which, hooks), base[SWAPPED] * (which == SWAPPED)
-        values = (values - zero) / (base[CLEAN] - zero).mean()
+    def add(kind, where, hooks):
+        values = measure(model, groups, SWAPPED, hooks)
+        cuts = kind in ("query cut", "letter cut")  # these are made in both runs
+        values = measure(model, groups, CLEAN, hooks) - values if cuts else values - base[SWAPPED]
+        values = values / (base[CLEAN] - base[SWAPPED]).mean()
         low, high = bootstrap(values, torch.Generator().manual_seed(0))
         rows.append(dict(kind=kind, where=where, effect=values.mean().item(), low=low, high=high))
         return rows[-1]["effect"]
 
-    # by layer: what carries the answer, and which attention is needed in three layers around it
-    sign, gains = torch.full((GROUP, 1), QUERY), [0]
-    for i in progress("layer", range(len(layers))):
+    def cut_near(i, ends):
         near = layers[max(0, i - 1) : i + 2]
-        add("line", i, SWAPPED, lambda group, i=i: [patch(group, above[i], group.line)])
-        gains.append(add("query", i, SWAPPED, lambda group, i=i: [patch(group, above[i], sign)]))
-        add(
-            "fetch",
-            i,
-            CLEAN,
-            lambda group, near=near: [cut(layer, sign, group.line) for layer in near],
-        )
-        add(
-            "match",
-            i,
-            CLEAN,
-            lambda group, near=near: [
-                cut(layer, group.line[:, 1:], group.line[:, :1]) for layer in near
-            ],
-        )
+        return lambda group: [cut(layer, *ends(group.line)) for layer in near]
 
-    # each head of the layers in which the query gains at least a twentieth
     def patch_heads(heads):
+        size = layers[0].self_attn.head_dim
         parts = [(mixers[i], slice(head * size, head * size + size)) for i, head in heads]
         return lambda group: [patch(group, module, sign, part) for module, part in parts]
 
-    count = model.config.num_attention_heads
+    # by layer: what carries the answer, and which attention is needed in three layers around it
+    for i in progress("layer", range(len(layers))):
+        add("line", i, lambda group, i=i: [patch(group, above[i], group.line)])
+        gains.append(add("query", i, lambda group, i=i: [patch(group, above[i], sign)]))
+        add("query cut", i, cut_near(i, lambda line: (sign, line)))
+        add("letter cut", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1])))
+
+    # each head of the layers in which the query gains at least a twentieth
+    heads = range(model.config.num_attention_heads)
     heads = [
-        (i, head) for i in np.flatnonzero(np.diff(gains) > 0.05).tolist() for head in range(count)
+        (i, head) for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05 for head in heads
     ]
-    alone = {}
     for i, head in progress("head", heads):
-        alone[i, head] = add("head", f"L{i}H{head}", SWAPPED, patch_heads([(i, head)]))
+        alone[i, head] = add("head", f"L{i}H{head}", patch_heads([(i, head)]))
     best = sorted(alone, key=alone.get)[-TOP:]
 
     # together on a fresh seed, beside random heads of the same layers
     groups, base = make_groups(model, tokenizer, name, n, seed + 1, mixers)
-    add("together", " + ".join(f"L{i}H{head}" for i, head in best), SWAPPED, patch_heads(best))
-    rng = random.Random(seed)
+    rng, sets = random.Random(seed), [("together", sorted(best))]
     for _ in range(NULLS):
-        others = [rng.choice([h for h in alone if h[0] == i and h not in best]) for i, _ in best]
-        add(
-            "random", " + ".join(f"L{i}H{head}" for i, head in others), SWAPPED, patch_heads(others)
-        )
+        others = [[h for h in alone if h[0] == i and h not in best] for i, _ in best]
+        sets.append(("random", [rng.choice(heads) for heads in others]))
+    for kind, heads in sets:
+        add(kind, " + ".join(f"L{i}H{head}" for i, head in heads), patch_heads(heads))
     return rows
 
 
@@ -175,8 +164,8 @@ def draw_inside(rows, path):
     lines = {
         "line": (0, "the line that holds the answer"),
         "query": (0, "the query"),
-        "fetch": (1, "query \N{RIGHTWARDS ARROW} line"),
-        "match": (1, "rest of the line \N{RIGHTWARDS ARROW} its letter"),
+        "query cut": (1, "query \N{RIGHTWARDS ARROW} line"),
+        "letter cut": (1, "rest of the line \N{RIGHTWARDS ARROW} its letter"),
     }
     for color, (kind, (panel, label)) in enumerate(lines.items()):
         chosen = [row for row in rows if row["kind"] == kind]
@@ -184,13 +173,16 @@ def draw_inside(rows, path):
         mean, low, high = ([row[key] for row in chosen] for key in ("effect", "low", "high"))
         axes[panel].plot(x, mean, "o-", color=f"C{color}", label=label)
         axes[panel].fill_between(x, low, high, color=f"C{color}", alpha=0.2, lw=0)
-    for panel, title in zip(axes, ("Recovered by patching", "Left without attention"), strict=True):
+    for panel, title in zip(
+        axes, ("Share recovered by patching", "Share left without attention"), strict=True
+    ):
         panel.set_title(title, fontsize=15)
         panel.axhline(0, color="black", lw=0.8)
         panel.axhline(1, color="black", lw=0.8, ls="--")
         panel.legend(fontsize=12)
         panel.tick_params(labelsize=13)
     axes[1].set_xlabel("layer", fontsize=14)
+    axes[1].set_xticks(range(0, len(x), 2))
     save_figure(figure, path)
     print(path)
 
