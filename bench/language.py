@@ -191,6 +191,15 @@ def hops_table():
     return markdown(head, *lines)
 
 
+def count_above_chance(model, beyond):
+    """Return in how many cells with several chains the model is above chance, "7 of 8": those with
+    one hop, or those beyond one."""
+    rows = read_json(FOLDER / f"hops_{model}.jsonl", lines=True)
+    rows = [row for row in rows if row["N"] > 1 and (row["D"] > 1) == beyond]
+    above = [wilson(row["correct"], row["n"])[0] > 1 / row["N"] for row in rows]
+    return f"{sum(above)} of {len(above)}"
+
+
 def hop_rows(kind):
     rows = read_json(FOLDER / "hop_gemma-3-270m.jsonl", lines=True)
     return [row for row in rows if row["kind"] == kind]
