@@ -43,10 +43,13 @@ def make_groups(model, tokenizer, name, n, seed, modules):
     rng, groups = random.Random(f"{seed} hop"), []
     for _ in range(0, n, GROUP):
         questions, cache = draw(model, tokenizer, rng, name, 4, 2, 1)
-        ids = torch.tensor([tokens(tokenizer, text) for text, _, _ in questions])
+
+        # each two lines are asked for both, so that a preference for the first or last cancels
+        words = [text.split() for text, _, _ in questions[: GROUP // 2]]
+        texts = [" ".join([*word[:6], word[k], word[7]]) for k in (0, 3) for word in words]
+        ids = torch.tensor([tokens(tokenizer, text) for text in texts])
         swapped = ids[:, [0, 1, 6, 3, 4, 5, 2, 7, 8, 9]]
-        answers = torch.tensor([tokens(tokenizer, answer) for _, answer, _ in questions])
-        start = 4 * (ids[:, 2:3] != answers)
+        start = torch.tensor([0, 4]).repeat_interleave(GROUP // 2)[:, None]
         line, colours = start + torch.arange(4), ids.gather(1, torch.cat([start + 2, 6 - start], 1))
         groups.append(Group(cache, {CLEAN: ids, SWAPPED: swapped}, line, colours, {}))
         measure(model, groups[-1:], CLEAN, lambda group: [keep(group, m) for m in modules])
@@ -54,14 +57,16 @@ def make_groups(model, tokenizer, name, n, seed, modules):
 
 
 def measure(model, groups, which, hooks=lambda group: ()):
-    """Return the logit of the answer minus that of the other colour (n,), with hooks(group)."""
+    """Return the logit of the answer minus that of the other colour, with hooks(group): (n / 2,),
+    the mean over the two questions on the same lines."""
     values = []
     for group in groups:
         with ExitStack() as stack:
             for hook in hooks(group):
                 stack.enter_context(hook)  # it is removed at the end of the block
             logits = last_logits(model, group.ids[which], group.cache)
-        values.append(logits.gather(1, group.colours) @ torch.tensor([1.0, -1.0]))
+        logits = logits.gather(1, group.colours) @ torch.tensor([1.0, -1.0])
+        values.append(logits.view(2, -1).mean(0))
     return torch.cat(values)
 
 
