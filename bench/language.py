@@ -213,13 +213,21 @@ def effect(row):
 
 
 def hop_table():
-    """Return the effect of a few heads, each alone and together, and of random heads."""
+    """Return what patching brings to the query, what the worst cuts leave, and what a few heads
+    carry, each alone and together, beside random heads."""
+    lines = []
+    for row in hop_rows("query")[10:13]:
+        lines.append((f"the query, patched after layer {row['where']}", effect(row)))
+    for kind, text in ("letter cut", "line -> its letter"), ("query cut", "query -> line"):
+        row = min(hop_rows(kind), key=lambda row: row["effect"])
+        near = f"{row['where'] - 1} to {row['where'] + 1}"
+        lines.append((f"{text}, cut in layers {near}, the worst", effect(row)))
     heads = sorted(hop_rows("head"), key=lambda row: -row["effect"])[:3]
-    lines = [(f"{row['where']} alone", effect(row)) for row in heads]
-    lines += [(f"{row['where']} on a fresh seed", effect(row)) for row in hop_rows("together")]
+    lines += [(f"{row['where']} at the query, patched alone", effect(row)) for row in heads]
+    lines += [(f"{row['where']}, on a fresh seed", effect(row)) for row in hop_rows("together")]
     null = [row["effect"] for row in hop_rows("random")]
-    text = f"{len(null)} random sets of other heads of these layers"
-    return markdown(["", "recovered"], *lines, (text, f"{min(null):.2f} to {max(null):.2f}"))
+    text = f"{len(null)} random sets of other heads of these layers, on the fresh seed"
+    return markdown(["", "share"], *lines, (text, f"{min(null):.2f} to {max(null):.2f}"))
 
 
 def run(name, description, measurements):
