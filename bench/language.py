@@ -226,7 +226,7 @@ def hop_table():
     lines += [(f"{row['where']} at the query, patched alone", effect(row)) for row in heads]
     lines += [(f"{row['where']}, on a fresh seed", effect(row)) for row in hop_rows("together")]
     null = [row["effect"] for row in hop_rows("random")]
-    text = f"{len(null)} random sets of other heads of these layers, on the fresh seed"
+    text = f"{len(null)} random draws of other heads of these layers, on the fresh seed"
     return markdown(["", "share"], *lines, (text, f"{min(null):.2f} to {max(null):.2f}"))
 
 
