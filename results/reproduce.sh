@@ -264,3 +264,11 @@ RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
 python -m pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
+
+# two small language models; the packages, and how to serve them for answers.jsonl, are in llm/README.md
+for model in SmolLM2-135M-Instruct gemma-3-270m; do
+  python -m bench.language choices --n 40 --model "$model" --out "$folder/llm"
+  python -m bench.language hops --model "$model" --seed 1 --out "$folder/llm"
+done
+python -m llm.inside --n 60 --out "$folder/llm"
+python -m llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"
