@@ -447,16 +447,20 @@ def draw_growth(rows, path):
                 below.plot(steps, np.maximum(row["excess"], FLOOR), **style)
             label = f"first $W_Q$, $W_K$ of std {std}: {len(group)} seeds"
             above.plot([], [], color=color, label=label)
-        above.axhline(0.75, color="gray", ls=":", lw=0.9)
+        label = "0.75: average of the candidates; 0.1: end of growth"
+        above.axhline(0.75, color="gray", ls=":", lw=0.9, label=label)
         below.axhline(LEVEL, color="gray", ls=":", lw=0.9)
         above.set_title(setting, fontsize="medium")
         below.set(yscale="log", xlabel="training step")
     axes[0, 0].set(ylabel="MSE of $x_1$", ylim=(0, 1.1))
     axes[1, 0].set_ylabel("attention to own 1b\nminus to others'")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.suptitle(
-        "While the loss of $x_1$ lies flat (above), the attention that it needs grows (below)"
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
     )
+    title = (
+        "While the loss of $x_1$ hardly falls (above), the attention that it needs grows (below)"
+    )
+    figure.suptitle(title)
     config.save_figure(figure, path)
 
 
