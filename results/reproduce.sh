@@ -128,7 +128,7 @@ for seed in {0..3}; do
   echo "2 loss runs/curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
   echo "3 loss runs/curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
 done | make_runs
-for seed in {4..6}; do
+for seed in {4..7}; do
   for targets in "1 2 3" "1 3"; do
     more="--targets $targets --dtype float32 --seed $seed"
     echo "6 loss runs/curriculum/D3_targets${targets// /-}_s$seed $small $more"
