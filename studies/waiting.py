@@ -5,8 +5,9 @@
 
 The excess of a path is how much more its source attends to the target of its own chain than to the
 targets of other chains. The plateau of x_1 lasts until a third of its loss there is gone. It is cut
-into a delay, until the excess of q -> 1b can be told from zero; growth, until it is 0.1; and a
-rest. growth.jsonl holds a row for each run, with a number for every tenth step:
+into a delay, in which the log of the excess of q -> 1b is flat; growth, in which it is straight,
+until the excess is 0.1; and a rest. growth.jsonl holds a row for each run, with a number for every
+tenth step:
 
     loss: of x_1 on 256 held-out sequences, on which everything else is measured too
     excess, low: of q -> 1b in the head where it is largest at the end, and the lower end of its 95%
@@ -15,6 +16,7 @@ rest. growth.jsonl holds a row for each run, with a number for every tenth step:
     held: R2 with which 1b holds x_0, read linearly before the layer of that head
     average: how much of the average of the candidates the prediction holds; 1 is all of it
     on_1b, on_2a: the attention of a query to all 1b, or all 2a, in the head that gives them most
+        (not in the oldest rows)
     gradient_qk, gradient_v: the norm of the gradient of the weights of that head
 """
 
@@ -511,6 +513,9 @@ def main():
         p.add_argument("--run", type=Path, help="draw the paths of this run, which has checkpoints")
         p.add_argument("--out", type=Path, default=Path("out"), help="for figures (default: out)")
         args = p.parse_args()
+        if args.run and not (config.checkpoints_of(args.run) and read_report(args.run)):
+            needs = "needs checkpoints and a circuit: --save-every 10, then ablate.py"
+            raise UserError(f"--run {args.run} {needs}")
         if args.seeds:
             grow(args.folder, args.seeds)
         rows = load_rows(args.folder)
