@@ -124,6 +124,19 @@ def training_step(model, flags):
     return step
 
 
+def take_turns(steps, flags):
+    """Return {key: the median seconds} and {key: [loss, ...]} of steps, {key: batch -> loss}."""
+    seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
+    for number in range(WARMUP + ROUNDS):
+        index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
+        batch = config.sequences(flags, index)
+        for key, step in steps.items():
+            began = time.perf_counter()
+            losses[key].append(step(batch))
+            seconds[key].append(time.perf_counter() - began)
+    return {key: statistics.median(seconds[key][WARMUP:]) for key in steps}, losses
+
+
 def measure(flags):
     """Rows of JSON, one for each dtype and model; "ours_faster_by" is the time of the model's step
     divided by the time of our step in the same dtype."""
@@ -133,18 +146,8 @@ def measure(flags):
         models[dtype, name] = MODELS[name](flags).to(flags.device)
         steps[dtype, name] = training_step(models[dtype, name], flags.replace(dtype=dtype))
 
-    # the models take turns
-    seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
-    for number in range(WARMUP + ROUNDS):
-        index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
-        batch = config.sequences(flags, index)
-        for key, step in steps.items():
-            began = time.perf_counter()
-            losses[key].append(step(batch))
-            seconds[key].append(time.perf_counter() - began)
-
     # one row for each model
-    medians = {key: statistics.median(seconds[key][WARMUP:]) for key in steps}
+    medians, losses = take_turns(steps, flags)
     rows = []
     for (dtype, name), median in medians.items():
         row = dict(model=name, setting=dtype)
@@ -163,13 +166,7 @@ def first_experience(flags):
     step = training_step(MODELS[GPT2](flags).to(flags.device), flags)
 
     def step_seconds():
-        seconds = []
-        for number in range(WARMUP + ROUNDS):
-            index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
-            batch, began = config.sequences(flags, index), time.perf_counter()
-            step(batch)
-            seconds.append(time.perf_counter() - began)
-        return statistics.median(seconds[WARMUP:])
+        return take_turns({GPT2: step}, flags)[0][GPT2]
 
     rows, before = [], step_seconds()
     with tempfile.TemporaryDirectory() as folder:

@@ -28,17 +28,17 @@ def places_of(task):
 
 
 def preference(patterns, source, target, task, positions):
-    """Return (heads,), how much more a source attends to the target in its own chain than to that
-    in other chains, in the mean over sequences; patterns (heads, B, T, T)."""
+    """Return (heads, B), how much more a source attends to the target in its own chain than to that
+    in other chains, in the mean over chains; patterns (heads, B, T, T)."""
     sequence = torch.arange(len(positions))[:, None]
     (reading, exists), (read, exists_too) = (
         place.tokens(task, positions) for place in (source, target)
     )
     rows = patterns[:, sequence, reading] * exists[..., None]  # (heads, B, N, T)
     index = read[:, None].expand(len(patterns), -1, task.N, -1)
-    given = (rows.gather(3, index) * exists_too[:, None]).mean(1)  # (heads, N source, N target)
-    same = given.diagonal(dim1=1, dim2=2).sum(1)
-    others = (given.sum((1, 2)) - same) / max(1, task.N - 1)
+    given = rows.gather(3, index) * exists_too[:, None]  # (heads, B, N source, N target)
+    same = given.diagonal(dim1=2, dim2=3).sum(2)
+    others = (given.sum((2, 3)) - same) / max(1, task.N - 1)
     return (same - others) / task.N
 
 
@@ -51,7 +51,7 @@ def attended(patched):
     sources = [place for place in places if not place.offset]
     for source in sources:  # grows while intermediate tokens are found
         for target in places:
-            surplus = preference(patterns, source, target, task, positions)
+            surplus = preference(patterns, source, target, task, positions).mean(1)
             for number in (surplus >= ATTENDED / task.N).nonzero().flatten().tolist():
                 if source != target:
                     paths.add(Path(*patched.heads[number], source, target))

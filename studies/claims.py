@@ -3,6 +3,7 @@
 python -m studies.claims    # prints the table
 """
 
+import itertools
 import math
 
 from parts import circuit
@@ -10,7 +11,6 @@ from parts.theory import least_layers
 
 import sweep
 from bench import language
-from bench.language import MODELS
 from studies import circuits, committed, curriculum, depth, load_row, load_rows, markdown, order
 
 
@@ -75,9 +75,10 @@ def depth_claims():
     known = [[depth.learned(row, k) for k in range(1, row["D"] + 1)] for row in figure_4]
     later = [sorted(row)[::-1] == row for row in known if any(row)]
     fewer = ", with 1500 steps, not 10,000"
-    hops = [[language.count_above_chance(model, more) for model in MODELS] for more in (0, 1)]
+    cells = itertools.product((False, True), language.MODELS)
+    hops = [language.count_above_chance(model, beyond) for beyond, model in cells]
     small = "two small models: one step above chance in {} and {} settings, more in {} and {}"
-    small = small.format(*hops[0], *hops[1])
+    small = small.format(*hops)
     return [
         claim("depth", "x_D needs log3(2D) layers or more", bound),
         claim("depth", "in practice more; our law is floor(log2 D) + 2", law, limit),

@@ -31,8 +31,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from parts import UserError, circuit, command_line, config, program, theory
+from parts import UserError, command_line, config, program, theory
 from parts.circuit import PatchedModel, Place, frozen_heads, path_name, paths_in, read_report
+from parts.search import preference
 from parts.stats import bootstrap
 
 import numpy as np
@@ -115,16 +116,6 @@ TASKS |= dict(first_step_first=first_step_first, padded=padded)
 # ---- measuring
 
 
-def excess_on(pattern, path, task, positions):
-    """Return (B,), the excess of a path in one head's pattern (B, T, T), its mean over chains."""
-    source, target, exist = path.tokens(task, positions)
-    sequence = torch.arange(len(positions))[:, None, None]
-    attention = pattern[sequence, source[:, :, None], target[:, None]]  # (B, N, N)
-    attention = attention * (exist[:, :, None] & exist[:, None])
-    matching = attention.diagonal(dim1=1, dim2=2)
-    return (matching - (attention.sum(2) - matching) / (task.N - 1)).mean(1)
-
-
 def linear_r2(x, y):
     """Return R2, on the second half of the rows, of the linear map from x (n, width) to y (n, K)
     that fits the first half best."""
@@ -147,11 +138,9 @@ def measure_weights(model, flags, batch):
 
     # the excess of both paths in every head
     q, a, b = (Place(task.names.index(name)) for name in ("q", "1a", "1b"))
-    excesses = []
-    for source, target in (q, b), (b, a):
-        path = circuit.Path(0, 0, source, target)
-        per_head = [p[:, i] for p in patterns for i in range(flags.heads)]
-        excesses.append(torch.stack([excess_on(p, path, task, positions) for p in per_head]))
+    of_heads = torch.cat([pattern.transpose(0, 1) for pattern in patterns]).detach()
+    excess = preference(of_heads, q, b, task, positions)  # (heads of all layers, B)
+    previous = preference(of_heads, b, a, task, positions)
 
     # how much of its attention a query gives to all tokens of a role, in the head that gives most
     mass = {name: 0 for name in ("1b", "2a")}
@@ -175,8 +164,8 @@ def measure_weights(model, flags, batch):
     squares = torch.stack(gradients).square().sum((-2, -1))  # (layers, 3, heads)
     return dict(
         loss=loss.item(),
-        excess=excesses[0].detach(),  # (heads of all layers, B)
-        previous=excesses[1].detach().mean(1).max().item(),
+        excess=excess,
+        previous=previous.mean(1).max().item(),
         held=[linear_r2(stream, x_0) for stream in of_1b],
         average=share.item(),
         on_1b=mass["1b"],
@@ -188,11 +177,8 @@ def measure_weights(model, flags, batch):
 
 def measure(flags):
     """Return the row of growth.jsonl of a run with checkpoints."""
-    batch, files = (
-        config.sequences(flags, held_out("emergence", 256)),
-        config.checkpoints_of(flags.out),
-    )
-    measured = []
+    batch, measured = config.sequences(flags, held_out("emergence", 256)), []
+    files = config.checkpoints_of(flags.out)
     for file in files:
         model = config.load(flags.out, f"ckpt/{file.name}")[0]
         measured.append(measure_weights(model, flags, batch))
@@ -201,15 +187,12 @@ def measure(flags):
     log = config.read_log(flags.out)
     row = dict(head=f"L{layer}H{head % flags.heads}", plateau=config.crossings(log, flags)["x_1"])
     row["steps"] = [int(file.stem) for file in files]
-    curves = dict(
-        loss=[m["loss"] for m in measured],
+    whole = "loss", "previous", "average", "on_1b", "on_2a"
+    curves = {name: [m[name] for m in measured] for name in whole}
+    curves |= dict(
         excess=[m["excess"][head].mean().item() for m in measured],
         low=[bootstrap(m["excess"][head], generator, 200)[0] for m in measured],
-        previous=[m["previous"] for m in measured],
         held=[m["held"][layer] for m in measured],
-        average=[m["average"] for m in measured],
-        on_1b=[m["on_1b"] for m in measured],
-        on_2a=[m["on_2a"] for m in measured],
         gradient_qk=[m["gradient_qk"][head].item() for m in measured],
         gradient_v=[m["gradient_v"][head].item() for m in measured],
     )
@@ -217,6 +200,11 @@ def measure(flags):
 
 
 # ---- training
+
+
+def start_of(folder, point, seed):
+    """Return the run that a transplant starts from."""
+    return folder / "starts" / f"{point}_s{seed}".replace(" ", "_")
 
 
 def write_transplants(flags, folder):
@@ -229,7 +217,7 @@ def write_transplants(flags, folder):
             if ".qkv." in name:
                 scores = 2 * len(mixed[name]) // 3
                 mixed[name][:scores] = donor[name][:scores]
-        run = folder / "starts" / f"{point}_s{flags.seed}".replace(" ", "_")
+        run = start_of(folder, point, flags.seed)
         run.mkdir(parents=True, exist_ok=True)
         shutil.copy(flags.out / "config.json", run)
         config.write_tensors(run / "model.pt", mixed)
@@ -246,8 +234,8 @@ def grid(folder, seeds):
             flags = f"{SMALL} {SETTINGS[setting]} {AT_MAIN_SIZE} {text}"
             texts[point, setting, seed] = f"{flags} --seed {seed}"
         for point in TRANSPLANTS:
-            start = folder / "starts" / f"{point}_s{seed}".replace(" ", "_")
-            flags = f"{SMALL} {SETTINGS[setting]} --init {shlex.quote(str(start))}"
+            start = shlex.quote(str(start_of(folder, point, seed)))
+            flags = f"{SMALL} {SETTINGS[setting]} --init {start}"
             texts[point, setting, seed] = f"{flags} --seed {seed}"
     return texts
 
@@ -400,11 +388,13 @@ def moments_table(rows, point="base"):
     }
     lines = []
     for setting in SETTINGS:
-        group = [row for row in select(rows, point, setting) if terms(row)]
+        fits = [(row, terms(row)) for row in select(rows, point, setting)]
+        fits = [(row, fit) for row, fit in fits if fit]
+        group = [row for row, _ in fits]
         steps = {
             "step 10": [10 for _ in group],
-            "the knee": [terms(row)["delay"] or 10 for row in group],
-            "the end of growth": [row["plateau"] - terms(row)["rest"] for row in group],
+            "the knee": [fit["delay"] or 10 for _, fit in fits],
+            "the end of growth": [row["plateau"] - fit["rest"] for row, fit in fits],
         }
         for moment, at in steps.items() if group else ():
             line = [setting, moment, f"{statistics.median(at):.0f}"]
@@ -479,9 +469,10 @@ def draw_paths(run, path):
     for file in config.progress(f"{run}: checkpoint", files):
         patched = PatchedModel(config.load(run, f"ckpt/{file.name}")[0], flags, batch)
         losses.append(patched.baseline.mean(0).tolist())
+        attention = patched.attention()
         for p, curve in excesses.items():
-            pattern = patched.attention()[p[:2]]
-            curve.append(excess_on(pattern, p, task, batch.positions).mean().item())
+            excess = preference(attention[p[:2]][None], *p[2:], task, batch.positions)
+            curve.append(excess.mean().item())
 
     # draw
     size = dict(figsize=(7, 7.5), sharex=True, layout="constrained")

@@ -144,7 +144,11 @@ def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
     heights = [label.get_text() for label in axes.get_yticklabels()]
     assert heights == ["input", "after L1", "after L5"]
     text = figure.get_suptitle() + axes.get_title()
-    assert "seed 0, step 40" in text and "not validated" in text and "0.500" in text
+    assert (
+        "2 layers x 1 head, D=2, seed 0, step 40" in text
+        and "not validated" in text
+        and "0.500" in text
+    )
 
 
 def test_a_path_that_was_not_measured_is_not_said_to_emerge_never(whole):

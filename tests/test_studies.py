@@ -5,8 +5,7 @@ import math
 import shutil
 from types import SimpleNamespace
 
-from parts import config
-from parts.circuit import Path, Place
+from parts import config, theory
 from parts.config import SETTINGS
 
 import pytest
@@ -282,23 +281,22 @@ def test_runs_are_counted_beside_the_depth_law(tmp_path, figures):
 
 def test_the_other_tasks_of_the_waiting_study():
     """Read from step 1 on; and after pairs that hold no symbol of a chain. Roles: q to 2b."""
+    assert [role.block for role in chain(4, 2).roles] == [2, 1, 1, 0, 0]
     assert [role.block for role in waiting.first_step_first(4, 2).roles] == [2, 0, 0, 1, 1]
     task = waiting.padded(4, 1)
     assert [role.symbol for role in task.roles] == [0, 0, 1, -1, -1, -1, -1, -1, -1]
     assert task.T == 36 and task.plateaus == chain(4, 1).plateaus
 
 
-def test_the_excess_of_a_path_is_its_attention_above_that_to_other_chains():
-    flags = train.parse_flags(["--D", "1"])
-    batch = config.sequences(flags, torch.arange(3))
-    pattern = torch.rand(3, flags.problem.T, flags.problem.T)
-    path, q, b = Path(0, 0, Place(0), Place(2)), batch.positions[:, :, 0], batch.positions[:, :, 2]
-    for excess, p, qs, bs in zip(
-        waiting.excess_on(pattern, path, flags.problem, batch.positions), pattern, q, b, strict=True
-    ):
-        read = p[qs][:, bs]
-        same = read.trace() / 4
-        assert torch.isclose(excess, same - (read.sum() - 4 * same) / 12)
+def test_the_previous_token_head_is_frozen_alone():
+    names = chain(4, 3).names
+
+    def frozen(circuit):
+        flags = train.parse_flags(f"--layers 4 --circuit {circuit}".split())
+        paths = theory.frozen_paths(flags)
+        return {(path.layer, *(names[place.role] for place in path[2:])) for path in paths}
+
+    assert frozen("previous") == {(0, f"{k}b", f"{k}a") for k in (1, 2, 3)} < frozen("minimal")
 
 
 def test_the_terms_of_a_planted_plateau_and_its_forecast():
