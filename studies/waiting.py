@@ -10,9 +10,7 @@ until the excess is 0.1; and a rest. growth.jsonl holds a row for each run, with
 tenth step:
 
     loss: of x_1 on 256 held-out sequences, on which everything else is measured too
-    excess, low: of q -> 1b in the head where it is largest at the end, and the lower end of its 95%
-        interval over sequences
-    previous: the excess of 1b -> 1a in the head where it is largest at that step
+    excess: of q -> 1b in the head where it is largest at the end, the mean over sequences
     held: R2 with which 1b holds x_0, read linearly before the layer of that head
     average: how much of the average of the candidates the prediction holds; 1 is all of it
     on_1b, on_2a: the attention of a query to all 1b, or all 2a, in the head that gives them most
@@ -34,7 +32,6 @@ from pathlib import Path
 from parts import UserError, command_line, config, program, theory
 from parts.circuit import PatchedModel, Place, frozen_heads, path_name, paths_in, read_report
 from parts.search import preference
-from parts.stats import bootstrap
 
 import numpy as np
 import torch
@@ -127,7 +124,7 @@ def linear_r2(x, y):
 
 def measure_weights(model, flags, batch):
     """Return what a row holds of one step, as {name: a number, or a tensor with one for each
-    head or each layer}; excess has them for each head and sequence."""
+    head or each layer}."""
     task, positions, streams = flags.problem, batch.positions, []
     for block in model.blocks:
         block.register_forward_pre_hook(lambda _, arguments: streams.append(arguments[0].detach()))
@@ -136,11 +133,10 @@ def measure_weights(model, flags, batch):
     loss = partial_losses(predictions, batch.targets, flags.K).mean()
     loss.backward()
 
-    # the excess of both paths in every head
-    q, a, b = (Place(task.names.index(name)) for name in ("q", "1a", "1b"))
+    # the excess of q -> 1b in every head
+    q, b = (Place(task.names.index(name)) for name in ("q", "1b"))
     of_heads = torch.cat([pattern.transpose(0, 1) for pattern in patterns]).detach()
-    excess = preference(of_heads, q, b, task, positions)  # (heads of all layers, B)
-    previous = preference(of_heads, b, a, task, positions)
+    excess = preference(of_heads, q, b, task, positions).mean(1)  # (heads of all layers,)
 
     # how much of its attention a query gives to all tokens of a role, in the head that gives most
     mass = {name: 0 for name in ("1b", "2a")}
@@ -165,7 +161,6 @@ def measure_weights(model, flags, batch):
     return dict(
         loss=loss.item(),
         excess=excess,
-        previous=previous.mean(1).max().item(),
         held=[linear_r2(stream, x_0) for stream in of_1b],
         average=share.item(),
         on_1b=mass["1b"],
@@ -182,21 +177,17 @@ def measure(flags):
     for file in files:
         model = config.load(flags.out, f"ckpt/{file.name}")[0]
         measured.append(measure_weights(model, flags, batch))
-    head = measured[-1]["excess"].mean(1).argmax().item()
-    layer, generator = head // flags.heads, torch.Generator().manual_seed(0)
-    log = config.read_log(flags.out)
+    head = measured[-1]["excess"].argmax().item()
+    layer, log = head // flags.heads, config.read_log(flags.out)
     row = dict(head=f"L{layer}H{head % flags.heads}", plateau=config.crossings(log, flags)["x_1"])
     row["steps"] = [int(file.stem) for file in files]
-    whole = "loss", "previous", "average", "on_1b", "on_2a"
-    curves = {name: [m[name] for m in measured] for name in whole}
-    curves |= dict(
-        excess=[m["excess"][head].mean().item() for m in measured],
-        low=[bootstrap(m["excess"][head], generator, 200)[0] for m in measured],
-        held=[m["held"][layer] for m in measured],
-        gradient_qk=[m["gradient_qk"][head].item() for m in measured],
-        gradient_v=[m["gradient_v"][head].item() for m in measured],
-    )
-    return row | {name: [float(f"{x:.3g}") for x in curve] for name, curve in curves.items()}
+
+    # of what each head or layer has, keep that of this head
+    index = dict(held=layer, excess=head, gradient_qk=head, gradient_v=head)
+    for name in measured[0]:
+        curve = [m[name][index[name]] if name in index else m[name] for m in measured]
+        row[name] = [float(f"{x:.3g}") for x in curve]
+    return row
 
 
 # ---- training
@@ -291,8 +282,8 @@ def terms(row):
     nothing can be fitted.
 
     delay, first, doubling: steps, an excess, steps, from the fit with a knee; rest: steps from
-    LEVEL to the end of the plateau; seen: the step from which on the 95% interval is above zero;
-    r2, r2_power: of this fit, which has three numbers, and of a power law of the step, with two"""
+    LEVEL to the end of the plateau; r2, r2_power: of this fit, which has three numbers, and of a
+    power law of the step, with two"""
     excess, steps = np.array(row["excess"]), np.array(row["steps"], float)
     last = int(np.argmax(excess >= LEVEL))  # 0 if it never is
     if last < 6:
@@ -301,13 +292,11 @@ def terms(row):
     knee, intercept, slope, error = knee_fit(steps, excess)
     logs = np.log(np.maximum(excess, FLOOR))
     total = ((logs - logs.mean()) ** 2).sum()
-    hidden = [step for step, low in zip(row["steps"][:last], row["low"], strict=False) if low <= 0]
     return dict(
         delay=knee if knee > steps[0] else 0,
         first=math.exp(intercept),
         doubling=math.log(2) / slope,
         rest=math.inf if row["plateau"] is None else row["plateau"] - steps[-1],
-        seen=max(hidden, default=-10) + 10,
         r2=1 - error / total,
         r2_power=1 - straight_line(np.log(steps), logs)[1] / total,
     )
