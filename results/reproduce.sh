@@ -232,7 +232,7 @@ chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --scre
 [ "${2:-}" = --all ] || exit 0
 
 # transformer D and the paper's literal settings (cleaning.md), then Figure 4 with eight seeds and the paper's own sweep. In
-# results/ D was stopped at step 1600, and the literal runs with an aid early
+# results/ the literal runs with an aid were stopped early
 of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
