@@ -3,12 +3,14 @@
     python -m studies.circuits results/[ABCD] results/runs/rope/*
 
 Runs without a circuit.json are left out. Of runs whose weights are there and whose circuit is not
-faithful, free_heads.jsonl tells which head would have to read more.
+faithful, free_heads.jsonl tells which head would have to read more, and where.
 """
 
 from parts import config
 from parts.circuit import PatchedModel, by_head, paths_in, read_report
 from parts.theory import least_layers
+
+import torch
 
 from data import held_out
 from studies import command, config_of, group_by_config, markdown, name_of, share
@@ -113,19 +115,33 @@ def counts_table(folders):
 
 def free_heads(run, n=256):
     """Return the highest loss of a symbol in the circuit of a run, and {head: the same if that head
-    reads all that it reads in the full model}, on n sequences."""
+    reads all that it reads in the full model}, on n sequences. For the best of these heads, also
+    the loss if it does so at the queries alone, and how much each query attends to other queries
+    there."""
     model, flags = config.load(run)
     paths = by_head(paths_in(read_report(run), flags.problem))
     patched = PatchedModel(model, flags, config.sequences(flags, held_out("validate", n)))
-    ablated, losses = (
-        {head: patched.ablate(head, paths.get(head, ())) for head in patched.heads},
-        {},
+    ablated = {head: patched.ablate(head, paths.get(head, ())) for head in patched.heads}
+
+    def worst(changed=None):
+        return patched.losses(ablated | (changed or {})).mean(0).max().item()
+
+    losses = {head: worst({head: torch.matmul}) for head in patched.heads}
+    best = min(losses, key=losses.get)
+
+    def at_queries(pattern, values):
+        earlier = ablated[best](pattern, values)[:, : -flags.N]
+        return torch.cat([earlier, pattern[:, -flags.N :] @ values], 1)
+
+    among = patched.attention()[best][:, -flags.N :, -flags.N :]  # the queries are the last tokens
+    return dict(
+        run=name_of(run),
+        sequences=n,
+        circuit=worst(),
+        free={"L{}H{}".format(*head): loss for head, loss in losses.items()},
+        at_queries=worst({best: at_queries}),
+        other_queries=(among.sum() - among.diagonal(dim1=1, dim2=2).sum()).item() / (n * flags.N),
     )
-    for head in patched.heads:
-        others = {other: ablated[other] for other in patched.heads if other != head}
-        losses["L{}H{}".format(*head)] = patched.losses(others).mean(0).max().item()
-    worst = patched.losses(ablated).mean(0).max().item()
-    return dict(run=name_of(run), sequences=n, circuit=worst, free=losses)
 
 
 def draw(folders, out):

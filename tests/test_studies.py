@@ -14,7 +14,7 @@ import torch
 import studies
 import train
 from data import chain, held_out
-from studies import cleaning, curriculum, depth, order, waiting
+from studies import circuits, cleaning, curriculum, depth, order, waiting
 from tests.common import HERE, assert_refused, contents, run_main
 
 
@@ -274,6 +274,26 @@ def test_runs_are_counted_beside_the_depth_law(tmp_path, figures):
     ]
     frozen = [dict(row, circuit="minimal") for row in rows]
     assert depth.count_exact(rows + frozen, True) == "4 of 9"  # seed 0 alone, and x_1 of seed 2
+
+
+# ---- circuits
+
+
+def test_in_one_layer_a_free_head_is_the_full_model_and_only_queries_count(tmp_path):
+    run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)
+    model = config.untrained(config.read_flags(run))
+    config.write_tensors(run / "model.pt", model.state_dict())
+    (run / "circuit.json").write_text('{"paths": []}')
+    row, (model, flags) = circuits.free_heads(run), config.load(run)
+    full = max(train.evaluate(model, flags, "validate", 256))
+    assert row["at_queries"] == pytest.approx(row["free"]["L0H0"]) == pytest.approx(full)
+    assert row["circuit"] != pytest.approx(full)
+
+    # the four queries are the tokens 24 to 27
+    batch = config.sequences(flags, held_out("validate", 256))
+    pattern = model(batch.inputs, return_patterns=True)[1][0][:, 0].mean(0)
+    pairs = [(i, j) for i in range(24, 28) for j in range(24, 28) if i != j]
+    assert row["other_queries"] == pytest.approx(sum(pattern[pair] for pair in pairs).item() / 4)
 
 
 # ---- waiting
