@@ -281,19 +281,21 @@ def test_runs_are_counted_beside_the_depth_law(tmp_path, figures):
 
 def test_in_one_layer_a_free_head_is_the_full_model_and_only_queries_count(tmp_path):
     run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)
+    torch.manual_seed(0)
     model = config.untrained(config.read_flags(run))
     config.write_tensors(run / "model.pt", model.state_dict())
     (run / "circuit.json").write_text('{"paths": []}')
     row, (model, flags) = circuits.free_heads(run), config.load(run)
     full = max(train.evaluate(model, flags, "validate", 256))
-    assert row["at_queries"] == pytest.approx(row["free"]["L0H0"]) == pytest.approx(full)
-    assert row["circuit"] != pytest.approx(full)
+    assert row["at_queries"] == pytest.approx(full, 1e-4)
+    assert row["free"]["L0H0"] == pytest.approx(full, 1e-4) != row["circuit"]
 
     # the four queries are the tokens 24 to 27
     batch = config.sequences(flags, held_out("validate", 256))
     pattern = model(batch.inputs, return_patterns=True)[1][0][:, 0].mean(0)
     pairs = [(i, j) for i in range(24, 28) for j in range(24, 28) if i != j]
-    assert row["other_queries"] == pytest.approx(sum(pattern[pair] for pair in pairs).item() / 4)
+    expected = sum(pattern[pair] for pair in pairs).item() / 4
+    assert row["other_queries"] == pytest.approx(expected, 1e-4)
 
 
 # ---- waiting
