@@ -283,6 +283,7 @@ def test_in_one_layer_a_free_head_is_the_full_model_and_only_queries_count(tmp_p
     run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)
     torch.manual_seed(0)
     model = config.untrained(config.read_flags(run))
+    model.blocks[0].out.weight.data *= 50  # so that it matters what the head reads
     config.write_tensors(run / "model.pt", model.state_dict())
     (run / "circuit.json").write_text('{"paths": []}')
     row, (model, flags) = circuits.free_heads(run), config.load(run)
