@@ -123,8 +123,8 @@ def free_heads(run, n=256):
     patched = PatchedModel(model, flags, config.sequences(flags, held_out("validate", n)))
     ablated = {head: patched.ablate(head, paths.get(head, ())) for head in patched.heads}
 
-    def worst(changed=None):
-        return patched.losses(ablated | (changed or {})).mean(0).max().item()
+    def worst(changed):
+        return patched.losses(ablated | changed).mean(0).max().item()
 
     losses = {head: worst({head: torch.matmul}) for head in patched.heads}
     best = min(losses, key=losses.get)
@@ -137,7 +137,7 @@ def free_heads(run, n=256):
     return dict(
         run=name_of(run),
         sequences=n,
-        circuit=worst(),
+        circuit=worst({}),
         free={"L{}H{}".format(*head): loss for head, loss in losses.items()},
         at_queries=worst({best: at_queries}),
         other_queries=(among.sum() - among.diagonal(dim1=1, dim2=2).sum()).item() / (n * flags.N),
