@@ -13,8 +13,8 @@ tenth step:
     excess: of q -> 1b in the head where it is largest at the end, the mean over sequences
     held: R2 with which 1b holds x_0, read linearly before the layer of that head
     average: how much of the average of the candidates the prediction holds; 1 is all of it
-    on_1b, on_2a: the attention of a query to all 1b, or all 2a, in the head that gives them most
-        (not in the oldest rows)
+    on_2a: the attention of a query to all 2a, in the head that gives them most (not in the oldest
+        rows)
     gradient_qk, gradient_v: the norm of the gradient of the weights of that head
 """
 
@@ -138,14 +138,13 @@ def measure_weights(model, flags, batch):
     of_heads = torch.cat([pattern.transpose(0, 1) for pattern in patterns]).detach()
     excess = preference(of_heads, q, b, task, positions).mean(1)  # (heads of all layers,)
 
-    # how much of its attention a query gives to all tokens of a role, in the head that gives most
-    mass = {name: 0 for name in ("1b", "2a")}
-    sequence = torch.arange(len(positions))[:, None]
-    for name in mass.keys() & {*task.names}:
-        read = positions[:, None, :, task.names.index(name)]  # (B, 1, N)
+    # how much of its attention a query gives to all 2a, in the head that gives most
+    sequence, on_2a = torch.arange(len(positions))[:, None], 0
+    if "2a" in task.names:
+        read = positions[:, None, None, :, task.names.index("2a")]  # (B, 1, 1, N)
         queries = [p[sequence, :, positions[:, :, q.role]] for p in patterns]  # (B, N, heads, T)
-        given = [rows.gather(3, read[:, :, None].expand(*rows.shape[:3], -1)) for rows in queries]
-        mass[name] = torch.stack(given).sum(-1).mean((1, 2)).max().item()
+        given = [rows.gather(3, read.expand(*rows.shape[:3], -1)) for rows in queries]
+        on_2a = torch.stack(given).sum(-1).mean((1, 2)).max().item()
 
     # what 1b holds of x_0, and what the prediction holds of the average of the candidates
     x_0 = batch.inputs[sequence, positions[:, :, q.role], : flags.K].flatten(0, 1)
@@ -163,8 +162,7 @@ def measure_weights(model, flags, batch):
         excess=excess,
         held=[linear_r2(stream, x_0) for stream in of_1b],
         average=share.item(),
-        on_1b=mass["1b"],
-        on_2a=mass["2a"],
+        on_2a=on_2a,
         gradient_qk=squares[:, :2].sum(1).sqrt().flatten(),
         gradient_v=squares[:, 2].sqrt().flatten(),
     )
