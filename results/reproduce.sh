@@ -266,8 +266,8 @@ python -m pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
 
 # two small language models; the packages, and how to serve them for answers.jsonl, are in llm/README.md
 for model in SmolLM2-135M-Instruct gemma-3-270m; do
-  python -m bench.language choices --n 40 --model "$model" --out "$folder/llm"
+  python -m bench.language choices --model "$model" --out "$folder/llm"
   python -m bench.language hops --model "$model" --seed 1 --out "$folder/llm"
 done
-python -m llm.inside --n 60 --out "$folder/llm"
+python -m llm.inside --out "$folder/llm"
 python -m llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"

