@@ -130,7 +130,7 @@ def draw(model, tokenizer, rng, name, shots, *setting):
     """Return GROUP questions, and the cache of what the model keeps of their solved examples."""
     form = FORMS.get(name, ("->", ", "))
     drawn = [hop_question(rng, form, *setting) for _ in range(shots + GROUP)]
-    ids = [tokenizer.bos_token_id] if getattr(tokenizer, "add_bos_token", False) else []
+    ids = tokenizer("").input_ids  # a token of the beginning, if the model is used to one
     ids += tokens(tokenizer, "".join(f"{text}{answer}\n" for text, answer, _ in drawn[:shots]))
     cache = model(torch.tensor([ids]), logits_to_keep=1).past_key_values if ids else None
     return drawn[shots:], cache

@@ -239,6 +239,20 @@ def test_hop_questions_are_answered_by_following_the_chain():
         assert f" {word}" == drawn[1] in drawn[2]
 
 
+def test_solved_examples_begin_as_the_tokenizer_begins_any_text():
+    def tokenizer(text, add_special_tokens=True):
+        return mock.Mock(input_ids=[-1] * add_special_tokens + [*map(ord, text)])
+
+    def model(ids, logits_to_keep):
+        return mock.Mock(past_key_values=ids[0].tolist())
+
+    for shots in 0, 4:
+        rng = random.Random(0)
+        questions, cache = language.draw(model, tokenizer, rng, "model", shots, 2, 1)
+        assert len(questions) == language.GROUP
+        assert cache[0] == -1 and cache.count(ord("\n")) == shots and -1 not in cache[1:]
+
+
 def test_language_models_from_weights_name_what_is_missing():
     assert_refused(language, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
     with mock.patch.dict("sys.modules", transformers=None):
