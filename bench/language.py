@@ -102,8 +102,9 @@ def choices(model, tokenizer, name, n, seed):
             chat, options = [dict(role="user", content=text)], dict(add_generation_prompt=True)
             text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
             space = "" if text.endswith("\n") else " "
-            [word] = likeliest(model, tokenizer, [(text, None, [space + word for word in words])])
-            correct += word == space + answer
+            answer, words = space + answer, [space + word for word in words]
+            [word] = likeliest(model, tokenizer, [(text, answer, words)])
+            correct += word == answer
             chosen[word] += 1
         most = max(chosen.values())
         rows.append(dict(formulation=formulation, D=D, correct=correct, same=most))
@@ -227,11 +228,11 @@ def hop_table():
     for row in hop_rows("query")[10:13]:
         lines.append((f"the query, patched after layer {row['where']}", effect(row)))
     kinds = {"line -> its letter": "letter cut", "query -> line": "query cut"}
-    for (text, kind), half in itertools.product(kinds.items(), (0, 1)):
-        row = min(hop_rows(kind)[9 * half : 9 * half + 9], key=lambda row: row["effect"])
+    halves = dict(first=slice(9), second=slice(9, 18))  # of the layers
+    for (text, kind), half in itertools.product(kinds.items(), halves):
+        row = min(hop_rows(kind)[halves[half]], key=lambda row: row["effect"])
         near = f"{row['where'] - 1} to {row['where'] + 1}"
-        where = ("first", "second")[half]
-        lines.append((f"{text}, cut in layers {near}, the worst of the {where} half", effect(row)))
+        lines.append((f"{text}, cut in layers {near}, the worst of the {half} half", effect(row)))
     heads = sorted(hop_rows("head"), key=lambda row: -row["effect"])[:3]
     lines += [(f"{row['where']} at the query, patched alone", effect(row)) for row in heads]
     lines += [(f"{row['where']}, on a fresh seed", effect(row)) for row in hop_rows("together")]
