@@ -11,7 +11,6 @@ import collections
 import copy
 import importlib.util
 import itertools
-import operator
 import os
 import random
 import string
@@ -142,9 +141,9 @@ def count_hops(model, tokenizer, name, n, seed, N, D, shots, shuffled):
     rng, correct = random.Random(f"{seed} {N} {D} {shots} {shuffled}"), 0
     for _ in range(0, n, GROUP):
         questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
-        words = likeliest(model, tokenizer, questions, cache)
-        answers = [answer for _, answer, _ in questions]
-        correct += sum(map(operator.eq, words, answers))
+        chosen = likeliest(model, tokenizer, questions, cache)
+        for word, (_, answer, _) in zip(chosen, questions, strict=True):
+            correct += word == answer
     return correct
 
 
