@@ -2,302 +2,416 @@
 
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
-A circuit is a set of attention paths such as "L6H0: q -> 1b". Everything that a head reads outside
-of them is ablated to its mean (parts/circuit.py), while attention is what the model itself
-computes. So one loss tells both whether the paths carry the answer and whether they suffice to find
+A path (the paper's word; others say attention edge) is (layer, head, source, target), all counted
+from 0. L6H0: q -> 1b says that in layer 6, head 0, the query reads token 1b of its own chain. A
+circuit is a set of paths.
+
+There is one ablation: what a head reads outside of the paths is replaced by its mean over reference
+sequences at that position, which says nothing about the sequence at hand. What a token reads of
+itself moves nothing between tokens, and stays. Attention is what the model computes under the
+ablation. So one loss tells both whether the paths carry the answer and whether they suffice to find
 their targets. A circuit is validated if it is
 
     faithful     with all else ablated, the loss of every symbol stays below 0.05
-    minimal      without any one of its paths it is not faithful, or the path is a stand-in: the
-                 circuit is not faithful without it and one other path, which replaces it
+    minimal      without any one of its paths it is not faithful
+    connected    along its paths every symbol can reach the query (Section 5)
 
-The report also gives what decides nothing but helps to judge a circuit:
+The report also gives what decides nothing but helps to judge a path: its attention, and how much
+the full model loses if only this path is ablated (necessary). Losses are mean squared errors over
+sequences, with two standard errors of the mean on either side.
 
-    necessary    how much the full model loses if only this path is ablated
-    complete     how alike circuit and full model remain without the same two paths (Wang et al.,
-                 2023)
-    null         how many other sets of as many paths, drawn at random, are faithful too
-    paper        the paper's own test: hard attention along the paths, nothing else in these heads,
-                 uniform attention or the identity in all others; a removal costs 0.17 or more
-    stability    how often the same paths are found from other sequences
-    itself       the heads whose reading of the token itself the circuit needs
-
-Losses are mean squared errors over sequences, with 95% intervals.
+    model, flags = train.load("results/A")
+    patched = PatchedModel(model, flags, batch)              # a model on one batch of sequences
+    patched.circuit(paths)                                   # its losses with all else ablated
+    patched.knock_out(paths)                                 # its losses with these paths ablated
+    paths = paths_in(read_report("results/A"), flags.problem)  # the circuit that was found
 """
 
 import functools
 import itertools
 import json
 import pathlib
-import random
-
-from parts import UserError, command_line, config, program
-from parts.circuit import (
-    PatchedModel,
-    attention_on,
-    by_head,
-    check_model,
-    frozen_heads,
-    path_name,
-    to_row,
-)
-from parts.search import attended, prune, reached
-from parts.stats import studentised
+import re
+from typing import NamedTuple
 
 import torch
 
-from data import held_out
+from data import UserError, command_line, held_out, partial_losses, program
+from train import load, precision, sequences, write_text
 
 
-SIZES = 64, 256, 1024  # sequences: more only while it is not clear whether a loss is too high
+ATTENDED = 0.4  # of 1/N: by how much more a source attends to its own chain than to others
+REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 MATTERS = 0.01  # a rise of a symbol's loss from which on a path counts as a candidate
-REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
+FEW, MANY = 64, 512  # sequences of the search; what is found is validated on fresh ones
 
 
-# ---- measuring
+# ---- paths
 
 
-class Sample:
-    """A model on held-out sequences, index (n,). A measurement uses the first of these sizes, and
-    the next ones only while it is not clear on which side of the threshold a loss is."""
+class End(NamedTuple):
+    """A token of a chain: the one with a role or, with an offset, an intermediate token so many
+    tokens after it (before it, if negative)."""
 
-    def __init__(self, model, flags, reference, index, threshold, sizes=SIZES):
-        def part(number):
-            begin, end = [0, *sizes][number : number + 2]
-            return PatchedModel(model, flags, config.sequences(flags, index[begin:end]), reference)
+    role: int  # an index of task.roles
+    offset: int = 0
 
-        self.flags, self.reference, self.sizes = flags, reference, sizes
-        self.part, self.few = functools.cache(part), part(0)
-        self.limit(threshold)
+    def name(self, task):
+        """Return 3b, 3b+1, ..."""
+        return task.names[self.role] + (f"{self.offset:+d}" if self.offset else "")
 
-    def limit(self, threshold):
-        """Let a circuit count as faithful below this threshold."""
-        self.threshold, self.faithful = threshold, functools.cache(self.is_faithful)
+    def tokens(self, task, positions):
+        """Return the token of each chain (B, N), and a mask (B, N) of where it exists, from the
+        positions of all roles (B, N, roles)."""
+        tokens = positions[:, :, self.role] + self.offset
+        return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
 
-    def measure(self, losses_of):
-        """Return losses_of(patched), (sequences, symbols), on as many sequences as are needed."""
-        losses = torch.empty(0, len(self.flags.target_names))
-        for number, n in enumerate(self.sizes):
-            losses = torch.cat([losses, losses_of(self.part(number))])
-            mean, error = losses.mean(0), losses.std(0) / n**0.5
-            low, high = mean - 3 * error, mean + 3 * error
-            if (low > self.threshold).any() or (high < self.threshold).all():
-                break
-        return losses
+
+class Path(NamedTuple):
+    """In this layer and head, the token at `source` reads the token at `target`."""
+
+    layer: int
+    head: int
+    source: End
+    target: End
+
+    def tokens(self, task, positions):
+        """Return the tokens of source and target and a mask of where both exist, (B, N) each."""
+        (source, exists), (target, exists_too) = (end.tokens(task, positions) for end in self[2:])
+        return source, target, exists & exists_too
+
+
+def to_row(path, task):
+    """Return a path as it is written into JSON."""
+    source, target = path.reader.name(task), path.read.name(task)
+    return dict(layer=path.layer, head=path.head, reader=source, read=target)
+
+
+def path_from(row, task):
+    """Return the Path that to_row wrote."""
+    ends = []
+    for name in (row["reader"], row["read"]):
+        role, offset = re.fullmatch(r"(\w+)([+-]\d+)?", name).groups()
+        ends.append(End(task.names.index(role), int(offset or 0)))
+    return Path(row["layer"], row["head"], *ends)
+
+
+def path_name(path, task):
+    """Return a path as it is printed: L6H0: q -> 1b."""
+    return "L{layer}H{head}: {reader} -> {read}".format(**to_row(path, task))
+
+
+def read_report(run):
+    """Return the report of find_circuit in a run directory; {} if there is none."""
+    file = pathlib.Path(run, "circuit.json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def paths_in(report, task, kind="paths"):
+    """Return {Path: its row} of the circuit in a report, {} if it holds none; with
+    kind="candidates" of all paths that matter to the full model."""
+    return {path_from(row, task): row for row in report.get(kind, [])}
+
+
+# ---- attention along paths
+
+
+def mask_of(paths, task, positions):
+    """Return (B, T, T) bool, True where a source of these paths reads a target of its own chain."""
+    shape = len(positions), task.T, task.T
+    mask = torch.zeros(shape, dtype=torch.bool, device=positions.device)
+    for path in paths:
+        source, target, exist = path.tokens(task, positions)
+        sequence, chain = exist.nonzero(as_tuple=True)
+        mask[sequence, source[sequence, chain], target[sequence, chain]] = True
+    return mask
+
+
+def attention_on(pattern, path, task, positions):
+    """Return (B, N), how much the source of each chain attends to its target in one head's pattern
+    (B, T, T); 0 where one of them does not exist."""
+    source, target, exist = path.tokens(task, positions)
+    return pattern[torch.arange(len(positions))[:, None], source, target] * exist
+
+
+def by_head(paths):
+    """Return {(layer, head): [its paths]}."""
+    heads = {}
+    for path in paths:
+        heads.setdefault(path[:2], []).append(path)
+    return heads
+
+
+# ---- a model with parts of it ablated
+
+
+class PatchedModel:
+    """A model on one batch, with some of what its heads read ablated to the mean.
+
+    reference: a PatchedModel of the same model, over whose batch the means are taken; by default
+    over 256 held-out sequences. Losses are (B, symbols): the squared error of each sequence on each
+    symbol."""
+
+    def __init__(self, model, flags, batch, reference=None):
+        self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
+        self.heads = [*itertools.product(range(flags.layers), range(flags.heads))]
+        self.itself = torch.eye(self.task.T, dtype=torch.bool)
+        self.reference, self.cache = reference, {}
+        if reference is None:
+            means = sequences(flags, held_out("means", 256))
+            self.reference = PatchedModel(model, flags, means, reference=self)
+
+    @functools.cached_property
+    def baseline(self):
+        """The losses of the full model."""
+        return self.losses({})
+
+    @functools.cached_property
+    def reads(self):
+        """{(layer, head): (pattern (B, T, T), values (B, T, size))} of the full model."""
+        reads = {}
+
+        def record(pattern, values, head):
+            reads[head] = pattern.float(), values.float()
+            return pattern @ values
+
+        self.losses({head: functools.partial(record, head=head) for head in self.heads})
+        return reads
+
+    @torch.no_grad()
+    def losses(self, heads):
+        """Return the losses with these head functions, {(layer, head): f}."""
+        with precision(self.flags):
+            predictions = self.model(self.batch.inputs, heads)
+        return partial_losses(predictions, self.batch.targets, self.flags.K)
+
+    def attention(self):
+        """Return {(layer, head): pattern (B, T, T)} of the full model."""
+        return {head: pattern for head, (pattern, _) in self.reads.items()}
+
+    def mask(self, paths):
+        """Return mask_of these paths in this batch."""
+        key = frozenset(path[2:] for path in paths)  # heads with the same paths share it
+        if key not in self.cache:
+            self.cache[key] = mask_of(paths, self.task, self.batch.positions)
+        return self.cache[key]
+
+    def ablate(self, head, paths, keep=True):
+        """Return a function for a head in which all that it reads is ablated to its mean, but for
+        what it reads along these paths and of the token itself; or, with keep=False, in which only
+        these paths are ablated."""
+        key = head, frozenset(paths), keep
+        if key not in self.cache:
+            mask, there = (
+                patched.mask(paths) | self.itself if keep else ~patched.mask(paths)
+                for patched in (self, self.reference)
+            )
+            pattern, values = self.reference.reads[head]
+            self.cache[key] = mask, ((pattern * ~there) @ values).mean(0)  # (T, size)
+        mask, mean = self.cache[key]
+        return lambda pattern, values: (pattern * mask) @ values + mean.to(values)
 
     def circuit(self, paths):
-        """Return the losses of a circuit."""
-        return self.measure(lambda patched: patched.circuit(paths))
+        """Return the losses with everything outside of these paths ablated."""
+        groups = by_head(paths)
+        return self.losses({head: self.ablate(head, groups.get(head, ())) for head in self.heads})
 
-    def rises(self, paths, frozen=False):
-        """Return by how much the losses of the full model rise if these paths are ablated."""
-        return self.measure(lambda patched: patched.knock_out(paths, frozen) - patched.baseline)
-
-    def is_faithful(self, paths):
-        """Return whether all losses of a circuit are two standard errors below the threshold."""
-        losses = self.circuit(paths)
-        error = losses.std(0) / len(losses) ** 0.5
-        return bool((losses.mean(0) + 2 * error < self.threshold).all())
-
-    def intervals(self, losses):
-        """Return {symbol: [mean, low, high]}, 95% intervals, of losses (sequences, symbols)."""
-        generator, rows = torch.Generator().manual_seed(0), {}
-        for name, column in zip(self.flags.target_names, losses.unbind(1), strict=True):
-            rows[name] = [column.mean().item(), *studentised(column, generator)]
-        return rows
+    def knock_out(self, paths, frozen=False):
+        """Return the losses of the full model with only these paths ablated. frozen: the attention
+        of all heads stays as in the full model, so that no other head can take over."""
+        heads = {head: self.ablate(head, group, False) for head, group in by_head(paths).items()}
+        if frozen:
+            for head, (pattern, _) in self.reads.items():
+                write = heads.get(head, torch.matmul)
+                heads[head] = lambda _, values, f=write, p=pattern: f(p.to(values), values)
+        return self.losses(heads)
 
 
-def all_below(rows, threshold):
-    """Return whether the upper end of every symbol's interval is below the threshold."""
-    return all(high < threshold for _, _, high in rows.values())
+# ---- the search
 
 
-# ---- what is said of each path, and of all together
+def places_of(task):
+    """Return [End, ...]: all roles, and the intermediate tokens up to REACH from their slots."""
+    places = []
+    for number, role in enumerate(task.roles):
+        first = -REACH if role.place == 0 else 0
+        last = REACH if role.place == task.blocks[role.block].size - 1 else 0
+        places += [End(number, offset) for offset in range(first, last + 1)]
+    return places
 
 
-def rows_on_paths(sample, fresh, paths):
-    """Return a row for each path of a circuit: its attention, what the full model loses without it
-    (necessary), what the circuit loses without it (minimal; on fresh sequences if that is close)
-    and, if the circuit can do without it, its stand-in: another path that can go as well, but not
-    both."""
-    rows, task, reference = [], sample.flags.problem, sample.reference
-    for path in config.progress("paths", sorted(paths)):
-        pattern, fewer = reference.attention()[path[:2]], paths - {path}
-        attention = attention_on(pattern, path, task, reference.batch.positions).mean().item()
-        necessary = sample.intervals(sample.rises([path]))
-        minimal = sample.intervals(sample.circuit(fewer))
-        if all_below(minimal, fresh.threshold):
-            minimal = fresh.intervals(fresh.circuit(fewer))
-        row = dict(attention=attention, necessary=necessary, minimal=minimal, stand_in=None)
-        rows.append(to_row(path, task) | row)
-        for other in sorted(fewer) if all_below(minimal, fresh.threshold) else ():
-            if sample.faithful(paths - {other}) and not sample.faithful(fewer - {other}):
-                rows[-1]["stand_in"] = path_name(other, task)
-    return rows
-
-
-def completeness(sample, paths):
-    """Return how much the losses of circuit and full model differ without the same two paths, over
-    all pairs (IOI completeness)."""
-    differences, few = {}, sample.few
-    for pair in config.progress("pairs of paths", [*itertools.combinations(sorted(paths), 2)]):
-        circuit, full = few.circuit(paths - {*pair}).mean(), few.knock_out(pair).mean()
-        differences[pair] = abs(circuit - full).item()
-    mean = sum(differences.values()) / max(1, len(differences))
-    return dict(pairs=len(differences), mean=mean, largest=max(differences.values(), default=0))
-
-
-def papers_test(sample, paths):
-    """Return steps 5 and 6 of Appendix E word for word: heads with paths attend hard along them and
-    to nothing else, each other head is uniform or the identity, whichever costs the full model
-    less; then every later path is removed, and the first useful head is made uniform. passed: below
-    the threshold at first, and at least 0.17 after every removal."""
-    few, task, first = sample.few, sample.flags.problem, min(paths)
-    allowed = torch.ones(task.T, task.T).tril(0 if sample.flags.causal else task.T)
-    patterns = allowed / allowed.sum(-1, keepdim=True), torch.eye(task.T)
-    simple = [lambda _, values, fixed=fixed: fixed.to(values) @ values for fixed in patterns]
-
-    heads = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)  # if no path is left
-    for head in config.progress("heads without a path", [*{*few.heads} - heads.keys()]):
-        heads[head] = min(simple, key=lambda write: few.losses({head: write}).mean())
-
-    def loss(paths, changed=None):
-        useful = frozen_heads(paths, task, few.batch.positions)
-        return few.losses(heads | useful | (changed or {})).mean().item()
-
-    held = loss(paths)
-    removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
-    return dict(
-        held=held,
-        first_uniform=loss(paths, {first[:2]: simple[0]}),
-        removed=removed,
-        passed=held < sample.threshold and all(mse >= REMOVAL for mse in removed),
+def preference(patterns, source, target, task, positions):
+    """Return (heads, B), how much more a source attends to the target in its own chain than to that
+    in other chains, in the mean over chains; patterns (heads, B, T, T)."""
+    sequence = torch.arange(len(positions))[:, None]
+    (reading, exists), (read, exists_too) = (
+        place.tokens(task, positions) for place in (source, target)
     )
+    rows = patterns[:, sequence, reading] * exists[..., None]  # (heads, B, N, T)
+    index = read[:, None].expand(len(patterns), -1, task.N, -1)
+    given = rows.gather(3, index) * exists_too[:, None]  # (heads, B, N source, N target)
+    same = given.diagonal(dim1=2, dim2=3).sum(2)
+    others = (given.sum((2, 3)) - same) / max(1, task.N - 1)
+    return (same - others) / task.N
 
 
-def stability(others, paths, costs, protected):
-    """Return how many other samples give the same paths, and how many paths all of them give."""
-    samples = config.progress("other samples of sequences", others)
-    circuits = [prune(costs, protected, other.faithful) for other in samples]
-    always = paths.intersection(*circuits)
-    return dict(samples=len(circuits), same=circuits.count(paths), always=len(always))
+def attended(patched):
+    """Return [Path, ...] along which the full model attends. A path may lead to an intermediate
+    token, say from q to 3b+1, if in an earlier layer that token has read something of the chain."""
+    task, positions = patched.task, patched.batch.positions
+    patterns = torch.stack([*patched.attention().values()])
+    places, paths = places_of(task), set()
+    sources = [place for place in places if not place.offset]
+    for source in sources:  # grows while intermediate tokens are found
+        for target in places:
+            surplus = preference(patterns, source, target, task, positions).mean(1)
+            for number in (surplus >= ATTENDED / task.N).nonzero().flatten().tolist():
+                if source != target:
+                    paths.add(Path(*patched.heads[number], source, target))
+                    sources += [target] if target not in sources else []
+
+    # what an intermediate token holds of the chain it has read before
+    def holds(path):
+        earlier = (other for other in paths if other.reader == path.read)
+        return not path.read.offset or any(other.layer < path.layer for other in earlier)
+
+    while empty := {path for path in paths if not holds(path)}:
+        paths -= empty
+    return sorted(paths)
 
 
-def null(sample, paths, candidates, seed):
-    """Return how many other sets of as many paths, drawn from the candidates, are faithful."""
-    draws, losses = random.Random(seed), []
-    subsets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
-    for subset in config.progress("random sets of paths", sorted(subsets, key=sorted)):
-        losses.append(sample.few.circuit(subset).mean(0).max().item())
-    return dict(subsets=len(losses), faithful=sum(loss < sample.threshold for loss in losses))
+def prune(costs, protected, faithful):
+    """Return the frozenset of paths that is left of {path: (symbols,) cost} when paths are dropped,
+    the cheapest first, as long as faithful(paths). protected: paths that are never dropped."""
+    remaining = frozenset(costs)
+
+    def drop(group):
+        """Drop all of a group, or else of each half of it what can go."""
+        nonlocal remaining
+        if faithful(remaining - {*group}):
+            remaining -= {*group}
+        elif len(group) > 1:
+            drop(group[: len(group) // 2])
+            drop(group[len(group) // 2 :])
+
+    before = None
+    while remaining != before:
+        before = remaining
+        group = sorted(remaining - protected, key=lambda path: costs[path].max())
+        if group:
+            drop(group)
+    return remaining
 
 
-def needs_itself(sample, paths):
-    """Return the names of heads in which the circuit needs what a token reads of itself."""
-    heads = config.progress("heads that read their own token", sample.few.heads)
-    losses = {head: sample.few.circuit(paths, [head]).mean(0).max() for head in heads}
-    return ["L{}H{}".format(*head) for head, loss in losses.items() if loss >= sample.threshold]
+def reached(paths, task):
+    """Return the set of k for which x_k can reach the query along these paths, if every role starts
+    with the symbol that it shows, and a source takes all that its target holds (Section 5)."""
+    holds = {End(number): {role.symbol} for number, role in enumerate(task.roles)}
+    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
+        taken = [(path.reader, holds.get(path.read, set())) for path in layer]
+        for source, symbols in taken:
+            holds[source] = holds.get(source, set()) | symbols
+    return holds[End(0)]
 
 
-# ---- all of it
+# ---- the circuit and what is said of it
 
 
-def check(flags, threshold, sequences):
-    """Raise UserError for a run in which no circuit can be found."""
-    if not 0 < threshold < 1:
-        raise UserError(f"--threshold must be above 0 and below 1, not {threshold}")
-    if not SIZES[2] <= sequences <= 2**20:
-        raise UserError(f"--sequences must be from {SIZES[2]} to {2**20}, not {sequences}")
-    if flags.N < 2:
-        raise UserError("the run has --N 1, and one chain leaves nothing to look for")
-    if flags.circuit:
-        raise UserError("the run was trained with --circuit, so its attention is known")
-    if flags.targets or not flags.ic:
-        raise UserError("the run predicts some symbols only: choose one that predicts all of them")
+def intervals(losses, flags):
+    """Return {symbol: [mean, low, high]}, two standard errors on either side of the mean, of losses
+    (sequences, symbols)."""
+    mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
+    rows = torch.stack([mean, mean - 2 * error, mean + 2 * error], 1).tolist()
+    return dict(zip(flags.target_names, rows, strict=True))
+
+
+def is_below(threshold, losses):
+    """Return whether all losses (sequences, symbols) are two standard errors below a threshold."""
+    error = losses.std(0) / len(losses) ** 0.5
+    return bool((losses.mean(0) + 2 * error < threshold).all())
 
 
 @torch.no_grad()
-def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
+def find_circuit(model, flags, threshold=0.05, count=1024):
     """Find the circuit of a model, validate it, and return the report, the dict that main writes
     into circuit.json.
 
     model: anything on the CPU that can be called like model.Transformer: model(x, heads={(layer,
-    head): f}, return_patterns=False) returns predictions (B, N, symbols*K) of x_1, x_2, ... at the
-    last N tokens; f(pattern (B, T, T), values (B, T, size)) -> (B, T, size) is what the head writes
-    instead of pattern @ values. With return_patterns it returns (predictions, [pattern (B, heads,
-    T, T) of each layer]). flags: of a run, as config.load gives them, or train.parse_flags([...]).
-    threshold: the loss below which a symbol is solved; sequences: the most to validate on; seed: of
-    the random sets of paths. UserError for what cannot be."""
-    check(flags, threshold, sequences)
+    head): f}) returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens;
+    f(pattern (B, T, T), values (B, T, size)) -> (B, T, size) is what the head writes instead of
+    pattern @ values. flags: of a run, as train.load gives them, or train.parse_flags([...]).
+    threshold: the loss below which a symbol is solved; count: the sequences to validate on.
+    UserError for a run in which no circuit can be found."""
+    if flags.N < 2:
+        raise UserError("the run has --N 1, and one chain leaves nothing to look for")
+    if flags.target_symbols != [*range(1, flags.problem.symbols)]:
+        raise UserError("the run predicts some symbols only: choose one that predicts all of them")
     flags, task = flags.replace(device="cpu"), flags.problem
     report = dict(validated=False, verdict="", threshold=threshold, candidates=[], paths=[])
 
-    # the means; six samples to search on, of which five are to see whether others give the same
-    # paths; and fresh sequences to validate on
-    batch = config.sequences(flags, held_out("means", 2))
-    check_model(model, flags, batch.inputs)
-    reference = PatchedModel(model, flags, batch).reference
-    sample, *others = (
-        Sample(model, flags, reference, index, threshold)
-        for index in held_out("search", 6 * SIZES[-1]).split(SIZES[-1])
-    )
-    index, sizes = held_out("validate", sequences), (SIZES[-1], sequences)
-    fresh = Sample(model, flags, reference, index, threshold, sizes)
-    loss = fresh.few.baseline.mean().item()
+    # few and many sequences to search on, and fresh ones to validate on; all with the same means
+    reference = PatchedModel(model, flags, sequences(flags, held_out("means", 2))).reference
+    index = [*held_out("search", FEW + MANY).split([FEW, MANY]), held_out("validate", count)]
+    batches = [sequences(flags, examples) for examples in index]
+    few, many, fresh = (PatchedModel(model, flags, batch, reference) for batch in batches)
+    loss = fresh.baseline.mean().item()
     if loss >= threshold:
         return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
 
     # all paths along which the model attends, and what each of them costs
     costs, protected = {}, set()
-    for path in config.progress("paths along which it attends", attended(reference)):
-        rise = sample.rises([path]).mean(0)
-        costs[path] = rise.maximum(sample.rises([path], frozen=True).mean(0))
+    for path in attended(reference):
+        rise = (few.knock_out([path]) - few.baseline).mean(0)
+        frozen = (few.knock_out([path], frozen=True) - few.baseline).mean(0)
+        costs[path] = rise.maximum(frozen)
         protected |= {path} if rise.max() >= threshold else set()
 
     # the fewest that are faithful, or if all together are not, as good as all; what just passes on
     # the sequences of the search may fail on fresh ones, so then the search stops earlier
-    highest = sample.circuit(frozenset(costs)).mean(0).max().item()
+    highest = many.circuit(costs).mean(0).max().item()
     for share in (1, 0.95, 0.9):
-        for part in (sample, *others):
-            part.limit(max(share * threshold, 1.2 * highest))
-        paths = prune(costs, protected, sample.faithful)
+        level = max(share * threshold, 1.2 * highest)
+
+        def faithful(paths, level=level):
+            hopeless = few.circuit(paths).mean(0).max() > 2 * level
+            return not hopeless and is_below(level, many.circuit(paths))
+
+        paths = prune(costs, protected, faithful)
         losses = fresh.circuit(paths)
-        faithful = fresh.intervals(losses)
-        if all_below(faithful, threshold):
+        if is_below(threshold, losses):
             break
-    sample.limit(threshold)
-    full = [fresh.part(number).baseline for number in range(1 + sizes.index(len(losses)))]
-    candidates = [path for path in costs if costs[path].max() >= MATTERS or path in paths]
-    for path in candidates:
-        cost = dict(zip(flags.target_names, costs[path].tolist(), strict=True))
-        report["candidates"].append(to_row(path, task) | dict(cost=cost))
-    report |= dict(
-        sequences=len(losses),
-        attention_sequences=len(reference.batch.inputs),
-        full_model=fresh.intervals(torch.cat(full)),
-        faithful=faithful,
-        worst=max(faithful, key=lambda name: faithful[name][0]),
-        paths=rows_on_paths(sample, fresh, paths),
-    )
+
+    # what is said of each candidate, and of each path of the circuit
+    positions, reasons = reference.batch.positions, []
+    for path, cost in costs.items():
+        if cost.max() >= MATTERS or path in paths:
+            row = dict(zip(flags.target_names, cost.tolist(), strict=True))
+            report["candidates"].append(to_row(path, task) | dict(cost=row))
+    for path in sorted(paths):
+        attention = attention_on(reference.attention()[path[:2]], path, task, positions)
+        row = to_row(path, task) | dict(attention=attention.mean().item())
+        row["necessary"] = intervals(fresh.knock_out([path]) - fresh.baseline, flags)
+        without = fresh.circuit(paths - {path})
+        row["minimal"] = intervals(without, flags)
+        report["paths"].append(row)
+        if is_below(threshold, without):
+            reasons.append(f"not minimal: {path_name(path, task)} can go")
 
     # the verdict
-    reasons = []
-    for name, (mean, low, high) in faithful.items():
+    held = intervals(losses, flags)
+    for name, (mean, low, high) in held.items():
         if high >= threshold:
             reasons.append(f"not faithful: {name} {mean:.3f} [{low:.3f}, {high:.3f}]")
     missing = {*flags.target_symbols} - reached(paths, task)
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
-    for path, row in zip(sorted(paths), report["paths"], strict=True):
-        if all_below(row["minimal"], threshold) and not row["stand_in"]:
-            reasons.append(f"not minimal: {path_name(path, task)} can go")
     return report | dict(
         validated=not reasons,
         verdict="; ".join(reasons) or "validated",
-        complete=completeness(sample, paths),
-        null=null(sample, paths, candidates, seed),
-        paper=papers_test(sample, paths),
-        stability=stability(others, paths, costs, protected),
-        itself=needs_itself(sample, paths),
+        sequences=len(losses),
+        attention_sequences=len(positions),
+        full_model=intervals(fresh.baseline, flags),
+        faithful=held,
+        worst=max(held, key=lambda name: held[name][0]),
     )
 
 
@@ -307,39 +421,31 @@ def find_circuit(model, flags, threshold=0.05, sequences=4096, seed=0):
 def print_report(report):
     """Print the report in lines that explain themselves."""
     if report["paths"]:
-        print(f"\nMSE on {report['sequences']} fresh sequences, with 95% intervals")
+        print(f"MSE on {report['sequences']} fresh sequences, with two standard errors")
         for title, key in ("full model", "full_model"), ("circuit, all else ablated", "faithful"):
             rows = ["{} {:.4f} [{:.4f}, {:.4f}]".format(k, *v) for k, v in report[key].items()]
             print(f"  {title:26s}{'  '.join(rows)}")
         print("\npath                 attention   full model loses   MSE of the circuit without it")
         for row in report["paths"]:
-            name = "L{layer}H{head}: {source} -> {target}".format(**row)
+            name = "L{layer}H{head}: {reader} -> {read}".format(**row)
             rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
-            stand_in = f"   stand-in: {row['stand_in']}" if row["stand_in"] else ""
-            print(f"{name:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}{stand_in}")
-        null, paper, differ = report["null"], report["paper"], report["complete"]["mean"]
-        print("\nfound from {samples} other samples: {always}".format(**report["stability"]))
-        print("{faithful} of {subsets} other sets of as many paths are faithful".format(**null))
-        print(f"circuit and model without the same two paths differ by {differ:.3f}")
-        print(f"the paper's test: MSE {paper['held']:.3f}, passed: {paper['passed']}")
-        print(f"heads whose own token the circuit needs: {' '.join(report['itself']) or 'none'}")
+            print(f"{name:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 
 def main():
+    p = command_line("ablate.py", __doc__)
+    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+    p.add_argument("--threshold", type=float, default=0.05, help="loss of a solved symbol, at most")
+    p.add_argument("--sequences", type=int, default=1024, help="fresh ones to validate on")
+    args = p.parse_args()
+    if not (0 < args.threshold < 1 and 100 <= args.sequences <= 10**5):
+        p.error("--threshold must be between 0 and 1, and --sequences from 100 to 100000")
     with program("ablate.py"):
-        p = command_line("ablate.py", __doc__)
-        p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-        text = "loss below which a symbol is solved (default: 0.05)"
-        p.add_argument("--threshold", type=float, default=0.05, help=text)
-        text = "fresh sequences to validate on, at most (default: 4096)"
-        p.add_argument("--sequences", type=int, default=4096, help=text)
-        args = p.parse_args()
-        model, flags = config.load(args.run)
-        with config.alone_in(args.run):
-            text = json.dumps(find_circuit(model, flags, args.threshold, args.sequences))
-            report = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
-            config.write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+        model, flags = load(args.run)
+        text = json.dumps(find_circuit(model, flags, args.threshold, args.sequences))
+        report = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
+        write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
         print_report(report)
         print(f"circuit: {args.run / 'circuit.json'}")
 

@@ -1,29 +1,46 @@
 """Draw the figures of one run (Sections 8 and 9, Appendices C and D) into its directory.
 
     python ablate.py out/L12_H1_D3_s0      # first: finds the circuit
-    python analyze.py out/L12_H1_D3_s0     # then: attention_maps.png, circuit.png, ...
+    python analyze.py out/L12_H1_D3_s0     # then: curves.png, attention_maps.png, circuit.png, ...
 
-How the circuit emerged is drawn if the run was trained with --save-every. To add a figure, write a
-function draw_...(run) that returns a matplotlib figure, and add a row to FIGURES.
+How the circuit emerged is measured and drawn if the run was trained with --save-every. The numbers
+stay in emergence.json, so that the checkpoints may be deleted. It is a dict:
+
+    sequences: the number of held-out sequences that each checkpoint was measured on
+    steps: the steps of the checkpoints; every list below has a number for each of them
+    paths: a row for each path of the circuit and each candidate: layer, head, source, target, and
+        mean, low, high: the mean attention, its 10% and its 90% quantile over sequences
+        hits: the share of sources that attend to the target more than to any other token
+
+To add a figure, write a function draw_...(run) that returns a matplotlib figure, and add a row to
+FIGURES.
 """
 
+import json
 import math
 import pathlib
 from typing import NamedTuple
 
-from parts import UserError, command_line, config, program
-from parts.circuit import Place, path_name, paths_in, read_report
-from parts.config import Flags
-from parts.emergence import emergence_steps, knock_out_rises, read_emergence
-
+import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
-from data import Task, held_out, token_names
-from train import draw_curves
+from ablate import End, attention_on, path_name, paths_in, read_report, to_row
+from data import Task, command_line, held_out, program, token_names
+from train import (
+    Flags,
+    checkpoints_of,
+    load,
+    precision,
+    read_flags,
+    read_log,
+    sequences,
+    write_file,
+    write_text,
+)
 
 
 CIRCUIT = "tab:red"  # the colour of the circuit in every figure
@@ -33,29 +50,26 @@ class Run(NamedTuple):
     """All that a figure may show."""
 
     folder: pathlib.Path
-    model: torch.nn.Module | None
+    model: torch.nn.Module
     flags: Flags
     task: Task
+    log: list  # of log.jsonl
     report: dict  # of ablate.py, {} without circuit.json
     paths: dict  # {Path: its row in the report} of the circuit, {} if none was found
-    emergence: dict  # of parts.emergence, {} if it was not measured
+    emergence: dict  # {} if it was not measured
 
     @property
     def title(self):
         """12 layers x 1 head, D=3, seed 0, step 1100."""
-        return f"{self.flags.title}, step {config.read_log(self.folder)[-1]['step']}"
+        return f"{self.flags.title}, step {self.log[-1]['step']}"
 
 
-def read_run(folder, weights=True):
-    """Return the Run in a run directory, with weights=False without its model; UserError if the run
-    cannot be analyzed."""
-    model, flags = config.load(folder) if weights else (None, config.read_flags(folder))
-    if flags.circuit:
-        problem = "was trained with --circuit: its attention is known, there is nothing to find"
-        raise UserError(f"{folder} {problem}")
-    task, report = flags.problem, read_report(folder)
-    paths = paths_in(report, task)
-    return Run(folder, model, flags, task, report, paths, read_emergence(folder))
+def read_run(folder):
+    """Return the Run in a run directory."""
+    model, flags = load(folder)
+    report, log = read_report(folder), read_log(folder)
+    paths, emergence = paths_in(report, flags.problem), read_emergence(folder)
+    return Run(folder, model, flags, flags.problem, log, report, paths, emergence)
 
 
 def panels(count, columns, width, height, **options):
@@ -73,6 +87,74 @@ def add_title(figure, run, caption):
     figure.suptitle(f"{run.title}\n{caption}", fontsize=10)
 
 
+def save_figure(figure, path):
+    """Write a matplotlib figure as a PNG and close it."""
+    write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+    plt.close(figure)
+
+
+def symbol_color(k, symbols):
+    """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
+    return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
+
+
+# ---- Figure 6: losses
+
+
+def first_below(steps, losses, level):
+    """Return the step, linearly interpolated, at which a curve first passes below level; the first
+    step if it begins there (with --init); None if it never does."""
+    if losses and losses[0] < level:
+        return steps[0]
+    for i in range(1, len(steps)):
+        before, after = losses[i - 1], losses[i]
+        if after < level <= before:
+            return steps[i - 1] + (steps[i] - steps[i - 1]) * (before - level) / (before - after)
+    return None
+
+
+def crossings(rows, flags):
+    """Return {symbol: the step at which it was learned, or None} from the rows of a log."""
+    steps, level = [row["step"] for row in rows], flags.problem.learned_below
+    names = flags.target_names
+    return {name: first_below(steps, [row[name] for row in rows], level) for name in names}
+
+
+def draw_curves(run):
+    """The losses, the steps at which symbols were learned, and the plateaus."""
+    flags, rows = run.flags, run.log
+    steps, validation = [row["step"] for row in rows], [row["val"] for row in rows]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure.suptitle(f"{flags.title}: validation MSE {validation[-1]:.4f} at step {steps[-1]}")
+
+    # left: all symbols together
+    left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
+    left.plot(steps, validation, color="black", label="validation, 1024 sequences")
+    if flags.stop_below:
+        left.axhline(
+            flags.stop_below, color="tab:green", ls="--", label=f"target {flags.stop_below:g}"
+        )
+    left.set(xlabel="training step", ylabel="mean squared error", yscale="log")
+    left.legend(fontsize="small", loc="lower left")
+
+    # right: each symbol alone
+    for name, crossing in crossings(rows, flags).items():
+        color, label = symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
+        if crossing is not None:
+            right.plot(crossing, flags.problem.learned_below, "o", color=color)
+            label += f", below {flags.problem.learned_below:.3g} at step {crossing:.0f}"
+        right.plot(steps, [row[name] for row in rows], color=color, label=label)
+    right.set(xlabel="training step", ylabel="validation MSE of each symbol", ylim=(0, 1.2))
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
+
+    # both: the plateaus, and what a model on each of them does
+    for level, meaning in flags.problem.plateaus:
+        left.axhline(level, color="tab:red", ls=":")
+        right.axhline(level, color="tab:red", ls=":")
+        right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom")
+    return figure
+
+
 # ---- Appendix C: attention maps
 
 
@@ -81,7 +163,7 @@ def draw_attention_maps(run):
     """The attention pattern of every head on one held-out sequence; the heads of the circuit are
     framed."""
     # the patterns of all heads, and the names of the tokens
-    batch = config.sequences(run.flags, held_out("validation", 1))
+    batch = sequences(run.flags, held_out("validation", 1))
     patterns = {}
     for layer, heads in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
         patterns |= {(layer, head): pattern for head, pattern in enumerate(heads[0])}
@@ -131,9 +213,9 @@ ARROWS = "arrows point from the attended token to the token that reads it"
 
 
 def columns_of(task, paths):
-    """Return {Place: its column}: the roles in reading order, each followed by the intermediate
+    """Return {End: its column}: the roles in reading order, each followed by the intermediate
     tokens that are counted from it."""
-    places = {Place(role) for role in range(len(task.roles))}
+    places = {End(role) for role in range(len(task.roles))}
     places |= {place for path in paths for place in path[2:]}
     order = {role: number for number, role in enumerate(task.in_reading_order)}
     places = sorted(places, key=lambda place: (order[place.role], place.offset))
@@ -152,17 +234,17 @@ def draw_diagram(axes, task, paths, labels, colors):
     layers, columns = sorted({path.layer for path in paths}), columns_of(task, paths)
     draw_columns(axes, task, layers, columns)
     several_heads, drawn = any(path.head for path in paths), {}
-    for path in sorted(paths, key=lambda path: abs(columns[path.source] - columns[path.target])):
+    for path in sorted(paths, key=lambda path: abs(columns[path.reader] - columns[path.read])):
         # upward from the target to the source; bent if another head of the layer has this path
-        x0, x1, y = columns[path.target], columns[path.source], layers.index(path.layer)
+        x0, x1, y = columns[path.read], columns[path.reader], layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
         style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
         arrow = axes.add_patch(FancyArrowPatch((x0, y), (x1, y + 1), **style))
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
-        end = path.layer, path.source
-        same_end = [other for other in drawn if (other.layer, other.source) == end]
+        end = path.layer, path.reader
+        same_end = [other for other in drawn if (other.layer, other.reader) == end]
         share = 0.62 - 0.2 * (len(same_end) % 3)
         style = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
         style = dict(fontsize=9, ha="center", va="center", bbox=style)
@@ -207,12 +289,61 @@ def draw_circuit(run):
     report = run.report
     caption = f"circuit, {'validated' if report['validated'] else 'not validated'}; {ARROWS}\n"
     caption += "with all else ablated, the worst symbol, ${worst}$, has an MSE of ".format(**report)
-    caption += "{:.3f} (95%: {:.3f} to {:.3f}".format(*report["faithful"][report["worst"]])
-    add_title(figure, run, f"{caption}, n = {report['sequences']})")
+    caption += "{:.3f} ({:.3f} to {:.3f}".format(*report["faithful"][report["worst"]])
+    add_title(figure, run, f"{caption}, two standard errors, n = {report['sequences']})")
     return figure
 
 
-# ---- Figures 6, 7 and Appendix D: how it emerged
+# ---- Figure 7 and Appendix D: how it emerged
+
+
+@torch.no_grad()
+def measure_emergence(run, flags, paths, n=32):
+    """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
+    task, files = flags.problem, checkpoints_of(run)
+    batch, rows = sequences(flags, held_out("emergence", n)), []
+    for path in paths:
+        rows.append(to_row(path, task) | {name: [] for name in ("mean", "low", "high", "hits")})
+    for file in files:
+        model, flags = load(run, f"ckpt/{file.name}")
+        with precision(flags):
+            _, patterns = model(batch.inputs, return_patterns=True)
+        for path, row in zip(paths, rows, strict=True):
+            # the attention from each chain's source to its target, and the source's largest
+            pattern = patterns[path.layer][:, path.head].float()
+            attention = attention_on(pattern, path, task, batch.positions)  # (B, N)
+            sources, exist = path.reader.tokens(task, batch.positions)
+            largest = pattern.amax(-1).gather(1, sources)
+            hits = ((attention == largest) & exist).float().mean().item()
+            low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
+            row["mean"].append(round(attention.mean().item(), 4))
+            row["low"].append(round(low, 4))
+            row["high"].append(round(high, 4))
+            row["hits"].append(round(hits, 4))
+    return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
+
+
+def read_emergence(run):
+    """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
+    and a path of circuit.json is not in the file, measure all paths first and write the file."""
+    file, flags, report = pathlib.Path(run, "emergence.json"), read_flags(run), read_report(run)
+    emergence = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    paths = {*paths_in(report, flags.problem), *paths_in(report, flags.problem, "candidates")}
+    if checkpoints_of(run) and not paths <= paths_in(emergence, flags.problem).keys():
+        emergence = measure_emergence(run, flags, sorted(paths))
+        write_text(file, json.dumps(emergence) + "\n")
+    return emergence
+
+
+def emergence_steps(emergence, task):
+    """Return {path: the step, linearly interpolated, at which its mean attention first passes 0.5,
+    or None}."""
+    steps = {}
+    for path, row in paths_in(emergence, task).items():
+        # a curve that passes above 0.5 is one whose negative passes below -0.5
+        negative = [-mean for mean in row["mean"]]
+        steps[path] = first_below(emergence["steps"], negative, -0.5)
+    return steps
 
 
 def draw_emergence(run):
@@ -272,47 +403,12 @@ def draw_paths(run):
     return figure
 
 
-def draw_removal(run):
-    """By how much the loss of each symbol rises without each path, over training."""
-    emergence, names, rises = run.emergence, [], []
-    for path, row in paths_in(emergence, run.task).items():
-        names.append(path_name(path, run.task))
-        rises.append(knock_out_rises(emergence, row))
-    steps, count = emergence["steps"], len(names)
-    middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
-    edges = [steps[0], *middles, steps[-1]]  # the steps may be unequally spaced
-
-    # a panel for each symbol, with a row for each path
-    symbols, level = emergence["losses"], run.task.learned
-    figure, grid = panels(len(symbols), len(symbols), 3.6, 0.33 * count + 0.8, sharey=True)
-    for axes, (symbol, losses) in zip(grid, symbols.items(), strict=True):
-        rows = [number - 0.5 for number in range(count + 1)]
-        values = [rise[symbol] for rise in rises]
-        image = axes.pcolormesh(edges, rows, values, cmap="Reds", vmin=0, vmax=1)
-        learned = config.first_below(steps, losses, level)
-        if learned is not None:
-            axes.axvline(learned, color="tab:blue", lw=1, ls="--")
-        axes.set(title=f"$x_{{{symbol[2:]}}}$", xlabel="training step", ylim=(count - 0.5, -0.5))
-
-    grid[0].set_yticks(range(count), names, fontsize=9)
-    figure.colorbar(image, ax=grid, label="rise of the symbol's MSE", extend="max")
-    n, ablation = emergence["sequences"], emergence["ablation"]
-    caption = f"rise of the full model's loss without each path ({ablation} ablation, n = {n}"
-    caption += f" sequences); dashed: the symbol's loss passes {level:.3g}"
-    add_title(figure, run, caption)
-    return figure
-
-
 # ---- the command line
 
 
-FIGURES = {"attention_maps.png": draw_attention_maps}
+FIGURES = {"curves.png": draw_curves, "attention_maps.png": draw_attention_maps}
 CIRCUIT_FIGURES = {"circuit.png": draw_circuit}
-EMERGENCE_FIGURES = {
-    "emergence.png": draw_emergence,
-    "paths.png": draw_paths,
-    "removal.png": draw_removal,
-}
+EMERGENCE_FIGURES = {"emergence.png": draw_emergence, "paths.png": draw_paths}
 
 
 def draw(folder):
@@ -322,10 +418,8 @@ def draw(folder):
         figures |= CIRCUIT_FIGURES
     if run.paths and run.emergence:
         figures |= EMERGENCE_FIGURES
-    draw_curves(folder)
-    print(folder / "curves.png", flush=True)
     for name, draw_figure in figures.items():
-        config.save_figure(draw_figure(run), folder / name)
+        save_figure(draw_figure(run), folder / name)
         print(folder / name, flush=True)
     if not run.paths:
         reason = run.report.get("verdict", f"run python ablate.py {folder} first")
@@ -333,13 +427,12 @@ def draw(folder):
 
 
 def main():
+    p = command_line("analyze.py", __doc__)
+    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+    args = p.parse_args()
+    matplotlib.use("Agg")  # figures are files here
     with program("analyze.py"):
-        p = command_line("analyze.py", __doc__)
-        p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-        folder = p.parse_args().run
-        config.read_flags(folder)  # the lock is only for a run directory
-        with config.alone_in(folder):
-            draw(folder)
+        draw(args.run)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,45 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+
+# ---- command lines, of this stage and of all later ones
+
+
+class UserError(ValueError):
+    """A mistake that the user can correct. The program prints its message, which is one line and
+    says what to do, and ends with exit code 2. Any other exception is a bug."""
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help that shows the description as it was written, and the default of each flag."""
+
+
+def command_line(name, description):
+    """Return an ArgumentParser that answers a wrong argument with one line and exit code 2."""
+    p = argparse.ArgumentParser(name, None, description, allow_abbrev=False, formatter_class=Help)
+    p.error = lambda message: p.exit(2, f"{name}: {message}\n")
+    return p
+
+
+@contextlib.contextmanager
+def program(name):
+    """Run the body as the main of a script called `name`: a UserError, or an error of the disk,
+    prints one line and ends with exit code 2."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
@@ -375,14 +407,12 @@ def describe(task, batch, K):
 
 
 def main():
-    p = argparse.ArgumentParser("data.py", description=__doc__, allow_abbrev=False)
-    p.formatter_class = argparse.RawDescriptionHelpFormatter
-    p.error = lambda message: p.exit(2, f"data.py: {message}\n")
-    p.add_argument("--task", default="chain", choices=TASKS, help="which task (default: chain)")
-    p.add_argument("--N", type=int, default=4, help="chains per sequence (default: 4)")
-    p.add_argument("--D", type=int, default=3, help="retrieval steps per chain (default: 3)")
-    p.add_argument("--K", type=int, default=4, help="numbers per symbol, even (default: 4)")
-    p.add_argument("--seed", type=int, default=0, help="which sequence to show (default: 0)")
+    p = command_line("data.py", __doc__)
+    p.add_argument("--task", default="chain", choices=TASKS, help="which task")
+    p.add_argument("--N", type=int, default=4, help="chains per sequence")
+    p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
+    p.add_argument("--K", type=int, default=4, help="numbers per symbol, even")
+    p.add_argument("--seed", type=int, default=0, help="which sequence to show")
     flags = p.parse_args()
     if not (1 <= flags.N <= 100 and 1 <= flags.D <= 100 and 2 <= flags.K <= 100) or flags.K % 2:
         p.error("--N, --D and --K must be at least 1 and at most 100, and --K even")

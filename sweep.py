@@ -4,38 +4,32 @@ python sweep.py --preset laptop              # a small Figure 4, an hour on 2 co
 python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
 python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4"  # any grid of train.py
 python sweep.py --preset laptop --plot-only  # the figure again, from results.jsonl alone
-python sweep.py --preset paper --scheduler tls://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. After a stop the same command continues. On a GPU several workers share the card.
-
-On a Dask cluster all machines see the folder under the same name, and each worker is started in a
-clone of this repository. Whoever reaches a scheduler can run any code on its workers, so let them
-accept one certificate only, named in the shell of each of these commands and of sweep.py:
-
-openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=sweep -keyout dask.pem -out dask.pem
-export DASK_DISTRIBUTED__COMM__TLS__{CA_FILE,{SCHEDULER,WORKER,CLIENT}__CERT}=/shared/dask.pem
-python -m dask scheduler --host tls://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
-cd clone && python -m dask worker tls://10.0.0.1:8786 --nthreads 1 --nworkers 16
+run ends. After a stop the same command continues. On a GPU several workers share the card. On
+several machines start it on each with another --out and part of the grid, then join the tables.
 """
 
 import contextlib
+import multiprocessing
 import shlex
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from parts import UserError, command_line, config, program
-from parts.config import ROWS, SETTINGS, Flags
-from parts.theory import causal_depth
-
+import matplotlib
+import matplotlib.pyplot as plt
 import torch
 
 import train
+from analyze import crossings, save_figure, symbol_color
+from data import UserError, command_line, program
+from train import DEFAULTS, Flags, read_log, read_rows, write_rows
 
 
-PLAIN = "--ema 0 --qk-std 0.02 --target 0"  # the last weights are evaluated
+PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # the last weights are evaluated
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
@@ -45,7 +39,6 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
-PATIENCE = 15  # seconds within which a scheduler must answer and a worker must come
 
 
 def grid(groups, folder):
@@ -75,49 +68,25 @@ def cost(flags):
 def row_of(flags, error=None):
     """Return the row of a run: its flags, its error or None, its final losses (means over the last
     100 steps), and the step at which each symbol was learned."""
-    row = {name: getattr(flags, name) for name in SETTINGS}
-    row |= dict(run=flags.out.name, error=error and f"{type(error).__name__}: {error}")
+    error = error and f"{type(error).__name__}: {error}"
+    row = flags.settings | dict(run=flags.out.name, error=error)
     if error:
         return row
-    log = config.read_log(flags.out)
+    log = read_log(flags.out)
     row |= dict(seconds=log[-1]["seconds"], ended=log[-1]["step"])
     last = [entry for entry in log if entry["step"] > row["ended"] - 100]
     for name in ("val", *flags.target_names):
         row[name] = sum(entry[name] for entry in last) / len(last)
-    return row | {f"{name}_learned": step for name, step in config.crossings(log, flags).items()}
+    return row | {f"{name}_learned": step for name, step in crossings(log, flags).items()}
 
 
 def read_table(path):
     """Return the table, {} without a file; a flag that is younger than it has its default."""
-    defaults = {name: ROWS[name].default for name in SETTINGS}
-    rows = config.read_json(path, lines=True) if path.exists() else []
-    return {row["run"]: defaults | row for row in rows}
+    rows = read_rows(path) if path.exists() else []
+    return {row["run"]: Flags(**DEFAULTS).settings | row for row in rows}
 
 
 # ---- running
-
-
-def connect(scheduler, workers):
-    """Return a Dask client: of the cluster at this address or, without one, of new processes on
-    this machine, which no other machine can reach."""
-    from distributed import Client
-
-    if not scheduler:
-        size = dict(n_workers=workers, threads_per_worker=1, silence_logs="CRITICAL")
-        return Client(host="127.0.0.1", dashboard_address="127.0.0.1:0", **size)
-    try:
-        client = Client(scheduler, timeout=PATIENCE)
-        client.wait_for_workers(1, timeout=PATIENCE)
-    except Exception as error:  # an address can be wrong in many ways
-        raise UserError(f"no Dask cluster with workers at {scheduler}: {error}") from None
-    if max(client.nthreads().values()) > 1:  # torch has one random generator per process
-        raise UserError("a worker has several threads: start workers with --nthreads 1")
-
-    def set_timeout(dask_scheduler):
-        dask_scheduler.no_workers_timeout = 30  # seconds without a worker until the runs fail
-
-    client.run_on_scheduler(set_timeout)
-    return client
 
 
 def run_and_report(flags):
@@ -132,48 +101,36 @@ def run_and_report(flags):
         return row_of(flags, error)
 
 
-def sweep(to_do, table, path, client):
+def sweep(to_do, table, path, workers):
     """Train the runs to_do in their order. Whenever one ends, its row joins the table and the file
     at `path`."""
-    from distributed import as_completed
-
-    # Dask groups tasks by the first part of their keys. Only once it has timed one of a group
-    # does it move the others from busy workers to idle ones.
-    began, waiting = time.time(), {}
-    for flags in to_do:
-        key = ("run", flags.out.name, began)
-        future = client.submit(run_and_report, flags, key=key, pure=False, priority=cost(flags))
-        waiting[future] = flags
     print(f"{len(to_do)} runs to do; their progress is in {path.parent}/*.txt", flush=True)
+    began, done, total = time.time(), 0, sum(map(cost, to_do))
+    fresh = multiprocessing.get_context("spawn")  # a fork would share the threads of torch
+    with ProcessPoolExecutor(workers, fresh) as pool:
+        waiting = {pool.submit(run_and_report, flags): flags for flags in to_do}
+        for number, future in enumerate(as_completed(waiting), 1):
+            row = future.result()
+            table[row["run"]] = row
+            write_rows(path, table.values())
 
-    workers, total = len(client.nthreads()), sum(map(cost, to_do))
-    for future in as_completed([*waiting]):
-        flags = waiting.pop(future)
-        row = row_of(flags, future.exception()) if future.exception() else future.result()
-        table[row["run"]] = row
-        config.write_rows(path, table.values())
-
-        # the time left, as if the running ones were half done
-        costs = [cost(flags) for flags in waiting.values()]
-        left = sum(costs) - sum(costs[:workers]) / 2
-        minutes = (time.time() - began) / (total - left) * left / 60
-        ended = f"{len(to_do) - len(waiting)}/{len(to_do)} runs, about {minutes:.0f} min left"
-        print(f"{ended}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
+            # the time left, at the speed so far
+            done += cost(waiting[future])
+            minutes = (time.time() - began) * (total / done - 1) / 60
+            ended = f"{number}/{len(to_do)} runs, about {minutes:.0f} min left"
+            print(f"{ended}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
 
 
-def run_and_draw(to_do, folder, args):
-    """Run what has no row yet, then draw the table, also when the cluster is lost before."""
+def run_and_draw(to_do, folder, workers):
+    """Run what has no row yet, then draw the table."""
     path = folder / "results.jsonl"
     table = read_table(path)
     done = {name for name, row in table.items() if not row["error"]}
-    try:
-        if missing := [flags for flags in to_do if flags.out.name not in done]:
-            with connect(args.scheduler, args.workers) as client:
-                sweep(missing, table, path, client)
-    finally:
-        if rows := section_7(row for row in table.values() if not row["error"]):
-            figure_4(rows, folder / "figure4.png")
-            print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
+    if missing := [flags for flags in to_do if flags.out.name not in done]:
+        sweep(missing, table, path, workers)
+    if rows := section_7(row for row in table.values() if not row["error"]):
+        save_figure(figure_4(rows), folder / "figure4.png")
+        print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
     if failed := [flags for flags in to_do if table[flags.out.name]["error"]]:
         raise UserError(f"{len(failed)} runs failed, see {path}; the same command tries them again")
 
@@ -184,7 +141,7 @@ def run_and_draw(to_do, folder, args):
 def section_7(rows):
     """Return the runs of the kind that Section 7 trains, with and without implicit curriculum."""
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
-    return [row for row in rows if not (row["targets"] or row["init"] or row["circuit"])]
+    return [row for row in rows if not (row["targets"] or row["init"] or row.get("circuit"))]
 
 
 def draw_losses(axes, rows, column, color, label, shift):
@@ -199,11 +156,9 @@ def draw_losses(axes, rows, column, color, label, shift):
     axes.plot([*by_layers] * 2, middle, "_", color=color, ms=9, mew=2, label=label)
 
 
-def figure_4(rows, path):
+def figure_4(rows):
     """Above: final validation loss by layers, with and without the implicit curriculum. Below: each
-    symbol's loss by layers, with an arrow where the causal law first allows it."""
-    import matplotlib.pyplot as plt
-
+    symbol's loss by layers, with an arrow where the law, floor(log2 k) + 2, first allows it."""
     size = dict(figsize=(7.5, 8), layout="constrained", sharex=True)
     figure, (above, below) = plt.subplots(2, 1, **size)
     groups = ("with", True, "tab:blue", -0.12), ("without", False, "tab:red", 0.12)
@@ -218,9 +173,9 @@ def figure_4(rows, path):
     curriculum, possible = [row for row in rows if row["ic"]], {}
     last = max([row["D"] for row in curriculum], default=0)
     for k in range(1, last + 1):
-        color, shift = config.symbol_color(k, last), 0.15 * (k - (1 + last) / 2)
+        color, shift = symbol_color(k, last), 0.15 * (k - (1 + last) / 2)
         draw_losses(below, curriculum, f"x_{k}", color, f"$x_{k}$", shift)
-        possible.setdefault(causal_depth(k), []).append(f"$x_{k}$")
+        possible.setdefault(k.bit_length() + 1, []).append(f"$x_{k}$")
     style = dict(textcoords="offset points", ha="center", fontsize="small")
     for depth, names in possible.items():
         text, arrow = ", ".join(names) + "\npossible", dict(arrowstyle="->")
@@ -234,31 +189,30 @@ def figure_4(rows, path):
         axes.set(xlabel="layers", ylabel="validation MSE", ylim=(0, 1.2))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper right", ncols=columns, fontsize="small")
-    config.save_figure(figure, path)
+    return figure
 
 
 def main():
     p, cores = command_line("sweep.py", __doc__), torch.get_num_threads()
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... per point (default: 3)")
+    p.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... per point")
     p.add_argument("--flags", action="append", help="of train.py for all runs; twice for two sets")
-    p.add_argument("--out", type=Path, help="folder (default: out/sweep, or out/PRESET)")
-    p.add_argument("--workers", type=int, default=cores, help="processes (default: one per core)")
-    p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
+    p.add_argument("--out", type=Path, help="folder; by default out/sweep, or out/PRESET")
+    p.add_argument("--workers", type=int, default=cores, help="processes, each with one thread")
     p.add_argument("--plot-only", action="store_true", help="draw the table, run nothing")
+    # the value of --flags begins with --, which argparse takes only after =
+    args = p.parse_args(shlex.split(shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")))
+    if bool(args.preset) == bool(args.layers):
+        p.error("give a --preset, or your own grid with --layers")
+    matplotlib.use("Agg")  # figures are files here
     with program("sweep.py"):
-        # the value of --flags begins with --, which argparse takes only after =
-        typed = shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")
-        args = p.parse_args(shlex.split(typed))
-        if bool(args.preset) == bool(args.layers):
-            p.error("give a --preset, or your own grid with --layers")
         folder = args.out or Path("out", args.preset or "sweep")
         groups = [(text, args.layers, args.seeds) for text in args.flags or [""]]
         to_do = grid(PRESETS.get(args.preset, groups), folder.absolute())
         folder.mkdir(parents=True, exist_ok=True)
-        with config.alone_in(folder):
-            run_and_draw([] if args.plot_only else to_do, folder, args)
+        with train.alone_in(folder):
+            run_and_draw([] if args.plot_only else to_do, folder, args.workers)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,316 @@
-"""Every stage against something independent: brute force, PyTorch's own op, or a planted answer.
+"""The repository in one specification: each stage against something independent of it.
 
-python test_all.py              # the tests of tests/ that are fast, on all cores
-python test_all.py rotary law   # those whose name, or whose file's, contains one of these words
-python test_all.py --slow       # the slow ones too: clusters, kills
+python test_all.py           # these smoke tests, half a minute
+python test_all.py circuit   # those whose name contains a word
+python test_all.py --all     # then the fast tests of tests/ too, with pytest, on all cores
+python test_all.py --slow    # and the slow ones: kills, committed weights
 """
 
-import os
+import contextlib
+import io
+import itertools
+import json
+import re
+import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
 
-import pytest
+import torch
+import torch.nn.functional as F
+
+import ablate
+import analyze
+import data
+import sweep
+import train
+from model import Transformer
+
+
+HERE = Path(__file__).parent
+STAGES = "data model train ablate analyze sweep test_all".split()
+TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --stop-below 0"
+TINY = f"{TINY} --warmup 5 --save-every 20 --device cpu --dtype float32"
+
+
+# ---- helpers
+
+
+def run_main(module, arguments):
+    """Run a command line in this process; return (exit code, stdout, stderr)."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    argv = [f"{module.__name__}.py", *arguments.split()]
+    redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with mock.patch.object(sys, "argv", argv), redirected[0], redirected[1]:
+        try:
+            module.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
+def new_folder():
+    """Return an empty folder, which the system removes some day."""
+    return Path(tempfile.mkdtemp())
+
+
+def follow(tokens, N, D, K):
+    """Return the right answers (N, D*K) to one sequence of tokens (T, K or more): follow each query
+    through the pairs by comparing symbols."""
+    symbols = [tuple(token[:K].tolist()) for token in tokens]
+    follows = dict(zip(symbols[:-N:2], symbols[1:-N:2], strict=True))
+    answers, current = [], symbols[-N:]
+    for _ in range(D):
+        current = [follows[symbol] for symbol in current]
+        answers.append(torch.tensor(current))
+    return torch.cat(answers, -1)
+
+
+# ---- data
+
+
+def test_targets_are_found_by_following_the_pairs():
+    for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
+        batch = data.make_batch(1, torch.arange(20), N, D, K)
+        for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
+            assert torch.equal(targets, follow(tokens, N, D, K))
+
+
+def test_positions_say_where_the_symbols_of_a_chain_stand():
+    batch, task = data.make_batch(1, torch.arange(20)), data.chain(4, 3)
+    for b, n in itertools.product(range(20), range(4)):
+        shown = {role.symbol: set() for role in task.roles}
+        for role, token in zip(task.roles, batch.positions[b, n], strict=True):
+            shown[role.symbol].add(tuple(batch.inputs[b, token, :4].tolist()))
+        assert all(len(symbols) == 1 for symbols in shown.values())
+
+
+def test_conditional_targets_are_found_by_searching_the_triples():
+    batch = data.make_batch(1, torch.arange(20), task="conditional")
+    for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
+        symbols = [tuple(token[:4].tolist()) for token in tokens]
+        shown, y_pairs, x_pairs = symbols[:48], symbols[48:56], symbols[56:64]
+        triples = dict(zip(zip(shown[::3], shown[1::3], strict=True), shown[2::3], strict=True))
+        y_of, x_of = (dict(zip(s[::2], s[1::2], strict=True)) for s in (y_pairs, x_pairs))
+        for query, target in zip(symbols[64:], targets, strict=True):
+            x, y = x_of[query], y_of[query]
+            assert torch.equal(target, torch.tensor([*x, *y, *triples[x, y]]))
+
+
+def test_an_example_is_a_function_of_seed_and_number():
+    whole = data.make_batch(5, torch.arange(10))
+    for number in range(10):
+        alone = data.make_batch(5, torch.tensor([number]))
+        assert torch.equal(alone.inputs[0], whole.inputs[number])
+    assert not torch.equal(data.make_batch(6, torch.arange(10)).inputs, whole.inputs)
+
+
+def test_an_epoch_holds_each_example_once_and_held_out_ones_are_others():
+    steps = [data.batch_index(0, step, batch=6, examples=24) for step in range(8)]
+    for epoch in torch.cat(steps).split(24):
+        assert sorted(epoch.tolist()) == [*range(24)]
+    assert not torch.equal(steps[0], steps[4])
+    seen = [data.held_out(split, 1000) for split in data.SPLITS]
+    assert len(torch.cat(seen).unique()) == 1000 * len(seen) and torch.cat(seen).max() < 0
+
+
+def test_symbols_are_standard_normal():
+    numbers = data.make_batch(0, torch.arange(2000)).inputs[..., :4]
+    assert numbers.mean().abs() < 0.01 and (numbers.std() - 1).abs() < 0.01
+
+
+# ---- model
+
+
+def test_a_layer_is_pytorchs_own_attention_and_mlp():
+    for causal, rotary in itertools.product((True, False), (None, data.rotary_angles(12, 8))):
+        torch.manual_seed(0)
+        model = Transformer(12, 2, 6, 5, 1, 2, 16, 8, causal=causal, rotary=rotary, qk_std=1)
+        x, block = torch.randn(3, 12, 6), model.blocks[0]
+        stream = model.embed(x)
+        q, k, v = block.qkv(block.ln1(stream)).view(3, 12, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        if rotary is not None:  # RoPE multiplies complex numbers
+            turn = torch.polar(torch.ones(12, 4), rotary)
+            q, k = (torch.complex(*z.chunk(2, -1)) * turn for z in (q, k))
+            q, k = (torch.cat([z.real, z.imag], -1) for z in (q, k))
+        written = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        stream = stream + block.out(written.transpose(1, 2).flatten(2))
+        stream = stream + block.down(F.gelu(block.up(block.ln2(stream))))
+        expected = model.head(model.ln(stream))[:, -2:]
+        torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_head_writes_can_be_read_and_replaced():
+    torch.manual_seed(0)
+    model, x, seen = Transformer(12, 2, 6, 5, 3, 2, 16, 8, qk_std=1), torch.randn(3, 12, 6), []
+
+    def same(pattern, values):
+        seen.append(pattern)
+        return pattern @ values
+
+    predictions, patterns = model(x, return_patterns=True)
+    torch.testing.assert_close(model(x, heads={(1, 0): same}), predictions)
+    assert torch.equal(seen[0], patterns[1][:, 0])
+    torch.testing.assert_close(patterns[1].sum(-1), torch.ones(3, 2, 12))
+    assert not torch.allclose(model(x, heads={(1, 0): lambda _, values: 0 * values}), predictions)
+
+
+# ---- train
+
+
+def test_training_learns_one_retrieval_step():
+    run = new_folder() / "run"
+    flags = "--layers 2 --width 32 --D 1 --N 2 --rotary qk --no-mlp --lr 1e-2 --batch 64"
+    flags += f" --warmup 10 --steps 2000 --stop-below 0.2 --device cpu --out {run}"
+    code, out, err = run_main(train, flags)
+    assert code == 0 and "solved: True" in out, out + err
+
+    # other sequences, with answers that are found by comparing symbols; no retrieval gives 0.5
+    model, _ = train.load(run)
+    batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
+    answers = torch.stack([follow(tokens, 2, 1, 4) for tokens in batch.inputs])
+    assert (model(batch.inputs) - answers).square().mean() < 0.22
+
+
+def train_until(step, arguments):
+    """Train, and stop as a signal does that comes when this step is evaluated."""
+    flags, stopped = train.parse_flags(arguments.split()), []
+
+    def print_row(flags, rows):
+        if rows[-1]["step"] == step:
+            stopped.append(2)
+
+    with mock.patch.object(train, "print_row", print_row):
+        assert not train.run_once(flags, stopped)
+
+
+def test_a_stopped_run_ends_with_the_same_bits_after_resume():
+    for optimizer in "muon", "adamw":
+        folder, ends = new_folder(), []
+        flags = f"{TINY} --optimizer {optimizer} --resume --out {folder}"
+        train_until(20, f"{flags}/stopped")
+        assert not (folder / "stopped/model.pt").exists()
+        for name in "whole", "stopped":
+            assert run_main(train, f"{flags}/{name}")[0] == 0
+            rows = [row | dict(seconds=0) for row in train.read_log(folder / name)]
+            ends.append((rows, torch.load(folder / name / "model.pt", weights_only=True)))
+        (rows, weights), (other_rows, other_weights) = ends
+        assert rows == other_rows and len(rows) == 5
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+# ---- ablate
+
+
+def planted(x, heads=None):
+    """A model of two layers with one head each that solves N=4, D=1 by a circuit that was set by
+    hand: in layer 0 each token notes the token before it, and in layer 1 it reads the tokens whose
+    note is its own symbol."""
+    heads, symbols, T = heads or {}, x[..., :4], x.shape[1]
+    before = torch.eye(T)[(torch.arange(T) - 1).clamp(min=0)].expand(len(x), T, T)
+    noted = heads.get((0, 0), torch.matmul)(before, symbols)
+    scores = -50 * torch.cdist(symbols, noted).square() + torch.full((T, T), -torch.inf).triu(1)
+    scores[:, 1:, 0] = -torch.inf  # before the first token there is none, so it notes itself
+    read = heads.get((1, 0), torch.matmul)(scores.softmax(-1), symbols)
+    return read[:, -4:]
+
+
+def test_a_planted_circuit_is_found():
+    flags = train.parse_flags("--layers 2 --D 1 --device cpu --dtype float32".split())
+    report, task = ablate.find_circuit(planted, flags), flags.problem
+    names = [ablate.path_name(path, task) for path in ablate.paths_in(report, task)]
+    assert names == ["L0H0: 1b -> 1a", "L1H0: q -> 1b"] and report["validated"], report
+
+
+def test_the_circuit_of_transformer_a_is_found_again():
+    model, flags = train.load(HERE / "results/A")
+    report = ablate.read_report(HERE / "results/A")
+    paths = {*ablate.paths_in(report, flags.problem)}
+    batch = train.sequences(flags, data.held_out("validate", 256))
+    patched = ablate.PatchedModel(model, flags, batch)
+    assert patched.circuit(paths).mean(0).max() < 0.05 < patched.circuit([]).mean(0).min()
+    for path in paths:
+        assert patched.circuit(paths - {path}).mean(0).max() > 0.5
+
+
+# ---- analyze and sweep
+
+
+def test_every_figure_is_drawn():
+    run = new_folder() / "run"
+    assert run_main(train, f"{TINY} --out {run}")[0] == 0
+    assert "run python ablate.py" in run_main(analyze, str(run))[1]
+    losses, paths = dict(x_1=[0.5, 0.4, 0.6]), []
+    for layer, source, target in (0, "1b", "1a"), (1, "q", "1b"):
+        paths.append(dict(layer=layer, head=0, reader=source, read=target, attention=0.5))
+    report = dict(paths=paths, validated=True, faithful=losses, worst="x_1", sequences=9)
+    (run / "circuit.json").write_text(json.dumps(report | dict(attention_sequences=9)))
+    assert run_main(analyze, str(run))[0] == 0
+    assert len(json.loads((run / "emergence.json").read_text())["steps"]) == 3
+    for name in "curves attention_maps circuit emergence paths".split():
+        assert (run / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
+
+
+def test_a_sweep_trains_its_grid_and_draws_figure_4():
+    folder, flags = new_folder(), TINY.replace("--layers 2 ", "")
+    with mock.patch.object(sys, "argv", ["sweep.py", "--flags", flags, "--layers", "1", "2"]):
+        sys.argv += ["--seeds", "1", "--workers", "1", "--out", str(folder)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            sweep.main()
+    table = sweep.read_table(folder / "results.jsonl").values()
+    assert sorted(row["layers"] for row in table) == [1, 2]
+    assert all(row["error"] is None and row["ended"] == 40 and row["x_1"] < 2 for row in table)
+    assert (folder / "figure4.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- all stages
+
+
+def test_a_mistake_gets_one_line():
+    run = new_folder() / "run"
+    assert run_main(train, f"{TINY} --steps 2 --out {run}")[0] == 0
+    for module, arguments, says in (
+        (data, "--K 3", "even"),
+        (train, "--K 3", "--K must be even"),
+        (train, "--lr nan", "--lr must be at least 0"),
+        (train, "--heads 3", "divisible by --heads 3"),
+        (train, "--lay 3", "unrecognized"),
+        (train, f"{TINY} --steps 2 --out {run}", "add --resume"),
+        (train, f"{TINY} --steps 3 --out {run}", "steps 2, not 3"),
+        (train, f"{TINY} --lr 1e9 --clip 0 --out {run}2", "the loss is not finite"),
+        (ablate, f"{run}/nowhere", "no run directory"),
+        (ablate, f"{run} --threshold 2", "--threshold must be"),
+        (analyze, f"{run}/nowhere", "no run directory"),
+        (sweep, "", "give a --preset"),
+        (sweep, "--layers 1 --flags=--seed=3", "must not hold --seed"),
+    ):
+        code, out, err = run_main(module, arguments)
+        assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)
+
+
+def test_a_stage_imports_only_earlier_stages():
+    for number, stage in enumerate(STAGES):
+        text = (HERE / f"{stage}.py").read_text()
+        imported = {*re.findall(r"^(?:import|from) (\w+)", text, re.M)}
+        local = {path.stem for path in HERE.glob("*.py")} | {"studies", "pages", "tests"}
+        assert imported & local <= {*STAGES[:number]}, stage
+
+
+def main():
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    tests = [name for name in globals() if name.startswith("test_")]
+    for name in [name for name in tests if all(word in name for word in words)]:
+        began = time.time()
+        globals()[name]()
+        print(f"{time.time() - began:5.1f} s  {name.replace('_', ' ')[5:]}", flush=True)
+    if {"--all", "--slow"} & {*sys.argv}:
+        fast = [] if "--slow" in sys.argv else ["-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", *fast, "tests"]
+        sys.exit(subprocess.run(command, cwd=HERE).returncode)
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--slow"]
-    flags = "-q --disable-warnings -p no:cacheprovider --dist worksteal --durations 5".split()
-    flags += [] if "--slow" in sys.argv else ["-m", "not slow"]
-    flags += ["-n", str(os.cpu_count()), "-o", "pythonpath=.", "-k", " or ".join(words), "tests"]
-    sys.exit(pytest.main(flags))  # 5 if there is no such test
+    torch.set_num_threads(1)  # more threads only wait on tensors this small
+    main()

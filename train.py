@@ -2,74 +2,308 @@
 
 python train.py --layers 12 --heads 1 --D 3           # transformers A, B, C (Section 8.1)
 python train.py --layers 12 --heads 1 --D 3 --resume  # continue after a stop, to the same bits
-python train.py --layers 3 --heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --target 0
+python train.py --layers 3 --heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --stop-below 0
 python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
+
+A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
+per evaluation), model.pt (the final weights), state.pt (what --resume needs) and ckpt/ (with
+--save-every). Later stages add circuit.json and the figures; load(run) gives them the model.
 """
 
+import argparse
+import contextlib
 import ctypes
+import json
 import math
-import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
-
-
-if __name__ == "__main__":  # before torch loads: waiting threads sleep soon and free their cores
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-from parts import UserError, config, program
-from parts.circuit import frozen_heads
-from parts.theory import frozen_paths
+from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from data import batch_index, held_out, partial_losses
+from data import (
+    ENCODINGS,
+    TASKS,
+    UserError,
+    batch_index,
+    command_line,
+    held_out,
+    make_batch,
+    partial_losses,
+    program,
+)
+from model import Transformer
 
 
-# ---- optimizers
+# ---- the flags of a run
 
 
-def orthogonalize(x, iterations=5):
-    """Bring all singular values of x (B, rows, columns) close to 1 by Newton-Schulz iterations."""
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
-        square = x @ x.mT
-        polynomial = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
-        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
-    return x.mT if tall else x
+def parser():
+    """Return the ArgumentParser of train.py. To add a flag, add a line."""
+    p = command_line("train.py", __doc__)
+    add = p.add_argument_group("problem").add_argument  # Section 6
+    add("--task", default="chain", choices=TASKS, help="conditional is that of Section 3.1")
+    add("--N", type=int, default=4, help="chains per sequence")
+    add("--D", type=int, default=3, help="retrieval steps per chain")
+    add("--K", type=int, default=4, help="dimensions per symbol, an even number")
+    add("--no-ic", dest="ic", action="store_false", help="predict x_D alone: no curriculum")
+    add("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3 for x_1, x_3")
+    add("--examples", type=int, default=2**18, help="training set; 0 = fresh examples only")
+
+    add = p.add_argument_group("model").add_argument  # Section 8.1
+    add("--rotary", default="input", choices=ENCODINGS, help="input: in the tokens; qk: RoPE")
+    add("--layers", type=int, default=12, help="number of layers")
+    add("--heads", type=int, default=1, help="attention heads per layer")
+    add("--width", type=int, default=128, help="size of the residual stream")
+    add("--head-size", type=int, default=0, help="size of one head; 0 = width / heads")
+    add("--no-mlp", dest="mlp", action="store_false", help="leave out the MLPs")
+    add("--no-causal", dest="causal", action="store_false", help="leave out the causal mask")
+
+    add = p.add_argument_group("training").add_argument
+    add("--optimizer", default="muon", choices=("muon", "adamw"), help="the paper has adamw")
+    add("--steps", type=int, default=1200, help="most steps; the learning rate spans them")
+    add("--stop-below", type=float, default=0.01, help="stop below this confirmed MSE; 0 = never")
+    add("--batch", type=int, default=128, help="sequences per step")
+    add("--lr", type=float, default=1e-3, help="learning rate, of Muon and of AdamW")
+    add("--warmup", type=int, default=100, help="steps over which the rate rises from 0")
+    add("--decay", type=float, default=0.5, help="last share of the steps: the rate falls to 0")
+    add("--beta2", type=float, default=0.99, help="Adam's second beta")
+    add("--weight-decay", type=float, default=0.1, help="decoupled weight decay of the matrices")
+    add("--ema", type=float, default=0.98, help="decay of the averaged weights; 0 = no averaging")
+    add("--clip", type=float, default=0.1, help="largest norm of the gradient; 0 = no clipping")
+    add("--qk-std", type=float, default=0.1, help="initial std of W_Q and W_K; others have 0.02")
+    add("--init", default="", help="start from the weights of this run, which has the same shape")
+    add("--seed", type=int, default=0, help="of the data, its order, and the initial weights")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of products")
+    add("--eval-every", type=int, default=50, help="steps between evaluations, which save")
+    add("--save-every", type=int, default=0, help="steps between checkpoints in ckpt/; 0 = none")
+
+    add = p.add_argument_group("machine, may differ after --resume").add_argument
+    add("--device", default="auto", help="cuda, mps or cpu; auto = the first of them that exists")
+    add("--out", type=Path, help="run directory; by default out/ and a name made from the flags")
+    add("--resume", action="store_true", help="continue from state.pt, if it exists")
+    return p
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
-    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon, but computes all matrices
-    of one shape together, in the given dtype."""
+DEFAULTS = vars(parser().parse_args([]))
+MACHINE = "device", "out", "resume"
+SETTINGS = [name for name in DEFAULTS if name not in MACHINE]  # fixed for a run
 
-    def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
-        shapes = {}
-        for matrix in matrices:
-            shapes.setdefault(matrix.shape, []).append(matrix)
-        defaults = dict(lr=lr, weight_decay=weight_decay, momentum=momentum)
-        super().__init__([dict(params=group) for group in shapes.values()], defaults)
-        self.dtype = dtype
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            # Nesterov momentum of all matrices of one shape
-            gradient = torch.stack([matrix.grad for matrix in group["params"]])
-            average = group.setdefault("average", torch.zeros_like(gradient))
-            average.lerp_(gradient, 1 - group["momentum"])
-            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
+class Flags(argparse.Namespace):
+    """The flags of a run as attributes, and what follows from them."""
 
-            # the root mean square of an update of Adam is near 0.2
-            update = orthogonalize(update).float()
-            size = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
-            for matrix, change in zip(group["params"], update, strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
+    @property
+    def problem(self):
+        """The data.Task: roles, symbols, tokens."""
+        return TASKS[self.task](self.N, self.D)
+
+    @property
+    def target_symbols(self):
+        """The k of the symbols x_k that each query predicts, in order."""
+        symbols = [*range(1, self.problem.symbols)]
+        return sorted(self.targets) or (symbols if self.ic else symbols[-1:])
+
+    @property
+    def target_names(self):
+        """The names of the target symbols: x_1, x_2, ..."""
+        return [f"x_{k}" for k in self.target_symbols]
+
+    @property
+    def title(self):
+        """12 layers x 1 head, D=3, seed 0."""
+        heads = f"{self.heads} head{'s' * (self.heads > 1)}"
+        return f"{self.layers} layers x {heads}, {self.problem.title}, seed {self.seed}"
+
+    @property
+    def settings(self):
+        """{flag: value} of the flags that are fixed for a run."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    @property
+    def size(self):
+        """The size of one head."""
+        return self.head_size or self.width // self.heads
+
+    def replace(self, **changes):
+        """Return the same flags with some changed."""
+        return Flags(**(vars(self) | changes))
+
+
+def parse_flags(arguments=None):
+    """Return the Flags of a run from the command line, with the device, the dtype and the run
+    directory settled. What would train something else than was meant ends the program."""
+    p = parser()
+    flags = p.parse_args(arguments, Flags())
+    for name, value in flags.settings.items():
+        if isinstance(value, (int, float)) and not value >= 0:  # nan too
+            p.error(f"--{name.replace('_', '-')} must be at least 0, not {value}")
+    if flags.decay > 1 or flags.ema >= 1:
+        p.error("--decay must be at most 1, and --ema below 1")
+    if flags.K % 2:
+        p.error(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
+    if flags.width % flags.heads and not flags.head_size:
+        p.error(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
+    if flags.task == "conditional" and DEFAULTS["D"] != flags.D:
+        p.error("--task conditional is the same for every --D: leave --D out")
+    if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
+        p.error(f"--targets must be among 1 to {flags.problem.symbols - 1}")
+
+    flags.out = flags.out or run_directory(flags)  # before dtype is settled: no machine differs
+    if flags.device == "auto":
+        fallback = "mps" if torch.backends.mps.is_available() else "cpu"
+        flags.device = "cuda" if torch.cuda.is_available() else fallback
+    if flags.dtype == "auto":
+        flags.dtype = native_dtype(flags.device)
+    return flags
+
+
+def run_directory(flags):
+    """Return out/L12_H1_D3_s0, with every other flag that differs from its default in the name."""
+    name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title.replace('=', '')}"
+    for key, value in flags.settings.items():
+        implied = key in ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
+        if not implied and value != DEFAULTS[key]:
+            text = "-".join(map(str, value)) if isinstance(value, list) else Path(str(value)).name
+            name += f"_no-{key}" if value is False else f"_{key}{text}"
+    return Path("out", f"{name}_s{flags.seed}")
+
+
+def native_dtype(device):
+    """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
+    processors only those with AMX do; the others take twice as long."""
+    kind = torch.device(device).type
+    native = kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if kind == "cpu":
+        cpu = torch.cpu.get_capabilities()
+        native = cpu.get("amx_bf16") or cpu.get("avx512_bf16") and "AMD" in cpu.get("cpu_name", "")
+    return "bfloat16" if native else "float32"
+
+
+# ---- the run directory
+
+
+def write_file(path, write):
+    """Call write(temporary path), then rename: at `path` there is always a whole file, the old one
+    or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    temporary.replace(path)
+
+
+def write_text(path, text):
+    write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_rows(path, rows):
+    """Write dicts as a file of JSON lines."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_tensors(path, tensors):
+    write_file(path, lambda temporary: torch.save(tensors, temporary))
+
+
+def read_flags(run):
+    """Return the Flags of a run; a flag that is younger than the run has its default."""
+    path = Path(run, "config.json")
+    if not path.exists():
+        raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    return Flags(**(DEFAULTS | saved | dict(out=Path(run))))
+
+
+def read_rows(path):
+    """Return what write_rows wrote, a list of dicts."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def read_log(run):
+    """Return the rows of log.jsonl, a list with one dict per evaluation."""
+    return read_rows(Path(run, "log.jsonl"))
+
+
+def checkpoints_of(run):
+    """Return the checkpoint files of a run, the first step first."""
+    return sorted(Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))
+
+
+def build(flags):
+    """Return the untrained transformer of these flags, on the CPU."""
+    T, encoding = flags.problem.T, ENCODINGS[flags.rotary]
+    names = "layers", "heads", "width", "mlp", "causal", "qk_std"
+    shape = {name: getattr(flags, name) for name in names} | dict(head_size=flags.size)
+    shape["rotary"] = encoding.angles and encoding.angles(T, flags.size)
+    inputs = flags.K + encoding.appended(T, flags.K).shape[1]
+    return Transformer(T, flags.N, inputs, flags.K * len(flags.target_symbols), **shape)
+
+
+def load(run, weights="model.pt", device="cpu"):
+    """Return (model, flags) of a run directory, ready to evaluate; `weights` may name a checkpoint,
+    "ckpt/000080.pt"."""
+    flags = read_flags(run).replace(device=device)  # this machine, not the one it was trained on
+    if native_dtype(device) == "float32":
+        flags.dtype = "float32"  # bfloat16 would be many times slower
+    model = build(flags)
+    model.load_state_dict(torch.load(Path(run, weights), map_location="cpu", weights_only=True))
+    return model.to(device).eval(), flags
+
+
+def sequences(flags, index):
+    """Return the Batch of the examples `index` of a run's problem and seed."""
+    problem = {name: getattr(flags, name) for name in ("task", "N", "D", "K", "rotary")}
+    return make_batch(flags.seed, index, targets=flags.target_symbols, **problem)
+
+
+def precision(flags):
+    """Return a context in which activations and matrix products have the dtype of the flags.
+    Weights, attention scores, LayerNorm's statistics, the loss and the optimizer stay float32."""
+    kind = torch.device(flags.device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
+
+
+@contextlib.contextmanager
+def alone_in(folder):
+    """Let only one process at a time into a folder; UserError for the others. A killed process
+    leaves nothing locked."""
+    lock = FileLock(folder / ".lock")
+    try:
+        with lock.acquire(timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{folder} is in use by another process: wait until it ends") from None
+
+
+def open_run(flags):
+    """Write config.json of a new run; UserError if its directory holds a run with other flags, or
+    this run already, and there is no --resume."""
+    run, path = flags.out, flags.out / "config.json"
+    if not path.exists():
+        text = json.dumps(flags.settings | provenance_of(flags), indent=1)
+        return write_text(path, text + "\n")
+    saved = read_flags(run)
+    for name, value in flags.settings.items():
+        if getattr(saved, name) != value:
+            was = f"{name} {getattr(saved, name)}, not {value}"
+            raise UserError(f"{run} holds a run with other flags ({was}): choose another --out")
+    if not flags.resume:
+        raise UserError(f"{run} holds this run already: add --resume, or choose another --out")
+
+
+def provenance_of(flags):
+    """Return what config.json says beside the flags; git is empty outside of a clone."""
+    command, git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty"], ""
+    with contextlib.suppress(OSError):
+        git = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return dict(threads=torch.get_num_threads(), torch=torch.__version__, git=git)
+
+
+# ---- what a training step changes
 
 
 def linear_weights(module):
@@ -77,28 +311,22 @@ def linear_weights(module):
     return {m.weight: None for m in module.modules() if isinstance(m, torch.nn.Linear)}
 
 
-def adamw(parameters, decaying, flags):
-    """Return AdamW in which only the parameters in `decaying` have weight decay."""
-    groups = [
-        dict(params=[p for p in parameters if p in decaying], weight_decay=flags.weight_decay),
-        dict(params=[p for p in parameters if p not in decaying], weight_decay=0.0),
-    ]
-    return torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)
-
-
-def adamw_alone(model, flags):
-    return [adamw([*model.parameters()], linear_weights(model), flags)]
-
-
-def muon_and_adamw(model, flags):
-    """Return Muon for the matrices inside the layers and AdamW for all other parameters."""
-    matrices = linear_weights(model.blocks)
+def make_optimizers(model, flags):
+    """Return [AdamW, Muon], where Muon (Jordan et al., 2024) has the matrices inside the layers and
+    AdamW all other parameters, or [AdamW] with --optimizer adamw. Steps of both are equally large
+    (Liu et al., 2025). Only weights of linear layers decay."""
+    matrices = linear_weights(model.blocks) if flags.optimizer == "muon" else {}
     others = [parameter for parameter in model.parameters() if parameter not in matrices]
-    muon = Muon(matrices, flags.lr, flags.weight_decay, getattr(torch, flags.dtype))
-    return [adamw(others, linear_weights(model), flags), muon]
-
-
-OPTIMIZERS = {"muon": muon_and_adamw, "adamw": adamw_alone}  # (model, flags) -> [optimizer, ...]
+    decaying, decay = linear_weights(model), flags.weight_decay
+    groups = [
+        dict(params=[p for p in others if p in decaying], weight_decay=decay),
+        dict(params=[p for p in others if p not in decaying], weight_decay=0.0),
+    ]
+    optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
+    if matrices:
+        size = dict(lr=flags.lr, adjust_lr_fn="match_rms_adamw")
+        optimizers.append(torch.optim.Muon(matrices, weight_decay=decay, **size))
+    return optimizers
 
 
 def schedule(step, flags):
@@ -108,20 +336,18 @@ def schedule(step, flags):
     return min(warmup, 1, decay)
 
 
-# ---- state
-
-
 class State:
     """Everything that a training step changes. state.pt keeps each attribute: add your own here (a
     number, a tensor, a list, a dict, or anything with a state_dict), and --resume restores it."""
 
-    def __init__(self, flags, initial_model=config.untrained):
+    def __init__(self, flags):
         torch.manual_seed(flags.seed)
-        self.settings = flags.settings
         self.threads = torch.get_num_threads()  # sums over other threads differ in the last bits
-        self.model = initial_model(flags).to(flags.device)
+        self.model = build(flags).to(flags.device)
+        if flags.init:
+            self.model.load_state_dict(load(flags.init)[0].state_dict())
         self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema))
-        self.optimizers = OPTIMIZERS[flags.optimizer](self.model, flags)
+        self.optimizers = make_optimizers(self.model, flags)
         self.step, self.seconds = 0, 0.0
         self.train_loss = torch.zeros(2, device=flags.device)  # sum, count since the last row
         self.rows = []  # of log.jsonl
@@ -148,10 +374,9 @@ class State:
 
 def predict(model, flags, index):
     """Return the predictions and the targets (B, N, symbols*K) of the examples `index` (B,)."""
-    batch = config.sequences(flags, index.to(flags.device))
-    with config.precision(flags):
-        heads = frozen_heads(frozen_paths(flags), flags.problem, batch.positions)
-        return model(batch.inputs, heads), batch.targets
+    batch = sequences(flags, index.to(flags.device))
+    with precision(flags):
+        return model(batch.inputs), batch.targets
 
 
 @torch.no_grad()
@@ -175,7 +400,7 @@ def evaluation(flags, state):
     )
 
     # the lowest of many validation losses is biased: more sequences confirm it
-    if state.step == flags.steps or row["val"] < flags.target:
+    if state.step == flags.steps or row["val"] < flags.stop_below:
         losses = evaluate(state.averaged.module, flags, "confirmation", 8192)
         row["confirmed"] = sum(losses) / len(losses)
     return row
@@ -183,40 +408,38 @@ def evaluation(flags, state):
 
 def train(flags, state, stopped=()):
     """Train from `state` to the end and return True, or return False once `stopped` is not empty.
-    Raise FloatingPointError if a loss is not finite; state.pt then keeps the last good state."""
+    UserError if a loss is not finite; state.pt then keeps the last good state."""
     run, model, averaged = flags.out, state.model, state.averaged.module
-    compiled = torch.compile(model) if flags.compile else model
     start = time.monotonic() - state.seconds
 
     while True:  # here `step` steps are done: this is the state that is saved
         step, state.seconds = state.step, time.monotonic() - start
         if stopped:
             if state.train_loss.isfinite().all():
-                config.write_tensors(run / "state.pt", state.state_dict())
+                write_tensors(run / "state.pt", state.state_dict())
             return False
         if flags.save_every and step % flags.save_every == 0:
             (run / "ckpt").mkdir(exist_ok=True)
-            config.write_tensors(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
+            write_tensors(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
 
         # evaluate and save; end when both losses are below the target, or after the last step
         if step % flags.eval_every == 0 or step == flags.steps:
             row = evaluation(flags, state)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
-                raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr")
-            config.write_tensors(run / "state.pt", state.state_dict())  # as before this row
+                raise UserError(f"the loss is not finite at step {step}: lower --lr")
+            write_tensors(run / "state.pt", state.state_dict())  # as before this row
             state.rows.append(row)
-            config.write_rows(run / "log.jsonl", state.rows)
+            write_rows(run / "log.jsonl", state.rows)
             print_row(flags, state.rows)
-            if step == flags.steps or row.get("confirmed", math.inf) < flags.target:
-                config.write_tensors(run / "model.pt", averaged.state_dict())
-                draw_curves(run)
+            if step == flags.steps or row.get("confirmed", math.inf) < flags.stop_below:
+                write_tensors(run / "model.pt", averaged.state_dict())
                 return True
             state.train_loss.zero_()
 
         # take one step; the seed makes random numbers in it the same after --resume
         torch.manual_seed(hash((flags.seed, step)))
         index = batch_index(flags.seed, step, flags.batch, flags.examples)
-        predictions, targets = predict(compiled, flags, index)
+        predictions, targets = predict(model, flags, index)
         loss = partial_losses(predictions, targets, flags.K).mean()
         loss.backward()
         if flags.clip:
@@ -236,73 +459,25 @@ def print_row(flags, rows):
     before, row = [*rows[:1], *rows][-2:]
     rate = (row["step"] - before["step"]) / max(row["seconds"] - before["seconds"], 0.01)
     left = f"{(flags.steps - row['step']) / rate / 60:.1f} min" if rate else "?"
-    progress = f"step {row['step']:5d}/{flags.steps} {row['step'] / flags.steps:4.0%}"
     losses = f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  "
     losses += "  ".join(f"{name} {row[name]:.3f}" for name in flags.target_names)
-    print(f"{progress}  {losses}  {rate:5.2f} steps/s  {left} left at most", flush=True)
-
-
-# ---- the end of a run
-
-
-def draw_curves(run):
-    """Draw curves.png: the losses, the steps at which symbols were learned, and the plateaus."""
-    import matplotlib.pyplot as plt
-
-    flags, rows = config.read_flags(run), config.read_log(run)
-    steps, validation = [row["step"] for row in rows], [row["val"] for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    figure.suptitle(f"{flags.title}: validation MSE {validation[-1]:.4f} at step {steps[-1]}")
-
-    # left: all symbols together
-    left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
-    left.plot(steps, validation, color="black", label="validation, 1024 sequences")
-    if flags.target:
-        left.axhline(flags.target, color="tab:green", ls="--", label=f"target {flags.target:g}")
-    left.set(xlabel="training step", ylabel="mean squared error", yscale="log")
-    left.legend(fontsize="small", loc="lower left")
-
-    # right: each symbol alone
-    for name, crossing in config.crossings(rows, flags).items():
-        color, label = config.symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
-        if crossing is not None:
-            right.plot(crossing, flags.problem.learned, "o", color=color)
-            label += f", below {flags.problem.learned:.3g} at step {crossing:.0f}"
-        right.plot(steps, [row[name] for row in rows], color=color, label=label)
-    right.set(xlabel="training step", ylabel="validation MSE of each symbol", ylim=(0, 1.2))
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
-
-    # both: the plateaus, and what a model on each of them does
-    for level, meaning in flags.problem.plateaus:
-        left.axhline(level, color="tab:red", ls=":")
-        right.axhline(level, color="tab:red", ls=":")
-        right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom")
-    config.save_figure(figure, run / "curves.png")
+    speed = f"{rate:5.2f} steps/s  {left} left at most"
+    print(f"step {row['step']:5d}/{flags.steps}  {losses}  {speed}", flush=True)
 
 
 def summary(run):
     """Return the end of a run as lines of "name: value", easy to grep."""
-    flags, rows = config.read_flags(run), config.read_log(run)
+    flags, rows = read_flags(run), read_log(run)
     last, lines = rows[-1], ["---", f"run: {run}"]
-    if flags.target:
-        lines.append(f"solved: {max(last['val'], last.get('confirmed', math.inf)) < flags.target}")
+    if flags.stop_below:
+        lines.append(
+            f"solved: {max(last['val'], last.get('confirmed', math.inf)) < flags.stop_below}"
+        )
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
-    for name, step in config.crossings(rows, flags).items():
-        step = "never" if step is None else round(step)
-        lines.append(f"{name}_below_{flags.problem.learned:.3g}_at_step: {step}")
     return "\n".join(lines)
 
 
 # ---- the command line
-
-
-def parse_flags(arguments=None):
-    """Return the Flags of a run from the command line, or raise UserError."""
-    flags = config.parse(arguments, __doc__)
-    heads = 1 + max((path.head for path in frozen_paths(flags)), default=0)
-    if flags.heads < heads:
-        raise UserError(f"--circuit {flags.circuit} needs --heads {heads} or more")
-    return flags
 
 
 def keep_freed_memory():
@@ -315,18 +490,14 @@ def keep_freed_memory():
 
 def run_once(flags, stopped=()):
     """Train the run in its directory, or continue it; return and raise what `train` does."""
-    run, file = flags.out, flags.out / "state.pt"
-    state = State(flags, config.build if file.exists() else config.untrained)
+    run, state = flags.out, State(flags)
     run.mkdir(parents=True, exist_ok=True)
-    with config.alone_in(run):
-        config.open_run(flags)
+    with alone_in(run):
+        open_run(flags)
         if (run / "model.pt").exists():
             return True
-        if file.exists():
-            saved = config.read_tensors(file, flags.device)
-            same_flags = saved["settings"].items() <= flags.settings.items()  # some may be new
-            if saved.keys() != vars(state).keys() or not same_flags:
-                raise UserError(f"{file} is of another run or other code: choose another --out")
+        if (run / "state.pt").exists():
+            saved = torch.load(run / "state.pt", map_location=flags.device, weights_only=True)
             state.load_state_dict(saved)
             print(f"resumed {run} at step {state.step}")
         return train(flags, state, stopped)

@@ -197,10 +197,10 @@ done
 
 # many depths (depth.md): 115 and 40 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
-python -m studies.depth --preset law --out "$folder/sweep"
+python -m extras.studies.depth --preset law --out "$folder/sweep"
 
 # what grows beneath the plateau (waiting.md): four core-hours
-python -m studies.waiting "$folder/waiting" --seeds 5 --run "$runs/default/s0" --out "$folder/figures"
+python -m extras.studies.waiting "$folder/waiting" --seeds 5 --run "$runs/default/s0" --out "$folder/figures"
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
@@ -215,17 +215,17 @@ done | make_runs
 
 # the related systems (mechanisms/README.md)
 for name in memories recall bigrams noise hops; do
-  [ -e "$folder/mechanisms/$name.json" ] || python -m mechanisms "$name" --out "$folder/mechanisms"
+  [ -e "$folder/mechanisms/$name.json" ] || python -m extras.mechanisms "$name" --out "$folder/mechanisms"
 done
 
 # the figures and tables of studies, and the pages
 figures="$folder/figures"
-python -m studies.order "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,decay}/s* "$runs"/rope/s? --out "$figures"
-python -m studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
-python -m studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/*
-python -m studies.circuits "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
-python -m pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
-python -m pages.index "$folder" --out "$folder/index.html"
+python -m extras.studies.order "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,decay}/s* "$runs"/rope/s? --out "$figures"
+python -m extras.studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
+python -m extras.studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/*
+python -m extras.studies.circuits "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
+python -m extras.pages.index "$folder" --out "$folder/index.html"
 chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
   "file://$(realpath "$folder")/explorer.html" || echo "explorer.png, the README's picture, needs chromium"
 
@@ -262,12 +262,12 @@ make_runs << RUNS
 RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
-python -m pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
+python -m extras.pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
 
 # two small language models; the packages, and how to serve them for answers.jsonl, are in llm/README.md
 for model in SmolLM2-135M-Instruct gemma-3-270m; do
-  python -m bench.language choices --model "$model" --out "$folder/llm"
-  python -m bench.language hops --model "$model" --seed 1 --out "$folder/llm"
+  python -m extras.bench.language choices --model "$model" --out "$folder/llm"
+  python -m extras.bench.language hops --model "$model" --seed 1 --out "$folder/llm"
 done
-python -m llm.inside --out "$folder/llm"
-python -m llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"
+python -m extras.llm.inside --out "$folder/llm"
+python -m extras.llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"

@@ -4,15 +4,14 @@ found by it, and the token after 1b, an intermediate token, holds x_1."""
 
 import itertools
 
-from parts.circuit import Place
-
 import torch
 
+from ablate import End
 from data import chain
 from tests.planted import Planted, attending, following, paths_from, plant
 
 
-CHAIN, AT_Q = chain(4, 1), Place(0)
+CHAIN, AT_Q = chain(4, 1), End(0)
 PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
 
 
@@ -196,7 +195,7 @@ def canceller_in_a_head_that_is_named():
     def attend(head, holds, positions):
         pattern = follow(head, holds, positions)
         if head[0] == 1:
-            b, _ = to_1b.target.tokens(task, positions)
+            b, _ = to_1b.read.tokens(task, positions)
             match = holds[torch.arange(len(b))[:, None], b, 0, torch.arange(4), 0]
             wrong = of_another_chain(b), match / (1 + head[1])
             given = [wrong] if head[1] == 0 else [(b, match / 2), wrong]

@@ -15,7 +15,7 @@ TINY = (
     "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --warmup 5 "
     "--device cpu"
 ).split()
-WHOLE = [*TINY, "--target", "0", "--save-every", "20"]  # the run of the fixture `whole`
+WHOLE = [*TINY, "--stop-below", "0", "--save-every", "20"]  # the run of the fixture `whole`
 
 
 # ---- command lines
@@ -93,6 +93,12 @@ def weights_equal(run_a, run_b, name="model.pt"):
 
     a, b = (torch.load(Path(run, name), weights_only=True) for run in (run_a, run_b))
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def load_tensors(path):
+    import torch
+
+    return torch.load(path, weights_only=True)
 
 
 def runs_equal(run_a, run_b):

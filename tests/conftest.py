@@ -2,7 +2,6 @@
 
 import os
 import signal
-from unittest import mock
 
 import pytest
 
@@ -18,20 +17,11 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long by its nature; test_all.py --slow")
 
 
-@pytest.fixture
-def without_curves(monkeypatch):
-    """Train without the figure at the end, which takes longer than a tiny run."""
-    import train  # here, so that the tests of llm start without torch
-
-    monkeypatch.setattr(train, "draw_curves", lambda run: None)
-
-
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """A run of WHOLE without any interruption, to read only."""
     import train
 
     run = tmp_path_factory.mktemp("whole") / "run"
-    with mock.patch.object(train, "draw_curves"):
-        assert run_main(train, *WHOLE, "--out", run)[0] == 0
+    assert run_main(train, *WHOLE, "--out", run)[0] == 0
     return run

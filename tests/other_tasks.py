@@ -49,7 +49,7 @@ def write_circuit(run, *paths):
     losses = dict.fromkeys(symbols, [0.01, 0.005, 0.02])
     cost, rises = dict.fromkeys(symbols, 0.5), dict.fromkeys(symbols, [0.5, 0.4, 0.6])
     for layer, head, source, target, attention in paths:
-        path = dict(layer=layer, head=head, source=source, target=target)
+        path = dict(layer=layer, head=head, reader=source, read=target)
         rows.append(path | dict(attention=attention, necessary=rises, minimal=rises, stand_in=None))
         candidates.append(path | dict(cost=cost))
     report = dict(validated=True, verdict="validated", threshold=0.05, sequences=1024)

@@ -2,13 +2,12 @@
 
 import itertools
 
-from parts import theory
-from parts.circuit import path_from
-
 import torch
 
 import train
+from ablate import path_from
 from data import chain
+from extras.studies import theory
 
 
 def paths_from(task, *texts):
@@ -18,7 +17,7 @@ def paths_from(task, *texts):
     for text in texts:
         where, source, target = text.split()
         layer, head = map(int, f"{where}.0".split(".")[:2])
-        paths.append(path_from(dict(layer=layer, head=head, source=source, target=target), task))
+        paths.append(path_from(dict(layer=layer, head=head, reader=source, read=target), task))
     return paths
 
 
@@ -111,7 +110,7 @@ class Planted:
 
 def attending(task, positions, *given):
     """(B, T, T) every token attends to itself, but for the share that it gives to others; given:
-    (source Place, (B, N) tokens, (B, N) shares), ..."""
+    (source End, (B, N) tokens, (B, N) shares), ..."""
     pattern = torch.eye(task.T).repeat(len(positions), 1, 1)
     sequence = torch.arange(len(positions))[:, None]
     for source, tokens, share in given:
@@ -132,7 +131,7 @@ def evidence(task, path, holds, positions):
         return (there & too).float()
     held = [
         holds[sequence, tokens, end.offset, chains]
-        for tokens, end in ((source, path.source), (target, path.target))
+        for tokens, end in ((source, path.reader), (target, path.read))
     ]
     shared = torch.minimum(*held)
     if ends[1].block in task.crossed:
@@ -150,8 +149,8 @@ def following(task, paths):
         given = []
         for path, share in zip(members, shares, strict=True):
             rivals = [s for p, s in zip(members, shares, strict=True) if p[2] == path[2]]
-            tokens, _ = path.target.tokens(task, positions)
-            given.append((path.source, tokens, share / sum(rivals).clamp(min=1)))
+            tokens, _ = path.read.tokens(task, positions)
+            given.append((path.reader, tokens, share / sum(rivals).clamp(min=1)))
         return attending(task, positions, *given)
 
     return attend
@@ -175,7 +174,7 @@ def plant(D, texts, layers, heads=1):
     task = chain(4, D)
     paths, moves = paths_from(task, *texts), {}
     for path in paths:
-        move = (path.target.offset, path.source.offset, 1.0)
+        move = (path.read.offset, path.reader.offset, 1.0)
         moves[path[:2]] = list({*moves.get(path[:2], []), move})
     return Planted(task, following(task, paths), layers, heads, moves), task, paths
 

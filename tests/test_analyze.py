@@ -4,17 +4,15 @@ import itertools
 import re
 import shutil
 
-from parts import config
-from parts.circuit import Path, Place, to_row
-
 import matplotlib.pyplot as plt
 import pytest
 import torch
 
 import analyze
 import train
+from ablate import End, Path, to_row
+from extras.pages import film, information
 from model import Transformer
-from pages import film, information
 from tests.common import assert_refused, run_main
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
 
@@ -32,10 +30,10 @@ def run_of(folder, task, paths=(), heads=1):
         faithful=dict(x_2=[0.5, 0.4, 0.6]),
     )
     paths = {path: dict(attention=0.9 - path.layer / 10) for path in paths}
-    return analyze.Run(folder, model, flags, task, report, paths, {})
+    return analyze.Run(folder, model, flags, task, train.read_log(folder), report, paths, {})
 
 
-PATHS = Path(0, 0, Place(2), Place(1)), Path(1, 0, Place(0), Place(2, 1))
+PATHS = Path(0, 0, End(2), End(1)), Path(1, 0, End(0), End(2, 1))
 
 
 def emergence_of(steps, losses, *means):
@@ -45,7 +43,7 @@ def emergence_of(steps, losses, *means):
 
 
 def test_every_figure_leaves_its_file_or_says_why_not(whole, tmp_path):
-    run, tables = tmp_path / "run", [["curves.png"], analyze.FIGURES]
+    run, tables = tmp_path / "run", [analyze.FIGURES]
     shutil.copytree(whole, run)
 
     def draw(says):
@@ -61,17 +59,12 @@ def test_every_figure_leaves_its_file_or_says_why_not(whole, tmp_path):
     draw("no circuit to draw: no circuit: x")
     write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "1b+1", "1b", 0.7), (1, 0, "q", "1b+1", 0.8))
     tables += [analyze.CIRCUIT_FIGURES, analyze.EMERGENCE_FIGURES]
-    draw("removal.png")
+    draw("paths.png")
 
 
 def test_what_cannot_be_analyzed_is_refused_in_one_line(whole, tmp_path):
     assert_refused(analyze, tmp_path, says="is no run directory")
     shutil.copytree(whole, tmp_path / "run")
-    with config.alone_in(tmp_path / "run"):
-        assert_refused(analyze, tmp_path / "run", says="in use by another process")
-    text = (whole / "config.json").read_text().replace('"circuit": ""', '"circuit": "minimal"')
-    (tmp_path / "run" / "config.json").write_text(text)
-    assert_refused(analyze, tmp_path / "run", says="there is nothing to find")
     assert_refused(film, whole, says="has no emergence.json")
 
 
@@ -83,8 +76,8 @@ def test_attention_maps_of_any_task(name, whole, monkeypatch):
     """Token names, block lines and the mark of the head with a path, against the batch."""
     task, batch = TASKS[name], sequences_of(TASKS[name], 1)
     borders = [-0.5, 5.5] if name == "triples" else [-0.5, 3.5, 7.5]
-    monkeypatch.setattr(config, "sequences", lambda flags, index: batch)
-    run = run_of(whole, task, [Path(1, 0, Place(0), Place(2))], heads=2)
+    monkeypatch.setattr(analyze, "sequences", lambda flags, index: batch)
+    run = run_of(whole, task, [Path(1, 0, End(0), End(2))], heads=2)
     *grid, _ = analyze.draw_attention_maps(run).axes  # without the colour bar
     assert [axes.get_title() for axes in grid] == ["L0H0", "L0H1", "L1H0", "L1H1"]
     colors = [axes.title.get_color() for axes in grid]
@@ -103,7 +96,7 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
     """Each role holds its own symbol and no other, and is drawn so; no hook is left; layers that
     share weights are as many as layers that do not."""
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
-    monkeypatch.setattr(config, "sequences", lambda flags, index: batch)
+    monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
     scores = information.information(run.model, run.task, batch, 4)
     shown = torch.tensor([role.symbol for role in run.task.roles])
     shows = shown[:, None] == torch.arange(run.task.symbols)
@@ -122,7 +115,7 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
 
 
 def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
-    (q, a1, b1, a2, b2), intermediate = map(Place, range(5)), Place(2, 1)
+    (q, a1, b1, a2, b2), intermediate = map(End, range(5)), End(2, 1)
     expected = {  # where an arrow begins and ends, and its label; the columns are those below
         Path(1, 0, b2, a2): ((4, 0), (3, 1), "H0: 0.80"),
         Path(1, 1, intermediate, b1): ((1, 0), (2, 1), "H1: 0.80"),
@@ -153,7 +146,7 @@ def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
 
 def test_a_path_that_was_not_measured_is_not_said_to_emerge_never(whole):
     known = emergence_of([0, 100], dict(x_1=[1, 0]), [0, 1], [0, 0.2])
-    run = run_of(whole, MIXED, [*PATHS, Path(1, 0, Place(4), Place(3))])
+    run = run_of(whole, MIXED, [*PATHS, Path(1, 0, End(4), End(3))])
     texts = analyze.draw_emergence(run._replace(emergence=known)).axes[1].texts
     assert {text.get_text() for text in texts} == {"50", "never", "not measured"}
 

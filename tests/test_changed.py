@@ -2,14 +2,13 @@
 
 import random
 
-from parts import config
-from parts.circuit import PatchedModel, Path, Place, path_name, paths_in, read_report
-from parts.theory import may_attend
-
 import pytest
 import torch
 
+import train
+from ablate import End, PatchedModel, Path, path_name, paths_in, read_report
 from data import held_out
+from extras.studies.theory import may_attend
 from tests.common import HERE
 
 
@@ -26,11 +25,9 @@ def changed(circuit, heads, task, draw):
     while True:
         ends = draw.sample(allowed, len(circuit))
         pairs = zip(sorted(circuit), ends, strict=True)
-        yield "random", frozenset(Path(*path[:2], *map(Place, pair)) for path, pair in pairs)
+        yield "random", frozenset(Path(*path[:2], *map(End, pair)) for path, pair in pairs)
         path, head, pair = draw.choice(sorted(circuit)), draw.choice(heads), draw.choice(allowed)
-        moved = (
-            Path(*head, *path[2:]) if draw.random() < 0.5 else Path(*path[:2], *map(Place, pair))
-        )
+        moved = Path(*head, *path[2:]) if draw.random() < 0.5 else Path(*path[:2], *map(End, pair))
         if moved not in circuit:
             yield f"{path_name(path, task)} moved", circuit - {path} | {moved}
 
@@ -39,10 +36,10 @@ def changed(circuit, heads, task, draw):
 @pytest.mark.parametrize("run", RUNS)
 @torch.no_grad()
 def test_no_changed_circuit_is_faithful(run):
-    model, flags = config.load(HERE / "results" / run)
+    model, flags = train.load(HERE / "results" / run)
     task, threshold = flags.problem, 0.05
     circuit = frozenset(paths_in(read_report(HERE / "results" / run), task))
-    patched = PatchedModel(model, flags, config.sequences(flags, held_out("validate", 256)))
+    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 256)))
     assert patched.circuit(circuit).mean(0).max() < threshold
     tries, faithful = changed(circuit, patched.heads, task, random.Random(0)), []
     for _, (text, paths) in zip(range(TRIES), tries, strict=False):

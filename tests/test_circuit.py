@@ -3,14 +3,14 @@
 import itertools
 import json
 
-from parts import UserError, circuit, config
-from parts.circuit import PatchedModel, Path, Place, attention_on, check_model, mask_of
-
 import pytest
 import torch
 
+import ablate
 import train
+from ablate import End, PatchedModel, Path, attention_on, mask_of
 from data import chain, conditional, held_out, make_batch, partial_losses
+from extras.studies import theory
 from tests.common import TINY
 from tests.other_tasks import MIXED, TRIPLES, sequences_of
 from tests.planted import find_positions
@@ -29,7 +29,7 @@ def positions_of(task, B):
 
 def places(task):
     for role, offset in itertools.product(range(len(task.roles)), range(-2, 3)):
-        yield Place(role, offset)
+        yield End(role, offset)
 
 
 def token_of(place, positions, b, n, T):
@@ -56,14 +56,14 @@ def test_attention_on_a_path_is_that_between_its_tokens(task):
 def test_hard_attention_is_shared_among_the_targets_that_exist(task):
     positions, T = positions_of(task, 4), task.T
     ends = [
-        (Place(0), Place(1)),
-        (Place(0), Place(2, 1)),
-        (Place(2), Place(1)),
-        (Place(1, 1), Place(2, -1)),
+        (End(0), End(1)),
+        (End(0), End(2, 1)),
+        (End(2), End(1)),
+        (End(1, 1), End(2, -1)),
     ]
     paths = [Path(0, 0, *pair) for pair in ends]
     mask = mask_of(paths, task, positions)
-    written = circuit.frozen_heads(paths, task, positions)[0, 0](None, torch.eye(T).expand(4, T, T))
+    written = theory.frozen_heads(paths, task, positions)[0, 0](None, torch.eye(T).expand(4, T, T))
     for b in range(4):
         expected = torch.zeros(T, T)
         for n, pair in itertools.product(range(task.N), ends):
@@ -79,9 +79,9 @@ def test_hard_attention_is_shared_among_the_targets_that_exist(task):
 def test_paths_are_read_as_they_were_written(task):
     for source, target in itertools.product(places(task), places(task)):
         path = Path(3, 1, source, target)
-        row = json.loads(json.dumps(circuit.to_row(path, task)))
-        assert circuit.path_from(row, task) == path
-    name = circuit.path_name(Path(3, 1, Place(0), Place(2, 1)), task)
+        row = json.loads(json.dumps(ablate.to_row(path, task)))
+        assert ablate.path_from(row, task) == path
+    name = ablate.path_name(Path(3, 1, End(0), End(2, 1)), task)
     assert name == f"L3H1: q -> {task.names[2]}+1"
 
 
@@ -101,10 +101,10 @@ def patched():
     """A transformer with random weights, whose attention is far from uniform, on 6 sequences."""
     flags = train.parse_flags(["--dtype", "float32", *TINY, "--D", "2", "--N", "3"])
     torch.manual_seed(0)
-    model = config.build(flags).eval()
+    model = train.build(flags).eval()
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
-    return PatchedModel(model, flags, config.sequences(flags, held_out("validation", 6)))
+    return PatchedModel(model, flags, train.sequences(flags, held_out("validation", 6)))
 
 
 def reads(patched, head, paths, kept):
@@ -129,9 +129,9 @@ def losses(patched, heads):
 
 
 PATHS = [
-    Path(0, 1, Place(0), Place(2, 1)),
-    Path(0, 1, Place(2), Place(1)),
-    Path(1, 0, Place(0), Place(4)),
+    Path(0, 1, End(0), End(2, 1)),
+    Path(0, 1, End(2), End(1)),
+    Path(1, 0, End(0), End(4)),
 ]
 
 
@@ -168,50 +168,3 @@ def test_a_path_is_knocked_out_and_the_layers_above_respond(patched):
     frozen = patched.knock_out(PATHS[:2], frozen=True)
     torch.testing.assert_close(frozen, losses(patched, heads))
     assert not torch.allclose(frozen, expected)
-
-
-# ---- models that cannot be called as find_circuit calls them
-
-
-class Broken:
-    """A model that breaks the contract in one way."""
-
-    def __init__(self, model, broken):
-        self.model, self.broken, self.calls = model, broken, 0
-
-    def __call__(self, x, heads=None, return_patterns=False):
-        heads, broken = heads or {}, self.broken
-        self.calls += 1
-        if broken == "ignores":
-            heads = {}
-        elif broken == "forgets":
-            heads = {head: f for head, f in heads.items() if head != (1, 1)}
-        elif broken == "transposed":
-            heads = {head: lambda p, v, f=f: f(p.mT, v) for head, f in heads.items()}
-        elif broken == "unused":
-            heads = {head: lambda p, v, f=f: (f(p, v), p @ v)[1] for head, f in heads.items()}
-        predictions, patterns = self.model(x, heads, True)
-        if broken == "random":
-            predictions = predictions + self.calls
-        elif broken == "shape":
-            patterns = patterns[:1]
-        return (predictions, patterns) if return_patterns else predictions
-
-
-@pytest.mark.parametrize(
-    "broken, says",
-    [
-        ("ignores", "must write what the function"),
-        ("forgets", "must write what the function"),
-        ("transposed", "must write what the function"),
-        ("unused", "must write what the function"),
-        ("random", "otherwise the second time"),
-        ("shape", "must return 2 patterns of shape"),
-    ],
-)
-@torch.no_grad()
-def test_a_model_that_breaks_the_contract_is_refused(patched, broken, says):
-    inputs = patched.batch.inputs[:2]
-    check_model(patched.model, patched.flags, inputs)
-    with pytest.raises(UserError, match=says):
-        check_model(Broken(patched.model, broken), patched.flags, inputs)

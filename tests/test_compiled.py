@@ -13,11 +13,10 @@ import pytest
 
 pytest.importorskip("tracr", reason="tests/compiled.py says how to install Tracr")
 
-from parts import config  # noqa: E402
-
 import torch  # noqa: E402
 
 import ablate  # noqa: E402
+import train
 from data import held_out, make_batch, partial_losses  # noqa: E402
 from tests.common import HERE  # noqa: E402
 from tests.compiled import Compiled  # noqa: E402
@@ -92,7 +91,7 @@ def noisy(model, noise):
 def search(model):
     """The report on a model, and its paths."""
     report = ablate.find_circuit(model, settings(model.task.symbols - 1, model.layers, model.heads))
-    names = "layer", "head", "source", "target"
+    names = "layer", "head", "reader", "read"
     return report, {tuple(row[name] for name in names) for row in report["paths"]}
 
 
@@ -126,7 +125,7 @@ def main():
         row |= dict(recall=len(paths & model.paths) / len(model.paths))
         row |= dict(validated=report["validated"], seconds=round(time.time() - began))
         rows.append(row)
-    config.write_rows(HERE / "results/figures/compiled.jsonl", rows)
+    train.write_rows(HERE / "results/figures/compiled.jsonl", rows)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 import hashlib
 import itertools
 
-from parts import circuit, theory
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ import ablate
 import data
 import train
 from data import conditional, make_batch, partial_losses
+from extras.studies import theory
 from tests.common import bits_behind, run_main
 from tests.other_tasks import distracted
 from tests.planted import Planted, following, paths_from, symbols_reached
@@ -114,7 +113,7 @@ def test_the_minimal_circuit_reaches_what_the_depth_allows():
         paths = theory.conditional_circuit(3, layers, True)
         reached = symbols_reached(task, paths, layers).tolist()
         assert reached == [layers >= 2, layers >= 2, layers >= 3]
-        assert all(allowed[path.source.role, path.target.role] for path in paths)
+        assert all(allowed[path.reader.role, path.read.role] for path in paths)
 
 
 # ---- the stages
@@ -129,8 +128,8 @@ def test_a_planted_circuit_is_found(name, layers, heads, monkeypatch, capsys):
         paths = paths_from(task, "0 1b 1a", "0 2b 2a", "1 q 1b", "2 q 2b")
     flags = f"--task {name} --layers {layers} --heads {heads} --device cpu --dtype float32"
     model = Planted(task, following(task, paths), layers, heads)
-    report = ablate.find_circuit(model, train.parse_flags(flags.split()), sequences=1024)
-    assert report["validated"] and sorted(circuit.paths_in(report, task)) == sorted(paths), report[
+    report = ablate.find_circuit(model, train.parse_flags(flags.split()))
+    assert report["validated"] and sorted(ablate.paths_in(report, task)) == sorted(paths), report[
         "verdict"
     ]
 

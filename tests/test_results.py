@@ -8,16 +8,15 @@ import os
 import re
 import subprocess
 
-from parts import config
-from parts.config import SETTINGS
-
 import pytest
 import torch
 from cogapp import Cog
 
+import analyze
 import train
 from data import held_out
 from tests.common import HERE
+from train import SETTINGS
 
 
 RUNS = sorted(path.parent for path in (HERE / "results").rglob("config.json"))
@@ -28,18 +27,18 @@ SLOW = [pytest.param(run, marks=pytest.mark.slow) for run in WEIGHTS[1:]]
 def test_committed_runs_can_be_read():
     assert RUNS and WEIGHTS
     for run in RUNS:
-        flags, rows = config.read_flags(run), config.read_log(run)
-        assert [*config.crossings(rows, flags)] == flags.target_names
+        flags, rows = train.read_flags(run), train.read_log(run)
+        assert [*analyze.crossings(rows, flags)] == flags.target_names
         assert train.summary(run).startswith("---")
 
 
 @pytest.mark.parametrize("run", [WEIGHTS[0], *SLOW], ids=lambda run: run.name)
 def test_committed_runs_score_what_their_log_says(run):
-    model, flags = config.load(run)
-    losses, last = train.evaluate(model, flags, n=512), config.read_log(run)[-1]
+    model, flags = train.load(run)
+    losses, last = train.evaluate(model, flags, n=512), train.read_log(run)[-1]
     val, logged = sum(losses) / len(losses), last["val"]
     assert abs(val - logged) < 0.1 * logged + 1e-3, (val, logged)
-    assert not flags.target or last["confirmed"] < flags.target
+    assert not flags.stop_below or last["confirmed"] < flags.stop_below
 
 
 STAND_IN = """#!/bin/sh
@@ -76,7 +75,7 @@ def test_every_committed_run_has_its_command_in_reproduce_sh(tmp_path):
             made[str(flags.out.relative_to(folder))] = flags
     names = [name for name in SETTINGS if name not in ("save_every", "eval_every", "dtype")]
     for run in RUNS:
-        there = config.read_flags(run)
+        there = train.read_flags(run)
         if getattr(there, "mixture", False):  # a flag of an older commit
             continue
         flags = made[str(run.relative_to(HERE / "results"))]
@@ -110,8 +109,8 @@ def test_the_explorer_shows_the_weights_beside_it():
     """The maps of A, at the end, are the attention of its model.pt on the same sequence."""
     text = (HERE / "results/explorer.html").read_text()
     page = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])[0]
-    model, flags = config.load(HERE / page["name"])
-    inputs = config.sequences(flags, held_out("validation", 1)).inputs
+    model, flags = train.load(HERE / page["name"])
+    inputs = train.sequences(flags, held_out("validation", 1)).inputs
     _, patterns = model(inputs, return_patterns=True)
     patterns = torch.stack(patterns, 1)[0]
     maps = torch.frombuffer(bytearray(base64.b64decode(page["attention"])), dtype=torch.uint8) / 100
@@ -129,14 +128,14 @@ def test_the_first_level_holds_what_it_should():
         pytest.skip("this is no clone")
     files = "README.md requirements.txt LICENSE ruff.toml .gitignore .ci data.py model.py train.py"
     files += " sweep.py ablate.py analyze.py test_all.py"
-    folders = "parts studies pages llm mechanisms tests bench results"
+    folders = "studies pages llm mechanisms tests bench results"
     first_level = {line.partition("/")[0] for line in listed.stdout.split()}
     assert first_level == {*files.split(), *folders.split()}
 
 
 def test_the_core_imports_no_room():
     rooms = {"studies", "pages", "llm", "mechanisms", "bench", "tests"}
-    for file in [*HERE.glob("*.py"), *HERE.glob("parts/*.py")]:
+    for file in [*HERE.glob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []

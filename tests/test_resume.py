@@ -3,8 +3,6 @@
 import os
 import signal
 
-from parts import config
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from tests import kill_many
 from tests.common import WHOLE, assert_refused, run_main, runs_equal, start, train_until, wait_for
 
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 LONG = [*WHOLE, "--examples", 100, "--steps", 400]
 
 
@@ -22,7 +19,7 @@ def long(tmp_path_factory):
     """A run of LONG without any interruption."""
     run = tmp_path_factory.mktemp("long") / "run"
     code, _, err = run_main(train, *LONG, "--out", run)
-    assert code == 0 and len(config.read_log(run)) == 41, err
+    assert code == 0 and len(train.read_log(run)) == 41, err
     return run
 
 
@@ -34,13 +31,13 @@ def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, 
     """While it trains, no other process may; a kill leaves nothing locked."""
     run = tmp_path / "run"
     process = start("train", *LONG, "--out", run)
-    wait_for(lambda: (run / "log.jsonl").exists() and len(config.read_log(run)) > 3)
+    wait_for(lambda: (run / "log.jsonl").exists() and len(train.read_log(run)) > 3)
     assert_refused(train, *LONG, "--out", run, "--resume", says="in use by another process")
-    wait_for(lambda: len(config.read_log(run)) > 10)
+    wait_for(lambda: len(train.read_log(run)) > 10)
     process.send_signal(blow)
     out, err = process.communicate(timeout=100)
     assert process.returncode == code, err
-    assert not (run / "model.pt").exists() and config.read_log(run)[-1]["step"] < 400
+    assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
     assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
 
     assert_refused(train, *LONG, "--out", run, says="holds this run already")

@@ -3,12 +3,10 @@ subsets."""
 
 import itertools
 
-from parts.circuit import PatchedModel, Path, Place
-from parts.search import attended, preference, prune, reached
-
 import pytest
 import torch
 
+from ablate import End, PatchedModel, Path, attended, preference, prune, reached
 from data import chain, make_batch
 from tests.planted import CIRCUITS, paths_from, plant, settings
 
@@ -16,7 +14,7 @@ from tests.planted import CIRCUITS, paths_from, plant, settings
 def test_preference_against_loops():
     task, positions = chain(4, 2), make_batch(0, torch.arange(6), D=2).positions
     patterns = torch.rand(2, 6, task.T, task.T)
-    for source, target in itertools.product((Place(0), Place(2), Place(1, 1)), repeat=2):
+    for source, target in itertools.product((End(0), End(2), End(1, 1)), repeat=2):
         surplus = preference(patterns, source, target, task, positions)
         for head, b in itertools.product(range(2), range(6)):
             own, others = [], []
@@ -40,7 +38,7 @@ def test_an_intermediate_token_is_read_after_it_has_read_something():
 
 def test_a_set_is_left_from_which_nothing_can_be_dropped():
     """Of 6 paths, each with its loss if it is missing, and one pair that can replace each other."""
-    paths = [Path(layer, 0, Place(0), Place(1)) for layer in range(6)]
+    paths = [Path(layer, 0, End(0), End(1)) for layer in range(6)]
     costs = {path: torch.tensor([0.01 * number]) for number, path in enumerate(paths)}
     tried = []
 

@@ -2,10 +2,10 @@
 
 import math
 
-from parts.stats import bootstrap, studentised, wilson
-
 import pytest
 import torch
+
+from extras.studies.stats import bootstrap, studentised, wilson
 
 
 def test_wilson_agrees_with_published_values():

@@ -3,19 +3,18 @@
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
-
-from parts import config, theory
-from parts.config import SETTINGS
 
 import pytest
 import torch
 
-import studies
 import train
 from data import chain, held_out
-from studies import circuits, cleaning, curriculum, depth, order, waiting
+from extras import studies
+from extras.studies import circuits, cleaning, curriculum, depth, order, theory, waiting
 from tests.common import HERE, assert_refused, contents, run_main
+from train import SETTINGS
 
 
 def write_run(run, flags="", **losses):
@@ -36,7 +35,7 @@ def write_run(run, flags="", **losses):
 def figures(monkeypatch):
     """The figures that are drawn."""
     drawn = []
-    monkeypatch.setattr(config, "save_figure", lambda figure, file: drawn.append(figure))
+    monkeypatch.setattr(train, "save_figure", lambda figure, file: drawn.append(figure))
     return drawn
 
 
@@ -88,12 +87,12 @@ def test_two_values_are_printed_as_two_values():
 def write_emergence(run, *paths):
     """Write emergence.json with a checkpoint for each row of the log; paths: (layer, source,
     target, step at which its attention is 1, loss of x_1 without it)."""
-    log, rows = config.read_log(run), []
+    log, rows = train.read_log(run), []
     steps = [row["step"] for row in log]
     losses = {name: [row[name] for row in log] for name in ("x_1", "x_2")}
     for layer, source, target, emerged, loss in paths:
         mean = [float(step >= emerged) for step in steps]
-        row = dict(layer=layer, head=0, source=source, target=target, mean=mean, low=mean)
+        row = dict(layer=layer, head=0, reader=source, read=target, mean=mean, low=mean)
         without = dict(x_1=[loss] * len(steps), x_2=losses["x_2"])
         rows.append(row | dict(high=mean, hits=mean, without=without))
     kept = dict(sequences=1, steps=steps, losses=losses, paths=rows, heads=[])
@@ -144,10 +143,10 @@ def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path, monk
         folder.mkdir(parents=True)
     for name in ("config.json", "log.jsonl"):
         shutil.copy(A / name, run)
-    torch.save(config.build(config.read_flags(A)).state_dict(), run / "ckpt/000000.pt")
+    torch.save(train.build(train.read_flags(A)).state_dict(), run / "ckpt/000000.pt")
     shutil.copy(A / "model.pt", run / "ckpt/000010.pt")
     order.draw([run], out)
-    untrained, trained = config.read_json(out / "induction.jsonl", lines=True)
+    untrained, trained = json.loads(Path(out / "induction.jsonl", lines=True).read_text())
     assert [(row["run"], row["step"]) for row in (untrained, trained)] == [
         ("a/s0", 0),
         ("a/s0", 10),
@@ -165,8 +164,8 @@ def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path, monk
     assert min(query, previous) > 0.5 and other < 0.2
 
     # the attention of the head that attends most, token by token
-    model, flags = config.load(A)
-    batch = config.sequences(flags, held_out("emergence", 64))
+    model, flags = train.load(A)
+    batch = train.sequences(flags, held_out("emergence", 64))
     _, layers = model(batch.inputs, return_patterns=True)
     q, target = (flags.problem.names.index(name) for name in ("q", "2b"))
     means = []
@@ -214,7 +213,7 @@ def test_what_weight_decay_leaves(tmp_path):
         write_run(tmp_path / f"s{seed}", f"--D 2 --seed {seed}", **FALLING) for seed in range(3)
     ]
     for run in runs[:2]:
-        config.write_rows(run / "zero_rows.jsonl", [dict(mse=0.2), dict(mse=0.1)])
+        train.write_rows(run / "zero_rows.jsonl", [dict(mse=0.2), dict(mse=0.1)])
     (runs[0] / "circuit.json").write_text(json.dumps(dict(paper=dict(held=0.03))))
     row = cleaning.folds_table(runs).splitlines()[2]
     assert row.startswith("| muon, --rotary input, width 128 | 0.0")
@@ -282,17 +281,17 @@ def test_runs_are_counted_beside_the_depth_law(tmp_path, figures):
 def test_in_one_layer_a_free_head_is_the_full_model_and_only_queries_count(tmp_path):
     run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)
     torch.manual_seed(0)
-    model = config.untrained(config.read_flags(run))
+    model = train.untrained(train.read_flags(run))
     model.blocks[0].out.weight.data *= 50  # so that it matters what the head reads
-    config.write_tensors(run / "model.pt", model.state_dict())
+    train.write_tensors(run / "model.pt", model.state_dict())
     (run / "circuit.json").write_text('{"paths": []}')
-    row, (model, flags) = circuits.free_heads(run), config.load(run)
+    row, (model, flags) = circuits.free_heads(run), train.load(run)
     full = max(train.evaluate(model, flags, "validate", 256))
     assert row["at_queries"] == pytest.approx(full, 1e-4)
     assert row["free"]["L0H0"] == pytest.approx(full, 1e-4) != row["circuit"]
 
     # the four queries are the tokens 24 to 27
-    batch = config.sequences(flags, held_out("validate", 256))
+    batch = train.sequences(flags, held_out("validate", 256))
     pattern = model(batch.inputs, return_patterns=True)[1][0][:, 0].mean(0)
     pairs = [(i, j) for i in range(24, 28) for j in range(24, 28) if i != j]
     expected = sum(pattern[pair] for pair in pairs).item() / 4

@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-from parts import config
-
-import pytest
 import torch
 
 import data
 import train
-from tests.common import TINY, assert_refused, run_main, solve
+from tests.common import TINY, run_main, solve
 from tests.other_tasks import distracted
 
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 THREE = [*TINY, "--eval-every", "5", "--D", "3", "--heads", "1", "--steps", "10"]
 
 
@@ -29,11 +25,11 @@ def test_targets_are_the_target_symbols():
 def test_one_run_has_one_name():
     for flags, name, symbols in (
         ("", "L12_H1_D3_s0", [1, 2, 3]),
-        ("--no-mlp --resume --compile --eval-every 7", "L12_H1_D3_no-mlp_s0", [1, 2, 3]),
-        ("--target 0 --head-size 4", "L12_H1_D3_head_size4_target0.0_s0", [1, 2, 3]),
+        ("--no-mlp --resume --eval-every 7", "L12_H1_D3_no-mlp_s0", [1, 2, 3]),
+        ("--stop-below 0 --head-size 4", "L12_H1_D3_head_size4_target0.0_s0", [1, 2, 3]),
         ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", [1, 2, 3]),
-        ("--targets 3", "L12_H1_D3_no-ic_s0", [3]),
-        ("--targets 3 1", "L12_H1_D3_targets1-3_s0", [1, 3]),
+        ("--no-ic", "L12_H1_D3_no-ic_s0", [3]),
+        ("--targets 1 3", "L12_H1_D3_targets1-3_s0", [1, 3]),
         ("--init out/L2_s0/", "L12_H1_D3_initL2_s0_s0", [1, 2, 3]),
     ):
         parsed = train.parse_flags(flags.split())
@@ -43,9 +39,9 @@ def test_one_run_has_one_name():
 def test_a_run_logs_its_target_symbols_alone(tmp_path):
     run = tmp_path / "run"
     assert run_main(train, *THREE, "--targets", 1, 3, "--out", run)[0] == 0
-    rows, (model, flags) = config.read_log(run), config.load(run)
+    rows, (model, flags) = train.read_log(run), train.load(run)
     assert "x_2" not in rows[0] and rows[0]["val"] == (rows[0]["x_1"] + rows[0]["x_3"]) / 2
-    batch = config.sequences(flags, torch.arange(3))
+    batch = train.sequences(flags, torch.arange(3))
     assert flags.targets == [1, 3] and model(batch.inputs).shape == batch.targets.shape
 
 
@@ -54,22 +50,3 @@ def test_a_task_is_trained_by_its_name(tmp_path, monkeypatch):
     flags = [*TINY, "--D", 3, "--task", "distracted", "--out", tmp_path / "run"]
     code, out, err = run_main(train, *flags)
     assert code == 0 and "x_2: " in out and "x_3" not in out, err
-
-
-def test_init_starts_from_the_weights_of_another_run(tmp_path):
-    """So does the output of x_1, which both runs predict; that of x_3 is as without --init."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert run_main(train, *THREE, "--targets", 1, 2, "--out", first)[0] == 0
-    flags = [*THREE, "--targets", 3, 1, "--save-every", 10]
-    for more in (["--init", first, "--out", second], ["--out", tmp_path / "fresh"]):
-        assert run_main(train, *flags, *more)[0] == 0
-    old = torch.load(first / "model.pt", weights_only=True)
-    new = torch.load(second / "ckpt/000000.pt", weights_only=True)
-    fresh = torch.load(tmp_path / "fresh/ckpt/000000.pt", weights_only=True)
-    for name in old.keys() - {"head.weight", "head.bias"}:
-        assert torch.equal(old[name], new[name])
-    for name in ("head.weight", "head.bias"):
-        assert torch.equal(new[name][:4], old[name][:4])
-        assert torch.equal(new[name][4:], fresh[name][4:])
-    wider = [*flags, "--width", 32, "--init", first, "--out", tmp_path / "run"]
-    assert_refused(train, *wider, says="has another shape")

@@ -3,12 +3,11 @@
 import itertools
 import math
 
-from parts import theory
-
 import pytest
 import torch
 
 from data import chain, make_batch
+from extras.studies import theory
 from tests.common import run_main
 from tests.other_tasks import MIXED, TRIPLES, sequences_of
 from tests.planted import symbols_reached
@@ -70,7 +69,7 @@ def test_minimal_circuits_reach_what_the_laws_allow():
         reached = symbols_reached(task, paths, layers).tolist()
         assert reached == [law(k) <= layers for k in range(1, D + 1)], (D, layers, causal)
         allowed = theory.may_attend(task, causal)
-        assert all(allowed[path.source.role, path.target.role] for path in paths)
+        assert all(allowed[path.reader.role, path.read.role] for path in paths)
         assert {head for _, head, *_ in paths} == ({0} if causal else {0, 1})
 
 

@@ -1,0 +1,197 @@
+"""Time one training step of our transformer beside the same step of well-known libraries, and the
+README's four commands beside steps of the best known of these.
+
+    pip install -r bench/requirements.txt
+    python -m extras.bench.peers    # prints tables, writes out/peers.jsonl; about 10 minutes on 2 cores
+
+All models have the size of the main command and are trained on the same batches by the same AdamW,
+without torch.compile, in float32 and in bfloat16. They take turns within each round, so that a
+change in the load of the machine affects all of them, and the median over the rounds counts. Each
+row also holds the losses of the first and the last step, which would show a model of another kind.
+Each command counts in steps of GPT2Model, with eager attention in the best dtype of the machine,
+that were timed just before and just after it.
+"""
+
+import functools
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+import train
+from data import batch_index, command_line, partial_losses, program
+from extras.studies import markdown
+from train import keep_freed_memory, parse_flags
+
+
+WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are
+GPT2 = "transformers GPT2Model, eager attention"
+COMMANDS = [  # of the README; RUN is the run directory
+    "train.py --layers 12 --heads 1 --D 3 --out RUN",
+    "ablate.py RUN",
+    "analyze.py RUN",
+    "-m pages.explore RUN --out RUN.html",
+]
+
+
+class Peer(nn.Module):
+    """A library's stack of layers between an input map and an output map like ours.
+
+    call(stack, x) applies the stack to the residual stream x (B, T, width)."""
+
+    def __init__(self, flags, stack, call):
+        super().__init__()
+        ours = train.build(flags)
+        self.embed, self.stack, self.head = ours.embed, stack, ours.head
+        self.call, self.N = call, flags.N
+
+    def forward(self, x):
+        return self.head(self.call(self.stack, self.embed(x))[:, -self.N :])
+
+
+def gpt2(attention, flags):
+    from transformers import GPT2Config, GPT2Model
+
+    shape = GPT2Config(
+        n_layer=flags.layers,
+        n_head=flags.heads,
+        n_embd=flags.width,
+        n_positions=flags.problem.T,
+        vocab_size=1,
+        activation_function="gelu",
+        **dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0),
+        **dict.fromkeys(["bos_token_id", "eos_token_id"]),
+        attn_implementation=attention,
+        use_cache=False,
+    )
+    return Peer(flags, GPT2Model(shape), lambda stack, x: stack(inputs_embeds=x)[0])
+
+
+def x_transformers(flags):
+    from x_transformers import Decoder
+
+    sizes = dict(dim=flags.width, depth=flags.layers, heads=flags.heads, attn_dim_head=flags.size)
+    stack = Decoder(**sizes, attn_flash=True, attn_project_out=True)
+    return Peer(flags, stack, lambda stack, x: stack(x))
+
+
+def torch_encoder(flags):
+    sizes = flags.width, flags.heads, 4 * flags.width
+    kind = dict(dropout=0, activation="gelu", batch_first=True, norm_first=True)
+    layer = nn.TransformerEncoderLayer(*sizes, **kind)
+    norm = nn.LayerNorm(flags.width)
+    stack = nn.TransformerEncoder(layer, flags.layers, norm, enable_nested_tensor=False)
+    mask = nn.Transformer.generate_square_subsequent_mask(flags.problem.T, flags.device)
+    return Peer(flags, stack, lambda stack, x: stack(x, mask, is_causal=True))
+
+
+MODELS = {
+    "ours": train.build,
+    GPT2: functools.partial(gpt2, "eager"),
+    "transformers GPT2Model, fused attention": functools.partial(gpt2, "sdpa"),
+    "x-transformers": x_transformers,
+    "torch.nn.TransformerEncoder": torch_encoder,
+}
+
+
+def training_step(model, flags):
+    """A function batch -> loss that trains the model by one step. All models start from weights of
+    one distribution."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02)
+    rates = dict(lr=3e-4, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), **rates, fused=True)
+
+    def step(batch):
+        with train.precision(flags):
+            predictions = model(batch.inputs)
+        loss = partial_losses(predictions, batch.targets, flags.K).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def take_turns(steps, flags):
+    """Return {key: the median seconds} and {key: [loss, ...]} of steps, {key: batch -> loss}."""
+    seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
+    for number in range(WARMUP + ROUNDS):
+        index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
+        batch = train.sequences(flags, index)
+        for key, step in steps.items():
+            began = time.perf_counter()
+            losses[key].append(step(batch))
+            seconds[key].append(time.perf_counter() - began)
+    return {key: statistics.median(seconds[key][WARMUP:]) for key in steps}, losses
+
+
+def measure(flags):
+    """Rows of JSON, one for each dtype and model; "ours_faster_by" is the time of the model's step
+    divided by the time of our step in the same dtype."""
+    models, steps = {}, {}
+    for dtype, name in itertools.product(["float32", "bfloat16"], MODELS):
+        torch.manual_seed(0)
+        models[dtype, name] = MODELS[name](flags).to(flags.device)
+        steps[dtype, name] = training_step(models[dtype, name], flags.replace(dtype=dtype))
+
+    # one row for each model
+    medians, losses = take_turns(steps, flags)
+    rows = []
+    for (dtype, name), median in medians.items():
+        row = dict(model=name, setting=dtype)
+        row["parameters"] = sum(weight.numel() for weight in models[dtype, name].parameters())
+        row["steps_per_second"] = round(1 / median, 2)
+        row["ms"] = round(1000 * median)
+        row["ours_faster_by"] = round(median / medians[dtype, "ours"], 2)
+        row["losses"] = [round(losses[dtype, name][number], 3) for number in (0, -1)]
+        rows.append(row)
+    return rows
+
+
+def first_experience(flags):
+    """Rows of JSON, one for each of COMMANDS: its seconds, and how many steps of GPT2 they are."""
+    torch.manual_seed(0)
+    step = training_step(MODELS[GPT2](flags).to(flags.device), flags)
+
+    def step_seconds():
+        return take_turns({GPT2: step}, flags)[0][GPT2]
+
+    rows, before = [], step_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        for command in train.progress("commands", COMMANDS):
+            arguments, began = command.replace("RUN", f"{folder}/run").split(), time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+            seconds, after = time.perf_counter() - began, step_seconds()
+            steps = round(seconds / statistics.fmean([before, after]))
+            rows.append(dict(command=command, seconds=round(seconds), gpt2_steps=steps))
+            before = after
+    return rows
+
+
+def main():
+    with program("extras.bench.peers"):
+        command_line("python -m extras.bench.peers", __doc__).parse_args()
+        keep_freed_memory()  # all models share this process
+        flags = parse_flags([])
+        provenance = train.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
+        provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
+        rows, commands = measure(flags), first_experience(flags)
+        Path("out").mkdir(exist_ok=True)
+        train.write_rows(Path("out/peers.jsonl"), [provenance, *rows, *commands])
+        for table in rows, commands:
+            print(markdown(list(table[0]), *(row.values() for row in table)), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

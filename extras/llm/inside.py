@@ -1,0 +1,199 @@
+"""In which layers of a language model one hop happens, by activation patching (Section 4).
+
+    python -m extras.llm.inside                   # Gemma 3 270M, which pip installs
+    python -m extras.llm.inside --model FOLDER    # another model: the first line tells of a second hop
+
+It asks to complete `o -> white, r -> pink, o ->` after four solved examples. A swapped run has the
+two colours exchanged, and gets parts of the clean run patched in. Layers and heads count from 0.
+Writes hop_MODEL.jsonl and llm_inside.png into --out.
+"""
+
+import itertools
+import random
+from collections import Counter
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import torch
+
+from analyze import save_figure
+from extras.bench.language import GROUP, count_hops, draw, last_logits, run, tokens
+from extras.studies.stats import bootstrap, progress, wilson
+
+
+T = 10  # tokens of a question: two lines of four, then the letter and the sign
+QUERY = T - 1  # the sign, where the model predicts the colour
+CLEAN, SWAPPED = "clean", "swapped"
+TOP = 3  # so many heads are tested together
+NULLS = 8  # against so many random sets of others of the same layers, or all that there are
+
+
+class Group(NamedTuple):
+    """B questions with D=1 and N=2 that share their solved examples."""
+
+    cache: object  # what the model keeps of the examples
+    ids: dict  # {CLEAN: (B, T), SWAPPED: (B, T)}, the tokens
+    line: torch.Tensor  # (B, 4), where the line stands that holds the answer
+    colours: torch.Tensor  # (B, 2), the tokens of the answer and of the other colour
+    kept: dict  # {module: its input in the clean run}
+
+
+def make_groups(model, tokenizer, name, n, seed, modules):
+    """Return n questions in groups that keep inputs of modules, and {run: what measure returns}."""
+    rng, groups = random.Random(f"{seed} hop"), []
+    for _ in range(0, n, GROUP):
+        questions, cache = draw(model, tokenizer, rng, name, 4, 2, 1)
+
+        # each two lines are asked for both, so that a preference for the first or last cancels
+        words = [text.split() for text, _, _ in questions[: GROUP // 2]]
+        texts = [" ".join([*word[:6], word[k], word[7]]) for k in (0, 3) for word in words]
+        ids = torch.tensor([tokens(tokenizer, text) for text in texts])
+        swapped = ids[:, [0, 1, 6, 3, 4, 5, 2, 7, 8, 9]]
+        start = torch.tensor([0, 4]).repeat_interleave(GROUP // 2)[:, None]
+        line, colours = start + torch.arange(4), ids.gather(1, torch.cat([start + 2, 6 - start], 1))
+        groups.append(Group(cache, {CLEAN: ids, SWAPPED: swapped}, line, colours, {}))
+        measure(model, groups[-1:], CLEAN, lambda group: [keep(group, m) for m in modules])
+    return groups, {name: measure(model, groups, name) for name in (CLEAN, SWAPPED)}
+
+
+def measure(model, groups, which, hooks=lambda group: ()):
+    """Return the logit of the answer minus that of the other colour, with hooks(group): (groups,),
+    the mean over the questions of each group."""
+    values = []
+    for group in groups:
+        with ExitStack() as stack:
+            for hook in hooks(group):
+                stack.enter_context(hook)  # it is removed at the end of the block
+            logits = last_logits(model, group.ids[which], group.cache)
+        values.append((logits.gather(1, group.colours) @ torch.tensor([1.0, -1.0])).mean())
+    return torch.stack(values)
+
+
+def keep(group, module):
+    """Hook a module to keep its input."""
+
+    def hook(module, inputs):
+        group.kept[module] = inputs[0].clone()
+
+    return module.register_forward_pre_hook(hook)
+
+
+def patch(group, module, columns, part=slice(None)):
+    """Hook a module so that at columns (B, k) its input, or a part of it, is the clean run's."""
+
+    def hook(module, inputs):
+        rows = torch.arange(len(columns))[:, None]
+        inputs[0][rows, columns, part] = group.kept[module][rows, columns, part]
+
+    return module.register_forward_pre_hook(hook)
+
+
+def cut(layer, readers, targets):
+    """Hook a layer so that columns (B, i) pay no attention to columns (B, k)."""
+
+    def hook(module, inputs, options):
+        mask = options["attention_mask"].expand(len(readers), -1, -1, -1).clone()
+        rows = torch.arange(len(readers))[:, None, None]
+
+        # columns count from the end, since the examples come before
+        mask[rows, 0, readers[:, :, None] - T, targets[:, None] - T] = torch.finfo(mask.dtype).min
+        return inputs, options | dict(attention_mask=mask)
+
+    return layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def hop(model, tokenizer, name, n, seed):
+    """Return rows {kind, where: a layer or heads, effect, low, high}. The effect is the share of
+    the difference between clean and swapped runs: what patching brings, or what a cut leaves."""
+    two = count_hops(model, tokenizer, name, n, seed, N=2, D=2, shots=4, shuffled=False)
+    low, high = wilson(two, n)
+    says = "a second hop" if low > 0.5 else "no second hop"
+    print(f"D=2: {two} of {n} [{low:.2f}, {high:.2f}] are right, chance is 0.50: {says}")
+    rows = [dict(kind="two hops", where=says, effect=two / n, low=low, high=high)]
+
+    decoder = model.get_decoder()
+    layers, mixers = decoder.layers, [layer.self_attn.o_proj for layer in decoder.layers]
+    above = [*layers[1:], decoder.norm]  # what reads the output of a layer
+    groups, base = make_groups(model, tokenizer, name, n, seed, [*above, *mixers])
+    sign, gains, alone = torch.full((GROUP, 1), QUERY), [0], {}
+
+    def add(kind, where, hooks):
+        values = measure(model, groups, SWAPPED, hooks)
+        cuts = kind in ("query cut", "letter cut")  # these are made in both runs
+        values = measure(model, groups, CLEAN, hooks) - values if cuts else values - base[SWAPPED]
+        values = values / (base[CLEAN] - base[SWAPPED]).mean()
+        low, high = bootstrap(values, torch.Generator().manual_seed(0))
+        rows.append(dict(kind=kind, where=where, effect=values.mean().item(), low=low, high=high))
+        return rows[-1]["effect"]
+
+    def cut_near(i, ends):
+        near = layers[max(0, i - 1) : i + 2]
+        return lambda group: [cut(layer, *ends(group.line)) for layer in near]
+
+    def patch_heads(heads):
+        size = layers[0].self_attn.head_dim
+        parts = [(mixers[i], slice(head * size, head * size + size)) for i, head in heads]
+        return lambda group: [patch(group, module, sign, part) for module, part in parts]
+
+    # by layer: what carries the answer, and which attention is needed in three layers around it
+    for i in progress("layer", range(len(layers))):
+        add("line", i, lambda group, i=i: [patch(group, above[i], group.line)])
+        gains.append(add("query", i, lambda group, i=i: [patch(group, above[i], sign)]))
+        add("query cut", i, cut_near(i, lambda line: (sign, line)))
+        add("letter cut", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1])))
+
+    # each head of the layers in which the query gains at least a twentieth
+    late = [i for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05]
+    heads = [*itertools.product(late, range(model.config.num_attention_heads))]
+    for i, head in progress("head", heads):
+        alone[i, head] = add("head", f"L{i}H{head}", patch_heads([(i, head)]))
+    best = sorted(alone, key=alone.get)[-TOP:]
+
+    # together on a fresh seed, beside random sets of as many others of the same layers
+    groups, base = make_groups(model, tokenizer, name, n, seed + 1, mixers)
+    draws = []
+    for i, count in Counter(i for i, _ in best).items():
+        others = [head for head in alone if head[0] == i and head not in best]
+        draws.append(itertools.combinations(others, min(count, len(others))))
+    nulls = [itertools.chain(*parts) for parts in itertools.product(*draws)]
+    nulls = random.Random(seed).sample(nulls, min(NULLS, len(nulls)))
+    for kind, heads in [("together", best), *(("random", heads) for heads in nulls)]:
+        heads = sorted(heads)
+        add(kind, " + ".join(f"L{i}H{head}" for i, head in heads), patch_heads(heads))
+    return rows
+
+
+def draw_inside(rows, path):
+    """Draw the effects by layer."""
+    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(6, 6.4), layout="constrained")
+    lines = {
+        "line": (0, "the line that holds the answer"),
+        "query": (0, "the query"),
+        "query cut": (1, "query \N{RIGHTWARDS ARROW} line"),
+        "letter cut": (1, "rest of the line \N{RIGHTWARDS ARROW} its letter"),
+    }
+    for color, (kind, (panel, label)) in enumerate(lines.items()):
+        chosen = [row for row in rows if row["kind"] == kind]
+        x = [row["where"] for row in chosen]
+        mean, low, high = ([row[key] for row in chosen] for key in ("effect", "low", "high"))
+        axes[panel].plot(x, mean, "o-", color=f"C{color}", label=label)
+        axes[panel].fill_between(x, low, high, color=f"C{color}", alpha=0.2, lw=0)
+    titles = "Share recovered by patching", "Share left without attention"
+    for panel, title in zip(axes, titles, strict=True):
+        panel.set_title(title, fontsize=15)
+        panel.axhline(0, color="black", lw=0.8)
+        panel.axhline(1, color="black", lw=0.8, ls="--")
+        panel.legend(fontsize=12)
+        panel.tick_params(labelsize=13)
+    axes[1].set_xlabel("layer", fontsize=14)
+    axes[1].set_xticks(range(0, len(x), 2))
+    caption = "{model}, D=1, n = {n} questions; bands: 95% intervals".format(**rows[0])
+    figure.suptitle(caption, fontsize=11)
+    save_figure(figure, path)
+    print(path)
+
+
+if __name__ == "__main__":
+    rows, out = run("python -m extras.llm.inside", __doc__, dict(hop=hop))
+    draw_inside(rows, out / "llm_inside.png")

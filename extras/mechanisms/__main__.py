@@ -1,0 +1,56 @@
+"""Measure one of the related systems, write it as JSON, print its tables and save its figure.
+
+python -m extras.mechanisms recall
+"""
+
+import importlib
+import json
+from pathlib import Path
+
+from analyze import save_figure
+from data import command_line, program
+from extras import mechanisms
+from extras.studies.stats import read_json
+from train import write_text
+
+
+NAMES = ("memories", "recall", "bigrams", "noise", "hops")
+
+
+def measure(tasks):
+    """The results of these TASKS."""
+    results = {}
+    for function, seeds, rows, _ in tasks:
+        measured = results[function.__name__] = []
+        for arguments in rows:
+            print(f"{function.__name__} {arguments}", flush=True)
+            values = [function(seed, **arguments) for seed in range(seeds)]
+            measured.append(arguments | dict(values=values))
+    return results
+
+
+def main():
+    p = command_line("extras.mechanisms", mechanisms.__doc__.partition("\n\nA system")[0])
+    p.add_argument("name", choices=NAMES, help="the system")
+    out = Path("out/mechanisms")
+    p.add_argument("--out", type=Path, default=out, help=f"results folder (default: {out})")
+    p.add_argument("--plot-only", action="store_true", help="draw the results in the folder")
+    args = p.parse_args()
+
+    module, path = (
+        importlib.import_module(f"extras.mechanisms.{args.name}"),
+        args.out / f"{args.name}.json",
+    )
+    with program("extras.mechanisms"):
+        if not args.plot_only:
+            args.out.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(measure(module.TASKS)))
+        results = read_json(path)
+        for function, _, _, table in module.TASKS:
+            if table:
+                print(mechanisms.markdown(table(results[function.__name__])), end="\n\n")
+        save_figure(module.draw(results), path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
+
+    python -m extras.mechanisms noise                             # about 9 minutes on one core
+
+Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
+sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
+later spaces, does the model predict the output or the noise, and how does a truncated MLP do?
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from torch.nn.functional import cross_entropy
+
+from extras.mechanisms import COLORS, draw_seeds
+from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
+
+
+NOISE, NOISE_SHARE = N, 0.5  # the token after the N characters, and how often it follows a space
+RANKS = (0, 1, 2, 4, 8, 13, 26, 64, 128)  # of the truncated second MLP; 128 is the full rank
+
+
+def sample(B, T, noise_share, bigrams, generator):
+    """Draw tokens (B, T + 1), scored (B, T), the triggers after the first one, and output (B,)."""
+    probabilities, unigram = bigrams
+    trigger = unigram.argmax()
+    output = torch.randint(N - 1, (B,), generator=generator)
+    output += output >= trigger  # any character but the trigger
+
+    # after a space comes the output or the noise; after the noise a character from the unigram
+    uniform, coin = torch.rand(2, T, B, generator=generator)
+    after = torch.full((T, B, N + 1), -1)
+    after[:, :, trigger] = torch.where(coin < noise_share, NOISE, output)
+    first = torch.multinomial(unigram, B, replacement=True, generator=generator)
+    tokens = continue_tokens(first, torch.cat([probabilities, unigram[None]]), after, uniform)
+    triggers = tokens[:, :-1] == trigger
+    return tokens, triggers & (triggers.cumsum(1) > 1), output
+
+
+class TwoLayers(torch.nn.Module):
+    """Two layers of one head and a ReLU MLP with residual connections, without LayerNorm or biases,
+    between random frozen embeddings E, P, U."""
+
+    def __init__(self, d, T, generator):
+        super().__init__()
+        E, P, U = (torch.randn(n, d, generator=generator) for n in (N + 1, T, N + 1))
+        self.E, self.P, self.U = E, P, U / d**0.5
+        self.layers = torch.nn.ModuleList()
+        shapes = dict(value=(d, d), out=(d, d), up=(4 * d, d), down=(d, 4 * d))
+        for _ in range(2):
+            weights = dict(key=torch.zeros(d, d))
+            for name, shape in shapes.items():
+                weights[name] = (2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5
+            self.layers.append(torch.nn.ParameterDict(weights))
+
+    def before_last_mlp(self, tokens, first_mlp=True):
+        """The input (B, T, d) of the second MLP, with or without the first one."""
+        x, T = self.E[tokens] + self.P[: tokens.shape[1]], tokens.shape[1]
+        mask = torch.full((T, T), -torch.inf).triu(1)
+        for i, layer in enumerate(self.layers):
+            if i == 1 and first_mlp:
+                x = x + (x @ self.layers[0].up.T).relu() @ self.layers[0].down.T
+            attention = (x @ layer.key @ x.mT / x.shape[2] ** 0.5 + mask).softmax(2)
+            x = x + attention @ (x @ (layer.out @ layer.value).T)
+        return x
+
+    def read(self, x, rank=None):
+        """The logits (..., N + 1) of the input of the second MLP, its first matrix truncated."""
+        up = self.layers[1].up
+        if rank is not None:
+            left, size, right = torch.linalg.svd(up, full_matrices=False)
+            up = (left[:, :rank] * size[:rank]) @ right[:rank]
+        return (x + (x @ up.T).relu() @ self.layers[1].down.T) @ self.U.T
+
+
+@torch.no_grad()
+def measures(model, tokens, scored, output):
+    """[accuracy, p(noise)] for each of RANKS, and without the first MLP."""
+    right, rows = output[:, None].expand(scored.shape)[scored], []
+    for rank in (*RANKS, None):
+        x = model.before_last_mlp(tokens[:, :-1], first_mlp=rank is not None)[scored]
+        p = model.read(x, rank).softmax(1)
+        values = (p.argmax(1) == right).float(), p[:, NOISE]
+        rows.append([round(float(value.mean()), 5) for value in values])
+    return rows
+
+
+def train(seed, steps, d=128, T=64, B=64):
+    """Train on sequences with noise; rows of [step, measures], one for every 10 steps."""
+    generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
+    model = TwoLayers(d, T, generator)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    clean, rows = sample(256, T, 0, bigrams, generator), []
+    for step in range(steps + 1):
+        if step % 10 == 0:
+            rows.append([step, measures(model, *clean)])
+        tokens, scored, _ = sample(B, T, NOISE_SHARE, bigrams, generator)
+        logits = model.read(model.before_last_mlp(tokens[:, :-1]))
+        optimizer.zero_grad()
+        cross_entropy(logits[scored], tokens[:, 1:][scored]).backward()
+        optimizer.step()
+    return rows
+
+
+def shares(rows):
+    """The steps, and [accuracy, p(noise)] (seeds, steps, RANKS and without the first MLP, 2)."""
+    seeds = rows[0]["values"]
+    return [step for step, _ in seeds[0]], torch.tensor([[row[1] for row in run] for run in seeds])
+
+
+def table(rows):
+    """The mean, and the lowest and the highest seed, for some steps and ranks."""
+    steps, values = shares(rows)
+    cells = [("tested without noise", "accuracy", "p(noise)")]
+    for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
+        seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
+        means = [f"{x.mean():.2f} ({x.min():.2f}\N{EN DASH}{x.max():.2f})" for x in seeds]
+        kind = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
+        cells.append((f"step {steps[time]}, {kind}", *means))
+    return cells
+
+
+def draw(results):
+    """Plot accuracy and p(noise) by step, and by the rank of the second MLP."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    steps, values = shares(results["train"])
+    for i, (color, name) in enumerate(zip(COLORS, ("accuracy", "p(noise)"), strict=False)):
+        draw_seeds(left, steps, values[:, :, -2, i], name, color=color, ls="-")
+        draw_seeds(left, steps, values[:, :, 0, i], f"{name}, rank 0", color=color, ls="--")
+        draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=color)
+    left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.25))
+    left.set_title(f"mean of {len(values)} seeds, lowest to highest")
+    left.legend(fontsize="small", ncol=2, loc="upper center")
+    right.set_xscale("symlog", base=2, linthresh=1)
+    right.set_xticks(RANKS, RANKS)
+    right.set_xticks([], minor=True)
+    right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole", ylabel="share")
+    right.set_title(f"Truncated after step {steps[-1]}")
+    right.legend(fontsize="small", loc="center left")
+    return figure
+
+
+TASKS = [(train, 8, [dict(steps=300)], table)]

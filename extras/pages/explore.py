@@ -1,0 +1,330 @@
+"""A page that shows the inside of runs, one file that any browser opens: attention, answers, paths.
+
+    python -m extras.pages.explore results/A results/D        # writes out/explorer.html
+    python -m extras.pages.explore results/A --out A.html
+
+It needs no server, no network and no library: explorer.js draws the data, which are in the page.
+"""
+
+import base64
+import html
+import itertools
+import json
+import os
+import pathlib
+import shlex
+
+import torch
+from matplotlib.colors import to_hex
+
+import analyze
+import train
+from ablate import End, PatchedModel, path_name, paths_in
+from data import command_line, held_out, program, token_names
+from extras.pages.information import information
+from extras.studies.stats import knock_out_rises, progress
+
+
+HERE = pathlib.Path(__file__).parent
+SEQUENCES = 8  # in the page, fewer where their attention would be more than LARGEST numbers
+LARGEST = 1_000_000
+CHECKPOINTS = 8  # in the page, evenly spread
+
+
+# ---- what a run directory holds
+
+
+def weights_of(run):
+    """Return [(step, weights), ...] of the models in the page, the final one last; [] if the run
+    has none."""
+    if run.model is None:
+        return []
+    last = train.read_log(run.folder)[-1]["step"]
+    files = [file for file in train.checkpoints_of(run.folder) if int(file.stem) < last]
+    count = min(len(files), CHECKPOINTS)
+    files = [files[number * len(files) // count] for number in range(count)]
+    return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
+
+
+def why_missing(run, sequences):
+    """Return {view: why it cannot be drawn}; sequences: of how many the page holds attention."""
+    missing = {}
+    if run.model is None:
+        why = "This run has no weights (model.pt): train it again to see this."
+        missing = dict.fromkeys(("map", "answer", "information"), why)
+    elif not sequences:
+        missing["map"] = "The attention patterns of this run are too large for a page."
+    if run.report and not run.paths:
+        missing["circuit"] = f"ablate.py found no circuit: {run.report['verdict']}."
+    elif not run.report:
+        command = f"run python ablate.py {shlex.quote(str(run.folder))}"
+        missing["circuit"] = "There is no circuit.json" + f": {command}." * bool(run.model)
+    return missing
+
+
+def describe_sequences(run, batch):
+    """Return a dict for each sequence: the name and the chain (-1: distractor) of each token, the
+    query of each chain, and of each path and chain its [source, target], None if not both exist."""
+    sequences = []
+    ends = [[place.tokens(run.task, batch.positions) for place in path[2:]] for path in run.paths]
+    for number, positions in enumerate(batch.positions):
+        chains, pairs = torch.full((run.task.T,), -1), []
+        chains[positions] = torch.arange(len(positions))[:, None]
+        for (sources, source_exists), (targets, target_exists) in ends:
+            pair = torch.stack([sources, targets], -1)[number].tolist()
+            exists = (source_exists & target_exists)[number].tolist()
+            pairs.append([pair[n] if exists[n] else None for n in range(len(pair))])
+        names = token_names(run.task, batch.inputs[number, :, : run.flags.K], positions)
+        row = dict(names=names, chains=chains.tolist(), queries=positions[:, 0].tolist())
+        sequences.append(row | dict(ends=pairs))
+    return sequences
+
+
+# ---- what a model does
+
+
+class Predictions(PatchedModel):
+    """A PatchedModel that returns predictions (B, N, symbols*K) in place of losses."""
+
+    @torch.no_grad()
+    def losses(self, heads):
+        with train.precision(self.flags):
+            return self.model(self.batch.inputs, heads).float()
+
+
+def name_answers(run, batch, sequences, predictions):
+    """Return for each sequence and chain [[name, squared error], ...] of its target symbols. The
+    name is that of the nearest symbol in the sequence, after ≈ where that is not near. predictions:
+    (B, N in the order of the queries, symbols*K)."""
+    K, first_query, answers = run.flags.K, run.task.T - run.task.N, []
+    for number, sequence in enumerate(sequences):
+        queries = torch.tensor(sequence["queries"]) - first_query
+        predicted, targets = (
+            tensor[number, queries].unflatten(1, (-1, K)) for tensor in (predictions, batch.targets)
+        )
+        shown, errors = batch.inputs[number, :, :K], (predicted - targets).square().mean(-1)
+        distances, nearest = (predicted[:, :, None] - shown).square().mean(-1).min(-1)
+        answers.append([])
+        for columns in zip(distances.tolist(), nearest.tolist(), errors.tolist(), strict=True):
+            cells = []
+            for distance, token, error in zip(*columns, strict=True):
+                name = "≈" * (distance > run.task.lost_above) + sequence["names"][token]
+                cells.append([name, round(error, 3)])
+            answers[-1].append(cells)
+    return answers
+
+
+@torch.no_grad()
+def measure(run, weights, batch, sequences, count):
+    """Return (attention, answers) of a model: the patterns of all heads on the first sequences in
+    whole percent, as bytes; the answers of the full model, and with each path knocked out."""
+    model = train.load(run.folder, weights)[0]
+    patterns = model(batch.inputs[:count], return_patterns=True)[1]
+    patterns = (100 * torch.stack(patterns, 1)).round().byte()  # (count, layers, heads, T, T)
+    full = Predictions(model, run.flags, batch)
+    predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
+    answers = [name_answers(run, batch, sequences, each) for each in predictions]
+    return patterns.numpy().tobytes(), answers
+
+
+def information_of(run):
+    """Return [level][role][symbol], R^2 in whole percent at the end of training."""
+    if run.model is None:
+        return []
+    batch = train.sequences(run.flags, held_out("information", 1024))
+    scores = information(run.model, run.task, batch, run.flags.K).clamp(0, 1)
+    return (100 * scores).round().int().tolist()
+
+
+# ---- the circuit
+
+
+def new_symbols(run):
+    """Return {path: the k of the symbols x_k that it brings to its source}, if each token starts
+    with its symbol and takes all that the targets of its paths hold (Section 5)."""
+    known = {End(n): {role.symbol} - {-1} for n, role in enumerate(run.task.roles)}
+    brought = {}
+    for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
+        before = {place: set(symbols) for place, symbols in known.items()}
+        for path in layer:
+            source = before.get(path.reader, set())
+            brought[path] = sorted(before.get(path.read, set()) - source)
+            known.setdefault(path.reader, set()).update(brought[path])
+    return brought
+
+
+def path_rows(run, steps, letters):
+    """Return a dict for each path: its ends in the diagram, its attention at each of the steps,
+    what circuit.json says of it, and its history."""
+    rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
+    histories = paths_in(run.emergence, run.task)
+    for path, measured in run.paths.items():
+        row = dict(title=path_name(path, run.task), layer=path.layer, head=path.head)
+        row |= dict(reader=columns[path.reader], read=columns[path.read])
+        row["brings"] = [letters[k] for k in brought[path]]
+        row |= {name: measured[name] for name in ("necessary", "minimal", "stand_in")}
+        row["attention"] = [measured["attention"]] * len(steps)
+        if path in histories:
+            history = histories[path]
+            means = dict(zip(run.emergence["steps"], history["mean"], strict=True))
+            row["attention"] = [means.get(step, measured["attention"]) for step in steps]
+            rises = {}
+            for name, curve in knock_out_rises(run.emergence, history).items():
+                rises[name] = [round(rise, 4) for rise in curve]
+            row["history"] = dict(mean=history["mean"], rises=rises)
+        rows.append(row)
+    return rows
+
+
+def first_choice(run, sequences, answers):
+    """Return what is selected at first: the first path from the query, and the chain whose errors
+    are largest without it."""
+    paths, token = list(run.paths), run.task.T - 1
+    if not paths:
+        return dict(layer=run.flags.layers - 1, head=0, path=0, token=token)
+    path = next((path for path in paths if path.reader == (0, 0)), paths[-1])
+    number = paths.index(path)
+    if answers:
+        errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
+        token = sequences[0]["queries"][errors.index(max(errors))]
+    return dict(layer=path.layer, head=path.head, path=number, token=token)
+
+
+# ---- all of a run
+
+
+def data_of(run):
+    """Return all that the page holds of a run, a dict for JSON."""
+    # attention and answers, on as many sequences as fit into a page
+    flags, task, weights = run.flags, run.task, weights_of(run)
+    size = task.T**2 * flags.layers * flags.heads * max(1, len(weights))
+    count = min(SEQUENCES, LARGEST // size)
+    batch = train.sequences(flags, held_out("validation", max(1, count)))
+    sequences, measured = describe_sequences(run, batch), []
+    for _, file in progress(f"{run.folder}: weights", weights):
+        measured.append(measure(run, file, batch, sequences, count))
+    patterns, answers = zip(*measured, strict=True) if measured else ([], [])
+
+    # names: of roles, symbols and the columns of the circuit
+    log = train.read_log(run.folder)
+    steps = [step for step, _ in weights] or [log[-1]["step"]]
+    block, _, place, _ = (column.tolist() for column in task.tokens)
+    roles = [task.role_at(*where).name for where in zip(block, place, strict=True)]
+    letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
+    places = []
+    for place in analyze.columns_of(task, run.paths):
+        symbol = [*letters, "distractor"][task.roles[place.role].symbol]
+        places.append([place.name(task), "intermediate" if place.offset else symbol])
+    return dict(
+        name=run.folder.as_posix(),
+        about=about(run),
+        task=dict(T=task.T, roles=roles, names=task.names, letters=letters),
+        blocks=task.blocks,
+        places=places,
+        reading=task.in_reading_order,
+        layers=flags.layers,
+        heads=flags.heads,
+        symbols=flags.target_names,
+        colors=[to_hex(analyze.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
+        steps=steps,
+        sequences=sequences,
+        targets=name_answers(run, batch, sequences, batch.targets),
+        answers=answers,
+        attention=base64.b64encode(b"".join(patterns)).decode() if count else "",
+        information=information_of(run),
+        paths=path_rows(run, steps, letters),
+        emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
+        losses={name: [row[name] for row in log] for name in ("step", *flags.target_names)},
+        plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
+        missing=why_missing(run, count),
+        first=first_choice(run, sequences, answers),
+    )
+
+
+def about(run):
+    """Return the text above the views, the legend and the settings of a run."""
+    last, report, task = train.read_log(run.folder)[-1], run.report, run.task
+    summary = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}."
+    if run.paths:
+        verdict = "validated" if report["validated"] else f"not validated: {report['verdict']}"
+        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][report["worst"]])
+        summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
+        summary += (
+            f" ablated to its mean, the worst symbol, {report['worst']}, has an MSE of {loss}"
+        )
+        summary += f" on {report['sequences']} fresh sequences."
+    pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
+    roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
+    if task.crossed:
+        pairs = (
+            "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3; D1.2,"
+        )
+        pairs += " in grey, is a distractor, in the triple of B1 and C2"
+        roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_0, x_2), 3a 3b 3c the triple"
+    legend = [
+        "A tile is a token: A3 shows x_0 of chain 3, B3 its x_1, C3 its x_2, ...; a colour is a"
+        f" chain. To answer the query A3, the model must find A3 {pairs}.",
+        f"Below a tile stands the role of the token in its chain: q the query, {roles}. 3b+1 is an"
+        " intermediate token: the one right after 3b, which has no role in this chain.",
+        "A path, L6H0: q -> 1b, is an attention edge between two tokens of a chain: in layer 6,"
+        " head 0, the source q attends to the target 1b, and then holds what the target held.",
+    ]
+    settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
+    return dict(summary=summary, legend=legend, settings=settings)
+
+
+# ---- the page
+
+
+BODY = """<h1 id="title"></h1><div id="controls"></div><p id="summary"></p>
+<div class="columns"><section id="answer"></section><section id="legend"></section></div>
+<section id="strip"></section>
+<div class="columns"><div><section id="circuit"></section><section id="path"></section></div>
+<section id="map"></section></div>
+<section id="heads"></section><section id="information"></section><section id="history"></section>
+<details id="settings"></details>"""
+
+
+def page(title, body, data="", script="", runs=""):
+    """Return a page of HTML that may not ask anything of a server. data: anything that JSON holds;
+    runs: the run directories that it shows, one a line."""
+    data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
+ script-src 'unsafe-inline'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="runs" content="{html.escape(runs)}"><link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>
+{(HERE / "style.css").read_text()}</style></head>
+<body>{body}
+<noscript>This page needs JavaScript: please allow it.</noscript>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body></html>
+"""
+
+
+def write(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    train.write_text(file, text)
+    print(f"{file} ({len(text) / 1e6:.1f} MB)")
+
+
+def main():
+    p = command_line("extras.pages.explore", __doc__)
+    p.add_argument("run", type=pathlib.Path, nargs="+", help="run directories of train.py")
+    p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
+    with program("extras.pages.explore"):
+        args = p.parse_args()
+        data = []
+        for folder in args.run:
+            data.append(data_of(analyze.read_run(folder, (folder / "model.pt").exists())))
+        runs = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
+        script = (HERE / "explorer.js").read_text()
+        write(args.out, page("Inside a transformer", BODY, data, script, runs))
+
+
+if __name__ == "__main__":
+    main()

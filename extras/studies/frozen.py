@@ -1,0 +1,41 @@
+"""Train with the attention frozen to a circuit (Section 5): what a depth can learn if its
+heads read along the fewest paths from the first step on.
+
+    python -m extras.studies.frozen minimal --layers 3 --heads 1 --D 8 --out out/frozen_L3
+
+config.json of the run then has "circuit": "minimal" beside the flags.
+"""
+
+import json
+import sys
+from unittest import mock
+
+import train
+from data import program
+from extras.studies.theory import frozen_heads, frozen_paths
+
+
+def run_once(flags, circuit, stopped=()):
+    """Train a run, or continue it, like train.run_once, with this circuit."""
+    paths = frozen_paths(flags, circuit)
+
+    def predict(model, flags, index):
+        batch = train.sequences(flags, index.to(flags.device))
+        with train.precision(flags):
+            heads = frozen_heads(paths, flags.problem, batch.positions)
+            return model(batch.inputs, heads), batch.targets
+
+    with mock.patch.object(train, "predict", predict):
+        ended = train.run_once(flags, stopped)
+    file = flags.out / "config.json"
+    saved = json.loads(file.read_text(encoding="utf-8")) | dict(circuit=circuit)
+    train.write_text(file, json.dumps(saved, indent=1) + "\n")
+    return ended
+
+
+if __name__ == "__main__":
+    with program("python -m extras.studies.frozen"):
+        circuit, *arguments = sys.argv[1:]
+        flags = train.parse_flags(arguments)
+        run_once(flags, circuit)
+        print(train.summary(flags.out))

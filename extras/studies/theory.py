@@ -1,0 +1,179 @@
+"""How deep a transformer must be: the information flow of Section 5, and the laws that follow.
+
+    python -m extras.studies.theory    # the laws for 1 to 20 retrieval steps, beside the simulation
+
+Every token starts with two pieces of information: its symbol, and the slot in which it stands. In
+each layer a token may attend to every token with which it shares a piece (Assumption 1), and then
+holds all the pieces of that token as well (Assumption 2). Where several slots show the same symbol,
+the shared pieces must tell the attended token apart from the tokens at the same place of the other
+slots. In a chain they always do.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from ablate import End, Path, by_head, mask_of
+from data import UserError, chain, conditional
+
+
+# ---- the information flow
+
+
+def attend(known, allowed, rivals=()):
+    """Return what every token holds after one more layer, (tokens, pieces) bool.
+
+    known: what it holds before, of the same shape; allowed: which token may attend to which,
+    (tokens, tokens) bool, the attending token first; rivals: [(token, other), ...]: a token is
+    attended to only with a shared piece that the other does not hold."""
+    shared = known.float() @ known.float().T > 0
+    for token, other in rivals:
+        shared[:, token] &= (known & known[token] & ~known[other]).any(1)
+    return known | ((shared & allowed).float() @ known.float() > 0)
+
+
+def may_attend(task, causal=True):
+    """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
+    causal mask only to those that are read before it, and to itself."""
+    count = len(task.roles)
+    read_at = torch.empty(count, dtype=torch.long)
+    read_at[task.in_reading_order] = torch.arange(count)
+    return (read_at[:, None] >= read_at) | (not causal)
+
+
+@functools.lru_cache
+def whole_sequence(task):
+    """Return what the tokens of a sequence hold before any layer, (T, pieces) bool, the role of
+    each, (T,), and the rivals: all pairs of tokens at the same place of two slots of a block."""
+    block, slot, place, symbol = task.tokens
+    first_slot = torch.tensor([0, *(block.slots for block in task.blocks)]).cumsum(0)
+    known = torch.cat([F.one_hot(symbol), F.one_hot(first_slot[block] + slot)], 1).bool()
+    places = torch.stack([block, place], 1).tolist()
+    roles = torch.tensor([task.roles.index(task.role_at(*where)) for where in places])
+    same_role = (roles[:, None] == roles).fill_diagonal_(False)
+    return known, roles, same_role.nonzero().tolist()
+
+
+def known_to_query(task, layers):
+    """Yield which of x_1, x_2, ... the query of the first chain holds after each layer,
+    (symbols-1,) bool; layers: of each layer, which role may attend to which, (roles, roles)."""
+    known, roles, rivals = whole_sequence(task)
+    query = roles.tolist().index(0)
+    for allowed in layers:
+        known = attend(known, allowed[roles[:, None], roles], rivals)
+        yield known[query, 1 : task.symbols]
+
+
+def least_layers(task, causal=True):
+    """Return [layers, ...], the smallest depth at which the query can hold x_1, x_2, ..."""
+    depths = torch.ones(task.symbols - 1, dtype=torch.long)
+    for reached in known_to_query(task, [may_attend(task, causal)] * len(task.roles)):
+        depths += ~reached
+    return depths.tolist()
+
+
+# ---- the laws
+
+
+def least_power(base, bound):
+    """Return the smallest t with base^t >= bound, in integers, where math.log would round."""
+    t = 0
+    while base**t < bound:
+        t += 1
+    return t
+
+
+def paper_bound(D):
+    """Return the bound of Theorem 1: at least log3(2D) layers."""
+    return least_power(3, 2 * D)
+
+
+def unmasked_depth(D):
+    """Return ceil(log3(4D+1)), which is exact for the information flow without a mask."""
+    return least_power(3, 4 * D + 1)
+
+
+def causal_depth(D):
+    """Return floor(log2 D) + 2, which is exact with a causal mask and Section 6's token order."""
+    return D.bit_length() + 1  # bit_length is floor(log2 D) + 1
+
+
+DEPTH_LAWS = {True: causal_depth, False: unmasked_depth}  # by causal
+
+
+# ---- circuits for --circuit
+
+
+def minimal_circuit(D, layers, causal):
+    """Return the paths along which the query comes to hold as many of x_1, ..., x_D as the
+    information flow allows at this depth: one head per layer with a causal mask, two without."""
+    ends, last = [], 2 * D  # (layer, head, source, target); the roles are 0 = q, 2k-1 = ka, 2k = kb
+    for layer in range(layers):
+        if not causal:
+            # each layer triples what a role holds, in both directions along the chain
+            step = 3**layer
+            ends += [(layer, 0, role, min(role + step, last)) for role in range(last)]
+            ends += [(layer, 1, role, max(role - step, 0)) for role in range(1, last + 1)]
+        elif layer == 0:
+            # every kb attends to its ka
+            ends += [(0, 0, b, b - 1) for b in range(2, last + 1, 2)]
+        else:
+            # each further layer doubles what the query, or a kb, holds
+            step = 2**layer
+            ends += [(layer, 0, b, b + step) for b in range(0, last + 1 - step, 2)]
+    return [Path(layer, head, *map(End, pair)) for layer, head, *pair in ends]
+
+
+def conditional_circuit(D, layers, causal):
+    """Return the paths along which the query of conditional retrieval comes to hold x and y in two
+    layers and z in three, with a mask or without. One head of each layer finds x, the other y."""
+    names = conditional(1).names
+    steps = ["0 1b 1a", "0 3c 3a", "1 2b 2a", "1 3c 3b"], ["0 q 1b", "1 q 2b"], ["0 q 3c"]
+    paths = []
+    for layer, texts in enumerate(steps[:layers]):
+        for head, *pair in map(str.split, texts):
+            paths.append(Path(layer, int(head), *(End(names.index(name)) for name in pair)))
+    return paths
+
+
+CIRCUITS = {  # (--circuit, --task): (D, layers, causal) -> [Path, ...]
+    ("minimal", "chain"): minimal_circuit,
+    ("minimal", "conditional"): conditional_circuit,
+}
+
+
+def frozen_paths(flags, circuit):
+    """Return the paths of a circuit by its name; UserError if there is none for the task or its
+    heads."""
+    if (circuit, flags.task) not in CIRCUITS:
+        raise UserError(f"no circuit {circuit} of --task {flags.task} is known: add it to CIRCUITS")
+    paths = CIRCUITS[circuit, flags.task](flags.D, flags.layers, flags.causal)
+    heads = 1 + max(path.head for path in paths)
+    if flags.heads < heads:
+        raise UserError(f"circuit {circuit} needs --heads {heads} or more")
+    return paths
+
+
+def frozen_heads(paths, task, positions):
+    """Return {(layer, head): f} for heads with paths, which attend hard: every source to its
+    targets alone, to each of them equally, and all other tokens to nothing."""
+    heads = {}
+    for head, group in by_head(paths).items():
+        mask = mask_of(group, task, positions).float()
+        pattern = mask / mask.sum(-1, keepdim=True).clamp(min=1)
+        heads[head] = lambda _, values, pattern=pattern: pattern.to(values) @ values
+    return heads
+
+
+def main():
+    """Print the laws, each exact one beside its simulation."""
+    row = "{:>4} {:>12} {:>12} {:>12} {:>12} {:>12}".format
+    print(row("D", "Theorem 1", "no mask", "simulated", "causal mask", "simulated"))
+    for D in range(1, 21):
+        unmasked, causal = (least_layers(chain(1, D), mask)[-1] for mask in (False, True))
+        print(row(D, paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal))
+
+
+if __name__ == "__main__":
+    main()
