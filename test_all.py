@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from unittest import mock
@@ -45,7 +46,7 @@ def one_thread():
 def run_main(module, arguments):
     """Run a command line in this process; return (exit code, stdout, stderr)."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = [f"{module.__name__}.py", *arguments.split()]
+    argv = [f"{module.__name__}.py", *shlex.split(arguments)]
     redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with mock.patch.object(sys, "argv", argv), redirected[0], redirected[1]:
         try:
@@ -198,7 +199,7 @@ def test_training_learns_one_retrieval_step(tmp_path):
 
 def train_until(step, arguments):
     """Train, and stop as a signal does that comes when this step is evaluated."""
-    flags, stopped = train.parse_flags(arguments.split()), []
+    flags, stopped = train.parse_flags(shlex.split(arguments)), []
 
     def print_row(flags, rows):
         if rows[-1]["step"] == step:
