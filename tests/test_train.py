@@ -73,8 +73,8 @@ def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch, whole):
         assert train.native_dtype("cpu") == dtype == train.parse_flags(["--device", "cpu"]).dtype
 
         # a run that was trained in bfloat16 is loaded so where that is fast
-        flags = train.Flags(**train.DEFAULTS | json.loads((whole / "config.json").read_text()))
-        monkeypatch.setattr(train, "read_flags", lambda run: flags.replace(dtype="bfloat16"))
+        flags = train.read_flags(whole).replace(dtype="bfloat16")
+        monkeypatch.setattr(train, "read_flags", lambda run, flags=flags: flags)
         assert train.load(whole)[1].dtype == dtype
         monkeypatch.undo()
 
