@@ -501,8 +501,9 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
     kind = "complete" if ablations == both else "at the mean alone"
     report |= dict(validated=not reasons, verdict="; ".join(reasons) or f"validated, {kind}")
-    n, paper = len(reference.batch.inputs), papers_test(few, paths, threshold)
-    return report | dict(attention_sequences=n, paper=paper)
+    if paths:
+        report["paper"] = papers_test(few, paths, threshold)
+    return report | dict(attention_sequences=len(reference.batch.inputs))
 
 
 # ---- the command line
