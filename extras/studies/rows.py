@@ -60,7 +60,8 @@ def row_of(run):
 def load(sources):
     """Return a row, a dict, for each run of these run directories and files of rows. It has what
     this file says above, report and emergence being {} where there is none, and
-        group, flags, steps: the name of the file or folder, the Flags, and the last step
+        folder, group: the run directory, None for a row of a file; the name above the run's
+        flags, steps: the Flags, and the last step
         settings: ("width=64", ...), the flags that are not the defaults; the seed is none of them
         learned: {symbol: the step at which it was learned, or None}
         known: the symbols that it knows at its end
@@ -70,7 +71,8 @@ def load(sources):
         many = source.suffix == ".jsonl"
         for row in train.read_rows(source) if many else [row_of(source)]:
             group = source.stem if many else source.absolute().parent.name
-            found[group, row["name"]] = complete(row, group)
+            folder = None if many else source
+            found[group, row["name"]] = complete(row, group) | dict(folder=folder)
     return [*found.values()]
 
 
@@ -78,14 +80,18 @@ def complete(row, group):
     """Return a row of a file with what `load` adds."""
     flags = Flags(**(DEFAULTS | row["config"]))
     last, learned = row["log"][-1], analyze.crossings(row["log"], flags)
-    return dict(report={}, emergence={}) | row | dict(
-        group=group,
-        flags=flags,
-        steps=last["step"],
-        settings=settings_of(flags),
-        learned=learned,
-        known=[name for name in learned if last[name] < flags.problem.learned_below],
-        mse=last.get("confirmed", last["val"]),
+    return (
+        dict(report={}, emergence={})
+        | row
+        | dict(
+            group=group,
+            flags=flags,
+            steps=last["step"],
+            settings=settings_of(flags),
+            learned=learned,
+            known=[name for name in learned if last[name] < flags.problem.learned_below],
+            mse=last.get("confirmed", last["val"]),
+        )
     )
 
 
