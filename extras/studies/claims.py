@@ -1,137 +1,257 @@
-"""The paper, claim by claim: what our committed runs say, the most important first.
+"""The paper, claim by claim, and what our committed runs say of each.
 
 python -m extras.studies.claims    # prints the table
 """
 
+import bisect
 import itertools
-import math
 
-import ablate
-import sweep
-from extras.bench import language
-from extras.studies import (
-    circuits,
-    committed,
-    curriculum,
-    depth,
-    load_row,
-    load_rows,
-    markdown,
-    order,
-)
+from ablate import by_head, paths_in
+from extras.studies import circuits, curriculum, load_rows, markdown, order
+from extras.studies.rows import RESULTS, committed
 from extras.studies.theory import least_layers
+from train import Flags
 
 
-def claim(page, text, answers, more="", condition=""):
-    """Return a row: a claim of the paper, in how many of the runs that could refute it it is True,
-    what else there is to say of them, the verdict with its condition, and the page."""
-    verdict = "holds in part" if any(answers) else "does not hold"
-    verdict = "holds" if all(answers) else verdict
-    return text, f"{sum(answers)} of {len(answers)}{more}", verdict + condition, page
+def claim(section, text, answers, more="", page="circuits"):
+    """Return a row: where the paper says what, in how many of the runs that could refute it it is
+    True, what else there is to say, the verdict, and the page. answers: [bool, ...]"""
+    yes, n = sum(answers), len(answers)
+    verdict = "mixed" if 0 < yes < n else "holds" if yes else "does not hold"
+    counts = f"{yes} of {n}" if verdict != "mixed" else f"{yes} of {n} ({n - yes} not)"
+    return section, text, (counts if n else "") + more, verdict if n else "not tested", page
 
 
-def training_claims():
-    """Return the rows on what is learned, and when."""
-    counts = order.count_all()
-    ordered = [number < counts["in_order"] for number in range(counts["several"])]
-    above = [number < counts["above"] for number in range(counts["alone"])]
-    gaps = curriculum.learned_despite_gap(committed("runs/curriculum/*"))
-    gaps = [not answer for answer in sum(gaps.values(), [])]
+# ---- Section 7
 
-    # the induction head
-    rows = order.load_rows_with_paths(committed(*sum(order.MEASURED.values(), [])))
-    rows = [row for row in rows if "there" in row]
-    needed = [all(row["lost"].values()) for row in rows if row["run"].parent.name != "default"]
-    needed += map(order.is_lost, order.load_first_learned())
-    before = sum(all(row["before"].values()) for row in rows)
-    before = f" lose x_1 without its paths; {before} have them before"
 
-    # transformer D with our settings, with RoPE and with the literal settings, and A to C
-    D = [load_row(run) for run in committed("D", "runs/rope/D_s0", "runs/literal/D_s0")]
-    steps = [row["learned"]["x_1"] for row in D]
-    ends = [row["mse"] for row in D if row["flags"].rotary == "input"]  # as the paper
-    slow, good = [step > 3000 for step in steps], [loss < 0.0315 for loss in ends]
-    at, end = " at steps {:.0f}, {:.0f}, {:.0f}", ": {:.3f}, {:.3f}"
-    at, end, failed = at.format(*steps), end.format(*ends), ": a failed replication"
-    solved = [load_row(run)["mse"] < 0.01 for run in committed("[ABC]")]
-    literal = [load_row(run)["mse"] < 0.01 for run in committed("runs/literal/no_aid_*")]
-    literal = f"; literal settings: {sum(literal)} of {len(literal)}"
-    nothing = " learn nothing beyond a symbol that is no target"
-    first = ", together with x_1 rather than before it"
-    not_literal = ", not with the literal settings"
+def alone():
+    """Return whether the loss stays above 0.7, of each run that asks for x_D alone in as many
+    layers as let most runs learn x_D that ask for all symbols."""
+    runs = [(row["flags"], row["log"][-1]["val"], row["learned"]) for row in committed("*")]
+    for row in load_rows([RESULTS / "sweep", RESULTS / "longer"]):
+        flags = Flags(**row)
+        learned = {name: row[f"{name}_learned"] for name in flags.target_names}
+        runs.append((flags, row["val"], learned))
+    runs = [run for run in runs if run[0].task == "chain" and run[0].causal and not run[0].init]
+    runs = [run for run in runs if not getattr(run[0], "circuit", "") and not run[0].targets]
+
+    def most_learn(layers, k):
+        answers = [
+            f[f"x_{k}"]
+            for flags, _, f in runs
+            if flags.ic and flags.layers == layers and flags.D >= k
+        ]
+        return bool(answers) and sum(answer is not None for answer in answers) >= len(answers) / 2
+
     return [
-        claim("order", "x_1 is learned first, then x_2, and so on", ordered),
-        claim("depth", "x_D alone is not learned: its loss stays above 0.7", above),
-        claim("curriculum", "the implicit curriculum is necessary", gaps, nothing),
-        claim("order", "an induction head emerges first", needed, before, first),
-        claim("emergence", "D learns x_1 after 3600 slow steps", slow, at, failed),
-        claim("emergence", "D ends at an MSE of 0.031", good, end, not_literal),
-        claim("cleaning", "A to C end below an MSE of 0.01", solved, literal, not_literal),
+        loss > 0.7 for flags, loss, _ in runs if not flags.ic and most_learn(flags.layers, flags.D)
     ]
 
 
-def depth_claims():
-    """Return the rows on how many layers are needed."""
-    rows = sweep.section_7(depth.chains(committed("*")))
-    bound = [row for row in rows if row["layers"] < math.log(2 * row["D"], 3)]
-    bound = [not depth.learned(row, row["D"]) for row in bound]
-    shallow, limit, beyond = depth.too_shallow(rows)
-    law = [number >= len(beyond) for number in range(shallow)]
-    frozen = depth.count_exact(depth.chains(committed("sweep")), True)
-    limit = f"; {limit} reach the limit; exact in {frozen} with frozen attention"
-    figure_4 = [row for row in sweep.section_7(load_rows(committed("sweep"))) if row["ic"]]
-    known = [[depth.learned(row, k) for k in range(1, row["D"] + 1)] for row in figure_4]
-    later = [sorted(row)[::-1] == row for row in known if any(row)]
-    fewer = ", with 1500 steps, not 10,000"
-    cells = itertools.product((False, True), language.MODELS)
-    hops = [language.count_above_chance(model, beyond) for beyond, model in cells]
-    small = "two small models: one step above chance in {} and {} settings, more in {} and {}"
-    small = small.format(*hops)
+def section_7():
+    kinds, figure_4 = order.count_orders(), []
+    for row in load_rows([RESULTS / "sweep"]):
+        flags = Flags(**row)
+        if flags.causal and flags.ic and not getattr(flags, "circuit", ""):
+            known = [row[name] < flags.problem.learned_below for name in flags.target_names]
+            figure_4 += [sorted(known, reverse=True) == known] if any(known) else []
+    gaps = sum(curriculum.learned_despite_gap(committed("curriculum/*")).values(), [])
+    gaps = [not answer for answer in gaps]
+    gap = " learn no symbol beyond one that is not asked for"
+    depth = " with 1500 steps, not 10,000"
     return [
-        claim("depth", "x_D needs log3(2D) layers or more", bound),
-        claim("depth", "in practice more; our law is floor(log2 D) + 2", law, limit),
-        claim("depth", "Figure 4: no later symbol without the earlier ones", later, "", fewer),
-        (
-            "Figure 2: language models solve the problem",
-            small,
-            "not measured for large models",
-            "../llm/README",
+        claim(
+            "7.2", "x_D alone is not learned: the loss stays above 0.7", alone(), "", "curriculum"
+        ),
+        claim("7.2", "the implicit curriculum is essential", gaps, gap, "curriculum"),
+        claim(
+            "7.2", "no run knows a later symbol without the earlier ones", figure_4, depth, "depth"
+        ),
+        claim("7.2", "x_1 is learned first, then x_2, ...", kinds["resolved"], "", "emergence"),
+    ]
+
+
+# ---- Section 8 and Appendix E
+
+
+def first_goes_back(row):
+    """Return whether all paths of the first useful head lead to the token before."""
+    heads = by_head(paths_in(row["report"], row["flags"].problem))
+    ends = [(sum(path.reader), sum(path.read)) for path in heads[min(heads)]]  # role + offset
+    return all(reader == read + 1 for reader, read in ends)
+
+
+def heads_of(row):
+    return {(path["layer"], path["head"]) for path in row["report"]["paths"]}
+
+
+def later_kinds(row):
+    """Return {"q -> 1b", ...}, what is read in a circuit after its first head."""
+    first = min(heads_of(row))
+    paths = [path for path in row["report"]["paths"] if (path["layer"], path["head"]) != first]
+    return frozenset("{reader} -> {read}".format(**path) for path in paths)
+
+
+def loses(row, kind, names):
+    """Return whether the full model loses all of these symbols without some path of this kind."""
+    full, level = row["report"]["full_model"], row["flags"].problem.learned_below
+    paths = [p for p in row["report"]["paths"] if "{reader} -> {read}".format(**p) == kind]
+    return any(all(full[n][0] + p["necessary"][n][0] >= level for n in names) for p in paths)
+
+
+def section_8():
+    solved = [
+        row for row in committed("*") if row["flags"].task == "chain" and circuits.searched(row)
+    ]
+    faithful = [row for row in solved if "not faithful" not in row["report"]["verdict"]]
+    validated = [row["report"]["validated"] for row in solved]
+    tests = [row["report"]["paper"] for row in solved if "paper" in row["report"]]
+    held = [test["held"] < 0.05 for test in tests]
+    removed = [all(0.17 <= loss <= 0.89 for loss in test["removed"]) for test in tests]
+    uniform = [0.05 <= test["first_uniform"] <= 0.1 for test in tests]
+    useless = [
+        2 * len(heads_of(row)) < row["flags"].layers * row["flags"].heads for row in faithful
+    ]
+    pairs = [
+        (a, b) for a, b in itertools.combinations(faithful, 2) if a["settings"] == b["settings"]
+    ]
+    differ = [later_kinds(a) != later_kinds(b) for a, b in pairs]
+    fewest = [len(heads_of(row)) > max(least_layers(row["flags"].problem)) for row in faithful]
+    ours, literal = (
+        [row["mse"] < 0.01 for row in committed(*names)]
+        for names in (("[ABC]", "adamw/*"), ("literal/no_aid_*",))
+    )
+    split = f": ours {sum(ours)} of {len(ours)}, literal settings {sum(literal)} of {len(literal)}"
+    every = [
+        row
+        for row in committed("*")
+        if row["flags"].task == "chain"
+        and row["flags"].ic
+        and not row["flags"].targets
+        and row["mse"] < 0.05
+    ]
+    older = [row["older_test"] < 0.05 for row in every if "older_test" in row and not row["report"]]
+    more = (
+        f" searched, of {len(every)} solved; {sum(older)} of {len(older)} more passed an older test"
+    )
+    return [
+        claim("8.2", "A to C end below an MSE of 0.01", ours + literal, split, "paper"),
+        claim("8.2", "most heads do nothing useful", useless, " faithful circuits"),
+        claim(
+            "8.2", "the first useful head reads the token before", [*map(first_goes_back, faithful)]
+        ),
+        claim(
+            "8.2",
+            "after the first head, circuits differ in what is read",
+            differ,
+            " pairs of seeds",
+        ),
+        claim("8.2", "no circuit has as few heads as possible", fewest),
+        claim("8.2", "the circuit can be found and validated", validated, more),
+        claim("E", "the MSE stays below 0.05 with all ablations", held),
+        claim("E", "it is 0.17 to 0.89 without any one path", removed),
+        claim("E", "it is 0.05 to 0.1 if the first useful head is uniform", uniform),
+    ]
+
+
+# ---- Section 9 and 10
+
+
+def head_steps(row):
+    """Return {(layer, head): (step, kind)} of the first path of each head that passes 0.5."""
+    steps = {}
+    for step, head, kind in order.path_steps(row, 0.5):
+        steps.setdefault(head, (step, kind))
+    return steps
+
+
+def one_at_a_time(row):
+    """Return whether no two heads of a run emerge between the same two checkpoints, but for those
+    of the induction head."""
+    later = [step for step, kind in head_steps(row).values() if kind not in order.HEADS]
+    return len({bisect.bisect(row["emergence"]["steps"], step) for step in later}) == len(later)
+
+
+def section_9():
+    rows = committed(*sum(order.EMERGED.values(), []))
+    rows = [row for row in rows if row["emergence"]]
+    first = [
+        [order.is_first(order.first_steps(row, level)) for row in rows] for level in order.LEVELS
+    ]
+    levels = "; at {} and {} instead of 0.5: {} and {}".format(
+        order.LEVELS[0], order.LEVELS[2], sum(first[0]), sum(first[2])
+    )
+    induction = order.load_induction()[1]
+    lost = [all(row["loss"] + row["kinds"][k][0] >= 0.5 for k in order.HEADS) for row in induction]
+    kinds = [item for row in induction for item in row["kinds"].items()]
+    other = max(rise for kind, (rise, _) in kinds if kind not in order.HEADS)
+    other = f"; any other kind of read raises its loss by at most {other:.2f}"
+    solved = [
+        row for row in committed("*") if row["flags"].task == "chain" and circuits.searched(row)
+    ]
+    faithful = [row for row in solved if "not faithful" not in row["report"]["verdict"]]
+    reused = [loses(row, "1b -> 1a", row["flags"].target_names[1:]) for row in faithful]
+    pair = "{0}b -> {0}a".format
+    control = [loses(row, pair(row["flags"].D), ["x_1"]) for row in faithful]
+    control = (
+        f" lose them all without 1b -> 1a; {sum(control)} lose x_1 without 3b -> 3a (D: 4b -> 4a)"
+    )
+    D = committed("D", "rope/D_s0", "literal/D_s0")
+    slow = [row["learned"]["x_1"] >= 3600 for row in D]
+    at = ": x_1 at steps " + ", ".join(f"{row['learned']['x_1']:.0f}" for row in D)
+    ends = [row["mse"] <= 0.0315 for row in D]
+    mse = ": " + ", ".join(f"{row['mse']:.3f}" for row in D)
+    held = D[0]["report"]["paper"]["held"]
+    heads = sorted(step for step, _ in head_steps(D[0]).values())
+    *gaps, last = [b - a for a, b in itertools.pairwise(heads)]
+    late = f": {last:.0f} steps after the one before, the largest gap else {max(gaps):.0f}"
+    ordered = [order.reads_in_order(order.first_steps(row, 0.5)) for row in rows]
+    page = "emergence"
+    return [
+        claim("9.2 i", "D learns x_1 after 3600 slow steps", slow, at, page),
+        claim(
+            "9.2 i", "a path of an induction head is the first above 0.5", first[1], levels, page
+        ),
+        claim("9.2 i", "x_1 needs both reads of an induction head", lost, other, page),
+        claim("9.2 ii", "later symbols reuse the induction head", reused, control, page),
+        claim("9.2 iii", "the query comes to read 1b, 2b, ... in this order", ordered, "", page),
+        claim("9.2 iii", "heads emerge one at a time", [*map(one_at_a_time, rows)], "", page),
+        claim("9.2 iv", "D's last head comes much later", [last > max(gaps)], late, page),
+        claim("9.2", "D ends at an MSE of 0.031 or less", ends, mse, page),
+        claim(
+            "9.2", "D's MSE is 0.045 or less with all ablations", [held <= 0.0455], f": {held:.3f}"
         ),
     ]
 
 
-def circuit_claims():
-    """Return the rows on the circuits of all solved models of a chain (Section 8, Appendix E)."""
-    rows = circuits.load_reports(committed("[ABCD]", "runs/*/*"))
-    rows = [row for row in rows if circuits.searched(row) and row["flags"].task == "chain"]
-    tests, previous, more = [row["report"]["paper"] for row in rows], [], []
-    for row in rows:
-        heads = ablate.by_head(ablate.paths_in(row["report"], row["flags"].problem))
-        ends = [(sum(path.reader), sum(path.read)) for path in heads[min(heads)]]  # role + offset
-        previous.append(all(source == target + 1 for source, target in ends))
-        more.append(len(heads) > max(least_layers(row["flags"].problem)))
-    validated = [row["report"]["validated"] for row in rows]
-    held, uniform = ([test[key] for test in tests] for key in ("held", "first_uniform"))
-    held, uniform = [loss < 0.05 for loss in held], [0.05 <= loss <= 0.1 for loss in uniform]
-    removed = [all(0.17 <= loss <= 0.89 for loss in test["removed"]) for test in tests]
+def not_tested():
+    """Return the rows that no run of ours decides."""
     return [
-        claim("circuits", "the circuit of a solved model can be found and validated", validated),
-        claim("circuits", "with all ablations the MSE stays below 0.05", held),
-        claim("circuits", "it is 0.17 to 0.89 without any path", removed),
-        claim("circuits", "it is 0.05 to 0.1 if the first useful head is uniform", uniform),
-        claim("circuits", "the first useful head attends to the previous position", previous),
-        claim("circuits", "no circuit has as few heads as possible", more),
+        claim(
+            "4",
+            "large language models solve the problem",
+            [],
+            "two small ones",
+            "../extras/llm/README",
+        ),
+        claim("5", "x_D needs log3(2D) layers", [], "", "depth"),
+        claim("10.1", "too few layers: not learned by any metric", [], "", "depth"),
+        claim("10.2", "natural language has such a curriculum", [], "", "curriculum"),
     ]
 
 
-def table(short=True):
+def table(short=False):
     """Return the table of all claims for their page, or of the most important for the README."""
-    training, deep, last = training_claims(), depth_claims(), circuit_claims()
-    rows = [*training[:5], deep[1], last[0]] if short else [*training, *deep, *last]
+    rows = [*section_7(), *section_8(), *section_9(), *not_tested()]
+    chosen = {"7.2": 4, "8.2": 6, "9.2 i": 3, "9.2 iv": 1}
+    rows = [row for row in rows if row[0] in chosen] if short else rows
     folder = "results/" if short else ""
-    rows = [(*row, f"[{page}]({folder}{page}.md)") for *row, page in rows]
-    return markdown(["the paper", "ours, of the runs that could refute it", "verdict", ""], *rows)
+    lines = [[*row, f"[{page}]({folder}{page}.md)"] for *row, page in rows]
+    return markdown(
+        ["", "the paper", "ours, of the runs that could refute it", "verdict", ""], *lines
+    )
 
 
 if __name__ == "__main__":
-    print(table(short=False))
+    print(table())

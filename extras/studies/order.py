@@ -113,16 +113,25 @@ def order_table(rows=None):
 # ---- the order of paths
 
 
-def first_steps(row, level):
-    """Return {"q -> 1b": step, ...}, the first step at which the mean attention of such a path of
-    the circuit passes a level, of those that do, the first one first."""
-    steps, emergence = {}, row["emergence"]
+def path_steps(row, level):
+    """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path of the
+    circuit first passes a level, of those that do, the first one first."""
+    emergence, found = row["emergence"], []
     for path in emergence["paths"]:
-        kind, negative = "{reader} -> {read}".format(**path), [-mean for mean in path["mean"]]
+        negative = [-mean for mean in path["mean"]]
         step = analyze.first_below(emergence["steps"], negative, -level)
         if step is not None:
-            steps[kind] = min(step, steps.get(kind, math.inf))
-    return dict(sorted(steps.items(), key=lambda item: item[1]))
+            head = path["layer"], path["head"]
+            found.append((step, head, "{reader} -> {read}".format(**path)))
+    return sorted(found)
+
+
+def first_steps(row, level):
+    """Return {"q -> 1b": step, ...}, when the first path of each kind passes a level, in order."""
+    steps = {}
+    for step, _, kind in path_steps(row, level):
+        steps.setdefault(kind, step)
+    return steps
 
 
 def paths_table():
