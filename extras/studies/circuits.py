@@ -1,7 +1,7 @@
 """The circuits that ablate.py found in many runs: which are validated, and what else is asked.
 
     python -m extras.studies.circuits results/runs/default.jsonl          # prints the tables
-    python -m extras.studies.circuits results/[ABCD] --out results/figures    # asks runs with weights
+    python -m extras.studies.circuits results/[ABCD] --out results/figures    # asks weights
 
 What is asked of each run goes into circuits.jsonl, a row each:
 

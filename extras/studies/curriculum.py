@@ -87,12 +87,11 @@ def claim():
         ["x_3" in row["known"] for row in committed(f"curriculum/D3_targets{targets}_*")]
         for targets in ("1-3", "1-2-3")
     )
-    return (
-        f"- **Without x_1, no later symbol is learned**: {sum(gaps[1])} of {len(gaps[1])} runs that "
-        "never asked for x_1 learned one within 2400 steps.\n"
-        f"- **x_3 is not learned without x_2**: {studies.share(gap)} runs that asked for x_1 and x_3 "
-        f"learned x_3, and {studies.share(full)} that asked for all three (95% Wilson intervals)."
-    )
+    return f"""\
+- **Without x_1**: {sum(gaps[1])} of {len(gaps[1])} runs that did not ask for x_1 learned a later
+  symbol within 2400 steps.
+- **Without x_2**: {studies.share(gap)} runs that asked for x_1 and x_3 learned x_3, and
+  {studies.share(full)} that asked for all three (95% Wilson intervals)."""
 
 
 def draw(rows, out):
@@ -143,7 +142,8 @@ def conditional_table():
 
 
 def conditional_claim():
-    """Return in which order the symbols are learned, of one run per seed, encoding and depth."""
+    """Return in which order the symbols are learned, of one run per seed, encoding, depth and
+    group: a longer run of the same seed has the same beginning."""
     runs = {}
     for row in committed("conditional/*", "again/cond*"):
         flags = row["flags"]
@@ -154,13 +154,12 @@ def conditional_claim():
     done = [steps for steps in both if steps[2] is not None]
     later = [z - max(x, y) for x, y, z, _ in done]
     never = [end - max(x, y) for x, y, z, end in both if z is None]
-    return (
-        f"- **Either of x and y may come first**: of {len(both)} runs that learn both, "
-        f"{sum(y < x for x, y, *_ in both)} learn y first.\n"
-        f"- **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it, "
-        f"{min(later):.0f} to {max(later):.0f} steps after x and y are known. To know both is not "
-        f"enough: {len(never)} run knows them for its last {max(never):.0f} steps and never learns z."
-    )
+    return f"""\
+- **Either of x and y may come first**: of {len(both)} runs that learn both,
+  {sum(y < x for x, y, *_ in both)} learn y first.
+- **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it,
+  {min(later):.0f} to {max(later):.0f} steps after x and y are known. To know both is not enough:
+  {len(never)} run knows them for its last {max(never):.0f} steps and never learns z."""
 
 
 if __name__ == "__main__":

@@ -42,13 +42,15 @@ LEVELS = 0.3, 0.5, 0.7  # of attention, from which on a path counts as emerged
 # ---- the order of symbols
 
 
-def summary():
-    """Return all chain runs, those of sweeps too: [(flags, {symbol: step or None}), ...]."""
-    runs = [(row["flags"], row["learned"]) for row in committed("*")]
+def all_chains():
+    """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, those of sweeps
+    too."""
+    runs = [(row["flags"], row["learned"], row["log"][-1]["val"]) for row in committed("*")]
     for row in studies.load_rows([RESULTS / "sweep", RESULTS / "longer"]):
         flags = Flags(**row)
-        runs.append((flags, {name: row[f"{name}_learned"] for name in flags.target_names}))
-    return [(flags, learned) for flags, learned in runs if flags.task == "chain"]
+        learned = {name: row[f"{name}_learned"] for name in flags.target_names}
+        runs.append((flags, learned, row["val"]))
+    return [run for run in runs if run[0].task == "chain"]
 
 
 def in_order(steps):
@@ -62,7 +64,7 @@ def count_orders():
     settings and seed: resolved runs have an evaluation between any two symbols, unresolved ones do
     not; in the others it was not training alone that could choose."""
     kinds = {}
-    for flags, learned in summary():
+    for flags, learned, _ in all_chains():
         steps = [*learned.values()]
         between = [math.ceil(step / flags.eval_every) for step in steps if step is not None]
         kind = "resolved" if len({*between}) == len(between) else "unresolved"
@@ -81,12 +83,11 @@ def order_claim():
     kinds = count_orders()
     could, same = kinds.pop("resolved"), kinds.pop("unresolved")
     others = ", ".join(f"{sum(runs)} of {len(runs)} {kind}" for kind, runs in sorted(kinds.items()))
-    return (
-        f"**Symbols are learned in order in {sum(could)} of {len(could)} runs** that learned two or more "
-        f"and were evaluated between any two of them. In {len(same)} more, two symbols fall between the "
-        f"same two evaluations. Not counted, because training alone did not choose, are the runs that "
-        f"had them in order in {others}."
-    )
+    return f"""\
+**Symbols are learned in order in {sum(could)} of {len(could)} runs** that learned two or more and
+were evaluated between any two of them. In {len(same)} more, two symbols fall between the same two
+evaluations. Not counted, because training alone did not choose, are the runs that had them in order
+in {others}."""
 
 
 def order_table(rows=None):
@@ -95,17 +96,14 @@ def order_table(rows=None):
     names = "default/*", "qk_std0.02/*", "last/*", "again/s*", "float32/*", "decay/*", "adamw/*"
     lines = []
     for name, group in group_by_settings(rows or committed(*names, "[ABC]", "rope/s?")).items():
-        learned = [
-            [*row["learned"].values()] for row in group if None not in row["learned"].values()
-        ]
-        gaps = [[b - a for a, b in itertools.pairwise(steps)] for steps in learned]
+        steps = [[*row["learned"].values()] for row in group]
+        learned = [row for row in steps if None not in row]
+        gaps = [[b - a for a, b in itertools.pairwise(row)] for row in learned]
         gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
+        first = studies.spread([row[0] for row in learned]) if learned else ""
         ends = studies.spread([row["steps"] for row in group])
-        first = studies.spread([steps[0] for steps in learned]) if learned else ""
-        all_of = f"{len(learned)} of {len(group)}"
-        lines.append(
-            [name, all_of, first, gaps, ends, f"{sum(map(in_order, learned))} of {len(learned)}"]
-        )
+        ordered = f"{sum(map(in_order, learned))} of {len(learned)}"
+        lines.append([name, f"{len(learned)} of {len(group)}", first, gaps, ends, ordered])
     head = "settings", "learn all", "x_1 at step", "steps to the next", "end at", "in order"
     return studies.markdown(head, *lines)
 
@@ -228,15 +226,14 @@ def induction_table():
 
 
 def induction_claim():
-    """Return the sentence on the loss of the full model there."""
+    """Return the sentence on the loss and the attention of the full model there."""
     rows = load_induction()[1]
     losses = [row["loss"] for row in rows]
     sharp = sum(min(row["kinds"][kind][1] for kind in HEADS) > 0.5 for row in rows)
-    return (
-        f"The full model has a loss of {min(losses):.2f} to {max(losses):.2f} on x_1 there, so that a small "
-        f"rise can lift it above 0.5: the rises decide, not the counts. In {sharp} of {len(rows)} runs "
-        "some head of each kind attends by more than 0.5 by then."
-    )
+    return f"""\
+The full model has a loss of {min(losses):.2f} to {max(losses):.2f} on x_1 there, so that a small
+rise can lift it above 0.5: the rises decide, not the counts. In {sharp} of {len(rows)} runs some
+head of each kind attends by more than 0.5 by then."""
 
 
 # ---- transformer D
@@ -257,13 +254,10 @@ def d_table():
 def d_claim():
     """Return when the last path of D emerges, beside the last symbol."""
     [row] = committed("D")
-    steps = first_steps(row, 0.5)
-    *_, last = steps
-    before = [step for kind, step in steps.items() if kind != last]
-    return (
-        f"The last path to pass an attention of 0.5 is {last}, at step {steps[last]:.0f}; the one before "
-        f"it does at step {max(before):.0f}, and x_4 is learned at step {row['learned']['x_4']:.0f}."
-    )
+    *_, (before, *_), (last, _, kind) = path_steps(row, 0.5)
+    return f"""\
+The last path to pass an attention of 0.5 is {kind}, at step {last:.0f}; the one before it does at
+step {before:.0f}, and x_4 is learned at step {row["learned"]["x_4"]:.0f}."""
 
 
 # ---- the figure
