@@ -103,13 +103,14 @@ def draw(rows, out):
         groups.setdefault(row["targets"], []).append(row)
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     for k in (1, 2, 3):
-        points = []
+        xs, ys = [], []
         for x, group in enumerate(groups.values()):
             losses = [row["log"][-1].get(f"x_{k}") for row in group]
             left = x + 0.22 * (k - 2) - 0.015 * len(losses)
-            points += [(left + 0.03 * n, y) for n, y in enumerate(losses) if y is not None]
+            asked = [(left + 0.03 * n, loss) for n, loss in enumerate(losses) if loss is not None]
+            xs, ys = xs + [x for x, _ in asked], ys + [y for _, y in asked]
         color = analyze.symbol_color(k, 3)
-        axes.scatter(*zip(*points, strict=True), s=16, color=color, label=f"$x_{k}$")
+        axes.scatter(xs, ys, s=16, color=color, label=f"$x_{k}$")
     axes.axhline(0.5, color="gray", ls=":", lw=1, label="a symbol counts as learned below")
     axes.axhline(0.75, color="gray", lw=0.6, label="average of the four candidates")
     ticks = [f"{targets}\nn = {len(group)}" for targets, group in groups.items()]

@@ -42,13 +42,13 @@ def row_of(run):
     """Return the row of a run directory."""
     flags, log = train.read_flags(run), train.read_log(run)
     automatic = train.run_directory(flags).name == run.name
-    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    config = train.read_json(run / "config.json")
     row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
     if report := read_report(run):
         row["report"] = rounded(report)
     file = run / "emergence.json"
     if file.exists():
-        emergence = json.loads(file.read_text(encoding="utf-8"))
+        emergence = train.read_json(file)
         paths = [{key: path[key] for key in KEPT} for path in emergence["paths"]]
         row["emergence"] = dict(steps=emergence["steps"], paths=rounded(paths))
     return row
