@@ -160,7 +160,7 @@ def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path):
     shutil.copy(A / "model.pt", run / "ckpt/000010.pt")
     [row] = rows.load([run])
     untrained, trained = measured = order.measure_run(row, whole=True, n=8)
-    assert untrained["loss"] > 0.9 and max(untrained["kinds"].values())[0] < 0.1
+    assert untrained["loss"] > 0.7 and max(untrained["kinds"].values())[0] < 0.1
     assert order.measure_run(row, whole=False, n=8) == [trained]
     order.draw_induction(measured, 8, tmp_path / "induction.png")
 
@@ -244,7 +244,7 @@ def test_what_a_token_reads_of_itself_is_ablated_in_one_head(tmp_path):
     """In one layer of one head, without any path, against the forward pass written out."""
     run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)
     torch.manual_seed(0)
-    flags = train.read_flags(run)
+    flags = train.read_flags(run).replace(device="cpu", dtype="float32")
     model = train.build(flags).eval()
     model.blocks[0].out.weight.data *= 50  # so that it matters what the head reads
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 8)))

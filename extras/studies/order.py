@@ -186,10 +186,10 @@ def kinds_of(patched):
 def measure_run(row, whole, n=64):
     """Return the rows of induction.jsonl of a run with checkpoints: of the first one that knows
     x_1, or of all; n: the held-out sequences."""
-    rows, flags = [], row["flags"]
-    batch = train.sequences(flags, held_out("emergence", n))
+    rows = []
     for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
-        model = train.load(row["folder"], f"ckpt/{file.name}")[0]
+        model, flags = train.load(row["folder"], f"ckpt/{file.name}")
+        batch = train.sequences(flags, held_out("emergence", n))
         patched = PatchedModel(model, flags, batch)
         loss = patched.baseline[:, 0].mean().item()
         if whole or loss < flags.problem.learned_below:
