@@ -20,9 +20,9 @@ from matplotlib.colors import to_hex
 import analyze
 import train
 from ablate import End, PatchedModel, path_name, paths_in, read_report
-from data import command_line, held_out, program, token_names
+from data import command_line, held_out, program, progress, token_names
 from extras.pages.information import information
-from extras.studies.stats import knock_out_rises, progress
+from extras.studies.stats import knock_out_rises
 
 
 HERE = pathlib.Path(__file__).parent
@@ -161,7 +161,8 @@ def new_symbols(run):
         before = {place: set(symbols) for place, symbols in known.items()}
         for path in layer:
             source = before.get(path.reader, set())
-            brought[path] = sorted(before.get(path.read, set()) - source)
+            read = before.get(path.read._replace(every=False), set())
+            brought[path] = sorted(read - source)
             known.setdefault(path.reader, set()).update(brought[path])
     return brought
 
@@ -175,7 +176,7 @@ def path_rows(run, steps, letters):
         row = dict(title=path_name(path, run.task), layer=path.layer, head=path.head)
         row |= dict(reader=columns[path.reader], read=columns[path.read])
         row["brings"] = [letters[k] for k in brought[path]]
-        row |= {name: measured.get(name) for name in ("necessary", "minimal", "stand_in")}
+        row |= {name: measured[name] for name in ("necessary", "minimal")}
         row["attention"] = [measured["attention"]] * len(steps)
         if path in histories:
             history = histories[path]
@@ -259,11 +260,10 @@ def about(run):
     summary = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}."
     if run.paths:
         verdict = "validated" if report["validated"] else f"not validated: {report['verdict']}"
-        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][report["worst"]])
+        worst = max(report["faithful"], key=lambda name: report["faithful"][name][0])
+        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][worst])
         summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
-        summary += (
-            f" ablated to its mean, the worst symbol, {report['worst']}, has an MSE of {loss}"
-        )
+        summary += f" ablated to its mean, the worst symbol, {worst}, has an MSE of {loss}"
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."

@@ -8,6 +8,7 @@ What is asked of each run goes into circuits.jsonl, a row each:
     complete: how alike circuit and full model remain without the same two paths, the mean and the
         largest difference of their losses over all pairs (Wang et al., 2023)
     null: how many other sets of as many paths, drawn from the paths that matter, are faithful
+        under the mean
     stability: how many of the paths are found again by each whole search on other sequences
     itself: the heads in which the circuit needs what a token reads of itself
 """
@@ -18,11 +19,10 @@ import random
 import torch
 
 import train
-from ablate import PatchedModel, by_head, find_circuit, path_name, paths_in
-from data import held_out
+from ablate import MEAN, PatchedModel, by_head, find_circuit, passes, path_name, paths_in
+from data import held_out, progress
 from extras.studies import command, markdown, share
 from extras.studies.rows import RESULTS, group_by_settings, name_of
-from extras.studies.stats import progress
 from extras.studies.theory import least_layers
 
 
@@ -33,7 +33,7 @@ def without_itself(patched, paths, head):
     """Return the losses of a circuit, (sequences, symbols), in which one head reads the mean over
     sequences where a token reads itself."""
     groups, (pattern, values) = by_head(paths), patched.reference.reads[head]
-    heads = {key: patched.ablate(key, groups.get(key, ())) for key in patched.heads}
+    heads = {key: patched.ablate(key, groups.get(key, ())) for key in patched.reference.reads}
     own = (pattern.diagonal(dim1=1, dim2=2)[..., None] * values).mean(0)  # (T, size)
     others, kept = 1 - torch.eye(pattern.shape[-1]), heads[head]
 
@@ -70,11 +70,11 @@ def ask(row, count=5, n=64):
     # null: random sets of the candidates
     candidates, draws = sorted(paths_in(report, flags.problem, "candidates")), random.Random(0)
     sets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
-    worst = [patched.circuit(s).mean(0).max().item() for s in progress("random set", [*sets])]
+    faithful = [passes(patched, s, [MEAN], threshold) for s in progress("random set", [*sets])]
 
     # itself: a head at a time
     needed = []
-    for head in progress("head", patched.heads):
+    for head in progress("head", [*patched.reference.reads]):
         if without_itself(patched, paths, head).mean(0).max() >= threshold:
             needed.append("L{}H{}".format(*head))
     again = searches(model, flags, threshold, count)
@@ -82,7 +82,7 @@ def ask(row, count=5, n=64):
         run=name_of(row),
         paths=[path_name(path, flags.problem) for path in sorted(paths)],
         complete=dict(mean=sum(differences) / len(differences), largest=max(differences)),
-        null=dict(sets=len(worst), faithful=sum(loss < threshold for loss in worst)),
+        null=dict(sets=len(sets), faithful=sum(faithful)),
         stability=dict(same=[len(paths & other) for other in again], of=[*map(len, again)]),
         itself=needed,
     )

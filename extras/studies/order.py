@@ -17,11 +17,10 @@ import matplotlib.pyplot as plt
 
 import analyze
 import train
-from ablate import End, PatchedModel, Path, attention_on
-from data import held_out
+from ablate import End, PatchedModel, Path, attention_on, reads_of
+from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
-from extras.studies.stats import progress
 from extras.studies.theory import may_attend
 from train import Flags
 
@@ -172,12 +171,12 @@ def reads_in_order(steps):
 def kinds_of(patched):
     """Return what a row of induction.jsonl says of each kind of read in one model."""
     kinds, task, positions = {}, patched.task, patched.batch.positions
-    patterns = patched.attention()
+    reads = reads_of(patched.model, patched.flags, patched.batch)
     readable = may_attend(task, patched.flags.causal).fill_diagonal_(False)
     for reader, read in readable.nonzero().tolist():
-        paths = [Path(*head, End(reader), End(read)) for head in patched.heads]
+        paths = [Path(*head, End(reader), End(read)) for head in reads]
         rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
-        means = [attention_on(patterns[path[:2]], path, task, positions).mean() for path in paths]
+        means = [attention_on(reads[p[:2]][0], p, task, positions).mean() for p in paths]
         name = f"{task.names[reader]} -> {task.names[read]}"
         kinds[name] = [round(rise, 4), round(max(means).item(), 4)]
     return kinds
@@ -186,9 +185,9 @@ def kinds_of(patched):
 def measure_run(row, whole, n=64):
     """Return the rows of induction.jsonl of a run with checkpoints: of the first one that knows
     x_1, or of all; n: the held-out sequences."""
-    rows = []
-    for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
-        model, flags = train.load(row["folder"], f"ckpt/{file.name}")
+    rows, folder = [], row["folder"]
+    for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(folder)):
+        model, flags = train.load(folder, f"ckpt/{file.name}")
         batch = train.sequences(flags, held_out("emergence", n))
         patched = PatchedModel(model, flags, batch)
         loss = patched.baseline[:, 0].mean().item()
