@@ -95,12 +95,15 @@ def program(name):
 
 def progress(what, items):
     """Yield the items of a list; say on stderr how far it is and how long the rest may take."""
-    began = time.time()
+    began = said = time.time()
     for done, item in enumerate(items, 1):
         yield item
-        left = (time.time() - began) / done * (len(items) - done)
-        print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        if time.time() - said > 0.5:
+            said = time.time()
+            left = (said - began) / done * (len(items) - done)
+            print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
+    if said > began:
+        print(f"\r{what} {len(items)}/{len(items)}, {time.time() - began:.0f} s", file=sys.stderr)
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
