@@ -266,27 +266,26 @@ def draw_induction(rows, n, file):
     """Draw over the checkpoints of a run how much its heads attend along the paths of an induction
     head, and the loss of x_1 with one kind of read ablated; n: sequences."""
     steps, losses = [row["step"] for row in rows], [row["loss"] for row in rows]
-    shape = dict(figsize=(7, 6), height_ratios=(1, 1.3), sharex=True, layout="constrained")
-    figure, (top, bottom) = plt.subplots(2, 1, **shape)
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
     for kind, (name, color) in HEADS.items():
-        text = f"{kind.replace('->', 'to')} ({name})"
-        label = f"{text}, in the head that attends most"
-        top.plot(steps, [row["kinds"][kind][1] for row in rows], color=color, label=label)
+        top.plot(steps, [row["kinds"][kind][1] for row in rows], color=color)
         without = [row["loss"] + row["kinds"][kind][0] for row in rows]
-        bottom.plot(steps, without, color=color, label=f"without {text}, in all heads")
+        label = f"{kind.replace('->', 'to')} ({name}); below: without it, in all heads"
+        bottom.plot(steps, without, color=color, label=label)
     rest = [kind for kind in rows[0]["kinds"] if kind not in HEADS]
     highest = [row["loss"] + max(row["kinds"][kind][0] for kind in rest) for row in rows]
-    label = f"highest without any one of the {len(rest)} other kinds"
+    label = f"highest without any one of the {len(rest)} other kinds of read"
     bottom.plot(steps, highest, color="tab:green", label=label)
     bottom.plot(steps, losses, color="black", label="full model")
     learned = analyze.first_below(steps, losses, 0.5)
     for axes in top, bottom:
         axes.axvline(learned, color="gray", ls=":", label="$x_1$ below 0.5")
         axes.grid(lw=0.3)
-        axes.legend(loc="upper left", fontsize="small")
-    top.set(ylim=(0, 1.6), yticks=(0, 0.5, 1), ylabel="mean attention")
-    bottom.set(ylim=(0, 3.2), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
+    top.set(ylim=(0, 1.05), ylabel="mean attention,\nin the head that attends most")
+    bottom.set(ylim=(0, None), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
     top.set_title(f"$x_1$ and its induction head: {rows[0]['run']}, {n} sequences", fontsize=11)
+    legend = dict(loc="outside lower center", ncols=2, fontsize="small")
+    figure.legend(*bottom.get_legend_handles_labels(), **legend)
     analyze.save_figure(figure, file)
 
 
