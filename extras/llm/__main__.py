@@ -169,12 +169,12 @@ def print_counts(path):
     right answers among all questions, FAILURES included. Returns what count_outcomes does."""
     settings, counts = count_outcomes(path)
     print(f"{path}: {json.dumps(settings)}")
-    print("formulation   D      n  right     95% from       to", *FAILURES, sep="  ")
+    print("formulation   D      n  right  95% from     to", *FAILURES, sep="  ")
     for (formulation, D), count in counts.items():
-        low, high = wilson(count["right"], count.total())
-        cells = f"{formulation:<12}{D or '':>3}{count.total():>7}{count['right']:>7}"
-        cells += f"{low:>13.1%}{high:>9.1%}"
-        print(cells, *(f"{count[name]:>{len(name)}}" for name in FAILURES), sep="  ")
+        n, right = count.total(), count["right"]
+        low, high = wilson(right, n)
+        text = f"{formulation:<12}{D or '':>3}{n:>7}{right:>7}{low:>10.1%}{high:>7.1%}"
+        print(text, *(f"{count[name]:>{len(name)}}" for name in FAILURES), sep="  ")
     return settings, counts
 
 

@@ -27,7 +27,7 @@ QUERY = T - 1  # the sign, where the model predicts the colour
 CLEAN, SWAPPED = "clean", "swapped"
 TOP = 3  # so many heads are tested together
 NULLS = 20  # against so many sets of others of the same layers, or all that there are
-CUTS = {"query": "query to line", "letter": "rest of the line to its letter"}
+CUTS = {"query cut": "query -> line", "letter cut": "rest of the line -> its letter"}
 
 
 class Group(NamedTuple):
@@ -127,32 +127,23 @@ def hop(model, tokenizer, name, n, seed):
         rows.append(dict(kind=kind, where=where, effect=values.mean().item(), low=low, high=high))
         return rows[-1]["effect"]
 
-    def cut_near(i, readers, targets, other):
-        """Cut attention in three layers around i: columns of the line, of the other one if other
-        is 4; the query reads where readers is None."""
-
-        def hooks(group):
-            line = (group.line + other) % 8
-            columns = sign if readers is None else line[:, readers]
-            return [
-                cut(layer, columns, line[:, targets]) for layer in layers[max(0, i - 1) : i + 2]
-            ]
-
-        return hooks
+    def cut_near(i, ends, shift):
+        near = layers[max(0, i - 1) : i + 2]
+        return lambda group: [cut(layer, *ends((group.line + shift) % 8)) for layer in near]
 
     def patch_heads(heads):
         size = layers[0].self_attn.head_dim
         parts = [(mixers[i], slice(head * size, head * size + size)) for i, head in heads]
         return lambda group: [patch(group, module, sign, part) for module, part in parts]
 
-    # by layer: what carries the answer, and which attention is needed in three layers around it,
-    # with the same cut of the line that does not hold the answer as its control
+    # by layer: what carries the answer, and which attention is needed in three layers around it;
+    # the control cuts the same attention of the other line
     for i in progress("layer", range(len(layers))):
         add("line", i, lambda group, i=i: [patch(group, above[i], group.line)])
         gains.append(add("query", i, lambda group, i=i: [patch(group, above[i], sign)]))
-        for other, line in (0, ""), (4, ", other line"):
-            add(f"query cut{line}", i, cut_near(i, None, slice(4), other))
-            add(f"letter cut{line}", i, cut_near(i, slice(1, 4), slice(1), other))
+        for shift, of in (0, ""), (4, ", other line"):
+            add(f"query cut{of}", i, cut_near(i, lambda line: (sign, line), shift))
+            add(f"letter cut{of}", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1]), shift))
 
     # each head of the layers in which the query gains at least a twentieth
     late = [i for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05]
@@ -177,53 +168,38 @@ def effect(row):
     return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
 
 
-def table(path=FOLDER / "hop_gemma-3-270m.jsonl"):
-    """Return a table of committed rows: two hops, the layers in which the query gets the answer,
-    the cut that leaves least beside its control, and the heads together beside other heads."""
-    kinds = {}
-    for row in read_json(path, lines=True):
-        kinds.setdefault(row["kind"], []).append(row)
-    [two], [heads], query = kinds["two hops"], kinds["together"], kinds["query"]
-    lines = [("right answers at D=2, where chance is 0.50", effect(two), "")]
-    late = next(i for i, row in enumerate(query) if row["effect"] > 0.5)
-    for row in query[late - 2 : late + 1]:
-        lines.append(
-            (f"recovered at the query, patched after layer {row['where']}", effect(row), "")
-        )
-    for kind, text in CUTS.items():
-        pairs = zip(kinds[f"{kind} cut"], kinds[f"{kind} cut, other line"], strict=True)
-        row, control = min(pairs, key=lambda pair: abs(pair[0]["effect"]))
-        near = f"{row['where'] - 1} to {row['where'] + 1}"
-        lines.append((f"left without {text}, layers {near}", effect(row), effect(control)))
-    others = [row["effect"] for row in kinds["others"]]
-    others = f"{min(others):.2f} to {max(others):.2f} ({len(others)} sets)"
-    lines.append((f"recovered by {heads['where']}, on a fresh seed", effect(heads), others))
-    return markdown([f"n = {two['n']}", "share", "control"], *lines)
+def table():
+    """Return the committed effects in some layers, as the figure shows for all, then those of the
+    heads together and of others."""
+    rows = read_json(FOLDER / "hop_gemma-3-270m.jsonl", lines=True)
+    effects = {(row["kind"], row["where"]): effect(row) for row in rows}
+    kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
+    lines = [(i, *(effects[kind, i] for kind in kinds)) for i in (3, 5, 10, 11, 12)]
+    heads = [key for key in effects if key[0] in ("two hops", "together", "others")]
+    heads = markdown(["", "heads", "effect"], *((*key, effects[key]) for key in heads))
+    return markdown(["layer", *kinds], *lines) + "\n\n" + heads
 
 
 def draw_inside(rows, path):
     """Draw the effects by layer."""
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 7.4), layout="constrained")
-    lines = {"line": (0, "C0-", "the line that holds the answer"), "query": (0, "C1-", "the query")}
-    for (kind, text), color in zip(CUTS.items(), ("C2", "C3"), strict=True):
-        lines[f"{kind} cut"] = 1, f"{color}-", text
-        lines[f"{kind} cut, other line"] = 1, f"{color}:", f"{text}, the other line"
+    lines = {"line": (0, "C0o-", "the line that holds the answer"), "query": (0, "C1o-", "query")}
+    for color, (kind, text) in enumerate(CUTS.items(), 2):
+        lines[kind] = 1, f"C{color}o-", text
+        lines[f"{kind}, other line"] = 1, f"C{color}s:", "control: the other line"
     for kind, (panel, style, label) in lines.items():
-        chosen = [row for row in rows if row["kind"] == kind]
+        chosen = sorted((r for r in rows if r["kind"] == kind), key=lambda row: row["where"])
         x, mean, low, high = zip(*([*row.values()][-4:] for row in chosen), strict=True)
-        axes[panel].plot(x, mean, style, marker=".", label=label)
+        axes[panel].plot(x, mean, style, label=f"{label}, n = {chosen[0]['n']}")
         axes[panel].fill_between(x, low, high, color=style[:2], alpha=0.2, lw=0)
-    titles = "Activations of the clean run patched after one layer", "Attention cut in three layers"
-    for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title)
+    axes[0].set(title="Clean activations after one layer", ylabel="share of the effect recovered")
+    axes[1].set(title="Attention cut in three layers", ylabel="share of the effect left")
+    axes[1].set(xlabel="layer (of a cut the middle one)", xticks=range(0, len(x), 2))
+    for panel in axes:
         panel.axhline(0, color="black", lw=0.8)
         panel.axhline(1, color="black", lw=0.8, ls="--")
         panel.legend(fontsize="small")
-    axes[0].set_ylabel("share of the difference recovered")
-    axes[1].set_ylabel("share of the difference left")
-    axes[1].set(xlabel="layer; of the cut, the middle one", xticks=range(0, len(x), 2))
-    caption = "{model}, D=1, n = {n} questions; bands: 95% intervals".format(**rows[0])
-    figure.suptitle(caption)
+    figure.suptitle(f"{rows[0]['model']}, D=1; n questions, bands: 95% (bootstrap over groups)")
     save_figure(figure, path)
     print(path)
 

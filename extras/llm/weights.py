@@ -7,7 +7,6 @@
 of transformers. Each writes its rows, one per line, into --out.
 """
 
-import collections
 import copy
 import importlib.util
 import itertools
@@ -91,11 +90,11 @@ def likeliest(model, tokenizer, questions, cache=None):
 
 def choices(model, tokenizer, name, n, seed):
     """Return a row per formulation: how often the answer that would be chosen, in the chat that a
-    server makes of the question, is correct, and how often it is the one that is chosen most."""
+    server makes of the question, is correct."""
     kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
     rows = []
     for formulation, D in progress("formulation", kinds):
-        correct, chosen = 0, collections.Counter()
+        correct = 0
         for index in range(n):
             text, answer, words = make_question(formulation, D, seed, index)
             chat, options = [dict(role="user", content=text)], dict(add_generation_prompt=True)
@@ -104,9 +103,7 @@ def choices(model, tokenizer, name, n, seed):
             answer, words = space + answer, [space + word for word in words]
             [word] = likeliest(model, tokenizer, [(text, answer, words)])
             correct += word == answer
-            chosen[word] += 1
-        most = max(chosen.values())
-        rows.append(dict(formulation=formulation, D=D, correct=correct, same=most))
+        rows.append(dict(formulation=formulation, D=D, correct=correct))
     return rows
 
 
@@ -123,7 +120,7 @@ def hop_question(rng, form, N, D, shuffled=False):
     *lines, question = text.split("\n")
     if shuffled:
         rng.shuffle(lines)
-    return stop.join([*lines, question]), f" {answer}", ends if N > 1 else COLOURS
+    return stop.join([*lines, question]), f" {answer}", ends
 
 
 def draw(model, tokenizer, rng, name, shots, *setting):
@@ -150,7 +147,7 @@ def count_hops(model, tokenizer, name, n, seed, N, D, shots, shuffled):
 def hops(model, tokenizer, name, n, seed):
     """Return a row for each number of chains, hops and solved examples, and order of the lines."""
     rows, names = [], ("N", "D", "shots", "shuffled")
-    cells = itertools.product((1, 2, 4), range(1, 6), (0, 4), (False, True))
+    cells = itertools.product((2, 4), range(1, 6), (0, 4), (False, True))
     for cell in progress("cell", list(cells)):
         correct = count_hops(model, tokenizer, name, n, seed, *cell)
         rows.append(dict(zip(names, cell, strict=True)) | dict(correct=correct))
@@ -186,41 +183,36 @@ def choices_table():
 
 
 def hops_of(model):
-    """Return {(N, examples, D): (right answers, n)} for several chains, both orders together."""
+    """Return {(N, examples, D): (right answers, n)}, where n counts both orders of the lines."""
     counts = {}
     for row in read_json(FOLDER / f"hops_{model}.jsonl", lines=True):
-        if row["N"] > 1:
-            cell = row["N"], row["shots"], row["D"]
-            correct, n = counts.get(cell, (0, 0))
-            counts[cell] = correct + row["correct"], n + row["n"]
+        cell = row["N"], row["shots"], row["D"]
+        correct, n = counts.get(cell, (0, 0))
+        counts[cell] = correct + row["correct"], n + row["n"]
     return counts
 
 
 def hops_table():
-    """Return the share of right answers by D, with a star where its interval lies above chance."""
-    lines = {}
+    """Return the share of right answers by D, with a star where its interval lies above chance,
+    and how many stars there are."""
+    lines, text = {}, "{} is above chance in {} cells with one hop and in {} with more"
     for model in MODELS:
         for (N, shots, _), (correct, n) in hops_of(model).items():
             cells = lines.setdefault((model, N, shots), [model, N, shots, n, 1 / N])
             cells.append(f"{correct / n:.2f}{above(correct, n, 1 / N)}")
     head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
-    return markdown(head, *lines.values())
+    stars = [
+        (model, *(count_above_chance(model, more) for more in (False, True))) for model in MODELS
+    ]
+    stars = "; ".join(text.format(*row) for row in stars)
+    return f"{markdown(head, *lines.values())}\n\n{stars}."
 
 
 def count_above_chance(model, beyond):
     """Return in how many cells of hops_table the model is above chance, "4 of 4": in those with one
     hop, or in those beyond one."""
-    cells = [(N, *count) for (N, _, D), count in hops_of(model).items() if (D > 1) == beyond]
-    return f"{sum(above(*count, 1 / N) == '*' for N, *count in cells)} of {len(cells)}"
-
-
-def above_chance():
-    """Return a sentence on the cells of hops_table."""
-    text = "{} is above chance in {} cells with one hop and in {} with more"
-    cells = (
-        (model, *(count_above_chance(model, more) for more in (False, True))) for model in MODELS
-    )
-    return "; ".join(text.format(*cell) for cell in cells) + "."
+    cells = [(*count, 1 / N) for (N, _, D), count in hops_of(model).items() if (D > 1) == beyond]
+    return f"{sum(above(*cell) == '*' for cell in cells)} of {len(cells)}"
 
 
 def run(name, description, measurements):
