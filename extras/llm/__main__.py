@@ -89,9 +89,8 @@ async def ask(client, settings, question):
         words = ascii((sent or str(error)).replace(client.api_key, "***")[:300])
         if isinstance(error, REFUSALS):
             return attempt | {"refused": words}
-        hint = "check OPENAI_BASE_URL (it often ends in /v1), OPENAI_API_KEY and --model"
-        text = f"{settings['endpoint']} sent no chat completion: {words}; {hint}"
-        raise UserError(text) from None
+        text = f"{settings['endpoint']} sent no chat completion: {words}; check OPENAI_BASE_URL "
+        raise UserError(f"{text}(often /v1 at its end), OPENAI_API_KEY and --model") from None
     attempt["correct"] = word == correct.casefold()
     return attempt | {"acceptable": word in [other.casefold() for other in acceptable]}
 
@@ -103,11 +102,11 @@ async def benchmark(args):
         key = os.environ.get("OPENAI_API_KEY") or no_key
         client = openai.AsyncOpenAI(api_key=key, max_retries=RETRIES)
     except Exception:  # its text may repeat the address, which may hold a password
-        server = "OPENAI_BASE_URL to the address of a server, such as http://localhost:11434/v1"
-        local = "extras/llm/README.md names two models that need no account"
-        raise UserError(f"set OPENAI_API_KEY to use OpenAI, or {server}; {local}") from None
-    if not args.model:
-        raise UserError("name a model with --model, such as --model gpt-4o-mini")
+        text = (
+            "set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, such "
+        )
+        text += "as http://localhost:11434/v1; extras/llm/README.md has two models without a server"
+        raise UserError(text) from None
 
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
     settings |= {key: getattr(args, key) for key in "seed temperature max_tokens attempts".split()}
@@ -144,8 +143,7 @@ async def benchmark(args):
         await asyncio.gather(*map(finish, left[:FIRST]))  # the key or a field may be wrong
         if all(outcome(attempts) in ("refused", None) for attempts in answers.values()):
             file.truncate(0)
-            words = answers[left[0]][0]["refused"]
-            text = f"{settings['endpoint']} refuses each of the first questions: {words}"
+            text = f"the server refuses all questions so far: {answers[left[0]][0]['refused']}"
             raise UserError(f"{text}; --extra changes or removes fields of the request")
         await asyncio.gather(*map(finish, left[FIRST:]))
     print_counts(path)
@@ -222,7 +220,7 @@ def main():
     name = "python -m extras.llm"
     with program(name):
         p = command_line(name, __doc__)
-        task = p.add_mutually_exclusive_group()
+        task = p.add_mutually_exclusive_group(required=True)
         task.add_argument("--show", choices=FORMULATIONS, help="print one question")
         task.add_argument("--model", help="ask the model of this name")
         task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")

@@ -1,7 +1,7 @@
 """In which layers of a language model one hop happens, by activation patching (Section 4).
 
     python -m extras.llm.inside                   # Gemma 3 270M, which pip installs
-    python -m extras.llm.inside --model FOLDER    # another model; it says first if this makes two
+    python -m extras.llm.inside --model FOLDER    # another model
 
 It asks to complete `o -> white, r -> pink, o ->` after four solved examples. A swapped run has the
 two colours exchanged, and gets parts of the clean run patched in. Layers and heads count from 0.
@@ -17,9 +17,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from analyze import save_figure
-from extras.llm.weights import FOLDER, GROUP, count_hops, draw, last_logits, run, tokens
+from extras.llm.weights import FOLDER, GROUP, draw, last_logits, run, tokens
 from extras.studies import markdown
-from extras.studies.stats import bootstrap, progress, read_json, wilson
+from extras.studies.stats import bootstrap, progress
+from train import read_rows
 
 
 T = 10  # tokens of a question: two lines of four, then the letter and the sign
@@ -107,12 +108,7 @@ def cut(layer, readers, targets):
 def hop(model, tokenizer, name, n, seed):
     """Return rows {kind, where: a layer or heads, effect, low, high}. The effect is the share of
     the difference between clean and swapped runs: what patching brings, or what a cut leaves."""
-    two = count_hops(model, tokenizer, name, n, seed, N=2, D=2, shots=4, shuffled=False)
-    low, high = wilson(two, n)
-    rows = [dict(kind="two hops", where="", effect=two / n, low=low, high=high)]
-    print(f"D=2: {effect(rows[0])} are right, where chance is 0.50")
-
-    decoder = model.get_decoder()
+    rows, decoder = [], model.get_decoder()
     layers, mixers = decoder.layers, [layer.self_attn.o_proj for layer in decoder.layers]
     above = [*layers[1:], decoder.norm]  # what reads the output of a layer
     groups, base = make_groups(model, tokenizer, name, n, seed, [*above, *mixers])
@@ -169,35 +165,37 @@ def effect(row):
 
 
 def table():
-    """Return the committed effects in some layers, as the figure shows for all, then those of the
-    heads together and of others."""
-    rows = read_json(FOLDER / "hop_gemma-3-270m.jsonl", lines=True)
+    """Return the committed effects in the layers that have a control, then those of heads."""
+    rows = read_rows(FOLDER / "hop_gemma-3-270m.jsonl")
     effects = {(row["kind"], row["where"]): effect(row) for row in rows}
     kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
-    lines = [(i, *(effects[kind, i] for kind in kinds)) for i in (3, 5, 10, 11, 12)]
-    heads = [key for key in effects if key[0] in ("two hops", "together", "others")]
-    heads = markdown(["", "heads", "effect"], *((*key, effects[key]) for key in heads))
-    return markdown(["layer", *kinds], *lines) + "\n\n" + heads
+    layers = sorted(where for kind, where in effects if kind == kinds[-1])
+    lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]
+    heads = [(where, text) for (kind, where), text in effects.items() if kind == "together"]
+    others = [row["effect"] for row in rows if row["kind"] == "others"]
+    others = f"{len(others)} other sets", f"{min(others):.2f} to {max(others):.2f}"
+    tables = markdown(["layer", *kinds], *lines), markdown(["heads", "share"], *heads, others)
+    return "\n\n".join(tables)
 
 
 def draw_inside(rows, path):
-    """Draw the effects by layer."""
+    """Draw the effects by layer: of patching above, of cuts and their controls below."""
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 7.4), layout="constrained")
-    lines = {"line": (0, "C0o-", "the line that holds the answer"), "query": (0, "C1o-", "query")}
-    for color, (kind, text) in enumerate(CUTS.items(), 2):
-        lines[kind] = 1, f"C{color}o-", text
-        lines[f"{kind}, other line"] = 1, f"C{color}s:", "control: the other line"
-    for kind, (panel, style, label) in lines.items():
+    lines = {"line": "the line that holds the answer", "query": "the query"} | CUTS
+    lines |= {f"{kind}, other line": "its control: the other line" for kind in CUTS}
+    for number, (kind, label) in enumerate(lines.items()):
         chosen = sorted((r for r in rows if r["kind"] == kind), key=lambda row: row["where"])
         x, mean, low, high = zip(*([*row.values()][-4:] for row in chosen), strict=True)
-        axes[panel].plot(x, mean, style, label=f"{label}, n = {chosen[0]['n']}")
-        axes[panel].fill_between(x, low, high, color=style[:2], alpha=0.2, lw=0)
-    axes[0].set(title="Clean activations after one layer", ylabel="share of the effect recovered")
-    axes[1].set(title="Attention cut in three layers", ylabel="share of the effect left")
-    axes[1].set(xlabel="layer (of a cut the middle one)", xticks=range(0, len(x), 2))
+        panel, color = axes[number > 1], f"C{number - 2 * (number > 3)}"
+        style = dict(color=color, ls=":" if number > 3 else "-", marker="s" if number > 3 else "o")
+        panel.plot(x, mean, **style, label=f"{label} (n = {chosen[0]['n']})")
+        panel.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
+    axes[0].set(title="Clean activations after one layer", ylabel="share recovered")
+    axes[1].set(title="Attention cut in three layers", ylabel="share left")
+    axes[1].set_xlabel("layer; of a cut the middle one")
     for panel in axes:
-        panel.axhline(0, color="black", lw=0.8)
-        panel.axhline(1, color="black", lw=0.8, ls="--")
+        for level, ls in (0, "-"), (1, "--"):
+            panel.axhline(level, color="black", lw=0.8, ls=ls)
         panel.legend(fontsize="small")
     figure.suptitle(f"{rows[0]['model']}, D=1; n questions, bands: 95% (bootstrap over groups)")
     save_figure(figure, path)

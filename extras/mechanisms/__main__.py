@@ -7,8 +7,7 @@ from pathlib import Path
 from analyze import save_figure
 from data import command_line, program
 from extras import mechanisms
-from extras.studies.stats import read_json
-from train import write_text
+from train import read_json, write_text
 
 
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import cross_entropy, embedding
 
 from extras.mechanisms import COLORS, draw_seeds, mean
+from model import Muon
 
 
 N, K = 65, 5  # characters, triggers
@@ -213,10 +214,12 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
     model, rate = Generic(layers, d, 2, T), 0.02
 
     # Muon has the matrices inside the layers, AdamW has the rest
-    matrices = {weight for weight in model.blocks.parameters() if weight.ndim > 1}
+    matrices = dict.fromkeys(weight for weight in model.blocks.parameters() if weight.ndim > 1)
     others = [weight for weight in model.parameters() if weight not in matrices]
-    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    optimizers = [torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.1), muon]
+    decaying = dict(params=[weight for weight in others if weight.ndim > 1], weight_decay=0.1)
+    constant = dict(params=[weight for weight in others if weight.ndim == 1], weight_decay=0)
+    adamw = torch.optim.AdamW([decaying, constant], betas=(0.9, 0.95), fused=True)
+    optimizers = [adamw, Muon(matrices, rate, 0.1, torch.float32)]
     for step in range(steps):
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         trained = scored if triggers == "random" else torch.ones_like(scored)
