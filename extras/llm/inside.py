@@ -165,11 +165,8 @@ def table():
     kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
     layers = sorted(where for kind, where in effects if kind == kinds[-1])
     lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]
-    heads = [(where, text) for (kind, where), text in effects.items() if kind == "together"]
-    others = [row["effect"] for row in rows if row["kind"] == "others"]
-    others = f"{len(others)} other sets", f"{min(others):.2f} to {max(others):.2f}"
-    tables = markdown(["layer", *kinds], *lines), markdown(["heads", "share"], *heads, others)
-    return "\n\n".join(tables)
+    heads = [key[::-1] + (effects[key],) for key in effects if key[0] in ("together", "others")]
+    return f"{markdown(['layer', *kinds], *lines)}\n\n{markdown(['heads', '', 'share'], *heads)}"
 
 
 def draw_inside(rows, path):

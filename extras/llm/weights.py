@@ -172,24 +172,26 @@ def choices_table():
 
 def hops_of(model):
     """Return rows (N, examples, D, right answers, n, chance), both orders of the lines together."""
-    rows = read_rows(FOLDER / f"hops_{model}.jsonl")
-    keys = "N", "shots", "D", "by step", "shuffled", "n"
-    rows = [[row[key] for key in keys] for row in rows]
-    return [(N, shots, D, a + b, 2 * n, 1 / N) for N, shots, D, a, b, n in rows]
+    rows = []
+    for row in read_rows(FOLDER / f"hops_{model}.jsonl"):
+        correct, chance = row["by step"] + row["shuffled"], 1 / row["N"]
+        rows.append((row["N"], row["shots"], row["D"], correct, 2 * row["n"], chance))
+    return rows
 
 
 def hops_table():
     """Return the share of right answers by D, with a star where its interval lies above chance,
     and how many stars there are."""
-    lines, text = {}, "{} is above chance in {} cells with one hop and in {} with more"
+    lines, stars = {}, []
+    text = "{} is above chance in {} cells with one hop and in {} with more"
     for model in MODELS:
         for N, shots, _, correct, n, chance in hops_of(model):
             cells = lines.setdefault((model, N, shots, n, chance), [])
             cells.append(f"{correct / n:.2f}{above(correct, n, chance)}")
+        counts = (count_above_chance(model, more) for more in (False, True))
+        stars.append(text.format(model, *counts))
     head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
     lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
-    count = count_above_chance
-    stars = (text.format(model, count(model, False), count(model, True)) for model in MODELS)
     return f"{lines}\n\n{'; '.join(stars)}."
 
 
