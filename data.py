@@ -30,6 +30,7 @@ import itertools
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -90,6 +91,16 @@ def program(name):
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def progress(what, items):
+    """Yield the items of a list; say on stderr how far it is and how long the rest may take."""
+    began = time.time()
+    for done, item in enumerate(items, 1):
+        yield item
+        left = (time.time() - began) / done * (len(items) - done)
+        print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
+    print(file=sys.stderr)
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
