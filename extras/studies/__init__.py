@@ -13,6 +13,9 @@ from data import command_line, program
 from extras.studies.stats import wilson
 
 
+RESULTS = Path("results")
+
+
 def command(script, description, tables, draw=None):
     """Run the command line of a study: tables(rows) returns the text to print, draw(rows, out)
     draws a figure into the folder out and returns its path."""
@@ -30,6 +33,15 @@ def command(script, description, tables, draw=None):
         if draw:
             args.out.mkdir(parents=True, exist_ok=True)
             print(draw(found, args.out))
+
+
+# ---- the tables of sweep.py; rows.py has the runs
+
+
+def committed(*patterns):
+    """Return the folders below results/ that hold the table of a sweep and match a pattern."""
+    tables = [table for name in patterns for table in sorted(RESULTS.glob(f"{name}/results.jsonl"))]
+    return [table.parent for table in tables]
 
 
 def load_rows(folders):

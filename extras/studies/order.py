@@ -45,7 +45,7 @@ def all_chains():
     """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, those of sweeps
     too."""
     runs = [(row["flags"], row["learned"], row["log"][-1]["val"]) for row in committed("*")]
-    for row in studies.load_rows([RESULTS / "sweep", RESULTS / "longer"]):
+    for row in studies.load_rows(studies.committed("*")):
         flags = Flags(**row)
         learned = {name: row[f"{name}_learned"] for name in flags.target_names}
         runs.append((flags, learned, row["val"]))

@@ -23,10 +23,10 @@ import analyze
 import train
 from ablate import read_report
 from data import UserError, command_line, program
+from extras.studies import RESULTS
 from train import DEFAULTS, SETTINGS, Flags
 
 
-RESULTS = Path("results")
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
 SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
 COMPARED = {name: DEFAULTS[name] for name in SETTINGS if name not in SAME}
@@ -69,7 +69,8 @@ def load(sources):
     found = {}
     for source in map(Path, sources):
         many = source.suffix == ".jsonl"
-        for row in train.read_rows(source) if many else [row_of(source)]:
+        rows = train.read_rows(source) if many else [row_of(source)]
+        for row in (row for row in rows if "config" in row):  # a study may keep others there
             group = source.stem if many else source.absolute().parent.name
             folder = None if many else source
             found[group, row["name"]] = complete(row, group) | dict(folder=folder)
