@@ -52,15 +52,16 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     run = write_run(tmp_path / automatic, "--D 2 --seed 7", **FALLING)
     write_emergence(run, (1, "1b", "1a", 100))
     (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
-    other = write_run(tmp_path / "other", "--D 2", **FALLING)
+    other = write_run(tmp_path / "mine_other", "--D 2", **FALLING)
     for _ in range(2):
         code, out, err = run_main(rows, "mine", other, run, "--out", tmp_path / "rows")
         assert code == 0 and "2 runs" in out, err
     of_file = {row["name"]: row for row in rows.load([tmp_path / "rows/mine.jsonl"])}
     of_folders = {row["name"]: row for row in rows.load([run, other, run])}
+    of_folders["other"] = of_folders.pop("mine_other")
     assert of_file.keys() == of_folders.keys() == {"s7", "other"}
     for name, row in of_folders.items():
-        same = {key for key in row if key not in ("folder", "group")}
+        same = {key for key in row if key not in ("folder", "group", "name")}
         assert all(row[key] == of_file[name][key] for key in same - {"flags"})
     row = of_file["s7"]
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"]

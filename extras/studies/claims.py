@@ -100,8 +100,9 @@ def heads_of(row):
 def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
     heads = heads_of(row)
-    ends = [(sum(path.reader), sum(path.read)) for path in heads[min(heads)]]  # role + offset
-    return all(reader == read + 1 for reader, read in ends)
+    ends = [path[2:] for path in heads[min(heads)]]
+    places = [(a.role + a.offset, b.role + b.offset, b.every) for a, b in ends]
+    return all(reader == read + 1 and not every for reader, read, every in places)
 
 
 def later_kinds(row):

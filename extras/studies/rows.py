@@ -141,7 +141,9 @@ def main():
         args = p.parse_args()
         file = args.out / f"{args.group}.jsonl"
         rows = {row["name"]: row for row in (train.read_rows(file) if file.exists() else [])}
-        rows |= {row["name"]: row for row in map(row_of, args.run)}
+        for row in map(row_of, args.run):
+            row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
+            rows[row["name"]] = row
         names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
         args.out.mkdir(parents=True, exist_ok=True)
         train.write_rows(file, [rows[name] for name in names])
