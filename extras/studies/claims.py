@@ -7,6 +7,7 @@ import bisect
 import itertools
 
 from ablate import by_head, paths_in
+from data import program
 from extras import studies
 from extras.llm import weights
 from extras.studies import circuits, curriculum, markdown, order
@@ -250,4 +251,5 @@ def short_table():
 
 
 if __name__ == "__main__":
-    print(table())
+    with program("python -m extras.studies.claims"):
+        print(table())

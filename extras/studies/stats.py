@@ -1,10 +1,8 @@
 """95% intervals: Wilson's for a share of successes, and the bootstrap for a mean."""
 
-import json
 import math
 import sys
 import time
-from pathlib import Path
 
 
 def wilson(successes, n, z=1.959964):
@@ -49,9 +47,3 @@ def knock_out_rises(emergence, row):
         pairs = zip(row["without"][symbol], losses, strict=True)
         rises[symbol] = [without - loss for without, loss in pairs]
     return rises
-
-
-def read_json(path, lines=False):
-    """Return what a JSON file holds, or with lines=True a list, one for each line."""
-    text = Path(path).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if lines else json.loads(text)
