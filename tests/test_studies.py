@@ -88,7 +88,7 @@ def test_runs_of_one_setting_differ_in_the_seed_alone(tmp_path):
 
 def test_a_study_writes_nothing_beside_the_runs(tmp_path):
     def main():
-        studies.command(order.__file__, "", order.tables, order.draw)
+        studies.command(order.__file__, "", order.order_table, order.draw)
 
     study = SimpleNamespace(__file__=order.__file__, main=main)
     run = write_run(tmp_path / "runs" / "a", "--D 2", **FALLING)

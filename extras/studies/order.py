@@ -36,6 +36,7 @@ EMERGED = {  # the chain runs that have emergence
     "transformer D": ["D"],
 }
 LEVELS = 0.3, 0.5, 0.7  # of attention, from which on a path counts as emerged
+SEQUENCES = 64  # held out, for induction.jsonl
 
 
 # ---- the order of symbols
@@ -111,8 +112,8 @@ def order_table(rows=None):
 
 
 def path_steps(row, level):
-    """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path of the
-    circuit first passes a level, of those that do, the first one first."""
+    """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path that
+    matters at the end first passes a level, of those that do, the first one first."""
     emergence, found = row["emergence"], []
     for path in emergence["paths"]:
         negative = [-mean for mean in path["mean"]]
@@ -142,13 +143,8 @@ def paths_table():
         for test in (is_first, is_whole, reads_in_order):
             cells.append(", ".join(str(sum(map(test, firsts[level]))) for level in LEVELS))
         lines.append([title, len(rows), *cells])
-    first, whole, ordered = (
-        "first path is of an induction head",
-        "whole head before other reads",
-        "",
-    )
-    ordered = "1b, 2b, ... read in order"
-    return studies.markdown(["runs", "n", first, whole, ordered], *lines)
+    head = "first path is of an induction head", "whole head before other reads"
+    return studies.markdown(["runs", "n", *head, "1b, 2b, ... read in order"], *lines)
 
 
 def is_first(steps):
@@ -182,7 +178,7 @@ def kinds_of(patched):
     return kinds
 
 
-def measure_run(row, whole, n=64):
+def measure_run(row, whole, n=SEQUENCES):
     """Return the rows of induction.jsonl of a run with checkpoints: of the first one that knows
     x_1, or of all; n: the held-out sequences."""
     rows, folder = [], row["folder"]
@@ -220,7 +216,7 @@ def induction_table():
         of_run = [max(rises[kind][n] for kind in group) for n in range(len(rows))]
         lost = sum(row["loss"] + rise >= 0.5 for row, rise in zip(rows, of_run, strict=True))
         cells = f"{min(of_run):.3f} to {max(of_run):.3f}", f"{lost} of {len(rows)}"
-        lines.append([title if group[1:] == [] else f"{title} of {len(group)}", *cells])
+        lines.append([title if len(group) == 1 else f"{title} of {len(group)}", *cells])
     return studies.markdown(["without, in all heads", "x_1 rises by", "x_1 above 0.5"], *lines)
 
 
@@ -289,10 +285,6 @@ def draw_induction(rows, n, file):
     analyze.save_figure(figure, file)
 
 
-def tables(rows):
-    return order_table(rows)
-
-
 def draw(rows, out):
     """Measure the runs that have checkpoints into induction.jsonl, and draw its first run."""
     file = out / "induction.jsonl"
@@ -303,9 +295,9 @@ def draw(rows, out):
     if file.exists():
         rows = train.read_rows(file)
         whole = [row for row in rows if row["run"] == rows[0]["run"]]
-        draw_induction(whole, 64, out / "induction.png")
+        draw_induction(whole, SEQUENCES, out / "induction.png")
     return file
 
 
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, tables, draw)
+    studies.command(__file__, __doc__, order_table, draw)
