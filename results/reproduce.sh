@@ -269,12 +269,14 @@ python sweep.py --preset paper --out "$folder/paper"
 make_rows
 python -m extras.studies.literal "$runs/literal.jsonl" --out "$figures"
 python -m extras.studies.circuits "$folder/D" --out "$figures"
+python -m extras.pages.removal "$folder/D"
+python -m extras.pages.film "$folder/D"
 python -m extras.pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
 
 # two small language models; the packages, and how to serve them for answers.jsonl, are in extras/llm/README.md
 for model in SmolLM2-135M-Instruct gemma-3-270m; do
-  python -m extras.bench.language choices --model "$model" --out "$folder/llm"
-  python -m extras.bench.language hops --model "$model" --seed 1 --out "$folder/llm"
+  python -m extras.llm.weights choices --model "$model" --out "$folder/llm"
+  python -m extras.llm.weights hops --model "$model" --seed 1 --out "$folder/llm"
 done
 python -m extras.llm.inside --out "$folder/llm"
 python -m extras.llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"
