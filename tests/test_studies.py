@@ -241,6 +241,20 @@ def test_a_claim_has_one_of_four_verdicts():
 # ---- circuits
 
 
+def test_a_search_that_finds_nothing_counts(tmp_path):
+    runs = []
+    for seed, verdict in enumerate(
+        ["validated, complete", "not faithful: all 9 paths", "not searched: x_1"]
+    ):
+        runs.append(write_run(tmp_path / f"s{seed}", f"--D 2 --seed {seed}", **FALLING))
+        path = dict(layer=0, head=0, reader="1b", read="1a")
+        report = dict(verdict=verdict, validated=not seed, paths=[path] * (not seed))
+        (runs[-1] / "circuit.json").write_text(json.dumps(report))
+    found = rows.load(runs)
+    assert circuits.counts_table(found).splitlines()[2] == "| D=2 | 1 of 2 | 0 1 |"
+    assert circuits.papers_table(found).count("\n") == 1
+
+
 def test_what_a_token_reads_of_itself_is_ablated_in_one_head(tmp_path):
     """In one layer of one head, without any path, against the forward pass written out."""
     run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)

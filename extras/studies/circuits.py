@@ -92,8 +92,8 @@ def ask(row, count=5, n=64):
 
 
 def searched(row):
-    """Return whether the model was solved, so that a circuit was looked for and found."""
-    return bool(row["report"].get("paths"))
+    """Return whether the model was solved, so that a circuit was looked for, found or not."""
+    return not row["report"].get("verdict", "not searched").startswith("not searched")
 
 
 def worst_symbol(losses):
@@ -127,15 +127,19 @@ COLUMNS = {
     "by intermediate tokens": intermediate,
     "full model, worst symbol": lambda row: worst_symbol(row["report"]["full_model"]),
     "circuit, worst symbol": lambda row: worst_symbol(row["report"]["faithful"]),
+    "all else of another sequence": lambda row: worst_symbol(row["report"]["resampled"]),
     "least necessary": least_necessary,
 }
 
 
 def circuits_table(rows, *columns):
-    """Return a row per run that has a report: the verdict, and these or all of COLUMNS."""
-    lines, columns = [], columns or COLUMNS
-    for row in (row for row in rows if row["report"]):
-        cells = [COLUMNS[name](row) if searched(row) else "" for name in columns]
+    """Return a row per run that has a report: the verdict, and these or all of COLUMNS; an older
+    report has no other sequence."""
+    rows, lines, columns = [row for row in rows if row["report"]], [], columns or COLUMNS
+    if not all("resampled" in row["report"] for row in rows if row["report"].get("paths")):
+        columns = [name for name in columns if name != "all else of another sequence"]
+    for row in rows:
+        cells = [COLUMNS[name](row) if row["report"].get("paths") else "" for name in columns]
         lines.append([name_of(row), row["report"]["verdict"], *cells])
     return markdown(["run", "verdict", *columns], *lines)
 
@@ -157,7 +161,7 @@ def asked_table():
 def papers_table(rows):
     """Return a row per run: steps 5 and 6 of Appendix E."""
     lines = []
-    for row in filter(searched, rows):
+    for row in (row for row in rows if "paper" in row["report"]):
         test = row["report"]["paper"]
         removed = [f"{loss:.2f}" for loss in test["removed"]]
         ends = " to ".join(dict.fromkeys([*removed[:1], *removed[-1:]]))
@@ -186,7 +190,7 @@ def tables(rows):
 
 def draw(rows, out):
     """Write circuits.jsonl, if any of the runs has weights."""
-    asked = [row for row in filter(searched, rows) if row["folder"]]
+    asked = [row for row in rows if row["folder"] and row["report"].get("paths")]
     asked = [ask(row) for row in asked if (row["folder"] / "model.pt").exists()]
     if asked:
         train.write_rows(out / "circuits.jsonl", asked)
