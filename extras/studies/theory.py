@@ -120,7 +120,7 @@ def gates_error(N, heads):
     return 1 - min(heads, N) / N
 
 
-# Written on 25 November 2026, 14:15 to 14:25 UTC, before any of the runs was looked at. Known then
+# Written on 25 November 2026, before 14:14:24 UTC and before any of the runs was looked at. Known then
 # were pilots of one layer, D=1: N=4 with 8 heads 0.040 and 0.0004, 5 heads 0.0005 and 0.304, 4
 # heads 0.290, 0.319, 0.255, 2 heads 0.593, 1 head 0.866, 8 heads without MLP 0.416; N=2 with 4
 # heads 0.00008, 1 head 0.310; N=8 with 16 heads 0.026, 8 heads 0.138; of two layers, D=2, N=4, x_2:
