@@ -1,29 +1,44 @@
-"""What each depth can learn, beside the depth law (Section 7.2, and floor(log2 k) + 2).
+"""How many layers the problem needs: trained models beside the law of reading by content and the
+law with heads (Section 7.2), and how those that pass the law of content do it.
 
-python -m extras.studies.depth --preset law --out out/law    # trains the runs, as sweep.py does
-python -m extras.studies.depth out/law                       # prints the counts, draws law.png
+    python -m extras.studies.depth                    # draws the figures from the committed rows
+    python -m extras.studies.depth out/*              # measures runs, and adds them to these rows
+    python -m extras.studies.depth --preset law       # trains the runs that sweep.py compares
 """
 
 import collections
 import math
 import statistics
+import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import torch
 
 import analyze
 import sweep
-from extras.studies import command, load_rows
-from extras.studies.theory import DEPTH_LAWS
+import train
+from data import held_out, partial_losses, program
+from extras.studies import load_rows, markdown
+from extras.studies.theory import (
+    DEPTH_LAWS,
+    PREDICTED,
+    address_error,
+    causal_depth,
+    gates_error,
+)
 from train import Flags
 
 
-FROZEN = f"{sweep.PLAIN} --D 8 --circuit minimal --steps 400"
+ROWS = Path("results/runs/depth_width.jsonl")
+MATTERS = 0.05  # a rise of the loss of x_D by which an ablation counts as one that matters
 sweep.PRESETS["law"] = [
     (sweep.WITH_IC, range(1, 6), 3),
     (f"{sweep.LAPTOP} --D 5 --steps 2000 --no-causal --rotary qk", range(2, 5), 2),
-    (f"{FROZEN} --heads 1", range(1, 6), 2),
-    (f"{FROZEN} --heads 2 --no-causal", range(1, 5), 2),
 ]
+
+
+# ---- runs of a sweep beside the law of content
 
 
 def chains(folders):
@@ -91,57 +106,356 @@ def count_exact(rows, causal):
     return f"{sum(exact)} of {len(exact)}"
 
 
-def tables(folders):
-    rows = chains(folders)
-    exact = f"{count_exact(rows, True)} with a causal mask, {count_exact(rows, False)} without"
-    exact = f"with frozen attention the fewest layers are the law's: {exact}"
-    return "\n".join([*count_learners(sweep.section_7(rows)), exact])
+# ---- one run of the diagram
 
 
-# ---- the figure
+def row_of(run):
+    """Return the row of a finished run: what it was, its losses at the end, and how, if it passes
+    the law of content."""
+    flags, log = train.read_flags(run), train.read_log(run)
+    other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
+    other |= {"--task shuffled": flags.task == "shuffled", "--init frozen": bool(flags.init)}
+    other |= {"frozen": bool(getattr(flags, "circuit", ""))}
+    names = "layers", "heads", "N", "D", "seed", "steps", "git"
+    row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
+    row |= dict(other=" ".join(name for name in other if other[name]), ended=log[-1]["step"])
+    row |= {name: round(log[-1][name], 5) for name in flags.target_names}
+    row["threshold"] = flags.problem.learned_below
+
+    # what x_D fell by in the last third of the steps that were taken: is the run decided?
+    before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
+    row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
+    if flags.task == "chain" and (passes(row) or flags.layers == flags.D == 1):
+        row["how"] = mechanism(run)
+    return row
 
 
-def draw(folders, out):
-    """Draw for each x_k the least depth that learned it, with attention frozen at a minimal circuit
-    (what a depth can do) and learned (what training finds), beside the law; left with a causal
-    mask, right without. A mark shows how many seeds it stands for."""
-    rows = chains(folders)
-    last, deepest = max(row["D"] for row in rows), max(row["layers"] for row in rows)
-    size = dict(figsize=(7.5, 4.6), layout="constrained", sharey=True)
-    figure, panels = plt.subplots(1, 2, **size)
-    titles = "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))"
-    kinds = (True, "s", "tab:green", "frozen"), (False, "o", "tab:blue", "learned")
-    for axes, causal, title, side in zip(
-        panels, (True, False), titles, ("left", "right"), strict=True
-    ):
-        law = [DEPTH_LAWS[causal](k) for k in range(1, last + 2)]
-        edges = [k + 0.5 for k in range(last + 1)]
-        axes.step(
-            edges, law, where="post", color="black", label="depth law: no fewer can hold $x_k$"
+def passes(row):
+    """Return whether a run learned a symbol for which the law of content demands more layers, with
+    pairs read from step D to step 1 (any order of shuffled pairs needs as many for x_1 to x_3)."""
+    return any(
+        row[f"x_{k}"] < row["threshold"] and causal_depth(k) > row["layers"]
+        for k in range(1, row["D"] + 1)
+    )
+
+
+def reaches(row):
+    """Return whether a run learned all symbols that the law of content allows, and there are any;
+    None if there are none."""
+    allowed = [k for k in range(1, row["D"] + 1) if causal_depth(k) <= row["layers"]]
+    return all(row[f"x_{k}"] < row["threshold"] for k in allowed) if allowed else None
+
+
+# ---- how a model does it
+
+
+def by_place(pattern, values):
+    """Attend as on the average over the sequences: a function of the places alone."""
+    return pattern.mean(0) @ values
+
+
+def mean_written(pattern, values):
+    """Write what is written on the average over the sequences."""
+    return (pattern @ values).mean(0).expand_as(values)
+
+
+def from_the_next(pattern, values):
+    """Write what is written in the next sequence of the batch."""
+    return (pattern @ values).roll(-1, 0)
+
+
+@torch.no_grad()
+def mechanism(run, n=1024):
+    """Return what interventions on a trained model say, a dict; losses are those of x_1, ..., x_D
+    on n sequences, heads have names like L0H3.
+
+    place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
+    writes; place_layers: if this is done to the patterns of a whole layer; mlp: if what the MLP of
+    a layer adds is its mean; reads: of each head, its mean attention from the queries to all
+    tokens; own: to the own 1a; match: how much more than that token has on the average."""
+    model, flags = train.load(run)
+    batch = train.sequences(flags, held_out("validate", n))
+
+    def losses(heads=None):
+        with train.precision(flags):
+            predictions = model(batch.inputs, heads)
+        return [
+            round(x, 5)
+            for x in partial_losses(predictions, batch.targets, flags.K).mean(0).tolist()
+        ]
+
+    layers = range(flags.layers)
+    heads = {f"L{layer}H{head}": (layer, head) for layer in layers for head in range(flags.heads)}
+    how = dict(n=n, full=losses())
+    how["place"] = {name: losses({head: by_place}) for name, head in heads.items()}
+    how["mean"] = {name: losses({head: mean_written}) for name, head in heads.items()}
+    how["place_layers"] = [
+        losses({(layer, head): by_place for head in range(flags.heads)}) for layer in layers
+    ]
+    how["mlp"] = []
+    for block in model.blocks if flags.mlp else []:
+        hook = block.down.register_forward_hook(lambda _, __, out: out.mean(0).expand_as(out))
+        how["mlp"].append(losses())
+        hook.remove()
+
+    # attention from the queries, and how much of it to the own 1a
+    _, patterns = model(batch.inputs, return_patterns=True)
+    query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]  # (n, N)
+    how["reads"], how["own"], how["match"] = {}, {}, {}
+    for name, (layer, head) in heads.items():
+        rows = patterns[layer][torch.arange(n)[:, None], head, query]  # (n, N, T)
+        own = rows.gather(2, key[:, :, None])[:, :, 0]
+        average = rows.mean((0, 1))
+        how["reads"][name] = [round(x, 3) for x in average.tolist()]
+        how["own"][name] = round(own.mean().item(), 3)
+        how["match"][name] = round((own - average[key]).mean().item(), 3)
+    return how | (one_step(model, flags, batch, how) if flags.layers == flags.D == 1 else {})
+
+
+def one_step(model, flags, batch, how):
+    """Return more of a model of one layer that predicts x_1 alone. by_slot: the loss of queries
+    whose pair stands in this slot. address: the heads with more than half of their attention on the
+    own 1a. If there are any, two swaps: `swap`, in which these heads write what they write in the
+    next sequence, should fetch the value of the slot where the next sequence has its pair;
+    `swap_rest`, in which all other heads do, the next sequence's value at the own slot. Each has
+    the mean squared errors [to this value, to the unswapped one]. Only queries count whose slot is
+    another in the next sequence."""
+    order = batch.positions[:, :, 0].argsort(1)
+    slots = batch.positions[:, :, 1].gather(1, order) // 2  # (n, N) of each query
+    values = batch.inputs[:, 1 : 2 * flags.N : 2, : flags.K]  # (n, N, K) by slot
+    rows = torch.arange(len(slots))[:, None]
+
+    def errors(expected, changed=()):
+        """Return the errors (n, N) of the answers if these heads write for the next sequence."""
+        with train.precision(flags):
+            answers = model(batch.inputs, {(0, int(head[3:])): from_the_next for head in changed})
+        return (answers.float() - expected).square().mean(-1)
+
+    old, elsewhere = values[rows, slots], slots != slots.roll(-1, 0)
+    by_slot = [errors(old)[slots == slot].mean().item() for slot in range(flags.N)]
+    address = [head for head in how["own"] if how["own"][head] > 0.5]
+    result = dict(address=address, by_slot=[round(error, 4) for error in by_slot])
+    rest = [head for head in how["own"] if head not in address]
+    new_slot, new_value = values[rows, slots.roll(-1, 0)], values.roll(-1, 0)[rows, slots]
+    for name, heads, new in ("swap", address, new_slot), ("swap_rest", rest, new_value):
+        means = [errors(value, heads)[elsewhere].mean().item() for value in (new, old)]
+        result |= {name: [round(mean, 4) for mean in means]} if address else {}
+    return result
+
+
+def kind_of(how, name):
+    """Return what a head does for x_D: "idle" if its mean may stand for what it writes, "place" if
+    its mean pattern may stand for its pattern, "content" if not."""
+    if how["mean"][name][-1] < how["full"][-1] + MATTERS:
+        return "idle"
+    return "place" if how["place"][name][-1] < how["full"][-1] + MATTERS else "content"
+
+
+# ---- tables
+
+
+def cells():
+    """Return {(other flags, layers, N, heads, D): [row, ...]} of the committed rows, sorted."""
+    groups, names = collections.defaultdict(list), ("other", "layers", "N", "heads", "D")
+    for row in sorted(train.read_rows(ROWS), key=lambda row: row["seed"]):
+        groups[tuple(row[name] for name in names)].append(row)
+    return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
+
+
+def diagram_table():
+    """Return the table of all cells: the losses of every run, the laws, what was predicted."""
+    rows = []
+    for (other, layers, N, heads, D), group in cells().items():
+        losses = [row[f"x_{D}"] for row in group]
+        low, high = PREDICTED.get((layers, heads, N, D, other), (math.nan, math.nan))
+        verdict = "in" if low <= statistics.median(losses) <= high else "**out**"
+        laws = f"{address_error(N, heads):.2f}, {gates_error(N, heads):.2f}"
+        cell = [layers, heads, N, f"x_{D}", f"`{other}`" if other else ""]
+        cell += [", ".join(f"{loss:.3f}" for loss in losses)]
+        cell += [f"{max(row['fell'] for row in group):.2f}", laws if layers == D == 1 else ""]
+        cell += ["none" if math.isnan(low) else f"{low:g} to {high:g}: {verdict}"]
+        rows.append(cell)
+    head = "layers", "heads", "N", "symbol", "other flags", "loss of each run", "fell late"
+    return markdown((*head, "1 - (H-1)/N, 1 - H/N", "predicted median"), *rows)
+
+
+def count_predicted():
+    """Return how many of the cells with a prediction have their median in it, as text."""
+    outcomes = [line.split(": ")[-1] for line in diagram_table().splitlines()[2:]]
+    outcomes = [line for line in outcomes if not line.endswith("none |")]
+    return f"{sum(line == 'in |' for line in outcomes)} of {len(outcomes)}"
+
+
+def binding_table():
+    """Return the table of the cells for whose last symbol the law of content demands more layers:
+    how many runs reached what it allows, stayed on the average, and passed it."""
+    rows = []
+    for (other, layers, N, heads, D), group in cells().items():
+        if causal_depth(D) > layers:
+            reached = [reaches(row) for row in group]
+            average = [row[f"x_{D}"] > 1 - 1 / N - MATTERS for row in group]
+            cell = [layers, heads, N, f"x_{D}", f"`{other}`" if other else ""]
+            cell += ["allows none" if None in reached else f"{sum(reached)} of {len(group)}"]
+            cell += [
+                f"{sum(average)} of {len(group)}",
+                f"{sum(map(passes, group))} of {len(group)}",
+            ]
+            rows.append(cell)
+    head = "layers", "heads", "N", "symbol", "other flags", "learned what the law allows"
+    return markdown((*head, "no better than the average", "passed the law"), *rows)
+
+
+def described():
+    """Return the rows that say how a model does it, sorted."""
+    return [row for group in cells().values() for row in group if "how" in row]
+
+
+def mechanism_table(layers):
+    """Return the table of interventions on the models of this depth that passed the law."""
+    rows = []
+    for row in filter(passes, described()):
+        if row["layers"] == layers:
+            how = row["how"]
+            kinds = collections.Counter(kind_of(how, head) for head in how["mean"])
+            cell = [row["run"], f"{how['full'][-1]:.3f}"]
+            cell += [" / ".join(str(kinds[kind]) for kind in ("content", "place", "idle"))]
+            for name in "place_layers", "mlp":
+                cell += [", ".join(f"{losses[-1]:.2f}" for losses in how[name]) or "no MLP"]
+            rows.append(cell)
+    head = "run", "loss", "heads: content / place / idle", "patterns by place", "MLP at its mean"
+    return markdown(head, *rows)
+
+
+def swap_table():
+    """Return the table of the models of one layer that have address heads: what these attend to,
+    which token each head by place reads, and both swaps."""
+    rows = []
+    for row in described():
+        how = row["how"]
+        if how.get("address"):
+            own = (f"{head[2:]} ({how['own'][head]:.2f})" for head in how["address"])
+            memory = [how["reads"][head] for head in how["reads"] if kind_of(how, head) == "place"]
+            tokens = sorted((read.index(max(read)), max(read)) for read in memory)
+            cell = [row["run"], ", ".join(own), ", ".join(f"{t} ({a:.2f})" for t, a in tokens)]
+            cell += [f"{how[name][0]:.2f}, {how[name][1]:.2f}" for name in ("swap", "swap_rest")]
+            rows.append(cell)
+    head = "run", "address (attention to the own 1a)", "heads by place: token (attention)"
+    return markdown((*head, "address swapped: new, old", "all others swapped: new, old"), *rows)
+
+
+def gates_table():
+    """Return the table of the models of one layer that have no address head: the loss by the slot
+    of the own pair, and the heads: the two tokens that each attends to most, and how much more it
+    attends to a key that matches than to that token on the average."""
+    rows = []
+    for row in described():
+        how = row["how"]
+        if how.get("address") == []:
+            heads = []
+            for name, reads in how["reads"].items():
+                top = sorted(range(len(reads)), key=lambda token, reads=reads: -reads[token])[:2]
+                most = ", ".join(f"{token} ({reads[token]:.2f})" for token in sorted(top))
+                heads.append(f"{name[2:]}: {most}, {how['match'][name]:+.2f}")
+            losses = ", ".join(f"{loss:.2f}" for loss in how["by_slot"])
+            rows.append((row["run"], f"{how['full'][-1]:.3f}", losses, "; ".join(heads)))
+    return markdown(("run", "loss", "by slot", "heads: tokens (attention), match"), *rows)
+
+
+def measure(folders):
+    """Add the rows of these runs to the committed ones, in place of rows of the same name."""
+    rows = {row["run"]: row for row in train.read_rows(ROWS)} if ROWS.exists() else {}
+    for run in folders:
+        if (run / "model.pt").exists():
+            rows[run.name] = row_of(run)
+            print(run.name, rows[run.name][f"x_{rows[run.name]['D']}"], flush=True)
+    train.write_rows(ROWS, rows.values())
+
+
+# ---- figures
+
+
+def draw_diagram(path=Path("results/sweep/law.png")):
+    """Draw the loss of x_D of every run of the default recipe by its heads, a panel for each number
+    of layers and chains, beside the laws."""
+    panels = [(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 4, 2)]
+    figure, axes = plt.subplots(1, 4, figsize=(11, 3.4), layout="constrained", sharey=True)
+    for panel, (layers, N, D) in zip(axes, panels, strict=True):
+        groups = {
+            cell[3]: group
+            for cell, group in cells().items()
+            if cell[:3] == ("", layers, N) and cell[4] == D
+        }
+        count = sum(map(len, groups.values()))
+        heads = torch.arange(1, 17).tolist()
+        panel.axhspan(
+            1 - 1 / N, 1.05, color="0.9", label="law of content: no better than the average"
         )
-        for frozen, marker, color, name in kinds:
-            # marks at the least depths, above the deepest if x_k was learned in none
-            group, marks = with_attention(rows, causal, frozen), collections.Counter()
-            for k in range(1, 1 + max([row["D"] for row in group], default=0)):
-                for depth in least_depths(group, k):
-                    marks[k - 0.15 if frozen else k + 0.15, min(depth, deepest + 1)] += 1
-            seeds = len({row["seed"] for row in group})
-            label = f"{name} attention: {len(group)} runs, {seeds} seeds"
-            points = [x for x, _ in marks], [depth for _, depth in marks]
-            axes.scatter(*points, marker=marker, color=color, s=120, label=label)
-            for (x, depth), count in marks.items():
-                axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
-        axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92", zorder=0)
-        axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
-        axes.set(xlabel="k", title=title, xlim=(0.4, last + 0.6), xticks=range(1, last + 1))
-        axes.grid(axis="y", lw=0.3)
-        below = dict(loc=f"outside lower {side}", fontsize="small")
-        figure.legend(*axes.get_legend_handles_labels(), **below)
-    panels[0].set(ylabel="layers", ylim=(0.5, deepest + 1.5))
-    figure.suptitle("A mark: the fewest layers that learned $x_k$, and in how many seeds")
-    analyze.save_figure(figure, out / "law.png")
-    return out / "law.png"
+        if layers == 1:
+            for law, style, name in (
+                (address_error, "-", "1 - (H-1)/N"),
+                (gates_error, ":", "1 - H/N"),
+            ):
+                panel.plot(heads, [law(N, H) for H in heads], "k" + style, lw=1, label=name)
+        points = [(H, row[f"x_{D}"]) for H, group in groups.items() for row in group]
+        panel.plot(
+            *zip(*points, strict=True), "o", color="tab:blue", alpha=0.6, label="a trained model"
+        )
+        names = "1 layer" if layers == 1 else f"{layers} layers"
+        panel.set(
+            title=f"{names}, N = {N}: $x_{D}$, n = {count}",
+            xlabel="heads per layer",
+            xscale="log",
+            ylim=(-0.03, 1.05),
+        )
+        panel.set_xticks([1, 2, 3, 4, 5, 8, 16], [1, 2, 3, 4, 5, 8, 16])
+        panel.minorticks_off()
+    axes[0].set_ylabel("validation MSE of the last symbol")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    analyze.save_figure(figure, path)
+
+
+def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")):
+    """Draw where the queries of one model look: the mean attention of each head to each token, and
+    to the 1a of the own chain, wherever it stands."""
+    row = next(row for row in train.read_rows(ROWS) if row["run"] == name)
+    how, N = row["how"], row["N"]
+    reads = torch.tensor([how["reads"][head][: 2 * N] for head in how["reads"]])
+    own = torch.tensor([[how["own"][head]] for head in how["own"]])
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(6.5, 2.8), width_ratios=[2 * N, 1.6], layout="constrained"
+    )
+    for panel, values in (left, reads), (right, own):
+        image = panel.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        for y, x in torch.cartesian_prod(*map(torch.arange, values.shape)).tolist():
+            value = values[y, x].item()
+            panel.text(
+                x,
+                y,
+                f"{value:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if value > 0.5 else "black",
+            )
+        panel.set_yticks(range(len(reads)), [f"head {i}" for i in range(len(reads))])
+    slots = [f"{'1a' if token % 2 == 0 else '1b'}\nslot {token // 2}" for token in range(2 * N)]
+    left.set_xticks(range(2 * N), slots, fontsize=7)
+    left.set(title="to the token at this place", xlabel="the pairs, as they are read")
+    right.set_xticks([0], ["the own 1a"], fontsize=7)
+    right.set(title="by content")
+    figure.colorbar(image, label="attention")
+    figure.suptitle(
+        f"One layer, {row['heads']} heads: mean attention from the queries, {how['n']} sequences",
+        fontsize=9,
+    )
+    analyze.save_figure(figure, path)
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, tables, draw)
+    if "--preset" in sys.argv:
+        sweep.main()
+    else:
+        with program("python -m extras.studies.depth"):
+            measure([*map(Path, sys.argv[1:])])
+            draw_diagram()
+            draw_address()
