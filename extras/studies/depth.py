@@ -165,7 +165,7 @@ def from_the_next(pattern, values):
 
 
 @torch.no_grad()
-def mechanism(run, n=1024):
+def mechanism(run, n=512):
     """Return what interventions on a trained model say, a dict; losses are those of x_1, ..., x_D
     on n sequences, heads have names like L0H3.
 
@@ -362,13 +362,13 @@ def gates_table():
 
 
 def measure(folders):
-    """Add the rows of these runs to the committed ones, in place of rows of the same name."""
-    rows = {row["run"]: row for row in train.read_rows(ROWS)} if ROWS.exists() else {}
+    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
+    left out."""
+    rows = train.read_rows(ROWS) if ROWS.exists() else []
     for run in folders:
-        if (run / "model.pt").exists():
-            rows[run.name] = row_of(run)
-            print(run.name, rows[run.name][f"x_{rows[run.name]['D']}"], flush=True)
-    train.write_rows(ROWS, rows.values())
+        if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
+            rows.append(row_of(run))
+            train.write_rows(ROWS, rows)
 
 
 # ---- figures
@@ -425,7 +425,7 @@ def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")
         1, 2, figsize=(6.5, 2.8), width_ratios=[2 * N, 1.6], layout="constrained"
     )
     for panel, values in (left, reads), (right, own):
-        image = panel.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        image = panel.imshow(values.tolist(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
         for y, x in torch.cartesian_prod(*map(torch.arange, values.shape)).tolist():
             value = values[y, x].item()
             panel.text(
