@@ -25,7 +25,10 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
 import argparse
 import contextlib
 import functools
+import io
 import itertools
+import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,15 +56,40 @@ def command_line(name, description):
     return p
 
 
+def number(kind, low, high=math.inf):
+    """Return the type of an argument that is an int or a float (kind) from low to high."""
+
+    def parse(text):
+        value = kind(text)
+        if not low <= value <= high or math.isinf(value):  # nan neither
+            bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # for argparse's own message, "invalid int value"
+    return parse
+
+
 @contextlib.contextmanager
 def program(name):
     """Run the body as the main of a script called `name`: a UserError, or an error of the disk,
-    prints one line and ends with exit code 2."""
+    prints one line and ends with exit code 2; Ctrl-C ends with 130. A letter that the terminal
+    lacks is printed as a question mark, and figures have our style, whatever a user has set."""
+    if matplotlib := sys.modules.get("matplotlib"):
+        matplotlib.rcdefaults()
+        matplotlib.use("Agg")  # figures are files
+    for stream in sys.stdout, sys.stderr:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         yield
+    except BrokenPipeError:  # the reader is gone, as in `python data.py | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
@@ -201,13 +229,13 @@ class Task:
         return plateaus
 
     @property
-    def lost(self):
-        """A symbol counts as lost if its loss is above this, half of the lowest plateau."""
+    def lost_above(self):
+        """The loss above which a symbol counts as lost: half of the lowest plateau."""
         return self.plateaus[-1][0] / 2
 
     @property
-    def learned(self):
-        """A symbol counts as learned if its loss is below this: 0.5 if N = 4, as in the paper."""
+    def learned_below(self):
+        """The loss below which a symbol counts as learned: 0.5 if N = 4, as in the paper."""
         return self.plateaus[-1][0] * 2 / 3
 
 
@@ -250,6 +278,14 @@ def shuffled(N, D):
 
 
 TASKS = {"chain": chain, "conditional": conditional, "shuffled": shuffled}  # (N, D) -> Task
+
+
+def check_problem(parser, flags):
+    """End a program in one line if these flags, with task, D and K, are those of no problem."""
+    if flags.K % 2:
+        parser.error(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
+    if flags.task == "conditional" and parser.get_default("D") != flags.D:
+        parser.error("--task conditional is the same for every --D: leave --D out")
 
 
 # ---- positional encodings
@@ -422,22 +458,18 @@ def describe(task, batch, K):
 
 def main():
     p = command_line("data.py", __doc__)
+    count, seed = number(int, 1, 100), number(int, 0, 2**63 - 1)
     p.add_argument("--task", default="chain", choices=TASKS, help="which task")
-    p.add_argument("--N", type=int, default=4, help="chains per sequence")
-    p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
-    p.add_argument("--K", type=int, default=4, help="numbers per symbol, even")
-    p.add_argument("--seed", type=int, default=0, help="which sequence to show")
+    p.add_argument("--N", type=count, default=4, help="chains per sequence")
+    p.add_argument("--D", type=count, default=3, help="retrieval steps per chain")
+    p.add_argument("--K", type=count, default=4, help="numbers per symbol, even")
+    p.add_argument("--seed", type=seed, default=0, help="which sequence to show")
     flags = p.parse_args()
-    if not (1 <= flags.N <= 100 and 1 <= flags.D <= 100 and 2 <= flags.K <= 100) or flags.K % 2:
-        p.error("--N, --D and --K must be at least 1 and at most 100, and --K even")
-    if not 0 <= flags.seed < 2**63:
-        p.error(f"--seed must be at least 0 and below 2^63, not {flags.seed}")
-    if flags.task == "conditional" and flags.D != 3:
-        p.error("--task conditional is the same for every --D: leave --D out")
-
-    task = TASKS[flags.task](flags.N, flags.D)
-    batch = make_batch(flags.seed, torch.arange(1), flags.N, flags.D, flags.K, task=flags.task)
-    print(describe(task, batch, flags.K))
+    check_problem(p, flags)
+    with program("data.py"):
+        task = TASKS[flags.task](flags.N, flags.D)
+        batch = make_batch(flags.seed, torch.arange(1), flags.N, flags.D, flags.K, task=flags.task)
+        print(describe(task, batch, flags.K))
 
 
 if __name__ == "__main__":

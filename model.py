@@ -24,9 +24,9 @@ def rotate(x, angles):
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
 
 
-class Block(nn.Module):
-    """One layer: attention, then (unless mlp is off) an MLP of 4 times the width. Each reads the
-    normalised residual stream and adds to it."""
+class Layer(nn.Module):
+    """Attention, then (unless mlp is off) an MLP of 4 times the width. Each reads the normalised
+    residual stream and adds to it."""
 
     def __init__(self, width, heads, head_size, mlp):
         super().__init__()
@@ -40,46 +40,47 @@ class Block(nn.Module):
             self.down = nn.Linear(4 * width, width)
         self.mlp = mlp
 
-    def attention(self, x, mask, angles, rows, changed):
-        """Return what the last `rows` tokens read from all T, (B, rows, width), and the pattern,
-        (B, heads, rows, T). changed: {head: f} as in Transformer.forward, with rows = T."""
+    def attention(self, x, mask, angles, readers, changed):
+        """Return what the last `readers` tokens read from all T, (B, readers, width), and the
+        pattern, (B, heads, readers, T). changed: {head: f} as in Transformer.forward, with
+        readers = T."""
         B, T, _ = x.shape
         A = self.heads * self.head_size
 
-        # queries, keys and values; of tokens before the last `rows` only keys and values are used
-        if rows == T:
+        # queries, keys and values; tokens before the last `readers` need no queries
+        if readers == T:
             q, k, v = self.qkv(x).chunk(3, -1)
         else:
-            q = F.linear(x[:, -rows:], self.qkv.weight[:A], self.qkv.bias[:A])
+            q = F.linear(x[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
             k, v = F.linear(x, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
         q, k, v = (
             z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v)
-        )  # (B, heads, rows or T, head_size) each
+        )  # (B, heads, readers or T, head_size) each
         if angles is not None:
-            q, k = rotate(q, angles[-rows:]), rotate(k, angles)
+            q, k = rotate(q, angles[-readers:]), rotate(k, angles)
         q, k, v = (z.reshape(B * self.heads, -1, self.head_size) for z in (q, k, v))
 
         # Explicit batched products: on a CPU, at T < 100, they beat the fused attention op. They
         # are float32 whatever the dtype: they are a few percent of the arithmetic, and bfloat16
         # rounds a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
-            scores = torch.baddbmm(mask[-rows:], q, k.mT, alpha=self.head_size**-0.5)
-            pattern = scores.softmax(-1)  # (B * heads, rows, T)
-            written = (pattern @ v).view(B, self.heads, rows, self.head_size)
+            scores = torch.baddbmm(mask[-readers:], q, k.mT, alpha=self.head_size**-0.5)
+            pattern = scores.softmax(-1)  # (B * heads, readers, T)
+            written = (pattern @ v).view(B, self.heads, readers, self.head_size)
             pattern, v = (z.view(B, self.heads, *z.shape[1:]) for z in (pattern, v))
             if changed:
                 heads = list(written.unbind(1))
                 for head, write in changed.items():
                     heads[head] = write(pattern[:, head], v[:, head])
                 written = torch.stack(heads, 1)
-        written = written.transpose(1, 2).reshape(B, rows, A)
+        written = written.transpose(1, 2).reshape(B, readers, A)
         return self.out(written), pattern
 
-    def forward(self, x, mask, angles, rows, changed):
-        """x (B, T, width) -> the residual stream of the last `rows` tokens (B, rows, width), and
-        the pattern (B, heads, rows, T)."""
-        written, pattern = self.attention(self.ln1(x), mask, angles, rows, changed)
-        x = x[:, -rows:] + written
+    def forward(self, x, mask, angles, readers, changed):
+        """x (B, T, width) -> the residual stream of the last `readers` tokens (B, readers, width),
+        and the pattern (B, heads, readers, T)."""
+        written, pattern = self.attention(self.ln1(x), mask, angles, readers, changed)
+        x = x[:, -readers:] + written
         if self.mlp:
             x = x + self.down(F.gelu(self.up(self.ln2(x))))
         return x, pattern
@@ -111,7 +112,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.N = N
         self.embed = nn.Linear(inputs, width)
-        self.blocks = nn.ModuleList(Block(width, heads, head_size, mlp) for _ in range(layers))
+        self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
         mask = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
@@ -147,8 +148,74 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks):
             # in the last layer only the queries reach the loss
             last = layer == len(self.blocks) - 1 and not (return_patterns or changed[layer])
-            rows = self.N if last else x.shape[1]
-            x, pattern = block(x, self.mask, self.rotary, rows, changed[layer])
+            readers = self.N if last else x.shape[1]
+            x, pattern = block(x, self.mask, self.rotary, readers, changed[layer])
             patterns.append(pattern)
         predictions = self.head(self.ln(x[:, -self.N :]))
         return (predictions, patterns) if return_patterns else predictions
+
+
+# ---- optimizers
+
+
+def orthogonalize(x, iterations=5):
+    """Bring all singular values of x (B, rows, columns) close to 1 by Newton-Schulz iterations."""
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        square = x @ x.mT
+        polynomial = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
+    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon but computes in the given
+    dtype: bfloat16 alone, as there, is 17 times slower on a processor that does not have it."""
+
+    def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
+        shapes = {}  # all matrices of one shape are computed together
+        for matrix in matrices:
+            shapes.setdefault(matrix.shape, []).append(matrix)
+        defaults = dict(lr=lr, weight_decay=weight_decay, momentum=momentum)
+        super().__init__([dict(params=group) for group in shapes.values()], defaults)
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            # Nesterov momentum
+            gradient = torch.stack([matrix.grad for matrix in group["params"]])
+            average = group.setdefault("average", torch.zeros_like(gradient))
+            average.lerp_(gradient, 1 - group["momentum"])
+            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
+
+            # the root mean square of an update of Adam is near 0.2
+            update = orthogonalize(update).float()
+            size = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
+            for matrix, change in zip(group["params"], update, strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
+
+
+def linear_weights(module):
+    """Return {weight: None} of all linear layers, a shared weight once."""
+    return {m.weight: None for m in module.modules() if isinstance(m, nn.Linear)}
+
+
+def make_optimizers(model, flags):
+    """Return [AdamW, Muon] of a Transformer, where Muon has the matrices inside the layers and
+    AdamW all other parameters, or [AdamW] with --optimizer adamw; flags: those of a run. Only
+    weights of linear layers decay."""
+    matrices = linear_weights(model.blocks) if flags.optimizer == "muon" else {}
+    others = [parameter for parameter in model.parameters() if parameter not in matrices]
+    decaying, decay = linear_weights(model), flags.weight_decay
+    groups = [
+        dict(params=[p for p in others if p in decaying], weight_decay=decay),
+        dict(params=[p for p in others if p not in decaying], weight_decay=0.0),
+    ]
+    optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
+    if matrices:
+        optimizers.append(Muon(matrices, flags.lr, decay, getattr(torch, flags.dtype)))
+    return optimizers

@@ -2,7 +2,7 @@
 
 python train.py --layers 12 --heads 1 --D 3           # transformers A, B, C (Section 8.1)
 python train.py --layers 12 --heads 1 --D 3 --resume  # continue after a stop, to the same bits
-python train.py --layers 3 --heads 8 --D 5 --steps 1500 --lr 2e-3 --decay 0.3 --stop-below 0
+python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02
 python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
 
 A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
@@ -11,19 +11,24 @@ per evaluation), model.pt (the final weights), state.pt (what --resume needs) an
 """
 
 import argparse
-import contextlib
 import ctypes
 import json
 import math
+import os
+import pathlib
+import platform
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+import zipfile
+
+
+if __name__ == "__main__":  # before torch loads: waiting threads sleep soon and free their cores
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
-from filelock import FileLock, Timeout
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from data import (
@@ -31,13 +36,15 @@ from data import (
     TASKS,
     UserError,
     batch_index,
+    check_problem,
     command_line,
     held_out,
     make_batch,
+    number,
     partial_losses,
     program,
 )
-from model import Transformer
+from model import Transformer, make_optimizers
 
 
 # ---- the flags of a run
@@ -46,53 +53,55 @@ from model import Transformer
 def parser():
     """Return the ArgumentParser of train.py. To add a flag, add a line."""
     p = command_line("train.py", __doc__)
+    count, size, seed = number(int, 1), number(int, 0), number(int, 0, 2**63 - 1)
+    real, share = number(float, 0), number(float, 0, 1)
+
     add = p.add_argument_group("problem").add_argument  # Section 6
     add("--task", default="chain", choices=TASKS, help="conditional is that of Section 3.1")
-    add("--N", type=int, default=4, help="chains per sequence")
-    add("--D", type=int, default=3, help="retrieval steps per chain")
-    add("--K", type=int, default=4, help="dimensions per symbol, an even number")
+    add("--N", type=count, default=4, help="chains per sequence")
+    add("--D", type=count, default=3, help="retrieval steps per chain")
+    add("--K", type=count, default=4, help="dimensions per symbol, an even number")
     add("--no-ic", dest="ic", action="store_false", help="predict x_D alone: no curriculum")
     add("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3 for x_1, x_3")
-    add("--examples", type=int, default=2**18, help="training set; 0 = fresh examples only")
+    add("--examples", type=size, default=2**18, help="training set; 0 = fresh examples only")
 
     add = p.add_argument_group("model").add_argument  # Section 8.1
     add("--rotary", default="input", choices=ENCODINGS, help="input: in the tokens; qk: RoPE")
-    add("--layers", type=int, default=12, help="number of layers")
-    add("--heads", type=int, default=1, help="attention heads per layer")
-    add("--width", type=int, default=128, help="size of the residual stream")
-    add("--head-size", type=int, default=0, help="size of one head; 0 = width / heads")
+    add("--layers", type=count, default=12, help="number of layers")
+    add("--heads", type=count, default=1, help="attention heads per layer")
+    add("--width", type=count, default=128, help="size of the residual stream")
+    add("--head-size", type=size, default=0, help="size of one head; 0 = width / heads")
     add("--no-mlp", dest="mlp", action="store_false", help="leave out the MLPs")
     add("--no-causal", dest="causal", action="store_false", help="leave out the causal mask")
 
     add = p.add_argument_group("training").add_argument
     add("--optimizer", default="muon", choices=("muon", "adamw"), help="the paper has adamw")
-    add("--steps", type=int, default=1200, help="most steps; the learning rate spans them")
-    add("--stop-below", type=float, default=0.01, help="stop below this confirmed MSE; 0 = never")
-    add("--batch", type=int, default=128, help="sequences per step")
-    add("--lr", type=float, default=1e-3, help="learning rate, of Muon and of AdamW")
-    add("--warmup", type=int, default=100, help="steps over which the rate rises from 0")
-    add("--decay", type=float, default=0.5, help="last share of the steps: the rate falls to 0")
-    add("--beta2", type=float, default=0.99, help="Adam's second beta")
-    add("--weight-decay", type=float, default=0.1, help="decoupled weight decay of the matrices")
-    add("--ema", type=float, default=0.98, help="decay of the averaged weights; 0 = no averaging")
-    add("--clip", type=float, default=0.1, help="largest norm of the gradient; 0 = no clipping")
-    add("--qk-std", type=float, default=0.1, help="initial std of W_Q and W_K; others have 0.02")
+    add("--steps", type=count, default=1200, help="most steps; the learning rate spans them")
+    add("--stop-below", type=real, default=0.01, help="stop at this confirmed MSE; 0 = never")
+    add("--batch", type=count, default=128, help="sequences per step")
+    add("--lr", type=real, default=1e-3, help="learning rate, of Muon and of AdamW")
+    add("--warmup", type=size, default=100, help="steps over which the rate rises from 0")
+    add("--decay", type=share, default=0.5, help="last share of the steps: the rate falls to 0")
+    add("--beta2", type=share, default=0.99, help="Adam's second beta")
+    add("--weight-decay", type=real, default=0.1, help="decoupled weight decay of the matrices")
+    add("--ema", type=share, default=0.98, help="decay of the averaged weights; 0 = no averaging")
+    add("--clip", type=real, default=0.1, help="largest norm of the gradient; 0 = no clipping")
+    add("--qk-std", type=real, default=0.1, help="initial std of W_Q and W_K; others have 0.02")
     add("--init", default="", help="start from the weights of this run, which has the same shape")
-    add("--seed", type=int, default=0, help="of the data, its order, and the initial weights")
+    add("--seed", type=seed, default=0, help="of the data, their order, and the initial weights")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of products")
-    add("--eval-every", type=int, default=50, help="steps between evaluations, which save")
-    add("--save-every", type=int, default=0, help="steps between checkpoints in ckpt/; 0 = none")
+    add("--eval-every", type=count, default=50, help="steps between evaluations, which save")
+    add("--save-every", type=size, default=0, help="steps between checkpoints in ckpt/; 0 = none")
 
     add = p.add_argument_group("machine, may differ after --resume").add_argument
     add("--device", default="auto", help="cuda, mps or cpu; auto = the first of them that exists")
-    add("--out", type=Path, help="run directory; by default out/ and a name made from the flags")
+    add("--out", type=pathlib.Path, help="run directory; by default made from the flags, in out/")
     add("--resume", action="store_true", help="continue from state.pt, if it exists")
     return p
 
 
 DEFAULTS = vars(parser().parse_args([]))
-MACHINE = "device", "out", "resume"
-SETTINGS = [name for name in DEFAULTS if name not in MACHINE]  # fixed for a run
+SETTINGS = [name for name in DEFAULTS if name not in ("device", "out", "resume")]  # of a run
 
 
 class Flags(argparse.Namespace):
@@ -137,27 +146,27 @@ class Flags(argparse.Namespace):
 
 def parse_flags(arguments=None):
     """Return the Flags of a run from the command line, with the device, the dtype and the run
-    directory settled. What would train something else than was meant ends the program."""
+    directory settled. What cannot be trained ends the program in one line."""
     p = parser()
     flags = p.parse_args(arguments, Flags())
-    for name, value in flags.settings.items():
-        if isinstance(value, (int, float)) and not value >= 0:  # nan too
-            p.error(f"--{name.replace('_', '-')} must be at least 0, not {value}")
-    if flags.decay > 1 or flags.ema >= 1:
-        p.error("--decay must be at most 1, and --ema below 1")
-    if flags.K % 2:
-        p.error(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
-    if flags.width % flags.heads and not flags.head_size:
-        p.error(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
-    if flags.task == "conditional" and DEFAULTS["D"] != flags.D:
-        p.error("--task conditional is the same for every --D: leave --D out")
+    check_problem(p, flags)
     if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
         p.error(f"--targets must be among 1 to {flags.problem.symbols - 1}")
+    if flags.targets and not flags.ic:
+        p.error("--no-ic means x_D alone: leave out either it or --targets")
+    if flags.width % flags.heads and not flags.head_size:
+        p.error(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
+    if ENCODINGS[flags.rotary].angles and flags.size % 2:
+        p.error(f"--rotary {flags.rotary} needs an even head size, not {flags.size}")
 
     flags.out = flags.out or run_directory(flags)  # before dtype is settled: no machine differs
     if flags.device == "auto":
         fallback = "mps" if torch.backends.mps.is_available() else "cpu"
         flags.device = "cuda" if torch.cuda.is_available() else fallback
+    try:
+        torch.empty(1, device=flags.device)
+    except (RuntimeError, AssertionError):
+        p.error(f"--device {flags.device} does not exist here: choose another")
     if flags.dtype == "auto":
         flags.dtype = native_dtype(flags.device)
     return flags
@@ -169,9 +178,9 @@ def run_directory(flags):
     for key, value in flags.settings.items():
         implied = key in ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
         if not implied and value != DEFAULTS[key]:
-            text = "-".join(map(str, value)) if isinstance(value, list) else Path(str(value)).name
-            name += f"_no-{key}" if value is False else f"_{key}{text}"
-    return Path("out", f"{name}_s{flags.seed}")
+            text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+            name += f"_no-{key}" if value is False else f"_{key}{text}".replace("/", "-")
+    return pathlib.Path("out", f"{name}_s{flags.seed}")
 
 
 def native_dtype(device):
@@ -180,9 +189,14 @@ def native_dtype(device):
     kind = torch.device(device).type
     native = kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if kind == "cpu":
-        cpu = torch.cpu.get_capabilities()
+        cpu = cpu_capabilities()
         native = cpu.get("amx_bf16") or cpu.get("avx512_bf16") and "AMD" in cpu.get("cpu_name", "")
     return "bfloat16" if native else "float32"
+
+
+def cpu_capabilities():
+    """Return what torch says of the processor, {} if this torch says nothing."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 # ---- the run directory
@@ -190,8 +204,8 @@ def native_dtype(device):
 
 def write_file(path, write):
     """Call write(temporary path), then rename: at `path` there is always a whole file, the old one
-    or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
+    or the new one, also if two programs write it at once."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     write(temporary)
     temporary.replace(path)
 
@@ -209,28 +223,52 @@ def write_tensors(path, tensors):
     write_file(path, lambda temporary: torch.save(tensors, temporary))
 
 
-def read_flags(run):
-    """Return the Flags of a run; a flag that is younger than the run has its default."""
-    path = Path(run, "config.json")
-    if not path.exists():
-        raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    return Flags(**(DEFAULTS | saved | dict(out=Path(run))))
+def read_file(path, read):
+    """Return read(path); UserError if the file is damaged."""
+    try:
+        return read(pathlib.Path(path))
+    except OSError:  # it is not there
+        raise
+    except Exception as error:  # whatever the reader of a damaged file stumbled on
+        raise UserError(f"{path} is damaged ({type(error).__name__}): restore it") from None
+
+
+def read_json(path):
+    return read_file(path, lambda path: json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_rows(path):
     """Return what write_rows wrote, a list of dicts."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return read_file(path, lambda path: [*map(json.loads, path.open(encoding="utf-8"))])
+
+
+def read_tensors(path, device="cpu"):
+    """Return what write_tensors wrote."""
+
+    def read(path):
+        if zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
+            raise zipfile.BadZipFile
+        return torch.load(path, map_location=device, weights_only=True)
+
+    return read_file(path, read)
+
+
+def read_flags(run):
+    """Return the Flags of a run; a flag that is younger than the run has its default."""
+    path = pathlib.Path(run, "config.json")
+    if not path.exists():
+        raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
+    return Flags(**(DEFAULTS | read_json(path) | dict(out=pathlib.Path(run))))
 
 
 def read_log(run):
     """Return the rows of log.jsonl, a list with one dict per evaluation."""
-    return read_rows(Path(run, "log.jsonl"))
+    return read_rows(pathlib.Path(run, "log.jsonl"))
 
 
 def checkpoints_of(run):
     """Return the checkpoint files of a run, the first step first."""
-    return sorted(Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))
+    return sorted(pathlib.Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))
 
 
 def build(flags):
@@ -243,6 +281,14 @@ def build(flags):
     return Transformer(T, flags.N, inputs, flags.K * len(flags.target_symbols), **shape)
 
 
+def load_weights(model, path):
+    """Load a file of weights into a model; UserError if they are those of another shape."""
+    try:
+        model.load_state_dict(read_tensors(path))
+    except RuntimeError:
+        raise UserError(f"{path} holds the weights of a model of another shape") from None
+
+
 def load(run, weights="model.pt", device="cpu"):
     """Return (model, flags) of a run directory, ready to evaluate; `weights` may name a checkpoint,
     "ckpt/000080.pt"."""
@@ -250,7 +296,7 @@ def load(run, weights="model.pt", device="cpu"):
     if native_dtype(device) == "float32":
         flags.dtype = "float32"  # bfloat16 would be many times slower
     model = build(flags)
-    model.load_state_dict(torch.load(Path(run, weights), map_location="cpu", weights_only=True))
+    load_weights(model, pathlib.Path(run, weights))
     return model.to(device).eval(), flags
 
 
@@ -267,25 +313,12 @@ def precision(flags):
     return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
 
-@contextlib.contextmanager
-def alone_in(folder):
-    """Let only one process at a time into a folder; UserError for the others. A killed process
-    leaves nothing locked."""
-    lock = FileLock(folder / ".lock")
-    try:
-        with lock.acquire(timeout=0):
-            yield
-    except Timeout:
-        raise UserError(f"{folder} is in use by another process: wait until it ends") from None
-
-
 def open_run(flags):
     """Write config.json of a new run; UserError if its directory holds a run with other flags, or
     this run already, and there is no --resume."""
     run, path = flags.out, flags.out / "config.json"
     if not path.exists():
-        text = json.dumps(flags.settings | provenance_of(flags), indent=1)
-        return write_text(path, text + "\n")
+        return write_text(path, json.dumps(flags.settings | provenance_of(flags), indent=1) + "\n")
     saved = read_flags(run)
     for name, value in flags.settings.items():
         if getattr(saved, name) != value:
@@ -297,36 +330,12 @@ def open_run(flags):
 
 def provenance_of(flags):
     """Return what config.json says beside the flags; git is empty outside of a clone."""
-    command, git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty"], ""
-    with contextlib.suppress(OSError):
-        git = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return dict(threads=torch.get_num_threads(), torch=torch.__version__, git=git)
-
-
-# ---- what a training step changes
-
-
-def linear_weights(module):
-    """Return {weight: None} of all linear layers, a shared weight once."""
-    return {m.weight: None for m in module.modules() if isinstance(m, torch.nn.Linear)}
-
-
-def make_optimizers(model, flags):
-    """Return [AdamW, Muon], where Muon (Jordan et al., 2024) has the matrices inside the layers and
-    AdamW all other parameters, or [AdamW] with --optimizer adamw. Steps of both are equally large
-    (Liu et al., 2025). Only weights of linear layers decay."""
-    matrices = linear_weights(model.blocks) if flags.optimizer == "muon" else {}
-    others = [parameter for parameter in model.parameters() if parameter not in matrices]
-    decaying, decay = linear_weights(model), flags.weight_decay
-    groups = [
-        dict(params=[p for p in others if p in decaying], weight_decay=decay),
-        dict(params=[p for p in others if p not in decaying], weight_decay=0.0),
-    ]
-    optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
-    if matrices:
-        size = dict(lr=flags.lr, adjust_lr_fn="match_rms_adamw")
-        optimizers.append(torch.optim.Muon(matrices, weight_decay=decay, **size))
-    return optimizers
+    folder = shlex.quote(str(pathlib.Path(__file__).parent))
+    failed, git = subprocess.getstatusoutput(f"git -C {folder} describe --always --dirty")
+    cpu = cpu_capabilities().get("cpu_name", platform.machine())
+    hardware = torch.cuda.get_device_name() if "cuda" in flags.device else cpu
+    machine = dict(device=flags.device, hardware=hardware, threads=torch.get_num_threads())
+    return machine | dict(torch=torch.__version__, git="" if failed else git)
 
 
 def schedule(step, flags):
@@ -337,15 +346,13 @@ def schedule(step, flags):
 
 
 class State:
-    """Everything that a training step changes. state.pt keeps each attribute: add your own here (a
-    number, a tensor, a list, a dict, or anything with a state_dict), and --resume restores it."""
+    """Everything that a training step changes: what state.pt holds and --resume restores."""
 
     def __init__(self, flags):
         torch.manual_seed(flags.seed)
-        self.threads = torch.get_num_threads()  # sums over other threads differ in the last bits
         self.model = build(flags).to(flags.device)
         if flags.init:
-            self.model.load_state_dict(load(flags.init)[0].state_dict())
+            load_weights(self.model, pathlib.Path(flags.init, "model.pt"))
         self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema))
         self.optimizers = make_optimizers(self.model, flags)
         self.step, self.seconds = 0, 0.0
@@ -353,20 +360,20 @@ class State:
         self.rows = []  # of log.jsonl
 
     def state_dict(self):
-        saved = {}
-        for name, value in vars(self).items():
-            saved[name] = value.state_dict() if hasattr(value, "state_dict") else value
-        return saved | dict(optimizers=[optimizer.state_dict() for optimizer in self.optimizers])
+        """Return all of it; a running mean of yours goes in here, and out in load_state_dict."""
+        saved = dict(model=self.model.state_dict(), averaged=self.averaged.state_dict())
+        saved["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+        saved |= dict(step=self.step, seconds=self.seconds, rows=self.rows)
+        return saved | dict(train_loss=self.train_loss, threads=torch.get_num_threads())
 
     def load_state_dict(self, saved):
-        for optimizer, value in zip(self.optimizers, saved.pop("optimizers"), strict=True):
-            optimizer.load_state_dict(value)
-        for name, value in saved.items():
-            if hasattr(getattr(self, name), "load_state_dict"):
-                getattr(self, name).load_state_dict(value)
-            else:
-                setattr(self, name, value)
-        torch.set_num_threads(self.threads)
+        self.model.load_state_dict(saved["model"])
+        self.averaged.load_state_dict(saved["averaged"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
+        self.train_loss = saved["train_loss"]
+        torch.set_num_threads(saved["threads"])  # sums over other threads differ in the last bits
 
 
 # ---- training
@@ -422,7 +429,7 @@ def train(flags, state, stopped=()):
             (run / "ckpt").mkdir(exist_ok=True)
             write_tensors(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
 
-        # evaluate and save; end when both losses are below the target, or after the last step
+        # evaluate and save; end when both losses are below --stop-below, or after the last step
         if step % flags.eval_every == 0 or step == flags.steps:
             row = evaluation(flags, state)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
@@ -470,14 +477,9 @@ def summary(run):
     flags, rows = read_flags(run), read_log(run)
     last, lines = rows[-1], ["---", f"run: {run}"]
     if flags.stop_below:
-        lines.append(
-            f"solved: {max(last['val'], last.get('confirmed', math.inf)) < flags.stop_below}"
-        )
+        lines.append(f"solved: {last['confirmed'] < flags.stop_below}")
     lines += [f"{name}: {last[name]:.5g}" for name in last if name not in ("lr", "train")]
     return "\n".join(lines)
-
-
-# ---- the command line
 
 
 def keep_freed_memory():
@@ -492,15 +494,13 @@ def run_once(flags, stopped=()):
     """Train the run in its directory, or continue it; return and raise what `train` does."""
     run, state = flags.out, State(flags)
     run.mkdir(parents=True, exist_ok=True)
-    with alone_in(run):
-        open_run(flags)
-        if (run / "model.pt").exists():
-            return True
-        if (run / "state.pt").exists():
-            saved = torch.load(run / "state.pt", map_location=flags.device, weights_only=True)
-            state.load_state_dict(saved)
-            print(f"resumed {run} at step {state.step}")
-        return train(flags, state, stopped)
+    open_run(flags)
+    if (run / "model.pt").exists():
+        return True
+    if (run / "state.pt").exists():
+        state.load_state_dict(read_tensors(run / "state.pt", flags.device))
+        print(f"resumed {run} at step {state.step}")
+    return train(flags, state, stopped)
 
 
 def main():
@@ -508,8 +508,8 @@ def main():
     with program("train.py"):
         flags = parse_flags()
         keep_freed_memory()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: stopped.append(number))
+        for kind in signal.SIGINT, signal.SIGTERM:
+            signal.signal(kind, lambda kind, frame: stopped.append(kind))
         if not run_once(flags, stopped):
             command = shlex.join(word for word in sys.argv[1:] if word != "--resume")
             print(f"stopped and saved; to continue: python train.py {command} --resume")
