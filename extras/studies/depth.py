@@ -377,40 +377,31 @@ def measure(folders):
 def draw_diagram(path=Path("results/sweep/law.png")):
     """Draw the loss of x_D of every run of the default recipe by its heads, a panel for each number
     of layers and chains, beside the laws."""
-    panels = [(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 4, 2)]
-    figure, axes = plt.subplots(1, 4, figsize=(11, 3.4), layout="constrained", sharey=True)
-    for panel, (layers, N, D) in zip(axes, panels, strict=True):
-        groups = {
-            cell[3]: group
-            for cell, group in cells().items()
-            if cell[:3] == ("", layers, N) and cell[4] == D
-        }
-        count = sum(map(len, groups.values()))
-        heads = torch.arange(1, 17).tolist()
-        panel.axhspan(
-            1 - 1 / N, 1.05, color="0.9", label="law of content: no better than the average"
-        )
+    size = dict(figsize=(11, 3.4), layout="constrained", sharey=True)
+    (figure, axes), most = plt.subplots(1, 4, **size), 16
+    for panel, (layers, N, D) in zip(
+        axes, [(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 4, 2)], strict=True
+    ):
+        groups = [group for cell, group in cells().items() if cell[:3] == ("", layers, N)]
+        rows = [row for group in groups for row in group if row["D"] == D]
+        points = [row["heads"] for row in rows], [row[f"x_{D}"] for row in rows]
+        panel.scatter(*points, color="tab:blue", alpha=0.6, zorder=3, label="a trained model")
+        bound = "law of content: no better than the average of N values"
+        panel.axhspan(1 - 1 / N, 1.1, color="0.9", label=bound)
         if layers == 1:
-            for law, style, name in (
-                (address_error, "-", "1 - (H-1)/N"),
-                (gates_error, ":", "1 - H/N"),
-            ):
-                panel.plot(heads, [law(N, H) for H in heads], "k" + style, lw=1, label=name)
-        points = [(H, row[f"x_{D}"]) for H, group in groups.items() for row in group]
-        panel.plot(
-            *zip(*points, strict=True), "o", color="tab:blue", alpha=0.6, label="a trained model"
-        )
-        names = "1 layer" if layers == 1 else f"{layers} layers"
-        panel.set(
-            title=f"{names}, N = {N}: $x_{D}$, n = {count}",
-            xlabel="heads per layer",
-            xscale="log",
-            ylim=(-0.03, 1.05),
-        )
-        panel.set_xticks([1, 2, 3, 4, 5, 8, 16], [1, 2, 3, 4, 5, 8, 16])
+            heads = [*range(1, most + 1)]
+            address = [address_error(N, H) for H in heads]
+            panel.plot(heads, address, "k-", lw=1, label="1 - (H-1)/N: an address and a memory")
+            gates = [gates_error(N, H) for H in heads]
+            panel.plot(heads, gates, "k:", lw=1, label="1 - H/N: the least of fixed mixtures")
+        name = f"{layers} layer{'s' * (layers > 1)}, N = {N}: loss of $x_{D}$, n = {len(rows)}"
+        panel.set(title=name, xlabel="heads per layer (H)", xscale="log", ylim=(-0.03, 1.1))
+        panel.title.set_fontsize("medium")
+        panel.set_xticks([1, 2, 3, 4, 5, 8, most], [1, 2, 3, 4, 5, 8, most])
         panel.minorticks_off()
-    axes[0].set_ylabel("validation MSE of the last symbol")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    axes[0].set_ylabel("validation MSE at the end")
+    below = dict(loc="outside lower center", ncols=4, fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), **below)
     analyze.save_figure(figure, path)
 
 
@@ -418,36 +409,27 @@ def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")
     """Draw where the queries of one model look: the mean attention of each head to each token, and
     to the 1a of the own chain, wherever it stands."""
     row = next(row for row in train.read_rows(ROWS) if row["run"] == name)
-    how, N = row["how"], row["N"]
-    reads = torch.tensor([how["reads"][head][: 2 * N] for head in how["reads"]])
-    own = torch.tensor([[how["own"][head]] for head in how["own"]])
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(6.5, 2.8), width_ratios=[2 * N, 1.6], layout="constrained"
-    )
-    for panel, values in (left, reads), (right, own):
-        image = panel.imshow(values.tolist(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
-        for y, x in torch.cartesian_prod(*map(torch.arange, values.shape)).tolist():
-            value = values[y, x].item()
-            panel.text(
-                x,
-                y,
-                f"{value:.2f}",
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white" if value > 0.5 else "black",
-            )
-        panel.set_yticks(range(len(reads)), [f"head {i}" for i in range(len(reads))])
-    slots = [f"{'1a' if token % 2 == 0 else '1b'}\nslot {token // 2}" for token in range(2 * N)]
-    left.set_xticks(range(2 * N), slots, fontsize=7)
-    left.set(title="to the token at this place", xlabel="the pairs, as they are read")
-    right.set_xticks([0], ["the own 1a"], fontsize=7)
-    right.set(title="by content")
+    how, tokens = row["how"], range(2 * row["N"])
+    size = dict(figsize=(7, 2.8), layout="constrained", width_ratios=[len(tokens), 1.6])
+    figure, (left, right) = plt.subplots(1, 2, **size)
+    reads = [row[: len(tokens)] for row in how["reads"].values()]
+    for panel, table in (left, reads), (right, [[own] for own in how["own"].values()]):
+        image = panel.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        for y, values in enumerate(table):
+            for x, value in enumerate(values):
+                color = "white" if value > 0.5 else "black"
+                panel.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+        panel.set_yticks(range(len(table)), [f"head {head}" for head in range(len(table))])
+    names = [f"1{'ab'[token % 2]} of\nslot {token // 2}" for token in tokens]
+    left.set_xticks(tokens, names, fontsize=7)
+    left.set_title("by place: to the token that stands there", fontsize="medium")
+    right.set_xticks([0], ["own 1a"], fontsize=7)
+    right.set_title("by content", fontsize="medium")
     figure.colorbar(image, label="attention")
-    figure.suptitle(
-        f"One layer, {row['heads']} heads: mean attention from the queries, {how['n']} sequences",
-        fontsize=9,
+    title = (
+        f"One layer of {row['heads']} heads, loss {row['x_1']:.3f}: mean attention of the queries"
     )
+    figure.suptitle(f"{title} over {how['n']} sequences", fontsize="medium")
     analyze.save_figure(figure, path)
 
 
