@@ -37,15 +37,17 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
         new, old = how[swap]
         assert new < 0.01 and 1.8 < old < 2.2
     assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
-    assert how["place_layers"][0][0] > 0.7
+    assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
 
     # a run is measured once; the tables show it
     depth.ROWS.write_text(depth.ROWS.read_text().replace('"x_1": 0.0001', '"x_1": 0.25'))
     depth.measure([tmp_path / "solved"])
     assert "| 0.250 |" in depth.diagram_table()
-    assert "| 1 of 1 |" in depth.binding_table().splitlines()[-1]
-    assert "| solved | 0.000 | 1 / 4 / 0 |" in depth.mechanism_table(1)
-    assert "| H4 (1.00) | 1 (1.00), 3 (1.00), 5 (1.00), 7 (1.00) |" in depth.swap_table()
+    assert "0 to 0.3: in | 1 |" in depth.diagram_table()
+    assert len(depth.binding_table().splitlines()) == 2
+    assert "| solved | 0.000 | 1/4/0 | 0.000 |" in depth.mechanism_table()
+    assert "| 1 (1.00), 3 (1.00), 5 (1.00), 7 (1.00) |" in depth.mechanism_table()
+    assert "| H4 (1.00) | 0.00 |" in depth.swap_table()
     assert len(depth.gates_table().splitlines()) == 2
     assert depth.count_predicted() == "1 of 1"
     depth.draw_address("solved", tmp_path / "address.png")

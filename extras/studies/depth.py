@@ -170,7 +170,8 @@ def mechanism(run, n=512):
     on n sequences, heads have names like L0H3.
 
     place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
-    writes; place_layers: if this is done to the patterns of a whole layer; mlp: if what the MLP of
+    writes; place_others: if the patterns of all heads that are not by content are their means at
+    once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of
     a layer adds is its mean; reads: of each head, its mean attention from the queries to all
     tokens; own: to the own 1a; match: how much more than that token has on the average."""
     model, flags = train.load(run)
@@ -189,6 +190,8 @@ def mechanism(run, n=512):
     how = dict(n=n, full=losses())
     how["place"] = {name: losses({head: by_place}) for name, head in heads.items()}
     how["mean"] = {name: losses({head: mean_written}) for name, head in heads.items()}
+    others = [head for name, head in heads.items() if kind_of(how, name) != "content"]
+    how["place_others"] = losses(dict.fromkeys(others, by_place))
     how["place_layers"] = [
         losses({(layer, head): by_place for head in range(flags.heads)}) for layer in layers
     ]
@@ -262,47 +265,63 @@ def cells():
     return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
 
 
-def diagram_table():
-    """Return the table of all cells: the losses of every run, the laws, what was predicted."""
-    rows = []
-    for (other, layers, N, heads, D), group in cells().items():
-        losses = [row[f"x_{D}"] for row in group]
-        low, high = PREDICTED.get((layers, heads, N, D, other), (math.nan, math.nan))
-        verdict = "in" if low <= statistics.median(losses) <= high else "**out**"
-        laws = f"{address_error(N, heads):.2f}, {gates_error(N, heads):.2f}"
-        cell = [layers, heads, N, f"x_{D}", f"`{other}`" if other else ""]
-        cell += [", ".join(f"{loss:.3f}" for loss in losses)]
-        cell += [f"{max(row['fell'] for row in group):.2f}", laws if layers == D == 1 else ""]
-        cell += ["none" if math.isnan(low) else f"{low:g} to {high:g}: {verdict}"]
-        rows.append(cell)
-    head = "layers", "heads", "N", "symbol", "other flags", "loss of each run", "fell late"
-    return markdown((*head, "1 - (H-1)/N, 1 - H/N", "predicted median"), *rows)
+def outcome(cell, group):
+    """Return what was predicted of the median loss of a cell, and whether it is so, as text."""
+    other, layers, N, heads, D = cell
+    if (layers, heads, N, D, other) not in PREDICTED:
+        return "none"
+    low, high = PREDICTED[layers, heads, N, D, other]
+    inside = low <= statistics.median(row[f"x_{D}"] for row in group) <= high
+    return f"{low:g} to {high:g}: {'in' if inside else '**out**'}"
 
 
 def count_predicted():
-    """Return how many of the cells with a prediction have their median in it, as text."""
-    outcomes = [line.split(": ")[-1] for line in diagram_table().splitlines()[2:]]
-    outcomes = [line for line in outcomes if not line.endswith("none |")]
-    return f"{sum(line == 'in |' for line in outcomes)} of {len(outcomes)}"
+    """Return in how many of the cells with a prediction the median is in it, as text."""
+    outcomes = [outcome(*item) for item in cells().items()]
+    outcomes = [text for text in outcomes if text != "none"]
+    return f"{sum(text.endswith(': in') for text in outcomes)} of {len(outcomes)}"
+
+
+def diagram_table():
+    """Return the table of all cells: the losses of every run, the laws, what was predicted."""
+    rows = []
+    for cell, group in cells().items():
+        other, layers, N, heads, D = cell
+        laws = f"{address_error(N, heads):.2f}, {gates_error(N, heads):.2f}"
+        losses = ", ".join(f"{row[f'x_{D}']:.3f}" for row in group)
+        late = f"{max(row['fell'] for row in group):.2f}"
+        passed = sum(map(passes, group)) if causal_depth(D) > layers else "allowed"
+        row = [layers, heads, N, f"x_{D}", f"`{other}`" if other else "", losses, late]
+        rows.append([*row, laws if layers == D == 1 else "", outcome(cell, group), passed])
+    head = "layers", "heads", "N", "of", "other flags", "loss of each run", "fell late"
+    return markdown((*head, "1 - (H-1)/N, 1 - H/N", "predicted median", "pass"), *rows)
 
 
 def binding_table():
-    """Return the table of the cells for whose last symbol the law of content demands more layers:
-    how many runs reached what it allows, stayed on the average, and passed it."""
+    """Return the table of the cases in which the law of content should bind: how many runs learned
+    all that it allows, stayed on the average of the N values, or passed it."""
+    cases = {
+        "one head": lambda other, layers, N, heads, D: heads == 1 and not other,
+        "one head, unfrozen": lambda other, layers, N, heads, D: other == "--init frozen",
+        "no MLP": lambda other, layers, N, heads, D: other == "--no-mlp",
+        "RoPE": lambda other, layers, N, heads, D: other == "--rotary qk",
+        "4 heads, N = 16": lambda other, layers, N, heads, D: (N, heads) == (16, 4),
+        "steps shuffled together": lambda other, layers, N, heads, D: other == "--task shuffled",
+    }
     rows = []
-    for (other, layers, N, heads, D), group in cells().items():
-        if causal_depth(D) > layers:
-            reached = [reaches(row) for row in group]
-            average = [row[f"x_{D}"] > 1 - 1 / N - MATTERS for row in group]
-            cell = [layers, heads, N, f"x_{D}", f"`{other}`" if other else ""]
-            cell += ["allows none" if None in reached else f"{sum(reached)} of {len(group)}"]
-            cell += [
-                f"{sum(average)} of {len(group)}",
-                f"{sum(map(passes, group))} of {len(group)}",
-            ]
-            rows.append(cell)
-    head = "layers", "heads", "N", "symbol", "other flags", "learned what the law allows"
-    return markdown((*head, "no better than the average", "passed the law"), *rows)
+    for name, belongs in cases.items():
+        for layers in (1, 2, 3):
+            found = [group for cell, group in cells().items() if belongs(*cell)]
+            group = [row for rows in found for row in rows if row["layers"] == layers]
+            group = [row for row in group if causal_depth(row["D"]) > layers]
+            if group:
+                reached = [reaches(row) for row in group]
+                average = [row[f"x_{row['D']}"] > 1 - 1 / row["N"] - MATTERS for row in group]
+                allowed = "allows none" if None in reached else sum(reached)
+                cell = [name, layers, len(group), allowed, sum(average), sum(map(passes, group))]
+                rows.append(cell)
+    head = "case", "layers", "runs", "learned what the law allows", "no better than the average"
+    return markdown((*head, "passed the law"), *rows)
 
 
 def described():
@@ -310,41 +329,52 @@ def described():
     return [row for group in cells().values() for row in group if "how" in row]
 
 
-def mechanism_table(layers):
-    """Return the table of interventions on the models of this depth that passed the law."""
+def memory_of(row):
+    """Return which token each head of the last layer reads by place, and with what attention from
+    the queries, as text."""
+    how, last = row["how"], f"L{row['layers'] - 1}"
+    heads = [head for head in how["reads"] if head.startswith(last)]
+    memory = [how["reads"][head] for head in heads if kind_of(how, head) == "place"]
+    tokens = sorted((reads.index(max(reads)), max(reads)) for reads in memory)
+    return ", ".join(f"{token} ({attention:.2f})" for token, attention in tokens)
+
+
+def mechanism_table():
+    """Return the table of interventions on the models that passed the law. By layer: how many heads
+    are content, place and idle, and the loss with all patterns of the layer by place, or with its
+    MLP at its mean."""
     rows = []
     for row in filter(passes, described()):
-        if row["layers"] == layers:
-            how = row["how"]
-            kinds = collections.Counter(kind_of(how, head) for head in how["mean"])
-            cell = [row["run"], f"{how['full'][-1]:.3f}"]
-            cell += [" / ".join(str(kinds[kind]) for kind in ("content", "place", "idle"))]
-            for name in "place_layers", "mlp":
-                cell += [", ".join(f"{losses[-1]:.2f}" for losses in how[name]) or "no MLP"]
-            rows.append(cell)
-    head = "run", "loss", "heads: content / place / idle", "patterns by place", "MLP at its mean"
+        how, kinds = row["how"], []
+        for layer in range(row["layers"]):
+            found = [kind_of(how, head) for head in how["mean"] if head.startswith(f"L{layer}")]
+            kinds.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
+        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds)]
+        cell.append(f"{how['place_others'][-1]:.3f}")
+        for name in "place_layers", "mlp":
+            cell.append(", ".join(f"{losses[-1]:.2f}" for losses in how[name]) or "no MLP")
+        rows.append([*cell, memory_of(row)])
+    head = "run", "loss", "content/place/idle heads", "all but content heads by place"
+    head += "all heads by place", "MLP at its mean", "heads by place read (attention)"
     return markdown(head, *rows)
 
 
 def swap_table():
     """Return the table of the models of one layer that have address heads: what these attend to,
-    which token each head by place reads, and both swaps."""
+    and the errors of both swaps."""
     rows = []
     for row in described():
         how = row["how"]
         if how.get("address"):
             own = (f"{head[2:]} ({how['own'][head]:.2f})" for head in how["address"])
-            memory = [how["reads"][head] for head in how["reads"] if kind_of(how, head) == "place"]
-            tokens = sorted((read.index(max(read)), max(read)) for read in memory)
-            cell = [row["run"], ", ".join(own), ", ".join(f"{t} ({a:.2f})" for t, a in tokens)]
-            cell += [f"{how[name][0]:.2f}, {how[name][1]:.2f}" for name in ("swap", "swap_rest")]
-            rows.append(cell)
-    head = "run", "address (attention to the own 1a)", "heads by place: token (attention)"
-    return markdown((*head, "address swapped: new, old", "all others swapped: new, old"), *rows)
+            swaps = [f"{error:.2f}" for name in ("swap", "swap_rest") for error in how[name]]
+            rows.append((row["run"], ", ".join(own), *swaps))
+    head = "run", "address (attention to the own 1a)", "address swapped: to the new slot's value"
+    return markdown((*head, "to the old", "others swapped: to the new value", "to the old"), *rows)
 
 
 def gates_table():
-    """Return the table of the models of one layer that have no address head: the loss by the slot
+    """Return the table of the models of one layer without an address head: the loss by the slot
     of the own pair, and the heads: the two tokens that each attends to most, and how much more it
     attends to a key that matches than to that token on the average."""
     rows = []
