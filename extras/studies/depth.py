@@ -18,14 +18,18 @@ import torch
 import analyze
 import sweep
 import train
-from data import held_out, partial_losses, program
-from extras.studies import load_rows, markdown
+from data import held_out, make_batch, partial_losses, program
+from extras.studies import committed, load_rows, markdown
 from extras.studies.theory import (
     DEPTH_LAWS,
     PREDICTED,
     address_error,
     causal_depth,
+    constructed,
     gates_error,
+    in_order,
+    least_layers,
+    shuffled_depths,
 )
 from train import Flags
 
@@ -399,6 +403,47 @@ def measure(folders):
         if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
             rows.append(row_of(run))
             train.write_rows(ROWS, rows)
+
+
+# ---- what the page prints of the laws and of the sweep
+
+
+def print_orders(out):
+    """Print the layers by content for some reading orders, and for steps shuffled together."""
+    for steps in ((4, 3, 2, 1), (1, 2, 3, 4), (1, 2, 4, 3)):
+        layers = ", ".join(map(str, least_layers(in_order(steps))))
+        out(f"- pairs read {', '.join(map(str, steps))}: x_1 to x_4 need {layers} layers")
+    texts = []
+    for k, depths in enumerate(shuffled_depths(4), 1):
+        shares = ", ".join(f"{layers} ({share:.2f})" for layers, share in depths.items())
+        texts.append(f"x_{k} {shares}")
+    out(f"- steps shuffled together, layers (share of the orders): {'; '.join(texts)}")
+
+
+def print_constructed(out, n=4096):
+    """Print the loss of the constructed model for several of its constants."""
+    batch, losses = make_batch(0, torch.arange(n), 4, 1, 4), []
+    for scale in (25, 50, 100, 200):
+        with torch.no_grad():
+            error = (constructed(4, scale)(batch.inputs) - batch.targets).square().mean()
+        losses.append(f"{error:.0e} at {scale}")
+    out(f"Its loss with N = 4, by `scale`, on {n} sequences: {', '.join(losses)}.")
+
+
+def print_sweep(out):
+    """Print what the runs of the sweep of Figure 4 learned, beside the law of content."""
+    rows = sweep.section_7(load_rows(committed("sweep")))
+    above = [row["val"] > 0.7 for row in rows if not row["ic"]]
+    shallow, limit, beyond = too_shallow(sweep.section_7(chains(committed("*"))))
+    out("\n".join(["```text", *count_learners([row for row in rows if row["ic"]]), "```\n"]))
+    out(f"Without the implicit curriculum {sum(above)} of {len(above)} runs end above 0.7. Of all")
+    out(f"{shallow} runs that have fewer layers than the law of content demands for x_D,")
+    out(
+        f"{len(beyond)} learned more than it allows, {limit} just that, and {shallow - limit} less."
+    )
+    out("With 5000 steps instead of 1500 (`results/longer`):\n")
+    lines = count_learners(chains(committed("longer")))[1:]
+    out("\n".join(["```text", *lines, "```"]))
 
 
 # ---- figures
