@@ -46,7 +46,10 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     assert len(depth.binding_table().splitlines()) == 2
     assert "| solved | 0.000 | 1/4/0 | 0.000 |" in depth.mechanism_table()
     assert "| 1 (1.00), 3 (1.00), 5 (1.00), 7 (1.00) |" in depth.mechanism_table()
-    assert "| H4 (1.00) | 0.00 |" in depth.swap_table()
+    lines = []
+    depth.print_swaps(lines.append)
+    assert "1 of 1 models" in lines[0] and "1 address heads, with 1.00 to 1.00" in lines[1]
+    assert "the new value is 0.00 to 0.00," in lines[3] and "0.00 to 0.00," in lines[5]
     assert len(depth.gates_table().splitlines()) == 2
     assert depth.count_predicted() == "1 of 1"
     depth.draw_address("solved", tmp_path / "address.png")

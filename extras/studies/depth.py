@@ -362,29 +362,30 @@ def mechanism_table():
     return markdown(head, *rows)
 
 
-def swap_table():
-    """Return the table of the models of one layer that have address heads: what these attend to,
-    and the errors of both swaps."""
-    rows = []
-    for row in described():
-        how = row["how"]
-        if how.get("address"):
-            own = (f"{head[2:]} ({how['own'][head]:.2f})" for head in how["address"])
-            swaps = [f"{error:.2f}" for name in ("swap", "swap_rest") for error in how[name]]
-            rows.append((row["run"], ", ".join(own), *swaps))
-    head = "run", "address (attention to the own 1a)", "address swapped: to the new slot's value"
-    return markdown((*head, "to the old", "others swapped: to the new value", "to the old"), *rows)
+def print_swaps(out):
+    """Print what becomes of the models that have address heads when these, or all other heads,
+    write what they write in another sequence."""
+    found = [row["how"] for row in described() if row["how"].get("address")]
+    shares = [how["own"][head] for how in found for head in how["address"]]
+    out(
+        f"{len(found)} of {len(described())} models of one layer that predict x_1, or pass the law,"
+    )
+    out(f"have {len(shares)} address heads, with {min(shares):.2f} to {max(shares):.2f} of their")
+    out("attention on the own 1a.")
+    for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
+        new, old = zip(*(how[name] for how in found), strict=True)
+        out(f"With {heads} swapped the error to the new value is {min(new):.2f} to {max(new):.2f},")
+        out(f"and to the old one {min(old):.2f} to {max(old):.2f}.")
 
 
 def gates_table():
-    """Return the table of models of one layer of at most four heads without an address head, the
-    first seed of each: the loss by the slot of the own pair, and the heads: the two tokens that
-    each attends to most, and how much more it attends to a key that matches than to that token on
-    the average."""
+    """Return the table of models of one layer, N = 4 and at most four heads, the first seed of
+    each: the loss by the slot of the own pair, and the heads: the two tokens that each attends to
+    most, and how much more it attends to a key that matches than to that token on the average."""
     rows = []
     for row in described():
         how = row["how"]
-        if how.get("address") == [] and row["seed"] == 1 and row["heads"] <= 4:
+        if how.get("address") == [] and (row["seed"], row["N"]) == (1, 4) and row["heads"] <= 4:
             heads = []
             for name, reads in how["reads"].items():
                 top = sorted(range(len(reads)), key=lambda token, reads=reads: -reads[token])[:2]
@@ -431,16 +432,14 @@ def print_constructed(out, n=4096):
 
 
 def print_sweep(out):
-    """Print what the runs of the sweep of Figure 4 learned, beside the law of content."""
-    rows = sweep.section_7(load_rows(committed("sweep")))
-    above = [row["val"] > 0.7 for row in rows if not row["ic"]]
+    """Print what the runs of sweeps learned, beside the law of content, and of x_D alone."""
+    rows = sweep.section_7(load_rows(committed("*")))
+    alone = [row["val"] > 0.7 for row in rows if not row["ic"]]
     shallow, limit, beyond = too_shallow(sweep.section_7(chains(committed("*"))))
     out(f"Of {shallow} runs (with those of 5000 steps in `results/longer`) that have fewer layers")
     out(f"than the law of content demands for x_D, {len(beyond)} learned more than it allows,")
-    out(
-        f"{limit} just that, and {shallow - limit} less: they are weak evidence for it. Without the"
-    )
-    out(f"implicit curriculum {sum(above)} of {len(above)} runs end above 0.7.")
+    out(f"{limit} just that, and {shallow - limit} less: they are weak evidence for it. With x_D")
+    out(f"alone as the target, {sum(alone)} of {len(alone)} runs end above 0.7.")
 
 
 # ---- figures
