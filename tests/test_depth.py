@@ -51,7 +51,8 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     assert "1 of 1 models" in lines[0] and "1 address heads, with 1.00 to 1.00" in lines[1]
     assert "the new value is 0.00 to 0.00," in lines[3] and "0.00 to 0.00," in lines[5]
     assert len(depth.gates_table().splitlines()) == 2
-    assert depth.count_predicted() == "1 of 1"
+    depth.print_counts(lines.append)
+    assert "predicted in 1 of 1 cells" in lines[6] and "0 of 0 runs" in lines[7]
     depth.draw_address("solved", tmp_path / "address.png")
     assert (tmp_path / "address.png").stat().st_size > 5000
 

@@ -279,11 +279,23 @@ def outcome(cell, group):
     return f"{low:g} to {high:g}: {'in' if inside else '**out**'}"
 
 
-def count_predicted():
-    """Return in how many of the cells with a prediction the median is in it, as text."""
+def print_counts(out):
+    """Print in how many cells the median is where it was predicted, and how many runs end below
+    the two laws of one layer."""
     outcomes = [outcome(*item) for item in cells().items()]
     outcomes = [text for text in outcomes if text != "none"]
-    return f"{sum(text.endswith(': in') for text in outcomes)} of {len(outcomes)}"
+    inside = sum(text.endswith(": in") for text in outcomes)
+    out(f"The median is where it was predicted in {inside} of {len(outcomes)} cells.")
+    for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
+        ends = [
+            row["x_1"] < law(N, heads) - MATTERS
+            for (_, layers, N, heads, D), group in cells().items()
+            for row in group
+            if layers == D == 1 and law(N, heads) > 0
+        ]
+        out(
+            f"Where {text} is above 0, {sum(ends)} of {len(ends)} runs end more than 0.05 below it."
+        )
 
 
 def diagram_table():
