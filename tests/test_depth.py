@@ -36,6 +36,7 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     for swap in ("swap", "swap_rest"):
         new, old = how[swap]
         assert new < 0.01 and 1.8 < old < 2.2
+    assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
     assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
     assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
 
@@ -52,7 +53,7 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     assert "the new value is 0.00 to 0.00," in lines[3] and "0.00 to 0.00," in lines[5]
     assert len(depth.gates_table().splitlines()) == 2
     depth.print_counts(lines.append)
-    assert "predicted in 1 of 1 cells" in lines[6] and "0 of 0 runs" in lines[7]
+    assert "predicted in 1 of 1 cells" in lines[7] and "0 of 0 runs" in lines[8]
     depth.draw_address("solved", tmp_path / "address.png")
     assert (tmp_path / "address.png").stat().st_size > 5000
 

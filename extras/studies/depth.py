@@ -129,7 +129,7 @@ def row_of(run):
     # what x_D fell by in the last third of the steps that were taken: is the run decided?
     before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
     row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
-    if flags.task == "chain" and (passes(row) or flags.layers == flags.D == 1):
+    if passes(row) or flags.layers == flags.D == 1:
         row["how"] = mechanism(run)
     return row
 
@@ -168,13 +168,25 @@ def from_the_next(pattern, values):
     return (pattern @ values).roll(-1, 0)
 
 
+def of_the_next_query(N):
+    """Return a function that lets each of the last N tokens write what the next of them writes."""
+
+    def write(pattern, values):
+        written = pattern @ values
+        return torch.cat([written[:, :-N], written[:, -N:].roll(-1, 1)], 1)
+
+    return write
+
+
 @torch.no_grad()
 def mechanism(run, n=512):
     """Return what interventions on a trained model say, a dict; losses are those of x_1, ..., x_D
     on n sequences, heads have names like L0H3.
 
     place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
-    writes; place_others: if the patterns of all heads that are not by content are their means at
+    writes; moved: the errors of x_D [to that of the next query, to the own one] if the content
+    heads of the last layer write for the next query, and moved_rest: if all its other heads do;
+    place_others: if the patterns of all heads that are not by content are their means at
     once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of
     a layer adds is its mean; reads: of each head, its mean attention from the queries to all
     tokens; own: to the own 1a; match: how much more than that token has on the average."""
@@ -194,11 +206,21 @@ def mechanism(run, n=512):
     how = dict(n=n, full=losses())
     how["place"] = {name: losses({head: by_place}) for name, head in heads.items()}
     how["mean"] = {name: losses({head: mean_written}) for name, head in heads.items()}
-    others = [head for name, head in heads.items() if kind_of(how, name) != "content"]
+    content = {head for name, head in heads.items() if kind_of(how, name) == "content"}
+    others = [head for head in heads.values() if head not in content]
     how["place_others"] = losses(dict.fromkeys(others, by_place))
     how["place_layers"] = [
         losses({(layer, head): by_place for head in range(flags.heads)}) for layer in layers
     ]
+    own = batch.targets[..., -flags.K :]
+    for name, moves in ("moved", True), ("moved_rest", False):
+        chosen = [head for head in heads.values() if (head in content) == moves]
+        chosen = [head for head in chosen if head[0] == flags.layers - 1]
+        with train.precision(flags):
+            changed = dict.fromkeys(chosen, of_the_next_query(flags.N))
+            answers = model(batch.inputs, changed)[..., -flags.K :].float()
+        errors = [(answers - x).square().mean().item() for x in (own.roll(-1, 1), own)]
+        how[name] = [round(error, 4) for error in errors]
     how["mlp"] = []
     for block in model.blocks if flags.mlp else []:
         hook = block.down.register_forward_hook(lambda _, __, out: out.mean(0).expand_as(out))
@@ -368,9 +390,13 @@ def mechanism_table():
         cell.append(f"{how['place_others'][-1]:.3f}")
         for name in "place_layers", "mlp":
             cell.append(", ".join(f"{losses[-1]:.2f}" for losses in how[name]) or "no MLP")
+        cell += [
+            ", ".join(f"{error:.2f}" for error in how[name]) for name in ("moved", "moved_rest")
+        ]
         rows.append([*cell, memory_of(row)])
     head = "run", "loss", "content/place/idle heads", "all but content heads by place"
-    head += "all heads by place", "MLP at its mean", "heads by place read (attention)"
+    head += "all heads by place", "MLP at its mean", "content heads moved", "others moved"
+    head += ("heads by place read (attention)",)
     return markdown(head, *rows)
 
 
