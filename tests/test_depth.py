@@ -32,6 +32,8 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     assert [how["reads"][f"L0H{i}"].index(1.0) for i in range(4)] == [1, 3, 5, 7]
     assert how["own"]["L0H4"] > 0.99 > 0.8 > how["match"]["L0H4"] > 0.7
 
+    assert how["spread"]["L0H0"] == 1.0 <= how["spread"]["L0H4"] < 1.1
+
     # an address of another sequence fetches the value of its slot, all else that sequence's value
     for swap in ("swap", "swap_rest"):
         new, old = how[swap]

@@ -189,7 +189,7 @@ def mechanism(run, n=512):
     place_others: if the patterns of all heads that are not by content are their means at
     once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of
     a layer adds is its mean; reads: of each head, its mean attention from the queries to all
-    tokens; own: to the own 1a; match: how much more than that token has on the average."""
+    tokens; spread: over how many tokens it is spread, exp(entropy); own: to the own 1a; match: how much more than that token has on the average."""
     model, flags = train.load(run)
     batch = train.sequences(flags, held_out("validate", n))
 
@@ -230,12 +230,14 @@ def mechanism(run, n=512):
     # attention from the queries, and how much of it to the own 1a
     _, patterns = model(batch.inputs, return_patterns=True)
     query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]  # (n, N)
-    how["reads"], how["own"], how["match"] = {}, {}, {}
+    how |= dict(reads={}, own={}, match={}, spread={})
     for name, (layer, head) in heads.items():
         rows = patterns[layer][torch.arange(n)[:, None], head, query]  # (n, N, T)
         own = rows.gather(2, key[:, :, None])[:, :, 0]
         average = rows.mean((0, 1))
         how["reads"][name] = [round(x, 3) for x in average.tolist()]
+        entropy = -torch.special.xlogy(rows, rows).sum(-1).mean()
+        how["spread"][name] = round(entropy.exp().item(), 1)
         how["own"][name] = round(own.mean().item(), 3)
         how["match"][name] = round((own - average[key]).mean().item(), 3)
     return how | (one_step(model, flags, batch, how) if flags.layers == flags.D == 1 else {})
@@ -442,6 +444,23 @@ def measure(folders):
         if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
             rows.append(row_of(run))
             train.write_rows(ROWS, rows)
+
+
+def superposition_table():
+    """Return the table of the heads that matter in the last layer of the models that passed the law
+    of content with shuffled steps: over how many tokens their attention is spread, and the losses
+    if what they write is its mean, or if their pattern is."""
+    rows = []
+    for row in filter(passes, described()):
+        how = row["how"]
+        for head in how["mean"] if row["other"] == "--task shuffled" else []:
+            if head[:2] == f"L{row['layers'] - 1}" and kind_of(how, head) != "idle":
+                texts = [
+                    ", ".join(f"{x:.2f}" for x in how[name][head]) for name in ("mean", "place")
+                ]
+                rows.append((row["run"], head, f"{how['spread'][head]:.1f}", *texts))
+    head = "run", "head", "attention spread over", "losses if it writes its mean"
+    return markdown((*head, "if its pattern is its mean"), *rows)
 
 
 # ---- what the page prints of the laws and of the sweep
