@@ -184,12 +184,15 @@ def mechanism(run, n=512):
     on n sequences, heads have names like L0H3.
 
     place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
-    writes; moved: the errors of x_D [to that of the next query, to the own one] if the content
-    heads of the last layer write for the next query, and moved_rest: if all its other heads do;
-    place_others: if the patterns of all heads that are not by content are their means at
-    once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of
-    a layer adds is its mean; reads: of each head, its mean attention from the queries to all
-    tokens; spread: over how many tokens it is spread, exp(entropy); own: to the own 1a; match: how much more than that token has on the average."""
+    writes; place_others: if the patterns of all heads that are not by content are their means at
+    once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of a layer adds
+    is its mean.
+    moved: the errors of x_D [to that of the next query, to the own one] if the content heads of the
+    last layer write for the next query; moved_rest: if all its other heads do; moved_alone: if one
+    content head of the last layer does.
+    reads: of each head, its mean attention from the queries to all tokens; spread: over how many
+    tokens it is spread, exp(entropy); own: to the own 1a; match: how much more than that token has
+    on the average. For one step in one layer see `one_step` too."""
     model, flags = train.load(run)
     batch = train.sequences(flags, held_out("validate", n))
 
@@ -213,14 +216,18 @@ def mechanism(run, n=512):
         losses({(layer, head): by_place for head in range(flags.heads)}) for layer in layers
     ]
     own = batch.targets[..., -flags.K :]
-    for name, moves in ("moved", True), ("moved_rest", False):
-        chosen = [head for head in heads.values() if (head in content) == moves]
-        chosen = [head for head in chosen if head[0] == flags.layers - 1]
+
+    def moved(chosen):
+        """Return the errors [to the next query's x_D, to the own] if these write for it."""
         with train.precision(flags):
             changed = dict.fromkeys(chosen, of_the_next_query(flags.N))
             answers = model(batch.inputs, changed)[..., -flags.K :].float()
-        errors = [(answers - x).square().mean().item() for x in (own.roll(-1, 1), own)]
-        how[name] = [round(error, 4) for error in errors]
+        return [round((answers - x).square().mean().item(), 4) for x in (own.roll(-1, 1), own)]
+
+    last = {name: head for name, head in heads.items() if head[0] == flags.layers - 1}
+    how["moved"] = moved([head for head in last.values() if head in content])
+    how["moved_rest"] = moved([head for head in last.values() if head not in content])
+    how["moved_alone"] = {name: moved([head]) for name, head in last.items() if head in content}
     how["mlp"] = []
     for block in model.blocks if flags.mlp else []:
         hook = block.down.register_forward_hook(lambda _, __, out: out.mean(0).expand_as(out))
@@ -447,20 +454,18 @@ def measure(folders):
 
 
 def superposition_table():
-    """Return the table of the heads that matter in the last layer of the models that passed the law
-    of content with shuffled steps: over how many tokens their attention is spread, and the losses
-    if what they write is its mean, or if their pattern is."""
+    """Return the table of the content heads of the last layer of the models that passed the law of
+    content with shuffled steps: over how many tokens their attention is spread, the losses if what
+    they write is its mean, and the errors of x_D if they write for the next query."""
     rows = []
     for row in filter(passes, described()):
-        how = row["how"]
-        for head in how["mean"] if row["other"] == "--task shuffled" else []:
-            if head[:2] == f"L{row['layers'] - 1}" and kind_of(how, head) != "idle":
-                texts = [
-                    ", ".join(f"{x:.2f}" for x in how[name][head]) for name in ("mean", "place")
-                ]
-                rows.append((row["run"], head, f"{how['spread'][head]:.1f}", *texts))
+        for head, errors in row["how"]["moved_alone"].items():
+            if row["other"] == "--task shuffled":
+                losses = ", ".join(f"{x:.2f}" for x in row["how"]["mean"][head])
+                moved = ", ".join(f"{error:.2f}" for error in errors)
+                rows.append((row["run"], head, row["how"]["spread"][head], losses, moved))
     head = "run", "head", "attention spread over", "losses if it writes its mean"
-    return markdown((*head, "if its pattern is its mean"), *rows)
+    return markdown((*head, "moved: to the next query's x_2, to the own"), *rows)
 
 
 # ---- what the page prints of the laws and of the sweep
