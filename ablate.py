@@ -2,28 +2,29 @@
 
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
-A path (the paper's word; others say attention edge) is (layer, head, source, target), all counted
-from 0. L6H0: q -> 1b says that in layer 6, head 0, the query reads token 1b of its own chain. A
-circuit is a set of paths.
+A path (the paper's word; others say attention edge) is (layer, head, reader, read), all counted
+from 0. L6H0: q -> 1b says that in layer 6, head 0, the query reads token 1b of its own chain; the
+paper's arrow points to what is read. q -> 1b* is a star: the query reads the tokens 1b of all
+chains. A circuit is a set of paths. What heads read outside of it is ablated: replaced by its mean
+over reference sequences at that position, which says nothing about the sequence at hand, or by what
+they read in another sequence, drawn at random for all heads together (resample ablation), which
+says something wrong. What a token reads of itself moves nothing between tokens, and stays.
+Attention is what the model computes under the ablation. So one loss tells both whether the paths
+carry the answer and whether they suffice to find what they read. A circuit is validated if it is
 
-There is one ablation: what a head reads outside of the paths is replaced by its mean over reference
-sequences at that position, which says nothing about the sequence at hand. What a token reads of
-itself moves nothing between tokens, and stays. Attention is what the model computes under the
-ablation. So one loss tells both whether the paths carry the answer and whether they suffice to find
-their targets. A circuit is validated if it is
-
-    faithful     with all else ablated, the loss of every symbol stays below 0.05
-    minimal      without any one of its paths it is not faithful
+    faithful     with all else ablated, the loss of every symbol stays below 0.05, and at most 1% of
+                 the sequences lose a symbol that the full model has
+    minimal      without any one of its paths it is not faithful, by a margin of a tenth
     connected    along its paths every symbol can reach the query (Section 5)
 
-The report also gives what decides nothing but helps to judge a path: its attention, and how much
-the full model loses if only this path is ablated (necessary). Losses are mean squared errors over
-sequences, with two standard errors of the mean on either side.
+It is complete if it is faithful under both ablations, else validated at the mean alone. Stars are
+searched only where other paths do not suffice. Losses are mean squared errors over sequences, with
+two standard errors of the mean on either side.
 
     model, flags = train.load("results/A")
-    patched = PatchedModel(model, flags, batch)              # a model on one batch of sequences
-    patched.circuit(paths)                                   # its losses with all else ablated
-    patched.knock_out(paths)                                 # its losses with these paths ablated
+    patched = PatchedModel(model, flags, batch)                # a model on one batch of sequences
+    patched.circuit(paths)                                     # its losses with all else ablated
+    patched.knock_out(paths)                                   # its losses with these paths ablated
     paths = paths_in(read_report("results/A"), flags.problem)  # the circuit that was found
 """
 
@@ -36,29 +37,37 @@ from typing import NamedTuple
 
 import torch
 
-from data import UserError, command_line, held_out, partial_losses, program
-from train import load, precision, sequences, write_text
+from data import UserError, command_line, held_out, number, partial_losses, program, progress
+from train import keep_freed_memory, load, precision, read_json, sequences, write_text
 
 
-ATTENDED = 0.4  # of 1/N: by how much more a source attends to its own chain than to others
+ATTENDED = 0.4  # of 1/N: by how much more a reader attends to its own chain than to others
+STAR = 0.4  # of its attention goes to a role of all chains, for a star
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
-MATTERS = 0.01  # a rise of a symbol's loss from which on a path counts as a candidate
-FEW, MANY = 64, 512  # sequences of the search; what is found is validated on fresh ones
+LOST = 0.01  # of the sequences may lose a symbol
+MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
+MATTERS = 0.01  # a rise of a symbol's loss from which on a path is a candidate
+FEW, MANY = 64, 256  # sequences of the search; what is found is validated on fresh ones
+REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
+MEAN, ANOTHER, NOTHING = "the mean", "another sequence", "nothing"  # instead of the ablated
 
 
 # ---- paths
 
 
 class End(NamedTuple):
-    """A token of a chain: the one with a role or, with an offset, an intermediate token so many
-    tokens after it (before it, if negative)."""
+    """One end of a path, a token of a chain: the one with a role or, with an offset, an
+    intermediate token so many tokens after it (before it, if negative). every: that of all chains,
+    which only the end that is read can be."""
 
     role: int  # an index of task.roles
     offset: int = 0
+    every: bool = False
 
     def name(self, task):
-        """Return 3b, 3b+1, ..."""
-        return task.names[self.role] + (f"{self.offset:+d}" if self.offset else "")
+        """Return 3b, 3b+1, 3b*, ..."""
+        offset = f"{self.offset:+d}" if self.offset else ""
+        return task.names[self.role] + offset + "*" * self.every
 
     def tokens(self, task, positions):
         """Return the token of each chain (B, N), and a mask (B, N) of where it exists, from the
@@ -68,31 +77,36 @@ class End(NamedTuple):
 
 
 class Path(NamedTuple):
-    """In this layer and head, the token at `source` reads the token at `target`."""
+    """In this layer and head, the token `reader` reads the token `read`."""
 
     layer: int
     head: int
-    source: End
-    target: End
+    reader: End
+    read: End
 
-    def tokens(self, task, positions):
-        """Return the tokens of source and target and a mask of where both exist, (B, N) each."""
-        (source, exists), (target, exists_too) = (end.tokens(task, positions) for end in self[2:])
-        return source, target, exists & exists_too
+    def pairs(self, task, positions):
+        """Return the tokens of reader and read and a mask of where both exist, (B, N, 1) each, or
+        (B, N, N) for a star: the reader of each chain with every token that it reads."""
+        (reader, exists), (read, exists_too) = (
+            [x[..., None] for x in end.tokens(task, positions)] for end in self[2:]
+        )
+        if self.read.every:
+            read, exists_too = read.mT, exists_too.mT  # (B, 1, N)
+        return torch.broadcast_tensors(reader, read, exists & exists_too)
 
 
 def to_row(path, task):
     """Return a path as it is written into JSON."""
-    source, target = path.reader.name(task), path.read.name(task)
-    return dict(layer=path.layer, head=path.head, reader=source, read=target)
+    reader, read = path.reader.name(task), path.read.name(task)
+    return dict(layer=path.layer, head=path.head, reader=reader, read=read)
 
 
 def path_from(row, task):
     """Return the Path that to_row wrote."""
     ends = []
     for name in (row["reader"], row["read"]):
-        role, offset = re.fullmatch(r"(\w+)([+-]\d+)?", name).groups()
-        ends.append(End(task.names.index(role), int(offset or 0)))
+        role, offset, star = re.fullmatch(r"(\w+)([+-]\d+)?(\*?)", name).groups()
+        ends.append(End(task.names.index(role), int(offset or 0), bool(star)))
     return Path(row["layer"], row["head"], *ends)
 
 
@@ -104,12 +118,12 @@ def path_name(path, task):
 def read_report(run):
     """Return the report of find_circuit in a run directory; {} if there is none."""
     file = pathlib.Path(run, "circuit.json")
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return read_json(file) if file.exists() else {}
 
 
 def paths_in(report, task, kind="paths"):
     """Return {Path: its row} of the circuit in a report, {} if it holds none; with
-    kind="candidates" of all paths that matter to the full model."""
+    kind="candidates" of all paths that the search began with."""
     return {path_from(row, task): row for row in report.get(kind, [])}
 
 
@@ -117,21 +131,23 @@ def paths_in(report, task, kind="paths"):
 
 
 def mask_of(paths, task, positions):
-    """Return (B, T, T) bool, True where a source of these paths reads a target of its own chain."""
+    """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
     shape = len(positions), task.T, task.T
     mask = torch.zeros(shape, dtype=torch.bool, device=positions.device)
     for path in paths:
-        source, target, exist = path.tokens(task, positions)
-        sequence, chain = exist.nonzero(as_tuple=True)
-        mask[sequence, source[sequence, chain], target[sequence, chain]] = True
+        reader, read, exist = path.pairs(task, positions)
+        sequence = exist.nonzero(as_tuple=True)[0]
+        mask[sequence, reader[exist], read[exist]] = True
     return mask
 
 
 def attention_on(pattern, path, task, positions):
-    """Return (B, N), how much the source of each chain attends to its target in one head's pattern
-    (B, T, T); 0 where one of them does not exist."""
-    source, target, exist = path.tokens(task, positions)
-    return pattern[torch.arange(len(positions))[:, None], source, target] * exist
+    """Return how much the reader of each chain attends along a path, (..., B, N, 1), or for a star
+    to each of the N chains, (..., B, N, N), in patterns (..., B, T, T); 0 where an end of the path
+    does not exist."""
+    reader, read, exist = path.pairs(task, positions)
+    sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
+    return pattern[..., sequence, reader, read] * exist
 
 
 def by_head(paths):
@@ -142,41 +158,59 @@ def by_head(paths):
     return heads
 
 
+def frozen_heads(paths, task, positions):
+    """Return {(layer, head): f} for heads with paths, which attend hard: every reader to what it
+    reads alone, to each of it equally, and all other tokens to nothing."""
+    heads = {}
+    for head, group in by_head(paths).items():
+        mask = mask_of(group, task, positions).float()
+        pattern = mask / mask.sum(-1, keepdim=True).clamp(min=1)
+        heads[head] = lambda _, values, pattern=pattern: pattern.to(values) @ values
+    return heads
+
+
 # ---- a model with parts of it ablated
 
 
-class PatchedModel:
-    """A model on one batch, with some of what its heads read ablated to the mean.
+@torch.no_grad()
+def reads_of(model, flags, batch):
+    """Return {(layer, head): (pattern (B, T, T), values (B, T, size))} of a model on a batch."""
+    heads, reads = [*itertools.product(range(flags.layers), range(flags.heads))], {}
 
-    reference: a PatchedModel of the same model, over whose batch the means are taken; by default
-    over 256 held-out sequences. Losses are (B, symbols): the squared error of each sequence on each
-    symbol."""
+    def record(pattern, values, head):
+        reads[head] = pattern.float(), values.float()
+        return pattern @ values
+
+    with precision(flags):
+        model(batch.inputs, {head: functools.partial(record, head=head) for head in heads})
+    if missing := {*heads} - reads.keys():
+        raise UserError("the model never calls f of layer {}, head {}".format(*min(missing)))
+    return {head: reads[head] for head in heads}  # a model may call them in another order
+
+
+class Reference:
+    """What the heads of a model read in held-out sequences, which replaces what is ablated."""
+
+    def __init__(self, model, flags, n=256):
+        self.batch = sequences(flags, held_out("means", n, flags.device))
+        self.reads = reads_of(model, flags, self.batch)
+
+
+class PatchedModel:
+    """A model on one batch, with some of what its heads read ablated. reference: what replaces it,
+    by default what the model reads in 256 held-out sequences. Losses are (B, symbols): the squared
+    error of each sequence on each symbol."""
 
     def __init__(self, model, flags, batch, reference=None):
         self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
-        self.heads = [*itertools.product(range(flags.layers), range(flags.heads))]
-        self.itself = torch.eye(self.task.T, dtype=torch.bool)
-        self.reference, self.cache = reference, {}
-        if reference is None:
-            means = sequences(flags, held_out("means", 256))
-            self.reference = PatchedModel(model, flags, means, reference=self)
+        self.reference = reference or Reference(model, flags)
+        generator, count = torch.Generator().manual_seed(0), len(self.reference.batch.inputs)
+        self.drawn = torch.randint(count, (len(batch.inputs),), generator=generator)  # for ANOTHER
 
     @functools.cached_property
     def baseline(self):
         """The losses of the full model."""
         return self.losses({})
-
-    @functools.cached_property
-    def reads(self):
-        """{(layer, head): (pattern (B, T, T), values (B, T, size))} of the full model."""
-        reads = {}
-
-        def record(pattern, values, head):
-            reads[head] = pattern.float(), values.float()
-            return pattern @ values
-
-        self.losses({head: functools.partial(record, head=head) for head in self.heads})
-        return reads
 
     @torch.no_grad()
     def losses(self, heads):
@@ -185,105 +219,85 @@ class PatchedModel:
             predictions = self.model(self.batch.inputs, heads)
         return partial_losses(predictions, self.batch.targets, self.flags.K)
 
-    def attention(self):
-        """Return {(layer, head): pattern (B, T, T)} of the full model."""
-        return {head: pattern for head, (pattern, _) in self.reads.items()}
+    def ablate(self, head, paths, keep=True, by=MEAN):
+        """Return a function for a head in which all that it reads is ablated, but for what it reads
+        along these paths and of the token itself; or, with keep=False, these paths alone. by: what
+        replaces it, MEAN, ANOTHER or NOTHING."""
+        batches = self.batch, self.reference.batch
+        here, there = (mask_of(paths, self.task, batch.positions) for batch in batches)
+        itself = torch.eye(self.task.T, dtype=torch.bool, device=here.device)
+        here, there = (here | itself, there | itself) if keep else (~here, ~there)
 
-    def mask(self, paths):
-        """Return mask_of these paths in this batch."""
-        key = frozenset(path[2:] for path in paths)  # heads with the same paths share it
-        if key not in self.cache:
-            self.cache[key] = mask_of(paths, self.task, self.batch.positions)
-        return self.cache[key]
+        pattern, values = self.reference.reads[head]
+        ablated = (pattern * ~there) @ values  # (R, T, size)
+        instead = ablated[self.drawn] if by == ANOTHER else ablated.mean(0) * (by == MEAN)
+        return lambda pattern, values: (pattern * here) @ values + instead.to(values)
 
-    def ablate(self, head, paths, keep=True):
-        """Return a function for a head in which all that it reads is ablated to its mean, but for
-        what it reads along these paths and of the token itself; or, with keep=False, in which only
-        these paths are ablated."""
-        key = head, frozenset(paths), keep
-        if key not in self.cache:
-            mask, there = (
-                patched.mask(paths) | self.itself if keep else ~patched.mask(paths)
-                for patched in (self, self.reference)
-            )
-            pattern, values = self.reference.reads[head]
-            self.cache[key] = mask, ((pattern * ~there) @ values).mean(0)  # (T, size)
-        mask, mean = self.cache[key]
-        return lambda pattern, values: (pattern * mask) @ values + mean.to(values)
-
-    def circuit(self, paths):
+    def circuit(self, paths, by=MEAN):
         """Return the losses with everything outside of these paths ablated."""
         groups = by_head(paths)
-        return self.losses({head: self.ablate(head, groups.get(head, ())) for head in self.heads})
+        heads = self.reference.reads
+        return self.losses({head: self.ablate(head, groups.get(head, ()), by=by) for head in heads})
 
-    def knock_out(self, paths, frozen=False):
-        """Return the losses of the full model with only these paths ablated. frozen: the attention
-        of all heads stays as in the full model, so that no other head can take over."""
-        heads = {head: self.ablate(head, group, False) for head, group in by_head(paths).items()}
-        if frozen:
-            for head, (pattern, _) in self.reads.items():
-                write = heads.get(head, torch.matmul)
-                heads[head] = lambda _, values, f=write, p=pattern: f(p.to(values), values)
-        return self.losses(heads)
+    def knock_out(self, paths):
+        """Return the losses of the full model with only these paths ablated."""
+        groups = by_head(paths).items()
+        return self.losses({head: self.ablate(head, group, keep=False) for head, group in groups})
+
+    def lost(self, losses):
+        """Return the share of sequences that lose a symbol that the full model has."""
+        bound = self.task.lost_above
+        return ((losses > bound) & (self.baseline <= bound)).any(1).float().mean().item()
 
 
 # ---- the search
 
 
-def places_of(task):
+def possible_ends(task):
     """Return [End, ...]: all roles, and the intermediate tokens up to REACH from their slots."""
-    places = []
-    for number, role in enumerate(task.roles):
-        first = -REACH if role.place == 0 else 0
-        last = REACH if role.place == task.blocks[role.block].size - 1 else 0
-        places += [End(number, offset) for offset in range(first, last + 1)]
-    return places
+    ends = []
+    for role, (_, _, block, place) in enumerate(task.roles):
+        first = -REACH if place == 0 else 0
+        last = REACH if place == task.blocks[block].size - 1 else 0
+        ends += [End(role, offset) for offset in range(first, last + 1)]
+    return ends
 
 
-def preference(patterns, source, target, task, positions):
-    """Return (heads, B), how much more a source attends to the target in its own chain than to that
-    in other chains, in the mean over chains; patterns (heads, B, T, T)."""
-    sequence = torch.arange(len(positions))[:, None]
-    (reading, exists), (read, exists_too) = (
-        place.tokens(task, positions) for place in (source, target)
-    )
-    rows = patterns[:, sequence, reading] * exists[..., None]  # (heads, B, N, T)
-    index = read[:, None].expand(len(patterns), -1, task.N, -1)
-    given = rows.gather(3, index) * exists_too[:, None]  # (heads, B, N source, N target)
-    same = given.diagonal(dim1=2, dim2=3).sum(2)
-    others = (given.sum((2, 3)) - same) / max(1, task.N - 1)
-    return (same - others) / task.N
+def attended(reference, task):
+    """Return ({Path, ...}, {star, ...}) along which the full model attends: more to its own chain
+    than to others, or with a large share to a role of all chains. A path may lead to an
+    intermediate token, say from q to 3b+1, if in an earlier layer that token has read something of
+    the chain, and start there if in a later layer it is read."""
+    heads, patterns = [*reference.reads], torch.stack([p for p, _ in reference.reads.values()])
+    ends, N, plain, stars = possible_ends(task), task.N, set(), set()
+    for reader, read in progress("pairs of ends", [*itertools.product(ends, ends)]):
+        # what a reader gives to its own chain, and to all others together, (heads,) each
+        star = Path(0, 0, reader, read._replace(every=True))
+        given = attention_on(patterns, star, task, reference.batch.positions).mean(1)
+        own = given.diagonal(dim1=1, dim2=2).sum(1) / N
+        others = given.sum((1, 2)) / N - own
+
+        surplus = (own - others / (N - 1)) * (reader != read)
+        for index in (surplus >= ATTENDED / N).nonzero().flatten().tolist():
+            plain.add(Path(*heads[index], reader, read))
+        share = (others + own * (reader != read)) * (not reader.offset and not read.offset)
+        for index in (share >= STAR).nonzero().flatten().tolist():
+            stars.add(star._replace(layer=heads[index][0], head=heads[index][1]))
+
+    def idle(path):
+        fed = any(path.read == other.reader and path.layer > other.layer for other in plain)
+        used = any(path.reader == other.read and path.layer < other.layer for other in plain)
+        return path.read.offset and not fed or path.reader.offset and not used
+
+    while found := {path for path in plain if idle(path)}:
+        plain -= found
+    return plain, stars
 
 
-def attended(patched):
-    """Return [Path, ...] along which the full model attends. A path may lead to an intermediate
-    token, say from q to 3b+1, if in an earlier layer that token has read something of the chain."""
-    task, positions = patched.task, patched.batch.positions
-    patterns = torch.stack([*patched.attention().values()])
-    places, paths = places_of(task), set()
-    sources = [place for place in places if not place.offset]
-    for source in sources:  # grows while intermediate tokens are found
-        for target in places:
-            surplus = preference(patterns, source, target, task, positions).mean(1)
-            for number in (surplus >= ATTENDED / task.N).nonzero().flatten().tolist():
-                if source != target:
-                    paths.add(Path(*patched.heads[number], source, target))
-                    sources += [target] if target not in sources else []
-
-    # what an intermediate token holds of the chain it has read before
-    def holds(path):
-        earlier = (other for other in paths if other.reader == path.read)
-        return not path.read.offset or any(other.layer < path.layer for other in earlier)
-
-    while empty := {path for path in paths if not holds(path)}:
-        paths -= empty
-    return sorted(paths)
-
-
-def prune(costs, protected, faithful):
-    """Return the frozenset of paths that is left of {path: (symbols,) cost} when paths are dropped,
-    the cheapest first, as long as faithful(paths). protected: paths that are never dropped."""
-    remaining = frozenset(costs)
+def prune(ranked, faithful):
+    """Return the frozenset of paths that is left when those of a list are dropped, the first ones
+    first, as long as faithful(paths)."""
+    remaining = frozenset(ranked)
 
     def drop(group):
         """Drop all of a group, or else of each half of it what can go."""
@@ -295,26 +309,24 @@ def prune(costs, protected, faithful):
             drop(group[len(group) // 2 :])
 
     before = None
-    while remaining != before:
+    while remaining and remaining != before:
         before = remaining
-        group = sorted(remaining - protected, key=lambda path: costs[path].max())
-        if group:
-            drop(group)
+        drop([path for path in ranked if path in remaining])
     return remaining
 
 
 def reached(paths, task):
     """Return the set of k for which x_k can reach the query along these paths, if every role starts
-    with the symbol that it shows, and a source takes all that its target holds (Section 5)."""
+    with the symbol that it shows, and a reader takes all that what it reads holds (Section 5)."""
     holds = {End(number): {role.symbol} for number, role in enumerate(task.roles)}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
-        taken = [(path.reader, holds.get(path.read, set())) for path in layer]
-        for source, symbols in taken:
-            holds[source] = holds.get(source, set()) | symbols
+        taken = [(path.reader, holds.get(path.read._replace(every=False), set())) for path in layer]
+        for reader, symbols in taken:
+            holds[reader] = holds.get(reader, set()) | symbols
     return holds[End(0)]
 
 
-# ---- the circuit and what is said of it
+# ---- what is said of a circuit
 
 
 def intervals(losses, flags):
@@ -325,10 +337,82 @@ def intervals(losses, flags):
     return dict(zip(flags.target_names, rows, strict=True))
 
 
-def is_below(threshold, losses):
-    """Return whether all losses (sequences, symbols) are two standard errors below a threshold."""
-    error = losses.std(0) / len(losses) ** 0.5
-    return bool((losses.mean(0) + 2 * error < threshold).all())
+def worst_of(rows):
+    """Return the symbol with the highest mean as text: x_3 0.061."""
+    name = max(rows, key=lambda name: rows[name][0])
+    return f"{name} {rows[name][0]:.3f}"
+
+
+def passes(patched, paths, ablations, limit):
+    """Return whether a circuit is faithful under each of these ablations."""
+    for by in ablations:
+        losses = patched.circuit(paths, by)
+        high = max(high for _, _, high in intervals(losses, patched.flags).values())
+        if not high < limit or patched.lost(losses) > LOST:
+            return False
+    return True
+
+
+def papers_test(patched, paths, threshold):
+    """Return steps 5 and 6 of Appendix E: heads with paths attend hard along them and to nothing
+    else, each other head is uniform or the identity, whichever costs the full model less; then
+    every later path is removed, and the first useful head is made uniform. passed: below the
+    threshold at first, and at least 0.17 after every removal."""
+    task, positions, first = patched.task, patched.batch.positions, min(paths)
+    allowed = torch.ones(task.T, task.T).tril(0 if patched.flags.causal else task.T)
+    uniform, identity = (
+        lambda _, values, pattern=pattern: pattern.to(values) @ values
+        for pattern in (allowed / allowed.sum(-1, keepdim=True), torch.eye(task.T))
+    )
+    heads = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)  # if no path is left
+    for head in progress("heads without a path", [*{*patched.reference.reads} - heads.keys()]):
+        simple = uniform, identity
+        heads[head] = min(simple, key=lambda write: patched.losses({head: write}).mean())
+
+    def loss(paths, changed=None):
+        useful = frozen_heads(paths, task, positions)
+        return patched.losses(heads | useful | (changed or {})).mean().item()
+
+    held = loss(paths)
+    removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
+    passed = held < threshold and all(mse >= REMOVAL for mse in removed)
+    first_uniform = loss(paths, {first[:2]: uniform})
+    return dict(held=held, first_uniform=first_uniform, removed=removed, passed=passed)
+
+
+# ---- all of it
+
+
+@torch.no_grad()
+def check_model(model, flags):
+    """Raise UserError, in one line, if a model cannot be called as find_circuit calls it."""
+    batch, T = sequences(flags, held_out("means", 2)), flags.problem.T
+    shape = 2, flags.N, flags.K * len(flags.target_symbols)
+
+    def predict(heads):
+        with precision(flags):
+            return model(batch.inputs, heads)
+
+    try:
+        reads, predictions, again = reads_of(model, flags, batch), predict({}), predict({})
+    except Exception as error:  # a model of others may fail in any way
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"the model cannot be called as find_circuit says: {reason}") from None
+    if not isinstance(predictions, torch.Tensor) or predictions.shape != shape:
+        raise UserError(f"the model must return its predictions, a tensor of shape {shape}")
+    if not predictions.isfinite().all():
+        raise UserError("the model returns predictions that are not finite")
+    if not torch.allclose(predictions.float(), again.float(), atol=0.01):
+        raise UserError("the model answers otherwise the second time: call eval(), no dropout")
+
+    # each head alone: what is given to its function, and whether what it returns is used
+    for (layer, head), (pattern, values) in reads.items():
+        f = f"f of layer {layer}, head {head}"
+        if pattern.shape != (2, T, T) or values.shape[:2] != (2, T):
+            raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
+        other = predict({(layer, head): lambda _, values: values + 100 * torch.randn_like(values)})
+        if values.any() and torch.equal(other, predictions):
+            raise UserError(f"the model must write what {f} returns")
 
 
 @torch.no_grad()
@@ -341,78 +425,84 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     f(pattern (B, T, T), values (B, T, size)) -> (B, T, size) is what the head writes instead of
     pattern @ values. flags: of a run, as train.load gives them, or train.parse_flags([...]).
     threshold: the loss below which a symbol is solved; count: the sequences to validate on.
-    UserError for a run in which no circuit can be found."""
+    UserError for a run in which no circuit can be found, or a model that cannot be called so."""
     if flags.N < 2:
         raise UserError("the run has --N 1, and one chain leaves nothing to look for")
     if flags.target_symbols != [*range(1, flags.problem.symbols)]:
         raise UserError("the run predicts some symbols only: choose one that predicts all of them")
     flags, task = flags.replace(device="cpu"), flags.problem
-    report = dict(validated=False, verdict="", threshold=threshold, candidates=[], paths=[])
+    check_model(model, flags)
 
-    # few and many sequences to search on, and fresh ones to validate on; all with the same means
-    reference = PatchedModel(model, flags, sequences(flags, held_out("means", 2))).reference
+    # few and many sequences to search on, and fresh ones to validate on
+    reference = Reference(model, flags)
     index = [*held_out("search", FEW + MANY).split([FEW, MANY]), held_out("validate", count)]
-    batches = [sequences(flags, examples) for examples in index]
-    few, many, fresh = (PatchedModel(model, flags, batch, reference) for batch in batches)
-    loss = fresh.baseline.mean().item()
-    if loss >= threshold:
-        return report | dict(verdict=f"not searched: the full model has a loss of {loss:.3f}")
+    few, many, fresh = (
+        PatchedModel(model, flags, sequences(flags, examples), reference) for examples in index
+    )
+    full = intervals(fresh.baseline, flags)
+    report = dict(validated=False, threshold=threshold, sequences=count, full_model=full, paths=[])
+    if not all(mean < threshold for mean, _, _ in full.values()):
+        return report | dict(verdict=f"not searched: the full model has {worst_of(full)}")
 
-    # all paths along which the model attends, and what each of them costs
-    costs, protected = {}, set()
-    for path in attended(reference):
-        rise = (few.knock_out([path]) - few.baseline).mean(0)
-        frozen = (few.knock_out([path], frozen=True) - few.baseline).mean(0)
-        costs[path] = rise.maximum(frozen)
-        protected |= {path} if rise.max() >= threshold else set()
-
-    # the fewest that are faithful, or if all together are not, as good as all; what just passes on
-    # the sequences of the search may fail on fresh ones, so then the search stops earlier
-    highest = many.circuit(costs).mean(0).max().item()
-    for share in (1, 0.95, 0.9):
-        level = max(share * threshold, 1.2 * highest)
-
-        def faithful(paths, level=level):
-            hopeless = few.circuit(paths).mean(0).max() > 2 * level
-            return not hopeless and is_below(level, many.circuit(paths))
-
-        paths = prune(costs, protected, faithful)
-        losses = fresh.circuit(paths)
-        if is_below(threshold, losses):
+    # all paths along which it attends; what is asked of them is the most that all together pass
+    (plain, stars), both, limit = attended(reference, task), (MEAN, ANOTHER), MARGIN * threshold
+    for ablations, paths in itertools.product((both, both[:1]), (plain, plain | stars)):
+        if passes(many, paths, ablations, limit):
             break
+    else:
+        verdict = f"not faithful: all {len(paths)} paths along which the model attends leave "
+        verdict += worst_of(intervals(many.circuit(paths), flags))
+        for by in (ANOTHER, NOTHING):
+            if passes(many, paths, [by], limit):
+                verdict += f"; the mean is at fault, since with {by} in its place they suffice"
+                break
+        return report | dict(verdict=verdict)
 
-    # what is said of each candidate, and of each path of the circuit
-    positions, reasons = reference.batch.positions, []
-    for path, cost in costs.items():
-        if cost.max() >= MATTERS or path in paths:
-            row = dict(zip(flags.target_names, cost.tolist(), strict=True))
-            report["candidates"].append(to_row(path, task) | dict(cost=row))
-    for path in sorted(paths):
-        attention = attention_on(reference.attention()[path[:2]], path, task, positions)
-        row = to_row(path, task) | dict(attention=attention.mean().item())
-        row["necessary"] = intervals(fresh.knock_out([path]) - fresh.baseline, flags)
-        without = fresh.circuit(paths - {path})
-        row["minimal"] = intervals(without, flags)
-        report["paths"].append(row)
-        if is_below(threshold, without):
+    # drop stars first, and the paths whose ablation costs the full model least
+    costs = {}
+    for path in progress("paths along which it attends", sorted(paths)):
+        costs[path] = intervals(few.knock_out([path]) - few.baseline, flags)
+
+    def hopeless(paths):
+        return few.circuit(paths).mean(0).max() > 2 * threshold
+
+    def faithful(paths):
+        return not hopeless(paths) and passes(many, paths, ablations, limit)
+
+    def rank(path):
+        return not path.read.every, max(costs[path].values())
+
+    paths = prune(sorted(paths, key=rank), functools.cache(faithful))
+
+    # what is said of each path that matters, and of each path of the circuit
+    rows = {path: to_row(path, task) | dict(necessary=costs[path]) for path in costs}
+    matters = [path for path in costs if max(costs[path].values())[0] >= MATTERS or path in paths]
+    report["candidates"], reasons = [rows[path] for path in matters], []
+    for path in progress("paths of the circuit", sorted(paths)):
+        given = attention_on(reference.reads[path[:2]][0], path, task, reference.batch.positions)
+        fewer = paths - {path}
+        patched = few if hopeless(fewer) else fresh
+        minimal = intervals(patched.circuit(fewer, ablations[-1]), flags)
+        attention = given.sum(-1).mean().item()
+        report["paths"].append(rows[path] | dict(attention=attention, minimal=minimal))
+        if passes(patched, fewer, ablations, limit):
             reasons.append(f"not minimal: {path_name(path, task)} can go")
 
-    # the verdict
-    held = intervals(losses, flags)
-    for name, (mean, low, high) in held.items():
-        if high >= threshold:
-            reasons.append(f"not faithful: {name} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    # the verdict, on fresh sequences
+    report["lost"] = {}
+    for by, name in (MEAN, "faithful"), (ANOTHER, "resampled"):
+        losses = fresh.circuit(paths, by)
+        report[name], lost = intervals(losses, flags), fresh.lost(losses)
+        report["lost"][name] = lost
+        if by in ablations and not passes(fresh, paths, [by], threshold):
+            text = f"{worst_of(report[name])}, {lost:.1%} of the sequences lost"
+            reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
-    return report | dict(
-        validated=not reasons,
-        verdict="; ".join(reasons) or "validated",
-        sequences=len(losses),
-        attention_sequences=len(positions),
-        full_model=intervals(fresh.baseline, flags),
-        faithful=held,
-        worst=max(held, key=lambda name: held[name][0]),
-    )
+    kind = "complete" if ablations == both else "at the mean alone"
+    report |= dict(validated=not reasons, verdict="; ".join(reasons) or f"validated, {kind}")
+    n, paper = len(reference.batch.inputs), papers_test(few, paths, threshold)
+    return report | dict(attention_sequences=n, paper=paper)
 
 
 # ---- the command line
@@ -420,31 +510,36 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
 
 def print_report(report):
     """Print the report in lines that explain themselves."""
+    print(f"MSE on {report['sequences']} fresh sequences, with two standard errors")
+    titles = dict(full_model="full model", faithful="all else at its mean", resampled="of another")
+    for key in [key for key in titles if key in report]:
+        rows = [
+            "{} {:.4f} [{:.4f}, {:.4f}]".format(name, *row) for name, row in report[key].items()
+        ]
+        lost = f"  {report['lost'][key]:.1%} lost" if key in report.get("lost", {}) else ""
+        print(f"  {titles[key]:22s}{'  '.join(rows)}{lost}")
     if report["paths"]:
-        print(f"MSE on {report['sequences']} fresh sequences, with two standard errors")
-        for title, key in ("full model", "full_model"), ("circuit, all else ablated", "faithful"):
-            rows = ["{} {:.4f} [{:.4f}, {:.4f}]".format(k, *v) for k, v in report[key].items()]
-            print(f"  {title:26s}{'  '.join(rows)}")
         print("\npath                 attention   full model loses   MSE of the circuit without it")
         for row in report["paths"]:
             name = "L{layer}H{head}: {reader} -> {read}".format(**row)
             rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
             print(f"{name:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}")
+        print("\nthe paper's test: MSE {held:.3f}, passed: {passed}".format(**report["paper"]))
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 
 def main():
     p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-    p.add_argument("--threshold", type=float, default=0.05, help="loss of a solved symbol, at most")
-    p.add_argument("--sequences", type=int, default=1024, help="fresh ones to validate on")
+    threshold, count = number(float, 1e-6, 1), number(int, 100, 10**5)
+    p.add_argument("--threshold", type=threshold, default=0.05, help="loss of a solved symbol")
+    p.add_argument("--sequences", type=count, default=1024, help="fresh ones to validate on")
     args = p.parse_args()
-    if not (0 < args.threshold < 1 and 100 <= args.sequences <= 10**5):
-        p.error("--threshold must be between 0 and 1, and --sequences from 100 to 100000")
     with program("ablate.py"):
+        keep_freed_memory()
         model, flags = load(args.run)
         text = json.dumps(find_circuit(model, flags, args.threshold, args.sequences))
-        report = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
+        report = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.5g}"))
         write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
         print_report(report)
         print(f"circuit: {args.run / 'circuit.json'}")

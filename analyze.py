@@ -8,9 +8,9 @@ stay in emergence.json, so that the checkpoints may be deleted. It is a dict:
 
     sequences: the number of held-out sequences that each checkpoint was measured on
     steps: the steps of the checkpoints; every list below has a number for each of them
-    paths: a row for each path of the circuit and each candidate: layer, head, source, target, and
+    paths: a row for each path of the circuit and each candidate: layer, head, reader, read, and
         mean, low, high: the mean attention, its 10% and its 90% quantile over sequences
-        hits: the share of sources that attend to the target more than to any other token
+        hits: the share of readers that attend to what they read more than to any other token
 
 To add a figure, write a function draw_...(run) that returns a matplotlib figure, and add a row to
 FIGURES.
@@ -21,14 +21,13 @@ import math
 import pathlib
 from typing import NamedTuple
 
-import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
-from ablate import End, attention_on, path_name, paths_in, read_report, to_row
+from ablate import End, attention_on, path_name, paths_in, read_report, to_row, worst_of
 from data import Task, command_line, held_out, program, token_names
 from train import (
     Flags,
@@ -132,7 +131,7 @@ def draw_curves(run):
     left.plot(steps, validation, color="black", label="validation, 1024 sequences")
     if flags.stop_below:
         left.axhline(
-            flags.stop_below, color="tab:green", ls="--", label=f"target {flags.stop_below:g}"
+            flags.stop_below, color="tab:green", ls="--", label=f"stop below {flags.stop_below:g}"
         )
     left.set(xlabel="training step", ylabel="mean squared error", yscale="log")
     left.legend(fontsize="small", loc="lower left")
@@ -209,17 +208,17 @@ def label_blocks(axes, task, names):
 # ---- the diagram of a circuit
 
 
-ARROWS = "arrows point from the attended token to the token that reads it"
+ARROWS = "arrows point from the attended token to the token that reads it, dashed from all chains"
 
 
 def columns_of(task, paths):
     """Return {End: its column}: the roles in reading order, each followed by the intermediate
     tokens that are counted from it."""
-    places = {End(role) for role in range(len(task.roles))}
-    places |= {place for path in paths for place in path[2:]}
-    order = {role: number for number, role in enumerate(task.in_reading_order)}
-    places = sorted(places, key=lambda place: (order[place.role], place.offset))
-    return {place: column for column, place in enumerate(places)}
+    ends = {End(role) for role in range(len(task.roles))}
+    ends |= {end._replace(every=False) for path in paths for end in path[2:]}
+    order = {role: index for index, role in enumerate(task.in_reading_order)}
+    ends = sorted(ends, key=lambda end: (order[end.role], end.offset))
+    return {end: column for column, end in enumerate(ends)}
 
 
 def diagram_size(task, paths):
@@ -229,17 +228,26 @@ def diagram_size(task, paths):
 
 
 def draw_diagram(axes, task, paths, labels, colors):
-    """Draw the places of a chain across, the layers that have paths upward, and an arrow for each
+    """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
     path; labels and colors are {path: that of its arrow}. Return {path: (arrow, label)}."""
     layers, columns = sorted({path.layer for path in paths}), columns_of(task, paths)
     draw_columns(axes, task, layers, columns)
     several_heads, drawn = any(path.head for path in paths), {}
-    for path in sorted(paths, key=lambda path: abs(columns[path.reader] - columns[path.read])):
-        # upward from the target to the source; bent if another head of the layer has this path
-        x0, x1, y = columns[path.read], columns[path.reader], layers.index(path.layer)
+
+    def columns_at(path):
+        return columns[path.read._replace(every=False)], columns[path.reader]
+
+    def length(path):
+        read, reader = columns_at(path)
+        return abs(read - reader)
+
+    for path in sorted(paths, key=length):
+        # upward from what is read to its reader; bent if another head of the layer has this path
+        (x0, x1), y = columns_at(path), layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
         style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
+        style |= dict(ls="--" if path.read.every else "-")
         arrow = axes.add_patch(FancyArrowPatch((x0, y), (x1, y + 1), **style))
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
@@ -254,20 +262,20 @@ def draw_diagram(axes, task, paths, labels, colors):
 
 
 def draw_columns(axes, task, layers, columns):
-    """Draw a line for each place, with a dot at the input and after each of these layers."""
+    """Draw a line for each token, with a dot at the input and after each of these layers."""
     names = []
-    for place, x in columns.items():
+    for end, x in columns.items():
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
-        symbol = task.roles[place.role].symbol
+        symbol = task.roles[end.role].symbol
         text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
-        names.append(f"{'intermediate' if place.offset else text}\n{place.name(task)}")
+        names.append(f"{'intermediate' if end.offset else text}\n{end.name(task)}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
     offset = "; intermediate token: role + offset in tokens"
     axes.set_ylabel("layer")
-    axes.set_xlabel("symbol and role" + offset * any(place.offset for place in columns))
+    axes.set_xlabel("symbol and role" + offset * any(end.offset for end in columns))
     axes.spines[:].set_visible(False)
 
 
@@ -288,9 +296,8 @@ def draw_circuit(run):
     draw_mean_attention(axes, run)
     report = run.report
     caption = f"circuit, {'validated' if report['validated'] else 'not validated'}; {ARROWS}\n"
-    caption += "with all else ablated, the worst symbol, ${worst}$, has an MSE of ".format(**report)
-    caption += "{:.3f} ({:.3f} to {:.3f}".format(*report["faithful"][report["worst"]])
-    add_title(figure, run, f"{caption}, two standard errors, n = {report['sequences']})")
+    caption += f"with all else at its mean, {worst_of(report['faithful'])} is the worst symbol"
+    add_title(figure, run, f"{caption} (n = {report['sequences']} sequences)")
     return figure
 
 
@@ -309,11 +316,11 @@ def measure_emergence(run, flags, paths, n=32):
         with precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
-            # the attention from each chain's source to its target, and the source's largest
+            # the attention of each chain's reader to what it reads, and its largest
             pattern = patterns[path.layer][:, path.head].float()
-            attention = attention_on(pattern, path, task, batch.positions)  # (B, N)
-            sources, exist = path.reader.tokens(task, batch.positions)
-            largest = pattern.amax(-1).gather(1, sources)
+            attention = attention_on(pattern, path, task, batch.positions).sum(-1)  # (B, N)
+            readers, exist = path.reader.tokens(task, batch.positions)
+            largest = pattern.amax(-1).gather(1, readers)
             hits = ((attention == largest) & exist).float().mean().item()
             low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
             row["mean"].append(round(attention.mean().item(), 4))
@@ -380,7 +387,7 @@ def draw_paths(run):
         style = dict(color="tab:blue", alpha=0.25, label=label)
         axes.fill_between(emergence["steps"], row["low"], row["high"], **style)
         axes.plot(emergence["steps"], row["mean"], color="tab:blue", label="mean attention")
-        label = "share of sources that attend to the target most"
+        label = "share of readers that attend to it most"
         axes.plot(emergence["steps"], row["hits"], color="tab:orange", lw=1, label=label)
 
         # the step at which it emerged
@@ -395,7 +402,7 @@ def draw_paths(run):
     for axes in grid[-4:]:
         axes.set_xlabel("training step")
         axes.tick_params(labelbottom=True)
-    figure.supylabel("attention, or share of sources", fontsize=10)
+    figure.supylabel("attention, or share of readers", fontsize=10)
     legend = dict(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     figure.legend(*grid[0].get_legend_handles_labels(), **legend)
     n = emergence["sequences"]
@@ -430,7 +437,6 @@ def main():
     p = command_line("analyze.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
     args = p.parse_args()
-    matplotlib.use("Agg")  # figures are files here
     with program("analyze.py"):
         draw(args.run)
 

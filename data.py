@@ -30,6 +30,7 @@ import itertools
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -90,6 +91,19 @@ def program(name):
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def progress(what, items):
+    """Yield the items of a list; say on stderr how far it is and how long the rest may take."""
+    began = said = time.time()
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.time() - said > 0.5:
+            said = time.time()
+            left = (said - began) / done * (len(items) - done)
+            print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
+    if said > began:
+        print(f"\r{what} {len(items)}/{len(items)}, {time.time() - began:.0f} s", file=sys.stderr)
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone

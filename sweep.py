@@ -4,28 +4,35 @@ python sweep.py --preset laptop              # a small Figure 4, an hour on 2 co
 python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
 python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4"  # any grid of train.py
 python sweep.py --preset laptop --plot-only  # the figure again, from results.jsonl alone
+python sweep.py --preset paper --scheduler tls://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. After a stop the same command continues. On a GPU several workers share the card. On
-several machines start it on each with another --out and part of the grid, then join the tables.
+run ends. After a stop the same command continues. On a GPU several workers share the card.
+
+On a Dask cluster all machines see the folder under the same name, and every command below is
+started in a clone of this repository. Whoever reaches a scheduler can run any code on its workers,
+so let them accept one certificate only, named in the shell of each command and of sweep.py:
+
+openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=sweep -keyout dask.pem -out dask.pem
+export DASK_DISTRIBUTED__COMM__TLS__{CA_FILE,{SCHEDULER,WORKER,CLIENT}__CERT}=/shared/dask.pem
+python -m dask scheduler --host tls://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
+python -m dask worker tls://10.0.0.1:8786 --nthreads 1 --nworkers 16
 """
 
 import contextlib
-import multiprocessing
+import pathlib
 import shlex
 import statistics
 import sys
+import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 
-import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
 import train
 from analyze import crossings, save_figure, symbol_color
-from data import UserError, command_line, program
+from data import UserError, command_line, number, program
 from train import DEFAULTS, Flags, read_log, read_rows, write_rows
 
 
@@ -39,6 +46,8 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
+
+PATIENCE = 15  # seconds within which a scheduler must answer, and a worker must come
 
 
 def grid(groups, folder):
@@ -89,6 +98,36 @@ def read_table(path):
 # ---- running
 
 
+def connect(scheduler, workers):
+    """Return a Dask client: of the cluster at this address or, without one, of new processes on
+    this machine, which no other machine can reach. UserError if there is no such cluster."""
+    from distributed import Client
+
+    if not scheduler:
+        size = dict(n_workers=workers, threads_per_worker=1, silence_logs="CRITICAL")
+        return Client(host="127.0.0.1", dashboard_address="127.0.0.1:0", **size)
+    answers = []
+
+    def ask():
+        try:
+            client = Client(scheduler, timeout=PATIENCE)
+            client.wait_for_workers(1, timeout=PATIENCE)
+            answers.append(client)
+        except Exception as error:  # an address can be wrong in many ways
+            answers.append(error)
+
+    # in a thread, since a server of another kind may let a client wait for ever
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(2 * PATIENCE)
+    [client] = answers or [TimeoutError(f"no answer in {2 * PATIENCE} seconds")]
+    if isinstance(client, Exception):
+        raise UserError(f"no Dask cluster with workers at {scheduler}: {client}")
+    if max(client.nthreads().values()) > 1:  # torch has one random generator per process
+        raise UserError("a worker has several threads: start workers with --nthreads 1")
+    return client
+
+
 def run_and_report(flags):
     """Train a run, or continue it, and return its row. This is what a worker does."""
     torch.set_num_threads(1)
@@ -101,36 +140,41 @@ def run_and_report(flags):
         return row_of(flags, error)
 
 
-def sweep(to_do, table, path, workers):
+def sweep(to_do, table, path, client):
     """Train the runs to_do in their order. Whenever one ends, its row joins the table and the file
     at `path`."""
+    from distributed import as_completed
+
     print(f"{len(to_do)} runs to do; their progress is in {path.parent}/*.txt", flush=True)
-    began, done, total = time.time(), 0, sum(map(cost, to_do))
-    fresh = multiprocessing.get_context("spawn")  # a fork would share the threads of torch
-    with ProcessPoolExecutor(workers, fresh) as pool:
-        waiting = {pool.submit(run_and_report, flags): flags for flags in to_do}
-        for number, future in enumerate(as_completed(waiting), 1):
-            row = future.result()
-            table[row["run"]] = row
-            write_rows(path, table.values())
+    began, done, total, waiting = time.time(), 0, sum(map(cost, to_do)), {}
+    for flags in to_do:
+        waiting[client.submit(run_and_report, flags, pure=False, priority=cost(flags))] = flags
+    for ended, future in enumerate(as_completed([*waiting]), 1):
+        error, flags = future.exception(), waiting[future]  # an error of the cluster
+        row = row_of(flags, error) if error else future.result()
+        table[row["run"]] = row
+        write_rows(path, table.values())
 
-            # the time left, at the speed so far
-            done += cost(waiting[future])
-            minutes = (time.time() - began) * (total / done - 1) / 60
-            ended = f"{number}/{len(to_do)} runs, about {minutes:.0f} min left"
-            print(f"{ended}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
+        # the time left, at the speed so far
+        done += cost(flags)
+        minutes = (time.time() - began) * (total / done - 1) / 60
+        progress = f"{ended}/{len(to_do)} runs, about {minutes:.0f} min left"
+        print(f"{progress}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
 
 
-def run_and_draw(to_do, folder, workers):
-    """Run what has no row yet, then draw the table."""
+def run_and_draw(to_do, folder, args):
+    """Run what has no row yet, then draw the table, also when the cluster is lost before."""
     path = folder / "results.jsonl"
     table = read_table(path)
     done = {name for name, row in table.items() if not row["error"]}
-    if missing := [flags for flags in to_do if flags.out.name not in done]:
-        sweep(missing, table, path, workers)
-    if rows := section_7(row for row in table.values() if not row["error"]):
-        save_figure(figure_4(rows), folder / "figure4.png")
-        print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
+    try:
+        if missing := [flags for flags in to_do if flags.out.name not in done]:
+            with connect(args.scheduler, args.workers) as client:
+                sweep(missing, table, path, client)
+    finally:
+        if rows := section_7(row for row in table.values() if not row["error"]):
+            save_figure(figure_4(rows), folder / "figure4.png")
+            print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
     if failed := [flags for flags in to_do if table[flags.out.name]["error"]]:
         raise UserError(f"{len(failed)} runs failed, see {path}; the same command tries them again")
 
@@ -193,26 +237,25 @@ def figure_4(rows):
 
 
 def main():
-    p, cores = command_line("sweep.py", __doc__), torch.get_num_threads()
+    p, cores, count = command_line("sweep.py", __doc__), torch.get_num_threads(), number(int, 1)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
-    p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... per point")
+    p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
+    p.add_argument("--seeds", type=count, default=3, help="seeds 0, 1, ... per point")
     p.add_argument("--flags", action="append", help="of train.py for all runs; twice for two sets")
-    p.add_argument("--out", type=Path, help="folder; by default out/sweep, or out/PRESET")
-    p.add_argument("--workers", type=int, default=cores, help="processes, each with one thread")
+    p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
+    p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
+    p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
     p.add_argument("--plot-only", action="store_true", help="draw the table, run nothing")
     # the value of --flags begins with --, which argparse takes only after =
     args = p.parse_args(shlex.split(shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")))
     if bool(args.preset) == bool(args.layers):
         p.error("give a --preset, or your own grid with --layers")
-    matplotlib.use("Agg")  # figures are files here
     with program("sweep.py"):
-        folder = args.out or Path("out", args.preset or "sweep")
+        folder = args.out or pathlib.Path("out", args.preset or "sweep")
         groups = [(text, args.layers, args.seeds) for text in args.flags or [""]]
         to_do = grid(PRESETS.get(args.preset, groups), folder.absolute())
         folder.mkdir(parents=True, exist_ok=True)
-        with train.alone_in(folder):
-            run_and_draw([] if args.plot_only else to_do, folder, args.workers)
+        run_and_draw([] if args.plot_only else to_do, folder, args)
 
 
 if __name__ == "__main__":

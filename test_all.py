@@ -31,8 +31,8 @@ from model import Transformer
 
 HERE = Path(__file__).parent
 STAGES = "data model train ablate analyze sweep test_all".split()
-TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --stop-below 0"
-TINY = f"{TINY} --warmup 5 --save-every 20 --device cpu --dtype float32"
+TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10"
+TINY = f"{TINY} --stop-below 0 --warmup 5 --save-every 20 --device cpu --dtype float32"
 
 
 # ---- helpers
@@ -243,8 +243,8 @@ def test_every_figure_is_drawn():
     assert run_main(train, f"{TINY} --out {run}")[0] == 0
     assert "run python ablate.py" in run_main(analyze, str(run))[1]
     losses, paths = dict(x_1=[0.5, 0.4, 0.6]), []
-    for layer, source, target in (0, "1b", "1a"), (1, "q", "1b"):
-        paths.append(dict(layer=layer, head=0, reader=source, read=target, attention=0.5))
+    for layer, reader, read in (0, "1b", "1a"), (1, "q", "1b"):
+        paths.append(dict(layer=layer, head=0, reader=reader, read=read, attention=0.5))
     report = dict(paths=paths, validated=True, faithful=losses, worst="x_1", sequences=9)
     (run / "circuit.json").write_text(json.dumps(report | dict(attention_sequences=9)))
     assert run_main(analyze, str(run))[0] == 0
