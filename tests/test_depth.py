@@ -45,17 +45,18 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     # a run is measured once; the tables show it
     depth.ROWS.write_text(depth.ROWS.read_text().replace('"x_1": 0.0001', '"x_1": 0.25'))
     depth.measure([tmp_path / "solved"])
-    assert "| 0.250* | 0 to 0.3: in | 1 |" in depth.diagram_table()
+    assert depth.diagram_table().splitlines()[-1] == "| 1 | 4 | x_1 |  | 0.250* |"
     assert len(depth.binding_table().splitlines()) == 2
     assert "| solved | 0.000 | 1/4/0 | 0.000 |" in depth.mechanism_table()
     assert "| 1 (1.00), 3 (1.00), 5 (1.00), 7 (1.00) |" in depth.mechanism_table()
     lines = []
     depth.print_swaps(lines.append)
-    assert "1 of 1 models" in lines[0] and "1 address heads, with 1.00 to 1.00" in lines[1]
-    assert "the new value is 0.00 to 0.00," in lines[3] and "0.00 to 0.00," in lines[5]
+    assert "1 models" in lines[0] and "at least 1.00 of" in lines[0]
+    assert "the new value is at most 0.00" in lines[2] and "at most 0.00" in lines[4]
     assert len(depth.gates_table().splitlines()) == 2
     depth.print_counts(lines.append)
-    assert "predicted in 1 of 1 cells" in lines[7] and "0 of 0 runs" in lines[8]
+    assert "predicted in 1 of 1 cells" in lines[6] and lines[7] == "and not in none."
+    assert lines[8] == "1 of 1 runs passed the law of content." and "0 of 0" in lines[9]
     depth.draw_address("solved", tmp_path / "address.png")
     assert (tmp_path / "address.png").stat().st_size > 5000
 

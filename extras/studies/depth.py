@@ -300,47 +300,56 @@ def cells():
     return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
 
 
-def outcome(cell, group):
-    """Return what was predicted of the median loss of a cell, and whether it is so, as text."""
+def prediction(cell, group):
+    """Return (inside, text): whether the median loss of a cell is where it was predicted, and what
+    was; None if nothing was."""
     other, layers, N, heads, D = cell
     if (layers, heads, N, D, other) not in PREDICTED:
-        return "none"
+        return None
     low, high = PREDICTED[layers, heads, N, D, other]
     inside = low <= statistics.median(row[f"x_{D}"] for row in group) <= high
-    return f"{low:g} to {high:g}: {'in' if inside else '**out**'}"
-
-
-def print_counts(out):
-    """Print in how many cells the median is where it was predicted, and how many runs end below
-    the two laws of one layer."""
-    outcomes = [outcome(*item) for item in cells().items()]
-    outcomes = [text for text in outcomes if text != "none"]
-    inside = sum(text.endswith(": in") for text in outcomes)
-    out(f"The median is where it was predicted in {inside} of {len(outcomes)} cells.")
-    for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
-        ends = [
-            row["x_1"] < law(N, heads) - MATTERS
-            for (_, layers, N, heads, D), group in cells().items()
-            for row in group
-            if layers == D == 1 and law(N, heads) > 0
-        ]
-        out(
-            f"Where {text} is above 0, {sum(ends)} of {len(ends)} runs end more than 0.05 below it."
-        )
+    where = " ".join(f"{layers} layers of {heads}, N = {N} {other}".split())
+    return inside, f"{where} ({low:g} to {high:g})"
 
 
 def diagram_table():
-    """Return the table of all cells: the losses of every run, with a star if it fell by more than
-    0.05 in the last third of its steps, what was predicted of their median, and how many passed."""
+    """Return the table of the loss of x_D of every run by its heads, with a star if it fell by more
+    than 0.05 in the last third of its steps, and bold where the median is not as predicted."""
+    groups = cells()
+    counts = sorted({heads for _, _, _, heads, _ in groups})
     rows = []
-    for cell, group in cells().items():
-        other, layers, N, heads, D = cell
-        losses = [f"{row[f'x_{D}']:.3f}{'*' * (row['fell'] > MATTERS)}" for row in group]
-        passed = sum(map(passes, group)) if causal_depth(D) > layers else "allowed"
-        row = layers, heads, N, f"x_{D}", f"`{other}`" if other else "", ", ".join(losses)
-        rows.append((*row, outcome(cell, group), passed))
-    head = "layers", "heads", "N", "of", "other flags", "loss of each run", "predicted median"
-    return markdown((*head, "passed"), *rows)
+    for other, layers, N, D in dict.fromkeys((*cell[:3], cell[4]) for cell in groups):
+        row = [layers, N, f"x_{D}", f"`{other}`" if other else ""]
+        for cell in ((other, layers, N, heads, D) for heads in counts):
+            losses = [
+                f"{run[f'x_{D}']:.3f}{'*' * (run['fell'] > MATTERS)}"
+                for run in groups.get(cell, [])
+            ]
+            inside = not losses or (prediction(cell, groups[cell]) or [True])[0]
+            row.append(", ".join(losses) if inside else f"**{', '.join(losses)}**")
+        rows.append(row)
+    heads = [f"{count} head{'s' * (count > 1)}" for count in counts]
+    return markdown(("layers", "N", "of", "other flags", *heads), *rows)
+
+
+def print_counts(out):
+    """Print in how many cells the median is where it was predicted, how many runs passed the law of
+    content, and how many end below the two laws of one layer."""
+    found = [prediction(*item) for item in cells().items()]
+    found = [item for item in found if item]
+    outside = [text for inside, text in found if not inside]
+    out(
+        f"The median is where it was predicted in {len(found) - len(outside)} of {len(found)} cells,"
+    )
+    out(f"and not in {', '.join(outside) or 'none'}.")
+    rows = [row for group in cells().values() for row in group]
+    bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
+    out(f"{sum(map(passes, bound))} of {len(bound)} runs passed the law of content.")
+    one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
+    for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
+        ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
+        below = [loss < least - MATTERS for loss, least in ends if least > 0]
+        out(f"Where {text} is above 0, {sum(below)} of {len(below)} end more than 0.05 below it.")
 
 
 def binding_table():
@@ -414,43 +423,27 @@ def print_swaps(out):
     write what they write in another sequence."""
     found = [row["how"] for row in described() if row["how"].get("address")]
     shares = [how["own"][head] for how in found for head in how["address"]]
-    out(
-        f"{len(found)} of {len(described())} models of one layer that predict x_1, or pass the law,"
-    )
-    out(f"have {len(shares)} address heads, with {min(shares):.2f} to {max(shares):.2f} of their")
-    out("attention on the own 1a.")
+    out(f"{len(found)} models of one layer have address heads, with at least {min(shares):.2f} of")
+    out("their attention on the own 1a.")
     for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
         new, old = zip(*(how[name] for how in found), strict=True)
-        out(f"With {heads} swapped the error to the new value is {min(new):.2f} to {max(new):.2f},")
-        out(f"and to the old one {min(old):.2f} to {max(old):.2f}.")
+        out(
+            f"With {heads} swapped the error to the new value is at most {max(new):.2f}, and to the"
+        )
+        out(f"old one at least {min(old):.2f}.")
 
 
 def gates_table():
     """Return the table of models of one layer, N = 4 and at most four heads, the first seed of
-    each: the loss by the slot of the own pair, and the heads: the two tokens that each attends to
-    most, and how much more it attends to a key that matches than to that token on the average."""
+    each: the loss by the slot of the own pair, and of each head how much more it attends to a key
+    that matches than to that token on the average."""
     rows = []
     for row in described():
-        how = row["how"]
-        if how.get("address") == [] and (row["seed"], row["N"]) == (1, 4) and row["heads"] <= 4:
-            heads = []
-            for name, reads in how["reads"].items():
-                top = sorted(range(len(reads)), key=lambda token, reads=reads: -reads[token])[:2]
-                most = ", ".join(f"{token} ({reads[token]:.2f})" for token in sorted(top))
-                heads.append(f"{name[2:]}: {most}, {how['match'][name]:+.2f}")
-            losses = ", ".join(f"{loss:.2f}" for loss in how["by_slot"])
-            rows.append((row["run"], f"{how['full'][-1]:.3f}", losses, "; ".join(heads)))
-    return markdown(("run", "loss", "by slot", "heads: tokens (attention), match"), *rows)
-
-
-def measure(folders):
-    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
-    left out."""
-    rows = train.read_rows(ROWS) if ROWS.exists() else []
-    for run in folders:
-        if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
-            rows.append(row_of(run))
-            train.write_rows(ROWS, rows)
+        if (row["layers"], row["D"], row["seed"], row["N"]) == (1, 1, 1, 4) and row["heads"] <= 4:
+            losses = [f"{loss:.2f}" for loss in row["how"]["by_slot"]]
+            match = ", ".join(f"{more:+.3f}" for more in row["how"]["match"].values())
+            rows.append((row["heads"], *losses, match))
+    return markdown(("heads", *(f"slot {slot}" for slot in range(4)), "match, by head"), *rows)
 
 
 def superposition_table():
@@ -466,6 +459,16 @@ def superposition_table():
                 rows.append((row["run"], head, row["how"]["spread"][head], losses, moved))
     head = "run", "head", "attention spread over", "losses if it writes its mean"
     return markdown((*head, "moved: to the next query's x_2, to the own"), *rows)
+
+
+def measure(folders):
+    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
+    left out."""
+    rows = train.read_rows(ROWS) if ROWS.exists() else []
+    for run in folders:
+        if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
+            rows.append(row_of(run))
+            train.write_rows(ROWS, rows)
 
 
 # ---- what the page prints of the laws and of the sweep
