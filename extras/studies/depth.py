@@ -338,9 +338,8 @@ def print_counts(out):
     found = [prediction(*item) for item in cells().items()]
     found = [item for item in found if item]
     outside = [text for inside, text in found if not inside]
-    out(
-        f"The median is where it was predicted in {len(found) - len(outside)} of {len(found)} cells,"
-    )
+    inside = len(found) - len(outside)
+    out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
     out(f"and not in {', '.join(outside) or 'none'}.")
     rows = [row for group in cells().values() for row in group]
     bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
@@ -385,36 +384,35 @@ def described():
 
 
 def memory_of(row):
-    """Return which token each head of the last layer reads by place, and with what attention from
-    the queries, as text."""
+    """Return which tokens heads of the last layer read by place, and the least attention that one
+    pays to its token from the queries, as text."""
     how, last = row["how"], f"L{row['layers'] - 1}"
     heads = [head for head in how["reads"] if head.startswith(last)]
     memory = [how["reads"][head] for head in heads if kind_of(how, head) == "place"]
-    tokens = sorted((reads.index(max(reads)), max(reads)) for reads in memory)
-    return ", ".join(f"{token} ({attention:.2f})" for token, attention in tokens)
+    tokens = " ".join(str(token) for token in sorted(reads.index(max(reads)) for reads in memory))
+    return f"{tokens} ({min(map(max, memory)):.2f})" if memory else ""
+
+
+def slashed(numbers):
+    """Return 0.41/1.04 for a list of numbers."""
+    return "/".join(f"{number:.2f}" for number in numbers)
 
 
 def mechanism_table():
-    """Return the table of interventions on the models that passed the law. By layer: how many heads
-    are content, place and idle, and the loss with all patterns of the layer by place, or with its
-    MLP at its mean."""
+    """Return the table of interventions on the models that passed the law: losses of x_D, by layer
+    where an intervention is on one."""
     rows = []
     for row in filter(passes, described()):
         how, kinds = row["how"], []
         for layer in range(row["layers"]):
             found = [kind_of(how, head) for head in how["mean"] if head.startswith(f"L{layer}")]
             kinds.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
-        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds)]
+        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds), memory_of(row)]
         cell.append(f"{how['place_others'][-1]:.3f}")
-        for name in "place_layers", "mlp":
-            cell.append(", ".join(f"{losses[-1]:.2f}" for losses in how[name]) or "no MLP")
-        cell += [
-            ", ".join(f"{error:.2f}" for error in how[name]) for name in ("moved", "moved_rest")
-        ]
-        rows.append([*cell, memory_of(row)])
-    head = "run", "loss", "content/place/idle heads", "all but content heads by place"
-    head += "all heads by place", "MLP at its mean", "content heads moved", "others moved"
-    head += ("heads by place read (attention)",)
+        cell += [slashed(losses[-1] for losses in how[name]) for name in ("place_layers", "mlp")]
+        rows.append([*cell, slashed(how["moved"]), slashed(how["moved_rest"])])
+    head = "run", "loss", "heads: content/place/idle", "tokens by place", "all but content by place"
+    head += "all by place", "MLP at its mean", "content moved: next/own", "others moved: next/own"
     return markdown(head, *rows)
 
 
@@ -454,11 +452,10 @@ def superposition_table():
     for row in filter(passes, described()):
         for head, errors in row["how"]["moved_alone"].items():
             if row["other"] == "--task shuffled":
-                losses = ", ".join(f"{x:.2f}" for x in row["how"]["mean"][head])
-                moved = ", ".join(f"{error:.2f}" for error in errors)
-                rows.append((row["run"], head, row["how"]["spread"][head], losses, moved))
-    head = "run", "head", "attention spread over", "losses if it writes its mean"
-    return markdown((*head, "moved: to the next query's x_2, to the own"), *rows)
+                losses = slashed(row["how"]["mean"][head])
+                rows.append((row["run"], head, row["how"]["spread"][head], losses, slashed(errors)))
+    head = "run", "head", "attention spread over", "x_1/x_2 if it writes its mean"
+    return markdown((*head, "moved: next/own"), *rows)
 
 
 def measure(folders):
