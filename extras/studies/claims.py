@@ -8,7 +8,7 @@ import math
 
 import ablate
 import sweep
-from extras.bench import language
+from extras.llm import weights
 from extras.studies import (
     circuits,
     committed,
@@ -83,8 +83,8 @@ def depth_claims():
     known = [[depth.learned(row, k) for k in range(1, row["D"] + 1)] for row in figure_4]
     later = [sorted(row)[::-1] == row for row in known if any(row)]
     fewer = ", with 1500 steps, not 10,000"
-    cells = itertools.product((False, True), language.MODELS)
-    hops = [language.count_above_chance(model, beyond) for beyond, model in cells]
+    cells = itertools.product((False, True), weights.MODELS)
+    hops = [weights.count_above_chance(model, beyond) for beyond, model in cells]
     small = "two small models: one step above chance in {} and {} settings, more in {} and {}"
     small = small.format(*hops)
     return [
