@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from ablate import End, Path, by_head, mask_of
-from data import Task, UserError, chain, conditional, rotary_numbers
+from data import Task, UserError, chain, conditional, program, rotary_numbers
 from model import Transformer
 
 
@@ -366,4 +366,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with program("python -m extras.studies.theory"):
+        main()
