@@ -510,13 +510,13 @@ def print_sweep(out):
 def draw_diagram(path=Path("results/sweep/law.png")):
     """Draw the loss of x_D of every run of the default recipe by its heads, a panel for each number
     of layers and chains, beside the laws."""
-    size = dict(figsize=(11, 3.4), layout="constrained", sharey=True)
-    (figure, axes), most = plt.subplots(1, 4, **size), 16
-    for panel, (layers, N, D) in zip(
-        axes, [(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 4, 2)], strict=True
-    ):
-        groups = [group for cell, group in cells().items() if cell[:3] == ("", layers, N)]
-        rows = [row for group in groups for row in group if row["D"] == D]
+    panels, most = {(cell[1], cell[2], cell[4]): [] for cell in cells() if not cell[0]}, 16
+    for cell, group in cells().items():
+        if not cell[0]:
+            panels[cell[1], cell[2], cell[4]] += group
+    size = dict(figsize=(2.8 * len(panels), 3.4), layout="constrained", sharey=True, squeeze=False)
+    figure, (axes,) = plt.subplots(1, len(panels), **size)
+    for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
         points = [row["heads"] for row in rows], [row[f"x_{D}"] for row in rows]
         panel.scatter(*points, color="tab:blue", alpha=0.6, zorder=3, label="a trained model")
         bound = "law of content: no better than the average of N values"
