@@ -308,8 +308,7 @@ def prediction(cell, group):
         return None
     low, high = PREDICTED[layers, heads, N, D, other]
     inside = low <= statistics.median(row[f"x_{D}"] for row in group) <= high
-    where = " ".join(f"{layers} layers of {heads}, N = {N} {other}".split())
-    return inside, f"{where} ({low:g} to {high:g})"
+    return inside, f"{layers}/{heads}/{N} ({low:g} to {high:g})"
 
 
 def diagram_table():
@@ -340,7 +339,7 @@ def print_counts(out):
     outside = [text for inside, text in found if not inside]
     inside = len(found) - len(outside)
     out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
-    out(f"and not in {', '.join(outside) or 'none'}.")
+    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
     rows = [row for group in cells().values() for row in group]
     bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
     out(f"{sum(map(passes, bound))} of {len(bound)} runs passed the law of content.")
@@ -514,7 +513,7 @@ def draw_diagram(path=Path("results/sweep/law.png")):
     for cell, group in cells().items():
         if not cell[0]:
             panels[cell[1], cell[2], cell[4]] += group
-    size = dict(figsize=(2.8 * len(panels), 3.4), layout="constrained", sharey=True, squeeze=False)
+    size = dict(figsize=(3 * len(panels), 3.6), layout="constrained", sharey=True, squeeze=False)
     figure, (axes,) = plt.subplots(1, len(panels), **size)
     for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
         points = [row["heads"] for row in rows], [row[f"x_{D}"] for row in rows]
@@ -533,7 +532,7 @@ def draw_diagram(path=Path("results/sweep/law.png")):
         panel.set_xticks([1, 2, 3, 4, 5, 8, most], [1, 2, 3, 4, 5, 8, most])
         panel.minorticks_off()
     axes[0].set_ylabel("validation MSE at the end")
-    below = dict(loc="outside lower center", ncols=4, fontsize="small")
+    below = dict(loc="outside lower center", ncols=2, fontsize="small")
     figure.legend(*axes[0].get_legend_handles_labels(), **below)
     analyze.save_figure(figure, path)
 
