@@ -118,7 +118,17 @@ def paper_bound(D):
 
 
 def unmasked_depth(D):
-    """Return ceil(log3(4D+1)), which is exact for the information flow without a mask."""
+    """Return ceil(log3(4D+1)), which is exact for the information flow without a mask, in any order.
+
+    Number the roles along the chain, q = 0, 1a = 1, 1b = 2, ..., Db = 2D, and the pieces x_0 = 0,
+    p_1 = 1, x_1 = 2, ..., x_D = 2D; role i starts with the pieces i - 1 and i.
+    At most: after t layers role i holds only pieces from i - 1 - a_t to i + a_t, with a_0 = 0 and
+    a_(t+1) = 3 a_t + 1. Two roles i < j share a piece only if j - 1 - a_t <= i + a_t, and then j
+    holds nothing above j + a_t <= i + 3 a_t + 1; and the same downward. So the query, i = 0, holds
+    piece 2D only if 2D <= a_t = (3^t - 1) / 2.
+    At least: in layer t + 1 role i attends to i + 3^t and i - 3^t, clipped to 0 and 2D, with which
+    it shares a piece; what it holds grows without a gap, by 2 a_t + 1 on both sides or to the end.
+    """
     return least_power(3, 4 * D + 1)
 
 
