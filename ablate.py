@@ -47,7 +47,7 @@ REACH = 4  # tokens from the slot of a chain within which intermediate tokens ar
 LOST = 0.01  # of the sequences may lose a symbol
 MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
 MATTERS = 0.01  # a rise of a symbol's loss from which on a path is a candidate
-FEW, MANY = 64, 256  # sequences of the search; what is found is validated on fresh ones
+SIZES = 64, 256, 1024  # sequences to reject a circuit, to search, and to end the search on
 REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 MEAN, ANOTHER, NOTHING = "the mean", "another sequence", "nothing"  # instead of the ablated
 
@@ -433,10 +433,10 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     flags, task = flags.replace(device="cpu"), flags.problem
     check_model(model, flags)
 
-    # few and many sequences to search on, and fresh ones to validate on
+    # sequences to search on, and fresh ones to validate on
     reference = Reference(model, flags)
-    index = [*held_out("search", FEW + MANY).split([FEW, MANY]), held_out("validate", count)]
-    few, many, fresh = (
+    index = [*held_out("search", sum(SIZES)).split(SIZES), held_out("validate", count)]
+    few, many, most, fresh = (
         PatchedModel(model, flags, sequences(flags, examples), reference) for examples in index
     )
     full = intervals(fresh.baseline, flags)
@@ -447,13 +447,13 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     # all paths along which it attends; what is asked of them is the most that all together pass
     (plain, stars), both, limit = attended(reference, task), (MEAN, ANOTHER), MARGIN * threshold
     for ablations, paths in itertools.product((both, both[:1]), (plain, plain | stars)):
-        if passes(many, paths, ablations, limit):
+        if passes(most, paths, ablations, limit):
             break
     else:
         verdict = f"not faithful: all {len(paths)} paths along which the model attends leave "
-        verdict += worst_of(intervals(many.circuit(paths), flags))
+        verdict += worst_of(intervals(most.circuit(paths), flags))
         for by in (ANOTHER, NOTHING):
-            if passes(many, paths, [by], limit):
+            if passes(most, paths, [by], limit):
                 verdict += f"; the mean is at fault, since with {by} in its place they suffice"
                 break
         return report | dict(verdict=verdict)
@@ -466,13 +466,15 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     def hopeless(paths):
         return few.circuit(paths).mean(0).max() > 2 * threshold
 
-    def faithful(paths):
-        return not hopeless(paths) and passes(many, paths, ablations, limit)
-
     def rank(path):
         return not path.read.every, max(costs[path].values())
 
-    paths = prune(sorted(paths, key=rank), functools.cache(faithful))
+    def faithful(paths, patched):
+        return not hopeless(paths) and passes(patched, paths, ablations, limit)
+
+    for patched in many, most:
+        kept = functools.cache(functools.partial(faithful, patched=patched))
+        paths = prune(sorted(paths, key=rank), kept)
 
     # what is said of each path that matters, and of each path of the circuit
     rows = {path: to_row(path, task) | dict(necessary=costs[path]) for path in costs}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Trains every run of results/, in order, and draws the figures of the studies. It skips what is there, so after a stop the
-# same command continues.
+# Trains every run of results/, in order, makes rows of them, and draws the figures of the studies. It skips what is there, so
+# after a stop the same command continues. Runs that start from the weights of another run with other targets ("then" in
+# curriculum.md) need commit 4dff4b6, whose --init fits the output layer.
 #
 #   bash results/reproduce.sh out/again          # about 15 core-hours, a night on a laptop
 #   bash results/reproduce.sh out/again --all    # the long runs too, which take weeks without a GPU
@@ -42,12 +43,12 @@ for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed --save-every 10"
 done | make_runs
 
-# the same, where W_Q and W_K start as small as all other weights (order.md, waiting.md)
+# the same, where W_Q and W_K start as small as all other weights (emergence.md)
 for seed in {0..8}; do
   echo "8 circuit runs/qk_std0.02/s$seed $main --qk-std 0.02 --seed $seed"
 done | make_runs
 
-# the same with the last weights instead of their average, and with ten times the weight decay (circuits.md, order.md)
+# the same with the last weights instead of their average, and with ten times the weight decay (circuits.md, emergence.md)
 plain="--qk-std 0.02 --ema 0"
 for seed in {0..4}; do
   echo "10 circuit runs/last/s$seed $main $plain --seed $seed"
@@ -74,7 +75,7 @@ for seed in 0 3; do
   echo "10 circuit runs/shorter/decay0.4_s$seed $main $short --seed $seed"
 done | make_runs
 
-# transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md); with checkpoints (order.md)
+# transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md, emergence.md)
 paper="$main $plain --optimizer adamw"
 make_runs << RUNS
 23 circuit A $paper --steps 3000 --seed 0
@@ -85,25 +86,25 @@ for seed in 0 1 3; do
   echo "23 circuit runs/adamw/s$seed $paper --steps 3000 --save-every 20 --seed $seed"
 done | make_runs
 
-# RoPE (order.md)
+# RoPE (emergence.md)
 for seed in {0..5}; do
   rope="$paper --rotary qk --steps 1600 --eval-every 20 --save-every 20"
   echo "16 circuit runs/rope/s$seed $rope --seed $seed"
 done | make_runs
 for seed in {6..9}; do
-  rope="$paper --rotary qk --steps 1600 --eval-every 20 --target 0.15"
+  rope="$paper --rotary qk --steps 1600 --eval-every 20 --stop-below 0.15"
   echo "6 loss runs/rope/s$seed $rope --seed $seed"
 done | make_runs
 make_runs <<< "19 circuit runs/rope/steps3000_s0 $paper --rotary qk --steps 3000"
 
-# the same at twice the rate (cleaning.md)
+# the same at twice the rate (paper.md)
 twice="$paper --rotary qk --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8"
 for seed in {0..9}; do
   echo "14 circuit runs/rope_twice/s$seed $twice --seed $seed"
 done | make_runs
 
-# without the implicit curriculum (depth.md), and in float32 (departures.md)
-without="--no-ic --steps 8000 --target 0 --eval-every 400"
+# without the implicit curriculum (curriculum.md), and in float32 (paper.md)
+without="--no-ic --steps 8000 --stop-below 0 --eval-every 400"
 make_runs << RUNS
 53 loss runs/without_curriculum/L12_s0 $paper $without
 59 loss runs/without_curriculum/L12_rope_s0 $paper --rotary qk $without
@@ -115,7 +116,7 @@ make_runs << RUNS
 RUNS
 
 # which part of the implicit curriculum is needed (curriculum.md): subsets of the symbols, and stages
-small="$plain --layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --target 0.1"
+small="$plain --layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --stop-below 0.1"
 for seed in {0..3}; do
   for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
     echo "6 loss runs/curriculum/D3_targets${targets// /-}_s$seed $small --targets $targets --seed $seed"
@@ -125,7 +126,7 @@ for seed in {0..3}; do
   echo "2 loss runs/curriculum/D3_x1_then_x1-2_then_all_s$seed ${from}_x1_then_x1-2_s$seed"
   echo "6 loss runs/curriculum/D3_x1_then_x3_s$seed ${from}_targets1_s$seed --no-ic"
   echo "6 loss runs/curriculum/D3_x1-2_then_x3_s$seed ${from}_targets1-2_s$seed --no-ic"
-  echo "2 loss runs/curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --target 0"
+  echo "2 loss runs/curriculum/D3_all_then_x3_s$seed ${from}_targets1-2-3_s$seed --no-ic --steps 600 --stop-below 0"
   echo "3 loss runs/curriculum/D3_x3_then_all_s$seed ${from}_targets3_s$seed"
 done | make_runs
 for seed in {4..7}; do
@@ -144,7 +145,7 @@ make_runs << RUNS
 9 loss runs/curriculum/D5_targets2-3-4-5_s0 $small --D 5 --targets 2 3 4 5
 RUNS
 
-# conditional retrieval (conditional.md): two schedules, fewer layers, frozen attention, other target symbols
+# conditional retrieval (curriculum.md): two schedules, fewer layers, frozen attention, other target symbols
 both="$plain --task conditional --width 64 --lr 4e-3"
 four="$both --layers 4 --heads 4"
 long="--steps 4000 --decay 0.3"
@@ -156,24 +157,26 @@ for seed in 2 4 5 6; do
 done | make_runs
 make_runs << RUNS
 10 loss runs/conditional/qk_s4 $four --rotary qk --steps 2500 --decay 0.4 --save-every 25 --seed 4
-8 loss runs/conditional/z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --no-ic
-8 loss runs/conditional/x-z_s0 $four --steps 2000 --decay 0.4 --target 0.1 --targets 1 3
-20 loss runs/conditional/x-z_s2 $four $long --target 0.1 --targets 1 3 --seed 2
-20 loss runs/conditional/y-z_s0 $four $long --target 0.1 --targets 2 3
-20 loss runs/conditional/y-z_s2 $four $long --target 0.1 --targets 2 3 --seed 2
+8 loss runs/conditional/z_s0 $four --steps 2000 --decay 0.4 --stop-below 0.1 --no-ic
+8 loss runs/conditional/x-z_s0 $four --steps 2000 --decay 0.4 --stop-below 0.1 --targets 1 3
+20 loss runs/conditional/x-z_s2 $four $long --stop-below 0.1 --targets 1 3 --seed 2
+20 loss runs/conditional/y-z_s0 $four $long --stop-below 0.1 --targets 2 3
+20 loss runs/conditional/y-z_s2 $four $long --stop-below 0.1 --targets 2 3 --seed 2
 12 loss runs/conditional/all_L2_s0 $both $long --layers 2 --heads 4
 16 loss runs/conditional/all_L3_s0 $both $long --layers 3 --heads 4
-1 loss runs/conditional/held_L1_s0 $both --circuit minimal --heads 2 --layers 1 --steps 400 --target 0
-1 loss runs/conditional/held_L2_s0 $both --circuit minimal --heads 2 --layers 2 --steps 400 --target 0
-2 loss runs/conditional/held_L3_s0 $both --circuit minimal --heads 2 --layers 3 --steps 400 --target 0
 RUNS
+for layers in 1 2 3; do
+  run="$runs/conditional/held_L${layers}_s0"
+  # shellcheck disable=SC2086
+  [ -e "$run/model.pt" ] || python -m extras.studies.frozen minimal $both --heads 2 --layers "$layers" --steps 400 --stop-below 0 --out "$run"
+done
 
 for seed in 5 6; do
   echo "20 circuit runs/again/conditional_s$seed $four $long --seed $seed"
 done | make_runs
 
-# what weight decay leaves (cleaning.md, order.md): 0.1 to 5 e-folds; one longer run, and its checkpoints
-narrow="$plain --layers 12 --heads 1 --width 64 --lr 2e-3 --target 0"
+# what weight decay leaves (paper.md): 0.1 to 5 e-folds; one longer run, and its checkpoints
+narrow="$plain --layers 12 --heads 1 --width 64 --lr 2e-3 --stop-below 0"
 for seed in 0 1 2; do
   for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
     read -r folds decay <<< "$folds_decay"
@@ -199,43 +202,44 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python -m extras.studies.depth --preset law --out "$folder/sweep"
 
-# what grows beneath the plateau (waiting.md): four core-hours
-python -m extras.studies.waiting "$folder/waiting" --seeds 5 --run "$runs/default/s0" --out "$folder/figures"
-
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
-longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --target 0 --steps 5000"
+longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
 python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
 
 # the circuits of the three runs of the sweep that reach the limit of the law
 for layers in 2 3 4; do
-  flags="$plain --layers $layers --heads 8 --D 5 --steps 1500 --target 0 --lr 2e-3 --decay 0.3 --seed 1"
+  flags="$plain --layers $layers --heads 8 --D 5 --steps 1500 --stop-below 0 --lr 2e-3 --decay 0.3 --seed 1"
   echo "5 circuit runs/depth/L${layers}_s1 $flags"
 done | make_runs
 
-# the related systems (mechanisms/README.md)
+# the related systems (extras/mechanisms/README.md)
 for name in memories recall bigrams noise hops; do
   [ -e "$folder/mechanisms/$name.json" ] || python -m extras.mechanisms "$name" --out "$folder/mechanisms"
 done
 
-# the figures and tables of studies, and the pages
+# rows of all runs, then the figures of studies, and the explorer; growth.jsonl is extras/studies/waiting.py's of commit 409940f
+make_rows() {
+  for group in "$runs"/*/; do
+    python -m extras.studies.rows "$(basename "$group")" "$group"* --out "$runs"
+  done
+}
+make_rows
 figures="$folder/figures"
-python -m extras.studies.order "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,decay}/s* "$runs"/rope/s? --out "$figures"
-python -m extras.studies.curriculum "$runs"/curriculum/D3_targets* --out "$figures"
-python -m extras.studies.cleaning "$folder"/[ABC] "$runs"/{adamw,cleaning,decay,last,rope,rope_twice,shorter}/*
-python -m extras.studies.circuits "$folder"/[ABC] "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,cleaning,conditional}/*
+python -m extras.studies.order "$runs"/default/s* --out "$figures"
+python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
+python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 "$runs"/rope/s4 --out "$figures"
 python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
-python -m extras.pages.index "$folder" --out "$folder/index.html"
 chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
   "file://$(realpath "$folder")/explorer.html" || echo "explorer.png, the README's picture, needs chromium"
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D and the paper's literal settings (cleaning.md), then Figure 4 with eight seeds and the paper's own sweep. In
+# transformer D and the paper's literal settings (paper.md), then Figure 4 with eight seeds and the paper's own sweep. In
 # results/ the literal runs with an aid were stopped early
-of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --target 0"
+of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --stop-below 0"
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
-literal="$paper --steps 24000 --target 0 --decay 0 --eval-every 100 --save-every 400"
+literal="$paper --steps 24000 --stop-below 0 --decay 0 --eval-every 100 --save-every 400"
 make_runs << RUNS
 83 circuit D $of_D
 54 circuit runs/rope/D_s0 $of_D --rotary qk --steps 3000
@@ -253,7 +257,7 @@ done
 for step in 20800 22000; do
   circuit_at literal/no_aid_s2 "$step" 100
 done
-solved="$paper --steps 2500 --target 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
+solved="$paper --steps 2500 --stop-below 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
 solved="$solved --init $runs/literal/no_aid_s1_at_20000"
 make_runs << RUNS
 20 loss runs/literal/from_20000_none $solved --beta2 0.999 --clip 0
@@ -262,12 +266,17 @@ make_runs << RUNS
 RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
+make_rows
+python -m extras.studies.literal "$runs/literal.jsonl" --out "$figures"
+python -m extras.studies.circuits "$folder/D" --out "$figures"
+python -m extras.pages.removal "$folder/D"
+python -m extras.pages.film "$folder/D"
 python -m extras.pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
 
-# two small language models; the packages, and how to serve them for answers.jsonl, are in llm/README.md
+# two small language models; the packages, and how to serve them for answers.jsonl, are in extras/llm/README.md
 for model in SmolLM2-135M-Instruct gemma-3-270m; do
-  python -m extras.bench.language choices --model "$model" --out "$folder/llm"
-  python -m extras.bench.language hops --model "$model" --seed 1 --out "$folder/llm"
+  python -m extras.llm.weights choices --model "$model" --out "$folder/llm"
+  python -m extras.llm.weights hops --model "$model" --seed 1 --out "$folder/llm"
 done
 python -m extras.llm.inside --out "$folder/llm"
 python -m extras.llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"

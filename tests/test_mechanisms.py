@@ -1,5 +1,4 @@
-"""Every script of mechanisms/ against loops, PyTorch's gradients or a planted answer, and their
-command line with a planted measurement."""
+"""Every script of extras/mechanisms against loops, gradients of PyTorch or a planted answer."""
 
 import json
 import math
@@ -25,35 +24,22 @@ def draw_bigrams(B, T, triggers="random"):
     return bigrams.sample(B, T, triggers, bigrams.read_bigrams(), seeded())
 
 
-# ---- the command line
+def test_command_line_measures_prints_draws_and_redraws(monkeypatch, tmp_path):
+    def planted(seed, steps):
+        return seed * steps
 
+    def table(rows):
+        return [("steps", "values"), *((row["steps"], row["values"]) for row in rows)]
 
-def planted(seed, steps):
-    return seed * steps
+    def draw(results):
+        figure, axes = plt.subplots()
+        axes.plot(results["planted"][0]["values"])
+        return figure
 
-
-def table(rows):
-    return [("steps", "values"), *((row["steps"], row["values"]) for row in rows)]
-
-
-def draw(results):
-    figure, axes = plt.subplots()
-    axes.plot(results["planted"][0]["values"])
-    return figure
-
-
-@pytest.fixture
-def system(monkeypatch, tmp_path):
-    """The name of a system with a planted measurement."""
-    tasks = [(planted, 2, [dict(steps=5), dict(steps=10)], table)]
-    monkeypatch.setattr(hops, "TASKS", tasks)
+    monkeypatch.setattr(hops, "TASKS", [(planted, 2, [dict(steps=5), dict(steps=10)], table)])
     monkeypatch.setattr(hops, "draw", draw)
     monkeypatch.chdir(tmp_path)
-    return "hops"
-
-
-def test_command_line_measures_prints_draws_and_redraws(system):
-    code, out, err = run_main(__main__, system)
+    code, out, err = run_main(__main__, "hops")
     printed = "|steps|values|\n|---|---|\n|5|[0, 5]|\n|10|[0, 10]|\n\n"
     assert (code, err) == (0, "") and out.endswith(printed) and "planted {'steps': 10}" in out
     path, picture = (Path(f"out/mechanisms/hops.{end}") for end in ("json", "png"))
@@ -62,20 +48,21 @@ def test_command_line_measures_prints_draws_and_redraws(system):
 
     # --plot-only measures nothing
     picture.unlink()
-    with mock.patch.object(__main__, "measure") as measure:
-        assert run_main(__main__, system, "--plot-only") == (0, printed, "")
-    assert not measure.called
+    monkeypatch.setattr(__main__, "measure", None)
+    assert run_main(__main__, "hops", "--plot-only") == (0, printed, "")
     assert picture.read_bytes() == drawn and json.loads(path.read_text()) == results
-
-
-def test_command_line_refuses_in_one_line(system):
+    path.unlink()
+    assert_refused(__main__, "hops", "--plot-only", says="hops.json")
     assert_refused(__main__, "hop", says="invalid choice: 'hop'")
-    assert_refused(__main__, system, "--plot-only", says="hops.json")
-    Path("file").touch()
-    assert_refused(__main__, system, "--out", "file", says="File exists")
 
 
-# ---- bigrams.py
+def test_every_committed_system_is_drawn_and_printed_as_ascii():
+    with mock.patch.object(__main__, "save_figure") as save:
+        for name in __main__.NAMES:
+            code, out, err = run_main(__main__, name, "--plot-only", "--out", "results/mechanisms")
+            assert (code, err) == (0, "") and out.isascii()
+            axes = save.call_args.args[0].axes
+            assert all(panel.get_xlabel() and panel.get_ylabel() for panel in axes)
 
 
 @pytest.mark.parametrize("triggers", ["fixed", "random"])
@@ -96,12 +83,11 @@ def test_bigram_sequences_by_loops(triggers):
             ends = [output_of[token] for token in ends if output_of[token] >= 0]
         assert len(chosen) == bigrams.K and cycle == bool(ends)
 
-    # every bigram with enough expected counts lies within 5 standard errors
+    # the frequent bigrams lie within 5 standard errors
     expected = counts.sum(1, keepdim=True) * probabilities
     z = (counts - expected) / (expected * (1 - probabilities)).sqrt()
     enough = (expected > 25) & (probabilities < 0.99)
-    assert (counts[probabilities == 0] == 0).all()
-    assert enough.sum() > 200 and z[enough].abs().max() < 5
+    assert (counts[probabilities == 0] == 0).all() and z[enough].abs().max() < 5
 
 
 def test_planted_induction_head_is_recalled_and_solves_the_task():
@@ -125,16 +111,6 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
     assert model.recalls(range(N)) == pytest.approx([1, 1 - 1 / N, 1])
 
 
-def test_generic_transformer_is_causal():
-    torch.manual_seed(0)
-    model, tokens = bigrams.Generic(2, 16, 2, 12), draw_bigrams(3, 12)[0][:, :-1]
-    changed = tokens.clone()
-    changed[:, 7] = (changed[:, 7] + 1) % N
-    before, after = model(tokens), model(changed)
-    torch.testing.assert_close(before[:, :7], after[:, :7])
-    assert (before[:, 7:] - after[:, 7:]).abs().amax((0, 2)).min() > 1e-3
-
-
 def test_first_gradient_is_the_sum_of_the_lemma():
     """W_OV2 at zero: the sum of (p - 1{right}) u times the mean of what the head reads."""
     model = bigrams.Simplified(32, 12, 1.0, seeded())
@@ -148,9 +124,6 @@ def test_first_gradient_is_the_sum_of_the_lemma():
         error = (model.U @ x[-1]).softmax(0) - one_hot(tokens[b, t + 1], N)
         expected += torch.outer(model.U.T @ error, x.mean(0))
     torch.testing.assert_close(model.W_OV2.grad, expected, rtol=1e-4, atol=1e-4)
-
-
-# ---- memories.py
 
 
 def test_one_step_recall_is_that_of_autograd():
@@ -170,9 +143,6 @@ def test_bisection_finds_a_planted_capacity(memory):
     with mock.patch.multiple(memories, one_step_recall=recalls, learns=learns):
         assert 137 / 1.02 - 1 <= memories.capacity(0, memory, 40, steps=1) <= 137
     assert recalls.called == (memory == "one step") != learns.called
-
-
-# ---- noise.py
 
 
 def test_noisy_sequences_by_loops():
@@ -206,16 +176,6 @@ def test_planted_bigram_is_measured_and_truncated(monkeypatch):
     assert [p > 0.9 for _, p in rows] == [False, True, True, True]
     assert rows[-1][0] == 0
 
-    # a random matrix of this rank, by numpy
-    model, x = noise.TwoLayers(16, 4, seeded()), torch.randn(5, 16, generator=seeded(1))
-    left, size, right = np.linalg.svd(model.layers[1].up.detach().numpy(), full_matrices=False)
-    truncated = model.read(x, 3)
-    model.layers[1].up.data = torch.tensor(left[:, :3] @ np.diag(size[:3]) @ right[:3])
-    torch.testing.assert_close(truncated, model.read(x), rtol=1e-4, atol=1e-4)
-
-
-# ---- recall.py
-
 
 @pytest.mark.parametrize("S, R, D", [(8, 3, 4), (4, 6, 2)])
 def test_flow_is_small_step_gradient_descent(S, R, D):
@@ -248,9 +208,6 @@ def test_training_passes_through_the_plateau():
     rows = recall.train_linear(0, S, R, D, 1e-3, steps=round(leaves / 0.5), lr=0.5, batch=512)
     middle = min(rows, key=lambda row: abs(row[0] - (entry + leaves) / 2))
     assert middle[1:] == pytest.approx([math.log(D), 0, math.log(D), 3 / 4], abs=0.06)
-
-
-# ---- hops.py
 
 
 @pytest.mark.parametrize("hop_token", [False, True])

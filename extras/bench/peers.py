@@ -1,8 +1,8 @@
 """Time one training step of our transformer beside the same step of well-known libraries, and the
 README's four commands beside steps of the best known of these.
 
-    pip install -r bench/requirements.txt
-    python -m extras.bench.peers    # prints tables, writes out/peers.jsonl; about 10 minutes on 2 cores
+    pip install -r extras/bench/requirements.txt
+    python -m extras.bench.peers    # writes out/peers.jsonl; about 10 minutes on 2 cores
 
 All models have the size of the main command and are trained on the same batches by the same AdamW,
 without torch.compile, in float32 and in bfloat16. They take turns within each round, so that a
@@ -28,6 +28,7 @@ import torch.nn as nn
 import train
 from data import batch_index, command_line, partial_losses, program
 from extras.studies import markdown
+from extras.studies.stats import progress
 from train import keep_freed_memory, parse_flags
 
 
@@ -37,7 +38,7 @@ COMMANDS = [  # of the README; RUN is the run directory
     "train.py --layers 12 --heads 1 --D 3 --out RUN",
     "ablate.py RUN",
     "analyze.py RUN",
-    "-m pages.explore RUN --out RUN.html",
+    "-m extras.pages.explore RUN --out RUN.html",
 ]
 
 
@@ -169,7 +170,7 @@ def first_experience(flags):
 
     rows, before = [], step_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        for command in train.progress("commands", COMMANDS):
+        for command in progress("command", COMMANDS):
             arguments, began = command.replace("RUN", f"{folder}/run").split(), time.perf_counter()
             subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
             seconds, after = time.perf_counter() - began, step_seconds()
@@ -180,8 +181,9 @@ def first_experience(flags):
 
 
 def main():
-    with program("extras.bench.peers"):
-        command_line("python -m extras.bench.peers", __doc__).parse_args()
+    name = "python -m extras.bench.peers"
+    with program(name):
+        command_line(name, __doc__).parse_args()
         keep_freed_memory()  # all models share this process
         flags = parse_flags([])
         provenance = train.provenance_of(flags) | dict(date=time.strftime("%B %Y"))

@@ -1,7 +1,7 @@
 """In which layers of a language model one hop happens, by activation patching (Section 4).
 
     python -m extras.llm.inside                   # Gemma 3 270M, which pip installs
-    python -m extras.llm.inside --model FOLDER    # another model: the first line tells of a second hop
+    python -m extras.llm.inside --model FOLDER    # another model
 
 It asks to complete `o -> white, r -> pink, o ->` after four solved examples. A swapped run has the
 two colours exchanged, and gets parts of the clean run patched in. Layers and heads count from 0.
@@ -10,23 +10,25 @@ Writes hop_MODEL.jsonl and llm_inside.png into --out.
 
 import itertools
 import random
-from collections import Counter
 from contextlib import ExitStack
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 
 from analyze import save_figure
-from extras.bench.language import GROUP, count_hops, draw, last_logits, run, tokens
-from extras.studies.stats import bootstrap, progress, wilson
+from extras.llm.weights import FOLDER, GROUP, draw, last_logits, run, tokens
+from extras.studies import markdown
+from extras.studies.stats import bootstrap, progress
+from train import read_rows
 
 
-T = 10  # tokens of a question: two lines of four, then the letter and the sign
-QUERY = T - 1  # the sign, where the model predicts the colour
+T = 10  # tokens of a question: two lines of four, then the letter and the sign, the query
 CLEAN, SWAPPED = "clean", "swapped"
 TOP = 3  # so many heads are tested together
-NULLS = 8  # against so many random sets of others of the same layers, or all that there are
+NULLS = 20  # against so many sets of others of the same layers, or all that there are
+CUTS = {"query cut": "query -> line", "letter cut": "rest of the line -> its letter"}
 
 
 class Group(NamedTuple):
@@ -72,11 +74,7 @@ def measure(model, groups, which, hooks=lambda group: ()):
 
 def keep(group, module):
     """Hook a module to keep its input."""
-
-    def hook(module, inputs):
-        group.kept[module] = inputs[0].clone()
-
-    return module.register_forward_pre_hook(hook)
+    return module.register_forward_pre_hook(lambda m, x: group.kept.update({m: x[0].clone()}))
 
 
 def patch(group, module, columns, part=slice(None)):
@@ -106,42 +104,37 @@ def cut(layer, readers, targets):
 def hop(model, tokenizer, name, n, seed):
     """Return rows {kind, where: a layer or heads, effect, low, high}. The effect is the share of
     the difference between clean and swapped runs: what patching brings, or what a cut leaves."""
-    two = count_hops(model, tokenizer, name, n, seed, N=2, D=2, shots=4, shuffled=False)
-    low, high = wilson(two, n)
-    says = "a second hop" if low > 0.5 else "no second hop"
-    print(f"D=2: {two} of {n} [{low:.2f}, {high:.2f}] are right, chance is 0.50: {says}")
-    rows = [dict(kind="two hops", where=says, effect=two / n, low=low, high=high)]
-
-    decoder = model.get_decoder()
+    rows, decoder = [], model.get_decoder()
     layers, mixers = decoder.layers, [layer.self_attn.o_proj for layer in decoder.layers]
     above = [*layers[1:], decoder.norm]  # what reads the output of a layer
     groups, base = make_groups(model, tokenizer, name, n, seed, [*above, *mixers])
-    sign, gains, alone = torch.full((GROUP, 1), QUERY), [0], {}
+    sign, gains, alone = torch.full((GROUP, 1), T - 1), [0], {}
 
     def add(kind, where, hooks):
         values = measure(model, groups, SWAPPED, hooks)
-        cuts = kind in ("query cut", "letter cut")  # these are made in both runs
+        cuts = "cut" in kind  # these are made in both runs
         values = measure(model, groups, CLEAN, hooks) - values if cuts else values - base[SWAPPED]
         values = values / (base[CLEAN] - base[SWAPPED]).mean()
         low, high = bootstrap(values, torch.Generator().manual_seed(0))
         rows.append(dict(kind=kind, where=where, effect=values.mean().item(), low=low, high=high))
         return rows[-1]["effect"]
 
-    def cut_near(i, ends):
+    def cut_near(i, ends, shift):
         near = layers[max(0, i - 1) : i + 2]
-        return lambda group: [cut(layer, *ends(group.line)) for layer in near]
+        return lambda group: [cut(layer, *ends((group.line + shift) % 8)) for layer in near]
 
     def patch_heads(heads):
         size = layers[0].self_attn.head_dim
         parts = [(mixers[i], slice(head * size, head * size + size)) for i, head in heads]
         return lambda group: [patch(group, module, sign, part) for module, part in parts]
 
-    # by layer: what carries the answer, and which attention is needed in three layers around it
+    # what carries the answer, and which attention is needed; the other line is the control
     for i in progress("layer", range(len(layers))):
         add("line", i, lambda group, i=i: [patch(group, above[i], group.line)])
         gains.append(add("query", i, lambda group, i=i: [patch(group, above[i], sign)]))
-        add("query cut", i, cut_near(i, lambda line: (sign, line)))
-        add("letter cut", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1])))
+        for shift, of in (0, ""), (4, ", other line"):
+            add(f"query cut{of}", i, cut_near(i, lambda line: (sign, line), shift))
+            add(f"letter cut{of}", i, cut_near(i, lambda line: (line[:, 1:], line[:, :1]), shift))
 
     # each head of the layers in which the query gains at least a twentieth
     late = [i for i in range(len(layers)) if gains[i + 1] - gains[i] > 0.05]
@@ -150,50 +143,61 @@ def hop(model, tokenizer, name, n, seed):
         alone[i, head] = add("head", f"L{i}H{head}", patch_heads([(i, head)]))
     best = sorted(alone, key=alone.get)[-TOP:]
 
-    # together on a fresh seed, beside random sets of as many others of the same layers
+    # together on a fresh seed, beside sets of as many others of the same layers
     groups, base = make_groups(model, tokenizer, name, n, seed + 1, mixers)
-    draws = []
-    for i, count in Counter(i for i, _ in best).items():
-        others = [head for head in alone if head[0] == i and head not in best]
-        draws.append(itertools.combinations(others, min(count, len(others))))
-    nulls = [itertools.chain(*parts) for parts in itertools.product(*draws)]
+    nulls = [*itertools.combinations([head for head in heads if head not in best], TOP)]
     nulls = random.Random(seed).sample(nulls, min(NULLS, len(nulls)))
-    for kind, heads in [("together", best), *(("random", heads) for heads in nulls)]:
-        heads = sorted(heads)
-        add(kind, " + ".join(f"L{i}H{head}" for i, head in heads), patch_heads(heads))
+    for kind, chosen in [("together", sorted(best)), *(("others", heads) for heads in nulls)]:
+        add(kind, " + ".join(f"L{i}H{head}" for i, head in chosen), patch_heads(chosen))
     return rows
 
 
+# ---- the table and the figure of the README
+
+
+def effect(row):
+    return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
+
+
+def table():
+    """Return the committed effects in the layers that have a control, then those of heads."""
+    rows = read_rows(FOLDER / "hop_gemma-3-270m.jsonl")
+    effects = {(row["kind"], row["where"]): effect(row) for row in rows}
+    kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
+    layers = sorted(where for kind, where in effects if kind == kinds[-1])
+    lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]
+    heads = [(where, text) for (kind, where), text in effects.items() if kind == "together"]
+    others = [row["effect"] for row in rows if row["kind"] == "others"]
+    heads.append((f"{len(others)} sets of others", f"{min(others):.2f} to {max(others):.2f}"))
+    return f"{markdown(['layer', *kinds], *lines)}\n\n{markdown(['heads', 'share'], *heads)}"
+
+
 def draw_inside(rows, path):
-    """Draw the effects by layer."""
-    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(6, 6.4), layout="constrained")
-    lines = {
-        "line": (0, "the line that holds the answer"),
-        "query": (0, "the query"),
-        "query cut": (1, "query \N{RIGHTWARDS ARROW} line"),
-        "letter cut": (1, "rest of the line \N{RIGHTWARDS ARROW} its letter"),
-    }
-    for color, (kind, (panel, label)) in enumerate(lines.items()):
-        chosen = [row for row in rows if row["kind"] == kind]
-        x = [row["where"] for row in chosen]
-        mean, low, high = ([row[key] for row in chosen] for key in ("effect", "low", "high"))
-        axes[panel].plot(x, mean, "o-", color=f"C{color}", label=label)
-        axes[panel].fill_between(x, low, high, color=f"C{color}", alpha=0.2, lw=0)
-    titles = "Share recovered by patching", "Share left without attention"
-    for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title, fontsize=15)
-        panel.axhline(0, color="black", lw=0.8)
-        panel.axhline(1, color="black", lw=0.8, ls="--")
-        panel.legend(fontsize=12)
-        panel.tick_params(labelsize=13)
-    axes[1].set_xlabel("layer", fontsize=14)
-    axes[1].set_xticks(range(0, len(x), 2))
-    caption = "{model}, D=1, n = {n} questions; bands: 95% intervals".format(**rows[0])
-    figure.suptitle(caption, fontsize=11)
+    """Draw the effects by layer: of patching above, of cuts and their controls below."""
+    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 7.4), layout="constrained")
+    lines = {"line": "the line that holds the answer", "query": "the query"} | CUTS
+    lines |= {f"{kind}, other line": "its control: the other line" for kind in CUTS}
+    for number, (kind, label) in enumerate(lines.items()):
+        chosen = sorted((r for r in rows if r["kind"] == kind), key=lambda row: row["where"])
+        x, mean, low, high = zip(*([*row.values()][-4:] for row in chosen), strict=True)
+        panel, color = axes[int(number > 1)], f"C{number - 2 * (number > 3)}"
+        style = dict(fmt="s" if number > 3 else "o-", label=f"{label} (n = {chosen[0]['n']})")
+        panel.errorbar(x, mean, np.abs(np.subtract([low, high], mean)), color=color, **style)
+        panel.grid(True, axis="y")
+        panel.legend(fontsize="small")
+    axes[0].set(title="Clean activations after one layer", ylabel="share recovered")
+    axes[1].set(title="Attention cut in three layers", ylabel="share left")
+    axes[1].set_xlabel("layer; of a cut the middle one")
+    axes[1].locator_params("x", integer=True)
+    figure.suptitle(f"{rows[0]['model']}, D=1; bars: 95% (bootstrap over groups)")
     save_figure(figure, path)
     print(path)
 
 
-if __name__ == "__main__":
+def main():
     rows, out = run("python -m extras.llm.inside", __doc__, dict(hop=hop))
     draw_inside(rows, out / "llm_inside.png")
+
+
+if __name__ == "__main__":
+    main()

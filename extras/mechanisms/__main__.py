@@ -1,7 +1,4 @@
-"""Measure one of the related systems, write it as JSON, print its tables and save its figure.
-
-python -m extras.mechanisms recall
-"""
+"""Measure one of the related systems, write it as JSON, print its tables and save its figure."""
 
 import importlib
 import json
@@ -10,8 +7,7 @@ from pathlib import Path
 from analyze import save_figure
 from data import command_line, program
 from extras import mechanisms
-from extras.studies.stats import read_json
-from train import write_text
+from train import read_json, write_text
 
 
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")
@@ -30,18 +26,17 @@ def measure(tasks):
 
 
 def main():
-    p = command_line("extras.mechanisms", mechanisms.__doc__.partition("\n\nA system")[0])
-    p.add_argument("name", choices=NAMES, help="the system")
-    out = Path("out/mechanisms")
-    p.add_argument("--out", type=Path, default=out, help=f"results folder (default: {out})")
-    p.add_argument("--plot-only", action="store_true", help="draw the results in the folder")
-    args = p.parse_args()
+    program_name = "python -m extras.mechanisms"
+    with program(program_name):
+        p = command_line(program_name, mechanisms.__doc__.partition("\n\nA system")[0])
+        p.add_argument("name", choices=NAMES, help="the system")
+        out = Path("out/mechanisms")
+        p.add_argument("--out", type=Path, default=out, help="folder for results and figure")
+        p.add_argument("--plot-only", action="store_true", help="draw the results in the folder")
+        args = p.parse_args()
 
-    module, path = (
-        importlib.import_module(f"extras.mechanisms.{args.name}"),
-        args.out / f"{args.name}.json",
-    )
-    with program("extras.mechanisms"):
+        module = importlib.import_module(f"extras.mechanisms.{args.name}")
+        path = args.out / f"{args.name}.json"
         if not args.plot_only:
             args.out.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(measure(module.TASKS)))

@@ -12,14 +12,13 @@ therefore also given without such sequences.
 import csv
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
 
 from extras.mechanisms import COLORS, draw_seeds, mean
-from train import Muon, adamw, schedule
+from model import Muon
 
 
 N, K = 65, 5  # characters, triggers
@@ -32,7 +31,6 @@ RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
     "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
     "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
 }
-OPTIMIZER = dict(lr=0.02, warmup=20, decay=0.5, beta2=0.95, weight_decay=0.1)  # flags of train.py
 
 
 # ---- the task
@@ -40,7 +38,8 @@ OPTIMIZER = dict(lr=0.02, warmup=20, decay=0.5, beta2=0.95, weight_decay=0.1)  #
 
 def read_bigrams():
     """The probabilities (N, N) of the next character, a row for each, and the unigram (N,)."""
-    with open(Path(__file__).with_name("shakespeare_bigrams.csv"), newline="") as file:
+    path = Path(__file__).with_name("shakespeare_bigrams.csv")
+    with open(path, newline="", encoding="utf-8") as file:
         rows = [(json.loads(a), json.loads(b), int(n)) for a, b, n in list(csv.reader(file))[1:]]
     characters = sorted({row[0] for row in rows})
     counts = torch.zeros(N, N)
@@ -212,13 +211,15 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     held_out = sample(512, T, triggers, bigrams, generator)[:3]
     torch.manual_seed(seed)
-    model, flags = Generic(layers, d, 2, T), SimpleNamespace(steps=steps, **OPTIMIZER)
+    model, rate = Generic(layers, d, 2, T), 0.02
 
-    # dicts, because `in` compares tensors of a list by value
+    # Muon has the matrices inside the layers, AdamW has the rest
     matrices = dict.fromkeys(weight for weight in model.blocks.parameters() if weight.ndim > 1)
-    others = dict.fromkeys(weight for weight in model.parameters() if weight not in matrices)
-    muon = Muon(matrices, flags.lr, flags.weight_decay, torch.float32)
-    optimizers = [adamw(others, {weight for weight in others if weight.ndim > 1}, flags), muon]
+    others = [weight for weight in model.parameters() if weight not in matrices]
+    decaying = dict(params=[weight for weight in others if weight.ndim > 1], weight_decay=0.1)
+    constant = dict(params=[weight for weight in others if weight.ndim == 1], weight_decay=0)
+    adamw = torch.optim.AdamW([decaying, constant], betas=(0.9, 0.95), fused=True)
+    optimizers = [adamw, Muon(matrices, rate, 0.1, torch.float32)]
     for step in range(steps):
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         trained = scored if triggers == "random" else torch.ones_like(scored)
@@ -226,7 +227,7 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
         cross_entropy(model(tokens[:, :-1])[trained], tokens[:, 1:][trained]).backward()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = flags.lr * schedule(step, flags)
+                group["lr"] = rate * min((step + 1) / 20, 1, 2 * (steps - step) / steps)
             optimizer.step()
     with torch.no_grad():
         return accuracies(model(held_out[0][:, :-1]), *held_out)

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
-from model import Block
+from model import Layer
 
 
 SOLVED = 0.95  # accuracy
@@ -61,7 +61,7 @@ class Transformer(torch.nn.Module):
         vocabulary = task.N + task.hop_token * len(task.hops)
         self.E = torch.nn.Parameter(torch.randn(vocabulary, WIDTH))
         self.P = torch.nn.Parameter(torch.randn(task.k * task.N + task.hop_token, WIDTH))
-        blocks = (Block(WIDTH, HEADS, WIDTH // HEADS, mlp=False) for _ in task.hops)
+        blocks = (Layer(WIDTH, HEADS, WIDTH // HEADS, mlp=False) for _ in task.hops)
         self.blocks, self.outputs = torch.nn.ModuleList(blocks), torch.nn.ModuleList()
         for _ in range(1 if task.hop_token else len(task.hops)):
             norm, linear = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, task.N)

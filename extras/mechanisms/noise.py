@@ -113,7 +113,7 @@ def table(rows):
     cells = [("tested without noise", "accuracy", "p(noise)")]
     for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
         seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
-        means = [f"{x.mean():.2f} ({x.min():.2f}\N{EN DASH}{x.max():.2f})" for x in seeds]
+        means = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in seeds]
         kind = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
         cells.append((f"step {steps[time]}, {kind}", *means))
     return cells

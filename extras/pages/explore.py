@@ -19,10 +19,10 @@ from matplotlib.colors import to_hex
 
 import analyze
 import train
-from ablate import End, PatchedModel, path_name, paths_in
-from data import command_line, held_out, program, token_names
+from ablate import End, PatchedModel, path_name, paths_in, read_report
+from data import command_line, held_out, program, progress, token_names
 from extras.pages.information import information
-from extras.studies.stats import knock_out_rises, progress
+from extras.studies.stats import knock_out_rises
 
 
 HERE = pathlib.Path(__file__).parent
@@ -32,6 +32,16 @@ CHECKPOINTS = 8  # in the page, evenly spread
 
 
 # ---- what a run directory holds
+
+
+def read_run(folder):
+    """Return the analyze.Run of a run directory; without weights its model is None."""
+    if (folder / "model.pt").exists():
+        return analyze.read_run(folder)
+    flags, report = train.read_flags(folder), read_report(folder)
+    task, log, emergence = flags.problem, train.read_log(folder), analyze.read_emergence(folder)
+    paths = paths_in(report, task)
+    return analyze.Run(folder, None, flags, task, log, report, paths, emergence)
 
 
 def weights_of(run):
@@ -119,8 +129,11 @@ def measure(run, weights, batch, sequences, count):
     """Return (attention, answers) of a model: the patterns of all heads on the first sequences in
     whole percent, as bytes; the answers of the full model, and with each path knocked out."""
     model = train.load(run.folder, weights)[0]
-    patterns = model(batch.inputs[:count], return_patterns=True)[1]
-    patterns = (100 * torch.stack(patterns, 1)).round().byte()  # (count, layers, heads, T, T)
+    with train.precision(run.flags):
+        patterns = model(batch.inputs[:count], return_patterns=True)[1]
+    patterns = (
+        (100 * torch.stack(patterns, 1).float()).round().byte()
+    )  # (count, layers, heads, T, T)
     full = Predictions(model, run.flags, batch)
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
@@ -148,7 +161,8 @@ def new_symbols(run):
         before = {place: set(symbols) for place, symbols in known.items()}
         for path in layer:
             source = before.get(path.reader, set())
-            brought[path] = sorted(before.get(path.read, set()) - source)
+            read = before.get(path.read._replace(every=False), set())
+            brought[path] = sorted(read - source)
             known.setdefault(path.reader, set()).update(brought[path])
     return brought
 
@@ -162,15 +176,14 @@ def path_rows(run, steps, letters):
         row = dict(title=path_name(path, run.task), layer=path.layer, head=path.head)
         row |= dict(reader=columns[path.reader], read=columns[path.read])
         row["brings"] = [letters[k] for k in brought[path]]
-        row |= {name: measured[name] for name in ("necessary", "minimal", "stand_in")}
+        row |= {name: measured[name] for name in ("necessary", "minimal")}
         row["attention"] = [measured["attention"]] * len(steps)
         if path in histories:
             history = histories[path]
             means = dict(zip(run.emergence["steps"], history["mean"], strict=True))
             row["attention"] = [means.get(step, measured["attention"]) for step in steps]
-            rises = {}
-            for name, curve in knock_out_rises(run.emergence, history).items():
-                rises[name] = [round(rise, 4) for rise in curve]
+            removed = knock_out_rises(run.emergence, history) if "without" in history else {}
+            rises = {name: [round(rise, 4) for rise in curve] for name, curve in removed.items()}
             row["history"] = dict(mean=history["mean"], rises=rises)
         rows.append(row)
     return rows
@@ -247,11 +260,10 @@ def about(run):
     summary = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}."
     if run.paths:
         verdict = "validated" if report["validated"] else f"not validated: {report['verdict']}"
-        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][report["worst"]])
+        worst = max(report["faithful"], key=lambda name: report["faithful"][name][0])
+        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][worst])
         summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
-        summary += (
-            f" ablated to its mean, the worst symbol, {report['worst']}, has an MSE of {loss}"
-        )
+        summary += f" ablated to its mean, the worst symbol, {worst}, has an MSE of {loss}"
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
@@ -297,7 +309,7 @@ def page(title, body, data="", script="", runs=""):
 <meta name="runs" content="{html.escape(runs)}"><link rel="icon" href="data:,">
 <title>{html.escape(title)}</title>
 <style>
-{(HERE / "style.css").read_text()}</style></head>
+{(HERE / "style.css").read_text(encoding="utf-8")}</style></head>
 <body>{body}
 <noscript>This page needs JavaScript: please allow it.</noscript>
 <script type="application/json" id="data">{data}</script>
@@ -320,9 +332,9 @@ def main():
         args = p.parse_args()
         data = []
         for folder in args.run:
-            data.append(data_of(analyze.read_run(folder, (folder / "model.pt").exists())))
+            data.append(data_of(read_run(folder)))
         runs = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
-        script = (HERE / "explorer.js").read_text()
+        script = (HERE / "explorer.js").read_text(encoding="utf-8")
         write(args.out, page("Inside a transformer", BODY, data, script, runs))
 
 

@@ -245,16 +245,15 @@ function drawCircuit() {
 
 function drawPath(number) {
   if (!run.paths.length) return $("path").replaceChildren();
-  const { title, brings, necessary, minimal, stand_in: standIn } = run.paths[number];
+  const { title, brings, necessary, minimal } = run.paths[number];
   const share = (value) => Math.max(0, Math.min(1, value / 2));
   const bar = ([mean, low, high]) => h`<td><span class="bar" style="--share:${share(mean)}"></span>
     ${mean.toFixed(2)} <small>[${low.toFixed(2)}, ${high.toFixed(2)}]</small>`;
   const rows = run.symbols.map((name) => h`<tr><th>${name}${[necessary, minimal].map((losses) =>
     bar(losses[name]))}`);
-  const brought = brings.length ? `It brings ${brings.join(" and ")} to its source. ` : "";
-  const replaced = standIn ? `Without it, ${standIn} does its work. ` : "";
-  put("path", `${title},${atTheEnd()}`, `${brought}${replaced}Squared errors when the path is
-    ablated to its mean, with 95% intervals; a full bar is 2, the error of an unrelated symbol.`,
+  const brought = brings.length ? `It brings ${brings.join(" and ")} to its reader. ` : "";
+  put("path", `${title},${atTheEnd()}`, `${brought}Squared errors when the path is
+    ablated to its mean, with two standard errors; a full bar is 2, the error of an unrelated symbol.`,
     h`<div class="wide"><table><tr><th>symbol<th>rise of the full model's loss<th>loss of the
     circuit without it${rows}</table></div>`);
 }
@@ -287,8 +286,9 @@ function drawHistory(number) {
   if (path?.history) {
     const { mean, rises } = path.history, { steps, sequences, ablation } = run.emergence;
     parts.push(
-      chart(`${path.title} (n = ${sequences} sequences)`, steps, { "mean attention": mean }),
-      chart(`Rise of each symbol's MSE without it (${ablation} ablation)`, steps, rises));
+      chart(`${path.title} (n = ${sequences} sequences)`, steps, { "mean attention": mean }));
+    if (Object.keys(rises).length)
+      parts.push(chart(`Rise of each symbol's MSE without it (${ablation} ablation)`, steps, rises));
   } else parts.push(h`<p class="note">The history of a path is drawn here if the run has a circuit
     and was trained with --save-every.</p>`);
   parts.push(chart(`Validation MSE of each symbol. ${run.plateaus.join("; ")}`, step, losses));

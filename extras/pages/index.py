@@ -10,11 +10,9 @@ import pathlib
 import re
 from urllib.parse import quote
 
-import analyze
-import train
-from ablate import read_report
 from data import UserError, command_line, program
 from extras.pages.explore import page, write
+from extras.studies.rows import load, name_of
 
 
 FLAGS = ["task", "seed", "layers", "heads", "D", "optimizer", "rotary"]
@@ -37,30 +35,29 @@ def pages_of(folder):
     """Return {run directory: (page, number of the run in it)} of all pages below a folder."""
     pages = {}
     for file in sorted(folder.rglob("*.html")):
-        runs = re.search(r'<meta name="runs" content="([^"]*)">', file.read_text(errors="replace"))
+        text = file.read_text(encoding="utf-8", errors="replace")
+        runs = re.search(r'<meta name="runs" content="([^"]*)">', text)
         for number, name in enumerate(html.unescape(runs[1]).splitlines() if runs else ()):
             pages.setdefault((file.parent / name).resolve(), (file, number))
     return pages
 
 
-def row_of(run):
+def cells_of(row):
     """Return the cells of a run after its name: its settings and how it ended."""
-    flags, report = train.read_flags(run), read_report(run)
-    cells = [getattr(flags, name) for name in FLAGS]
-    if not (run / "log.jsonl").exists():
-        return [*cells, "no log yet", "", ""]
-    log = train.read_log(run)
-    steps = analyze.crossings(log, flags).values()
-    learned = " ".join("never" if step is None else f"{step:.0f}" for step in steps)
-    error = log[-1].get("confirmed", log[-1]["val"])
-    return [*cells, f"{error:.4f}", learned, report.get("verdict", "not searched")]
+    cells = [getattr(row["flags"], name) for name in FLAGS]
+    learned = " ".join(
+        "never" if step is None else f"{step:.0f}" for step in row["learned"].values()
+    )
+    return [*cells, f"{row['mse']:.4f}", learned, row["report"].get("verdict", "not searched")]
 
 
 def index(folder, out):
     """Return the page of all runs below a folder, as text; UserError if there is no run."""
-    files, pages = sorted(folder.rglob("config.json")), pages_of(folder)
-    if not files:
-        raise UserError(f"{folder} holds no run directories: train.py makes them")
+    pages, folders = pages_of(folder), [file.parent for file in sorted(folder.rglob("config.json"))]
+    files = sorted(folder.rglob("runs/*.jsonl"))
+    runs = load([*(run for run in folders if (run / "log.jsonl").exists()), *files])
+    if not runs:
+        raise UserError(f"{folder} holds no run directories with a log: train.py makes them")
 
     # the figures, embedded in the page
     parts = [f"<h1>All runs in {html.escape(folder.name)}</h1>"]
@@ -71,17 +68,18 @@ def index(folder, out):
 
     # a row for each run, linked to the page that shows it
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in COLUMNS) + "</tr>"]
-    for run in (file.parent for file in files):
-        name = html.escape(run.relative_to(folder).as_posix())
-        if run.resolve() in pages:
+    for row in runs:
+        run = row["folder"]
+        name = html.escape(run.relative_to(folder).as_posix() if run else name_of(row))
+        if run and run.resolve() in pages:
             file, number = pages[run.resolve()]
             link = quote(os.path.relpath(file, out.parent))
             name = f'<a href="./{link}#run={number}">{name}</a>'
-        cells = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row_of(run))
+        cells = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells_of(row))
         rows.append(f'<tr class="run"><td>{name}</td>{cells}</tr>')
     parts.append(
         f'<h2>The runs</h2><p><label>filter by words: <input id="filter" type="search"></label> '
-        f'<span id="count">{len(files)}</span> of {len(files)} runs</p>'
+        f'<span id="count">{len(runs)}</span> of {len(runs)} runs</p>'
         f'<div class="wide all"><table>{"".join(rows)}</table></div>'
     )
     return page(f"All runs in {folder.name}", "\n".join(parts), script=FILTER)

@@ -1,33 +1,99 @@
-"""The circuits that ablate.py found in many runs: which are validated, and what the report says.
+"""The circuits that ablate.py found in many runs: which are validated, and what else is asked.
 
-    python -m extras.studies.circuits results/[ABCD] results/runs/rope/*
+    python -m extras.studies.circuits results/runs/default.jsonl          # prints the tables
+    python -m extras.studies.circuits results/[ABCD] --out results/figures    # asks weights
 
-Runs without a circuit.json are left out. Of runs whose weights are there and whose circuit is not
-faithful, free_heads.jsonl tells which head would have to read more, and where.
+What is asked of each run goes into circuits.jsonl, a row each:
+
+    complete: how alike circuit and full model remain without the same two paths, the mean and the
+        largest difference of their losses over all pairs (Wang et al., 2023)
+    null: how many other sets of as many paths, drawn from the paths that matter, are faithful
+        under the mean
+    stability: how many of the paths are found again by each whole search on other sequences
+    itself: the heads in which the circuit needs what a token reads of itself
 """
+
+import itertools
+import random
 
 import torch
 
 import train
-from ablate import PatchedModel, by_head, paths_in, read_report
-from data import held_out
-from extras.studies import command, config_of, group_by_config, markdown, name_of, share
+from ablate import MEAN, PatchedModel, by_head, find_circuit, passes, path_name, paths_in
+from data import held_out, progress
+from extras.studies import command, markdown, share
+from extras.studies.rows import RESULTS, group_by_settings, name_of
 from extras.studies.theory import least_layers
 
 
-def load_reports(folders):
-    """Return [dict, ...], a row for each run that has a circuit.json."""
-    rows = []
-    for run in folders:
-        if report := read_report(run):
-            flags = train.read_flags(run)
-            rows.append(dict(run=run, flags=flags, config=config_of(flags), report=report))
-    return rows
+# ---- what is asked of a run with weights
+
+
+def without_itself(patched, paths, head):
+    """Return the losses of a circuit, (sequences, symbols), in which one head reads the mean over
+    sequences where a token reads itself."""
+    groups, (pattern, values) = by_head(paths), patched.reference.reads[head]
+    heads = {key: patched.ablate(key, groups.get(key, ())) for key in patched.reference.reads}
+    own = (pattern.diagonal(dim1=1, dim2=2)[..., None] * values).mean(0)  # (T, size)
+    others, kept = 1 - torch.eye(pattern.shape[-1]), heads[head]
+
+    def write(pattern, values):
+        return kept(pattern * others, values) + own.to(values)
+
+    return patched.losses(heads | {head: write})
+
+
+def searches(model, flags, threshold, count):
+    """Return [{path, ...}, ...] of whole searches, each on the sequences of another seed."""
+    found = []
+    for seed in progress("search", range(10**6, 10**6 + count)):
+        report = find_circuit(model, flags.replace(seed=seed), threshold)
+        found.append({*paths_in(report, flags.problem)})
+    return found
+
+
+@torch.no_grad()
+def ask(row, count=5, n=64):
+    """Return the row of circuits.jsonl of a run directory with weights and a circuit; count: the
+    searches; n: the sequences of all other questions."""
+    model, flags = train.load(row["folder"])
+    report, threshold = row["report"], row["report"]["threshold"]
+    paths = frozenset(paths_in(report, flags.problem))
+    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", n)))
+
+    # complete: all pairs of paths
+    differences = []
+    for pair in progress("pair of paths", [*itertools.combinations(sorted(paths), 2)]):
+        circuit, full = patched.circuit(paths - {*pair}), patched.knock_out(pair)
+        differences.append((circuit.mean() - full.mean()).abs().item())
+
+    # null: random sets of the candidates
+    candidates, draws = sorted(paths_in(report, flags.problem, "candidates")), random.Random(0)
+    sets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
+    faithful = [passes(patched, s, [MEAN], threshold) for s in progress("random set", [*sets])]
+
+    # itself: a head at a time
+    needed = []
+    for head in progress("head", [*patched.reference.reads]):
+        if without_itself(patched, paths, head).mean(0).max() >= threshold:
+            needed.append("L{}H{}".format(*head))
+    again = searches(model, flags, threshold, count)
+    return dict(
+        run=name_of(row),
+        paths=[path_name(path, flags.problem) for path in sorted(paths)],
+        complete=dict(mean=sum(differences) / len(differences), largest=max(differences)),
+        null=dict(sets=len(sets), faithful=sum(faithful)),
+        stability=dict(same=[len(paths & other) for other in again], of=[*map(len, again)]),
+        itself=needed,
+    )
+
+
+# ---- tables
 
 
 def searched(row):
-    """Return whether the model was solved, so that a circuit was looked for."""
-    return bool(row["report"]["paths"])
+    """Return whether the model was solved, so that a circuit was looked for, found or not."""
+    return not row["report"].get("verdict", "not searched").startswith("not searched")
 
 
 def worst_symbol(losses):
@@ -50,18 +116,10 @@ def intermediate(row):
     return sum("+" in name or "-" in name for name in names)
 
 
-def stand_ins(row):
-    return sum(path["stand_in"] is not None for path in row["report"]["paths"])
-
-
 def least_necessary(row):
     """Return the least that the full model loses of a symbol if a path is ablated."""
     paths = row["report"]["paths"]
     return f"{min(max(path['necessary'].values())[0] for path in paths):.3f}"
-
-
-def difference(row):
-    return "{mean:.2f} (at most {largest:.2f})".format(**row["report"]["complete"])
 
 
 COLUMNS = {
@@ -69,93 +127,74 @@ COLUMNS = {
     "by intermediate tokens": intermediate,
     "full model, worst symbol": lambda row: worst_symbol(row["report"]["full_model"]),
     "circuit, worst symbol": lambda row: worst_symbol(row["report"]["faithful"]),
-    "stand-ins": stand_ins,
+    "all else of another sequence": lambda row: worst_symbol(row["report"]["resampled"]),
     "least necessary": least_necessary,
-    "other sets faithful": lambda row: "{faithful} of {subsets}".format(**row["report"]["null"]),
-    "differs without two paths by": difference,
-    "found from five other samples": lambda row: row["report"]["stability"]["always"],
-    "own token needed in": lambda row: " ".join(row["report"]["itself"]) or "none",
 }
 
 
-def circuits_table(folders, *columns):
-    """Return a row per run: the verdict, and these or all of COLUMNS."""
-    lines, columns = [], columns or COLUMNS
-    for row in load_reports(folders):
-        cells = [COLUMNS[name](row) if searched(row) else "" for name in columns]
-        lines.append([name_of(row["run"]), row["report"]["verdict"], *cells])
+def circuits_table(rows, *columns):
+    """Return a row per run that has a report: the verdict, and these or all of COLUMNS; an older
+    report has no other sequence."""
+    rows, lines, columns = [row for row in rows if row["report"]], [], columns or COLUMNS
+    if not all("resampled" in row["report"] for row in rows if row["report"].get("paths")):
+        columns = [name for name in columns if name != "all else of another sequence"]
+    for row in rows:
+        cells = [COLUMNS[name](row) if row["report"].get("paths") else "" for name in columns]
+        lines.append([name_of(row), row["report"]["verdict"], *cells])
     return markdown(["run", "verdict", *columns], *lines)
 
 
-def papers_table(folders):
+def asked_table():
+    """Return a row per run of the committed circuits.jsonl."""
+    lines = []
+    for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
+        same, of = (row["stability"][key] for key in ("same", "of"))
+        again = ", ".join(f"{a} of {b}" for a, b in zip(same, of, strict=True))
+        differ = "{mean:.2f} (at most {largest:.2f})".format(**row["complete"])
+        other = "{faithful} of {sets}".format(**row["null"]) if row["null"]["sets"] else "no other"
+        itself = " ".join(row["itself"]) or "none"
+        lines.append([row["run"], len(row["paths"]), again, other, differ, itself])
+    head = "run", "paths", "of those of five other searches", "other sets faithful"
+    return markdown([*head, "differs without two by", "own token needed in"], *lines)
+
+
+def papers_table(rows):
     """Return a row per run: steps 5 and 6 of Appendix E."""
     lines = []
-    for row in filter(searched, load_reports(folders)):
+    for row in (row for row in rows if "paper" in row["report"]):
         test = row["report"]["paper"]
         removed = [f"{loss:.2f}" for loss in test["removed"]]
         ends = " to ".join(dict.fromkeys([*removed[:1], *removed[-1:]]))
         high = f"{sum(loss >= 0.17 for loss in test['removed'])} of {len(removed)}"
         cells = f"{test['held']:.3f}", f"{test['first_uniform']:.3f}", ends, high, test["passed"]
-        lines.append([name_of(row["run"]), *cells])
+        lines.append([name_of(row), *cells])
     first = "first useful head uniform (paper: 0.05 to 0.1)"
     head = "hard attention (paper: below 0.05)", first, "after a removal (paper: 0.17 to 0.89)"
     return markdown(["run", *head, "0.17 or more", "passed"], *lines)
 
 
-def counts_table(folders):
-    """Return a row per config: how many of the solved models have a validated circuit."""
+def counts_table(rows):
+    """Return a row per settings: how many of the solved models have a validated circuit."""
     lines = []
-    for name, group in group_by_config(filter(searched, load_reports(folders))).items():
+    for name, group in group_by_settings([*filter(searched, rows)]).items():
         validated = share([row["report"]["validated"] for row in group])
         paths = sorted(len(row["report"]["paths"]) for row in group)
         lines.append([name, validated, " ".join(map(str, paths))])
-    return markdown(["config", "validated", "paths"], *lines)
+    return markdown(["settings", "validated", "paths"], *lines)
 
 
-def free_heads(run, n=256):
-    """Return the highest loss of a symbol in the circuit of a run, and {head: the same if that head
-    reads all that it reads in the full model}, on n sequences. For the best of these heads, also
-    the loss if it does so at the queries alone, and how much each query attends to other queries
-    there."""
-    model, flags = train.load(run)
-    paths = by_head(paths_in(read_report(run), flags.problem))
-    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", n)))
-    ablated = {head: patched.ablate(head, paths.get(head, ())) for head in patched.heads}
-
-    def worst(changed):
-        return patched.losses(ablated | changed).mean(0).max().item()
-
-    losses = {head: worst({head: torch.matmul}) for head in patched.heads}
-    best = min(losses, key=losses.get)
-
-    def at_queries(pattern, values):
-        earlier = ablated[best](pattern, values)[:, : -flags.N]
-        return torch.cat([earlier, pattern[:, -flags.N :] @ values], 1)
-
-    among = patched.attention()[best][:, -flags.N :, -flags.N :]  # the queries are the last tokens
-    return dict(
-        run=name_of(run),
-        sequences=n,
-        circuit=worst({}),
-        free={"L{}H{}".format(*head): loss for head, loss in losses.items()},
-        at_queries=worst({best: at_queries}),
-        other_queries=(among.sum() - among.diagonal(dim1=1, dim2=2).sum()).item() / (n * flags.N),
-    )
+def tables(rows):
+    """Return the tables as text."""
+    return "\n\n".join(table(rows) for table in (circuits_table, papers_table, counts_table))
 
 
-def draw(folders, out):
-    """Write free_heads.jsonl."""
-    rows = []
-    for row in load_reports(folders):
-        if "not faithful" in row["report"]["verdict"] and (row["run"] / "model.pt").exists():
-            rows.append(free_heads(row["run"]))
-    train.write_rows(out / "free_heads.jsonl", rows)
-    return out / "free_heads.jsonl"
-
-
-def tables(folders):
-    """Return all tables as text."""
-    return "\n\n".join(table(folders) for table in (circuits_table, papers_table, counts_table))
+def draw(rows, out):
+    """Write circuits.jsonl, if any of the runs has weights."""
+    asked = [row for row in rows if row["folder"] and row["report"].get("paths")]
+    asked = [ask(row) for row in asked if (row["folder"] / "model.pt").exists()]
+    if asked:
+        train.write_rows(out / "circuits.jsonl", asked)
+    return out / "circuits.jsonl"
 
 
 if __name__ == "__main__":

@@ -1,137 +1,255 @@
-"""The paper, claim by claim: what our committed runs say, the most important first.
+"""The paper, claim by claim, and what our committed runs say of each.
 
 python -m extras.studies.claims    # prints the table
 """
 
+import bisect
 import itertools
-import math
 
-import ablate
-import sweep
-from extras.bench import language
-from extras.studies import (
-    circuits,
-    committed,
-    curriculum,
-    depth,
-    load_row,
-    load_rows,
-    markdown,
-    order,
-)
-from extras.studies.theory import least_layers
+from ablate import by_head, paths_in
+from data import program
+from extras import studies
+from extras.llm import weights
+from extras.studies import circuits, curriculum, markdown, order
+from extras.studies.rows import committed, settings_of
+from extras.studies.theory import least_layers, paper_bound
+from train import Flags
 
 
-def claim(page, text, answers, more="", condition=""):
+KIND = "{reader} -> {read}".format
+
+
+def claim(text, answers, more="", page="circuits"):
     """Return a row: a claim of the paper, in how many of the runs that could refute it it is True,
-    what else there is to say of them, the verdict with its condition, and the page."""
-    verdict = "holds in part" if any(answers) else "does not hold"
-    verdict = "holds" if all(answers) else verdict
-    return text, f"{sum(answers)} of {len(answers)}{more}", verdict + condition, page
+    and what else there is to say; the verdict, and the page. answers: [bool, ...]"""
+    yes, n = sum(answers), len(answers)
+    verdict = "mixed" if 0 < yes < n else "holds" if yes else "does not hold"
+    counts = f"{yes} of {n}" + f" ({n - yes} not)" * (verdict == "mixed")
+    return text, counts * bool(n) + more, verdict if n else "not tested", page
 
 
-def training_claims():
-    """Return the rows on what is learned, and when."""
-    counts = order.count_all()
-    ordered = [number < counts["in_order"] for number in range(counts["several"])]
-    above = [number < counts["above"] for number in range(counts["alone"])]
-    gaps = curriculum.learned_despite_gap(committed("runs/curriculum/*"))
-    gaps = [not answer for answer in sum(gaps.values(), [])]
+# ---- Sections 5 and 7
 
-    # the induction head
-    rows = order.load_rows_with_paths(committed(*sum(order.MEASURED.values(), [])))
-    rows = [row for row in rows if "there" in row]
-    needed = [all(row["lost"].values()) for row in rows if row["run"].parent.name != "default"]
-    needed += map(order.is_lost, order.load_first_learned())
-    before = sum(all(row["before"].values()) for row in rows)
-    before = f" lose x_1 without its paths; {before} have them before"
 
-    # transformer D with our settings, with RoPE and with the literal settings, and A to C
-    D = [load_row(run) for run in committed("D", "runs/rope/D_s0", "runs/literal/D_s0")]
-    steps = [row["learned"]["x_1"] for row in D]
-    ends = [row["mse"] for row in D if row["flags"].rotary == "input"]  # as the paper
-    slow, good = [step > 3000 for step in steps], [loss < 0.0315 for loss in ends]
-    at, end = " at steps {:.0f}, {:.0f}, {:.0f}", ": {:.3f}, {:.3f}"
-    at, end, failed = at.format(*steps), end.format(*ends), ": a failed replication"
-    solved = [load_row(run)["mse"] < 0.01 for run in committed("[ABC]")]
-    literal = [load_row(run)["mse"] < 0.01 for run in committed("runs/literal/no_aid_*")]
-    literal = f"; literal settings: {sum(literal)} of {len(literal)}"
-    nothing = " learn nothing beyond a symbol that is no target"
-    first = ", together with x_1 rather than before it"
-    not_literal = ", not with the literal settings"
+def bounded():
+    """Return whether no symbol is learned in fewer layers than Theorem 1 asks for, of each run
+    (settings and seed) that has so few layers, learns its attention and learns something."""
+    answers = {}
+    for flags, learned, _ in order.all_chains():
+        if not (flags.init or getattr(flags, "circuit", "")):
+            known = {int(name[2:]) for name, step in learned.items() if step is not None}
+            beyond = {k for k in range(1, flags.D + 1) if paper_bound(k) > flags.layers}
+            if known and beyond:
+                answers[settings_of(flags), flags.seed] = not known & beyond
+    return [*answers.values()]
+
+
+def alone():
+    """Return whether the loss stays above 0.7, of each run that asks for x_D alone in as many
+    layers as let most runs learn x_D that ask for all symbols."""
+    runs = [
+        (flags, learned, loss)
+        for flags, learned, loss in order.all_chains()
+        if flags.causal and not (flags.init or flags.targets or getattr(flags, "circuit", ""))
+    ]
+
+    def most_learn(layers, name):
+        curricula = [learned for flags, learned, _ in runs if flags.ic and flags.layers == layers]
+        answers = [learned[name] is not None for learned in curricula if name in learned]
+        return sum(answers) > len(answers) / 2
+
+    single = [(flags, loss) for flags, _, loss in runs if not flags.ic]
+    return [loss > 0.7 for flags, loss in single if most_learn(flags.layers, f"x_{flags.D}")]
+
+
+def section_5_and_7():
+    gaps = sum(curriculum.learned_despite_gap(committed("curriculum/*")).values(), [])
+    gaps = [not answer for answer in gaps]
+    earlier = []
+    for row in studies.load_rows(studies.committed("sweep")):
+        flags = Flags(**row)
+        if flags.causal and flags.ic and not getattr(flags, "circuit", ""):
+            known = [row[name] < flags.problem.learned_below for name in flags.target_names]
+            earlier += [sorted(known, reverse=True) == known] if any(known) else []
+    steps = " with 1500 steps, not 10,000"
+    more = " learn nothing beyond a symbol that is not asked for"
+    few = " runs of few layers that learn something"
     return [
-        claim("order", "x_1 is learned first, then x_2, and so on", ordered),
-        claim("depth", "x_D alone is not learned: its loss stays above 0.7", above),
-        claim("curriculum", "the implicit curriculum is necessary", gaps, nothing),
-        claim("order", "an induction head emerges first", needed, before, first),
-        claim("emergence", "D learns x_1 after 3600 slow steps", slow, at, failed),
-        claim("emergence", "D ends at an MSE of 0.031", good, end, not_literal),
-        claim("cleaning", "A to C end below an MSE of 0.01", solved, literal, not_literal),
+        claim("5: x_D needs log3(2D) layers", bounded(), few, "depth"),
+        claim("x_D alone is not learned: the loss stays above 0.7", alone(), "", "curriculum"),
+        claim("the implicit curriculum is essential", gaps, more, "curriculum"),
+        claim("no run knows a later symbol without the earlier ones", earlier, steps, "depth"),
+        claim("x_1 is learned first, ...", order.count_orders()["resolved"], "", "emergence"),
     ]
 
 
-def depth_claims():
-    """Return the rows on how many layers are needed."""
-    rows = sweep.section_7(depth.chains(committed("*")))
-    bound = [row for row in rows if row["layers"] < math.log(2 * row["D"], 3)]
-    bound = [not depth.learned(row, row["D"]) for row in bound]
-    shallow, limit, beyond = depth.too_shallow(rows)
-    law = [number >= len(beyond) for number in range(shallow)]
-    frozen = depth.count_exact(depth.chains(committed("sweep")), True)
-    limit = f"; {limit} reach the limit; exact in {frozen} with frozen attention"
-    figure_4 = [row for row in sweep.section_7(load_rows(committed("sweep"))) if row["ic"]]
-    known = [[depth.learned(row, k) for k in range(1, row["D"] + 1)] for row in figure_4]
-    later = [sorted(row)[::-1] == row for row in known if any(row)]
-    fewer = ", with 1500 steps, not 10,000"
-    cells = itertools.product((False, True), language.MODELS)
-    hops = [language.count_above_chance(model, beyond) for beyond, model in cells]
-    small = "two small models: one step above chance in {} and {} settings, more in {} and {}"
-    small = small.format(*hops)
-    return [
-        claim("depth", "x_D needs log3(2D) layers or more", bound),
-        claim("depth", "in practice more; our law is floor(log2 D) + 2", law, limit),
-        claim("depth", "Figure 4: no later symbol without the earlier ones", later, "", fewer),
-        (
-            "Figure 2: language models solve the problem",
-            small,
-            "not measured for large models",
-            "../llm/README",
-        ),
-    ]
+# ---- Section 8 and Appendix E
 
 
-def circuit_claims():
-    """Return the rows on the circuits of all solved models of a chain (Section 8, Appendix E)."""
-    rows = circuits.load_reports(committed("[ABCD]", "runs/*/*"))
-    rows = [row for row in rows if circuits.searched(row) and row["flags"].task == "chain"]
-    tests, previous, more = [row["report"]["paper"] for row in rows], [], []
-    for row in rows:
-        heads = ablate.by_head(ablate.paths_in(row["report"], row["flags"].problem))
-        ends = [(sum(path.reader), sum(path.read)) for path in heads[min(heads)]]  # role + offset
-        previous.append(all(source == target + 1 for source, target in ends))
-        more.append(len(heads) > max(least_layers(row["flags"].problem)))
-    validated = [row["report"]["validated"] for row in rows]
-    held, uniform = ([test[key] for test in tests] for key in ("held", "first_uniform"))
-    held, uniform = [loss < 0.05 for loss in held], [0.05 <= loss <= 0.1 for loss in uniform]
+def searched_and_faithful():
+    """Return the rows of solved chain models whose circuit was searched, and those of them whose
+    circuit is faithful, so that all else can be ablated."""
+    rows = [row for row in committed("*") if row["flags"].task == "chain"]
+    searched = [*filter(circuits.searched, rows)]
+    return searched, [row for row in searched if "not faithful" not in row["report"]["verdict"]]
+
+
+def heads_of(row):
+    return by_head(paths_in(row["report"], row["flags"].problem))
+
+
+def first_goes_back(row):
+    """Return whether all paths of the first useful head lead to the token before."""
+    heads = heads_of(row)
+    ends = [path[2:] for path in heads[min(heads)]]
+    places = [(a.role + a.offset, b.role + b.offset, b.every) for a, b in ends]
+    return all(reader == read + 1 and not every for reader, read, every in places)
+
+
+def later_kinds(row):
+    """Return {"q -> 1b", ...}, what is read in a circuit after its first head."""
+    paths, first = row["report"]["paths"], min(heads_of(row))
+    return {KIND(**path) for path in paths if (path["layer"], path["head"]) != first}
+
+
+def section_8():
+    searched, faithful = searched_and_faithful()
+    tests = [row["report"]["paper"] for row in searched if "paper" in row["report"]]
     removed = [all(0.17 <= loss <= 0.89 for loss in test["removed"]) for test in tests]
+    uniform = [0.05 <= test["first_uniform"] <= 0.1 for test in tests]
+    heads = [(len(heads_of(row)), row["flags"]) for row in faithful]
+    useless = [2 * count < flags.layers * flags.heads for count, flags in heads]
+    fewest = [count > max(least_layers(flags.problem)) for count, flags in heads]
+    pairs = itertools.combinations(faithful, 2)
+    pairs = [(a, b) for a, b in pairs if a["settings"] == b["settings"]]
+    differ = [later_kinds(a) != later_kinds(b) for a, b in pairs]
+    ours_rows = committed("[ABC]", "adamw/*")
+    ours = [row["mse"] < 0.01 for row in ours_rows]
+    literal = [row["mse"] < 0.01 for row in committed("literal/no_aid_*")]
+    early = [
+        row["steps"]
+        for row in ours_rows
+        if row["mse"] >= 0.01 and row["steps"] < row["flags"].steps
+    ]
+    split = f": ours {sum(ours)} of {len(ours)}, literal settings {sum(literal)} of {len(literal)}"
+    split += f"; {len(early)} of ours was stopped at step {early[0]}" if early else ""
+    validated = [row["report"]["validated"] for row in searched]
+    older = [row for row in committed("*/*") if "older_test" in row and not row["report"]]
+    older = [row["older_test"] < 0.05 for row in older if row["flags"].task == "chain"]
+    older = f" searched; an older test passed in {sum(older)} of {len(older)}"
     return [
-        claim("circuits", "the circuit of a solved model can be found and validated", validated),
-        claim("circuits", "with all ablations the MSE stays below 0.05", held),
-        claim("circuits", "it is 0.17 to 0.89 without any path", removed),
-        claim("circuits", "it is 0.05 to 0.1 if the first useful head is uniform", uniform),
-        claim("circuits", "the first useful head attends to the previous position", previous),
-        claim("circuits", "no circuit has as few heads as possible", more),
+        claim("A to C end below an MSE of 0.01", ours + literal, split, "paper"),
+        claim("most heads do nothing useful", useless, " faithful circuits"),
+        claim("the first useful head reads the token before", [*map(first_goes_back, faithful)]),
+        claim("after it, circuits differ in what is read", differ, " pairs of seeds"),
+        claim("no circuit has as few heads as possible", fewest),
+        claim("the circuit can be found and validated", validated, older),
+        claim("E: the MSE stays below 0.05 with all ablations", [t["held"] < 0.05 for t in tests]),
+        claim("E: it is 0.17 to 0.89 without any one path", removed),
+        claim("E: it is 0.05 to 0.1 if the first useful head is uniform", uniform),
     ]
 
 
-def table(short=True):
-    """Return the table of all claims for their page, or of the most important for the README."""
-    training, deep, last = training_claims(), depth_claims(), circuit_claims()
-    rows = [*training[:5], deep[1], last[0]] if short else [*training, *deep, *last]
-    folder = "results/" if short else ""
-    rows = [(*row, f"[{page}]({folder}{page}.md)") for *row, page in rows]
-    return markdown(["the paper", "ours, of the runs that could refute it", "verdict", ""], *rows)
+# ---- Section 9
+
+
+def head_steps(row):
+    """Return {(layer, head): (step, kind)} of the first path of each head that passes 0.5."""
+    steps = {}
+    for step, head, kind in order.path_steps(row, 0.5):
+        steps.setdefault(head, (step, kind))
+    return steps
+
+
+def one_at_a_time(row):
+    """Return whether no two heads of a run emerge between the same two checkpoints, but for those
+    of the induction head."""
+    later = [step for step, kind in head_steps(row).values() if kind not in order.HEADS]
+    return len({bisect.bisect(row["emergence"]["steps"], step) for step in later}) == len(later)
+
+
+def loses(row, kind, names):
+    """Return whether the full model loses all of these symbols without some path of this kind."""
+    full, level = row["report"]["full_model"], row["flags"].problem.learned_below
+    paths = [path for path in row["report"]["paths"] if KIND(**path) == kind]
+    return any(all(full[n][0] + p["necessary"][n][0] >= level for n in names) for p in paths)
+
+
+def section_9():
+    rows = committed(*sum(order.EMERGED.values(), []))
+    rows = [row for row in rows if row["emergence"]]
+    steps = {level: [order.first_steps(row, level) for row in rows] for level in order.LEVELS}
+    first = {level: [*map(order.is_first, steps[level])] for level in steps}
+    others = [f"{sum(first[level])} at {level}" for level in first if level != 0.5]
+    known = order.load_induction()[1]
+    lost = [all(r["loss"] + r["kinds"][k][0] >= 0.5 for k in order.HEADS) for r in known]
+    kinds = [item for row in known for item in row["kinds"].items()]
+    other = max(rise for kind, (rise, _) in kinds if kind not in order.HEADS)
+    other = f"; any other kind of read raises its loss by at most {other:.2f}"
+    _, faithful = searched_and_faithful()
+    reused = [loses(row, "1b -> 1a", row["flags"].target_names[1:]) for row in faithful]
+    control = [loses(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]) for row in faithful]
+    control = f" lose them without 1b -> 1a; {sum(control)} lose x_1 without the last kb -> ka"
+    D = committed("D", "rope/D_s0", "literal/D_s0")
+    at = ": x_1 at steps {:.0f}, {:.0f}, {:.0f}".format(*(row["learned"]["x_1"] for row in D))
+    mse = ": {:.3f}, {:.3f}, {:.3f}".format(*(row["mse"] for row in D))
+    heads = itertools.pairwise(sorted(step for step, _ in head_steps(D[0]).values()))
+    *gaps, last = [b - a for a, b in heads]
+    late = f": {last:.0f} steps after the one before; no other gap is above {max(gaps):.0f}"
+    held, page = D[0]["report"]["paper"]["held"], "emergence"
+    in_order = [*map(order.reads_in_order, steps[0.5])]
+    slow = [row["learned"]["x_1"] >= 3600 for row in D]
+    return [
+        claim("D learns x_1 after 3600 slow steps", slow, at, page),
+        claim(
+            "the first path above 0.5 is of an induction head",
+            first[0.5],
+            "; " + ", ".join(others),
+            page,
+        ),
+        claim("x_1 needs both reads of an induction head", lost, other, page),
+        claim("later symbols reuse the induction head", reused, control, page),
+        claim("the query comes to read 1b, 2b, ... in this order", in_order, "", page),
+        claim("heads emerge one at a time", [*map(one_at_a_time, rows)], "", page),
+        claim("D's last head comes much later", [last > max(gaps)], late, page),
+        claim("D ends at an MSE of 0.031", [row["mse"] <= 0.0315 for row in D], mse, page),
+        claim("D's MSE is 0.045 with all ablations", [held <= 0.0455], f": {held:.3f}"),
+    ]
+
+
+def not_tested():
+    """Return the rows that no run of ours decides."""
+    llm, cells = "../extras/llm/README", itertools.product((False, True), weights.MODELS)
+    hops = [weights.count_above_chance(model, beyond) for beyond, model in cells]
+    small = "two small ones: one step above chance in {} and {} settings, more in {} and {}"
+    return [
+        claim("4: large language models solve the problem", [], small.format(*hops), llm),
+        claim("10.1: with too few layers no metric shows learning", [], "", "depth"),
+        claim("10.2: natural language has such a curriculum", [], "", "curriculum"),
+    ]
+
+
+def table():
+    """Return the table of all claims for their page."""
+    rows = []
+    for section, claims in ("7.2", section_5_and_7()), ("8.2", section_8()), ("9.2", section_9()):
+        rows += [(section, *row) for row in claims]
+    rows += [("", *row) for row in not_tested()]
+    lines = [[*row, f"[{page}]({page}.md)"] for *row, page in rows]
+    return markdown(
+        ["", "the paper", "ours, of the runs that could refute it", "verdict", ""], *lines
+    )
+
+
+def short_table():
+    """Return the table of the most important claims for the README."""
+    _, alone, essential, _, ordered = section_5_and_7()
+    (_, useless, _, _, _, validated, *_), last = section_8(), section_9()
+    rows = [ordered, alone, essential, last[2], last[1], last[0], last[6], useless, validated]
+    lines = [[*row, f"[{page}](results/{page}.md)"] for *row, page in rows]
+    return markdown(["the paper", "ours, of the runs that could refute it", "verdict", ""], *lines)
 
 
 if __name__ == "__main__":
-    print(table(short=False))
+    with program("python -m extras.studies.claims"):
+        print(table())

@@ -1,76 +1,77 @@
 """Which part of the implicit curriculum is needed: runs with different target symbols.
 
-    python -m extras.studies.curriculum results/runs/curriculum/D3_targets*
+    python -m extras.studies.curriculum results/runs/curriculum.jsonl --out results/figures
 
 Of a run with --init, the runs that it started from are its earlier stages, and their steps count.
 """
 
 from pathlib import Path
 
-import train
+import matplotlib.pyplot as plt
+
+import analyze
+from data import UserError
 from extras import studies
-from extras.studies import command, config_of, group_by_config, markdown, share, spread
+from extras.studies.rows import committed, group_by_settings, settings_of
 
 
-def stages(folder):
-    """Return [folder, ...] of a run and of those that it started from, the first one first."""
-    folders = [Path(folder)]
-    while init := train.read_flags(folders[0]).init:
-        beside = folders[0].parent / Path(init).name  # they may have been moved together
-        folders.insert(0, Path(init) if Path(init).exists() else beside)
-    return folders
+# ---- chains
 
 
-def load_row(folder):
-    """Return what is compared of a run, a dict. learned: {symbol: its step, of all stages together,
-    or None if it is not known at the end of its last stage}; ends: 0 and each stage's last step."""
-    learned, ends, configs, targets = {}, [0], [], []
-    for stage in map(studies.load_row, stages(folder)):
-        for name, step in stage["learned"].items():
-            if learned.get(name) is None:
-                learned[name] = None if step is None else ends[-1] + step
-            if name not in stage["known"]:
-                learned[name] = None
-        flags = stage["flags"]
-        ends.append(ends[-1] + stage["steps"])
-        targets.append(", ".join(flags.target_names))
-        names = ("", *config_of(flags.replace(init="")))
-        configs += [f"stage {len(targets)}: {name}" for name in names]
-    return dict(
-        flags=flags,
-        config=tuple(configs),
-        targets="; then ".join(targets),
-        learned=dict(sorted(learned.items())),
-        ends=ends,
-    )
+def stages_of(row, rows):
+    """Return [row, ...] of a run and of those of these rows that it started from, the first one
+    first."""
+    by_name, stages = {(other["group"], other["name"]): other for other in rows}, [row]
+    while init := stages[0]["flags"].init:
+        key = row["group"], Path(init).name
+        if key not in by_name:
+            raise UserError(f"{row['name']} started from {init}: name that run too")
+        stages.insert(0, by_name[key])
+    return stages
 
 
-# ---- tables
+def join_stages(row, rows):
+    """Return the row of a run with its stages as one: learned has the steps of all together, None
+    for what is not known at the end; targets says what each stage asked for."""
+    learned, before, settings, targets = {}, 0, [], []
+    for stage in stages_of(row, rows):
+        flags, stage_learned = stage["flags"], stage["learned"]
+        for name, step in stage_learned.items():
+            earlier = learned.get(name)
+            learned[name] = earlier if earlier or step is None else before + step
+        learned |= {name: None for name in stage_learned if name not in stage["known"]}
+        before += stage["steps"]
+        names = ", ".join(flags.target_names)
+        targets.append("one at random" if getattr(flags, "mixture", False) else names)
+        settings += [f"stage {len(targets)}", *settings_of(flags.replace(init=""))]
+    targets = "; then ".join(targets)
+    return row | dict(learned=learned, settings=tuple(settings), targets=targets)
 
 
-def cell(group, name):
-    """Return how many runs of a group know a symbol at the end, and when they learned it."""
-    if name not in group[0]["flags"].target_names:
-        return "no target" if name in group[0]["learned"] else ""
-    steps = [row["learned"][name] for row in group]
-    known = [step for step in steps if step is not None]
-    when = f", step {spread(known)}" if known else ""
-    return share([step is not None for step in steps]) + when
+def table(rows=None):
+    """Return a row per training: of how many runs, how many know each symbol at their end, and the
+    median step at which these learned it."""
+    rows = rows or committed("curriculum/*")
+    groups = group_by_settings([join_stages(row, rows) for row in rows])
+    groups = sorted(groups.values(), key=lambda g: (g[0]["targets"].count("then"), g[0]["flags"].D))
+    names, lines = sorted({name for row in rows for name in row["learned"]}), []
+    for group in groups:
+        cells = []
+        for name in names:
+            steps = [row["learned"].get(name) for row in group if name in row["learned"]]
+            known = [step for step in steps if step is not None]
+            asked = name in group[0]["flags"].target_names
+            text = f"{len(known)}: {studies.spread(known)}" if known else "0"
+            cells.append(text if asked else "not asked" * bool(steps))
+        lines.append([group[0]["flags"].D, group[0]["targets"], len(group), *cells])
+    return studies.markdown(["D", "asked for", "runs", *names], *lines)
 
 
-def tables(folders):
-    """Return a row per train."""
-    groups = group_by_config(map(load_row, folders)).values()
-    names = sorted({name for group in groups for name in group[0]["learned"]})
-    lines = [[group[0]["targets"], *(cell(group, name) for name in names)] for group in groups]
-    return markdown(["target symbols", *(f"{name} below 0.5" for name in names)], *lines)
-
-
-def learned_despite_gap(folders):
+def learned_despite_gap(rows):
     """Return {symbol that is no target: [bool, ...]}: of the runs that have, from their start, a
     target symbol above this gap (the lowest one of the run), whether they learned such a symbol."""
     answers = {}
-    for row in map(studies.load_row, folders):
+    for row in rows:
         symbols = row["flags"].target_symbols
         gap = min({*range(1, 2 + len(symbols))} - {*symbols})
         above = {f"x_{k}" for k in symbols if k > gap}
@@ -79,5 +80,88 @@ def learned_despite_gap(folders):
     return answers
 
 
+def claim():
+    """Return what the table decides."""
+    gaps = learned_despite_gap(committed("curriculum/*"))
+    gap, full = (
+        ["x_3" in row["known"] for row in committed(f"curriculum/D3_targets{targets}_*")]
+        for targets in ("1-3", "1-2-3")
+    )
+    return f"""\
+- **Without x_1**: {sum(gaps[1])} of {len(gaps[1])} runs that did not ask for x_1 learned a later
+  symbol within 2400 steps.
+- **Without x_2**: {studies.share(gap)} runs that asked for x_1 and x_3 learned x_3, and
+  {studies.share(full)} that asked for all three (95% Wilson intervals)."""
+
+
+def draw(rows, out):
+    """Draw the last loss of each symbol of the runs with D=3 and fresh first weights, a dot each,
+    by what they ask for."""
+    runs = [row for row in rows if row["flags"].D == 3 and not row["flags"].init]
+    groups = {}
+    for row in [join_stages(row, rows) for row in runs]:
+        groups.setdefault(row["targets"], []).append(row)
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    for k in (1, 2, 3):
+        xs, ys = [], []
+        for x, group in enumerate(groups.values()):
+            losses = [row["log"][-1].get(f"x_{k}") for row in group]
+            left = x + 0.22 * (k - 2) - 0.015 * len(losses)
+            asked = [(left + 0.03 * n, loss) for n, loss in enumerate(losses) if loss is not None]
+            xs, ys = xs + [x for x, _ in asked], ys + [y for _, y in asked]
+        color = analyze.symbol_color(k, 3)
+        axes.scatter(xs, ys, s=16, color=color, label=f"$x_{k}$")
+    axes.axhline(0.5, color="gray", ls=":", lw=1, label="a symbol counts as learned below")
+    axes.axhline(0.75, color="gray", lw=0.6, label="average of the four candidates")
+    ticks = [f"{targets}\nn = {len(group)}" for targets, group in groups.items()]
+    axes.set_xticks(range(len(groups)), ticks, fontsize=8)
+    axes.set(xlabel="what is asked for", ylabel="last validation MSE", ylim=(0, 1.15))
+    axes.set_title("Last loss of each symbol, a dot per run and symbol (D=3)", fontsize=11)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8)
+    analyze.save_figure(figure, out / "curriculum.png")
+    return out / "curriculum.png"
+
+
+# ---- conditional retrieval: x_1, x_2, x_3 are called x, y, z
+
+
+def conditional_table():
+    """Return a row per training: how many runs know each symbol at their end, and when all."""
+    lines = []
+    for group in group_by_settings(committed("conditional/*", "again/cond*")).values():
+        flags, cells = group[0]["flags"], []
+        attention = getattr(flags, "circuit", "") or ("RoPE" if flags.rotary == "qk" else "")
+        title = f"{flags.layers} layers" + f", {attention}" * bool(attention)
+        for k in (1, 2, 3):
+            asked = k in flags.target_symbols
+            cells.append(sum(f"x_{k}" in row["known"] for row in group) if asked else "")
+        done = [max(row["learned"].values()) for row in group if len(row["known"]) == 3]
+        cells.append(studies.spread(done) if done else "")
+        lines.append([title, flags.steps, len(group), *cells])
+    lines.sort(key=lambda line: ("" in line[3:6], -len(line[0]), *map(str, line)))
+    return studies.markdown(["", "steps", "runs", "x", "y", "z", "all at step"], *lines)
+
+
+def conditional_claim():
+    """Return in which order the symbols are learned, of one run per seed, encoding, depth and
+    group: a longer run of the same seed has the same beginning."""
+    runs = {}
+    for row in committed("conditional/*", "again/cond*"):
+        flags = row["flags"]
+        if len(row["learned"]) == 3 and not getattr(flags, "circuit", ""):
+            key = flags.rotary, flags.layers, flags.seed, row["group"]
+            runs[key] = [*row["learned"].values()] + [row["steps"]]
+    both = [steps for steps in runs.values() if None not in steps[:2]]
+    done = [steps for steps in both if steps[2] is not None]
+    later = [z - max(x, y) for x, y, z, _ in done]
+    never = [end - max(x, y) for x, y, z, end in both if z is None]
+    return f"""\
+- **Either of x and y may come first**: of {len(both)} runs that learn both,
+  {sum(y < x for x, y, *_ in both)} learn y first.
+- **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it,
+  {min(later):.0f} to {max(later):.0f} steps after x and y are known. To know both is not enough:
+  {len(never)} run knows them for its last {max(never):.0f} steps and never learns z."""
+
+
 if __name__ == "__main__":
-    command(__file__, __doc__, tables)
+    studies.command(__file__, __doc__, table, draw)

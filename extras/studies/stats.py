@@ -1,10 +1,8 @@
-"""95% intervals: Wilson's for a share of successes, and two bootstraps for a mean."""
+"""95% intervals: Wilson's for a share of successes, and the bootstrap for a mean."""
 
-import json
 import math
 import sys
 import time
-from pathlib import Path
 
 
 def wilson(successes, n, z=1.959964):
@@ -16,31 +14,13 @@ def wilson(successes, n, z=1.959964):
 
 def bootstrap(values, generator, resamples=1000):
     """Return (low, high) of the mean of a few values, a tensor (n,), by the plain bootstrap."""
-    means, _ = resample(values, generator, resamples)
-    low, high = means.quantile(means.new_tensor([0.025, 0.975])).tolist()
-    return low, high
-
-
-def studentised(values, generator, resamples=400):
-    """Return (low, high) of the mean of many values with a heavy tail, a tensor (n,), such as the
-    errors of sequences, of which 1% make up half. It resamples (mean - true mean) / standard error,
-    which covers more of such tails than the plain bootstrap (tested)."""
-    mean, error = values.mean(), values.std() / math.sqrt(len(values))
-    means, errors = resample(values, generator, resamples)
-    t = ((means - mean) / errors.clamp(min=1e-12)).quantile(values.new_tensor([0.025, 0.975]))
-    return (mean - t[1] * error).item(), (mean - t[0] * error).item()
-
-
-def resample(values, generator, resamples):
-    """Return the means and standard errors, (resamples,) each, of n draws with replacement."""
     import torch  # here, so that language models are asked without it
 
-    means, errors = [], []
+    means = []
     for _ in range(resamples):
-        sample = values[torch.randint(len(values), values.shape, generator=generator)]
-        means.append(sample.mean())
-        errors.append(sample.std() / math.sqrt(len(values)))
-    return torch.stack(means), torch.stack(errors)
+        means.append(values[torch.randint(len(values), values.shape, generator=generator)].mean())
+    low, high = torch.stack(means).quantile(values.new_tensor([0.025, 0.975])).tolist()
+    return low, high
 
 
 def print_progress(what, done, total, began):
@@ -67,9 +47,3 @@ def knock_out_rises(emergence, row):
         pairs = zip(row["without"][symbol], losses, strict=True)
         rises[symbol] = [without - loss for without, loss in pairs]
     return rises
-
-
-def read_json(path, lines=False):
-    """Return what a JSON file holds, or with lines=True a list, one for each line."""
-    text = Path(path).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if lines else json.loads(text)

