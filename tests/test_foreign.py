@@ -115,12 +115,12 @@ class Dropout(Mine):
 
 
 REFUSED = [  # model, heads, what the line says
-    (unused, 1, "the model must write what f of layer 1, head 0 returns"),
+    (unused, 1, "do not depend on what f of layer 1, head 0 returns"),
     (lambda x, heads: planted(x, heads), 2, "the model never calls f of layer 0, head 1"),
     (lambda x, heads: planted(x, {}), 1, "the model never calls f of layer 0, head 0"),
-    (lambda x, heads: planted(x, heads)[:, :1], 1, "a tensor of shape (2, 4, 4)"),
-    (lambda x, heads: (planted(x, heads), 0), 1, "a tensor of shape (2, 4, 4)"),
-    (lambda x, heads: planted(x, heads).argmax(-1), 1, "a tensor of shape (2, 4, 4)"),
+    (lambda x, heads: planted(x, heads)[:, :1], 1, "a tensor of shape (16, 4, 4)"),
+    (lambda x, heads: (planted(x, heads), 0), 1, "a tensor of shape (16, 4, 4)"),
+    (lambda x, heads: planted(x, heads).argmax(-1), 1, "a tensor of shape (16, 4, 4)"),
     (lambda x, heads: planted(x, heads) * torch.nan, 1, "predictions that are not finite"),
     (lambda x: planted(x, {}), 1, "takes 1 positional argument but 2 were given"),
     (by_layer, 1, "a pattern (B, T, T)"),
