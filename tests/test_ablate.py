@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ablate
+import data
 import train
 from ablate import (
     ANOTHER,
@@ -28,8 +29,16 @@ from ablate import (
 from data import chain, conditional, held_out, make_batch, partial_losses
 from test_all import address_and_values, planted
 from tests.common import HERE, TINY, assert_refused, run_main
-from tests.other_tasks import MIXED, TRIPLES, sequences_of
-from tests.planted import CIRCUITS, find_positions, paths_from, plant, settings
+from tests.other_tasks import MIXED, TRIPLES, distracted, sequences_of
+from tests.planted import (
+    CIRCUITS,
+    Planted,
+    find_positions,
+    following,
+    paths_from,
+    plant,
+    settings,
+)
 
 
 TASKS = [chain(4, 3), TRIPLES, MIXED, conditional(3)]
@@ -277,6 +286,28 @@ def test_planted_circuits_are_validated(D, heads, texts, capsys):
         assert high[0] == lost.tolist()
         assert all(it_is for it_is, needed in zip(high[1], high[0], strict=True) if needed)
         assert row["attention"] == pytest.approx(1)
+
+
+CONDITIONAL = "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c"
+DISTRACTED = "0 1b 1a,0 2b 2a,1 q 1b,2 q 2b"
+
+
+@pytest.mark.parametrize(
+    "name, layers, heads, texts",
+    [("conditional", 3, 2, CONDITIONAL), ("distracted", 3, 1, DISTRACTED)],
+)
+def test_planted_circuits_of_other_tasks_are_found(name, layers, heads, texts, monkeypatch, capsys):
+    monkeypatch.setitem(data.TASKS, "distracted", distracted)
+    flags = f"--task {name} --layers {layers} --heads {heads} --device cpu --dtype float32"
+    flags = train.parse_flags(flags.split())
+    task, idle = flags.problem, [(0, 0, 0.01)]
+    paths = paths_from(task, *texts.split(","))
+    moves = {head: idle for head in itertools.product(range(layers), range(heads))}
+    moves |= {path[:2]: [(0, 0, 1.0)] for path in paths}
+    model = Planted(task, following(task, paths), layers, heads, moves)
+    report = ablate.find_circuit(model, flags, count=256)
+    assert report["validated"], report["verdict"]
+    assert sorted(paths_in(report, task)) == sorted(paths)
 
 
 # ---- the command line
