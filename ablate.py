@@ -132,13 +132,12 @@ def paths_in(report, task, kind="paths"):
 
 def mask_of(paths, task, positions):
     """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
-    shape = len(positions), task.T, task.T
-    mask = torch.zeros(shape, dtype=torch.bool, device=positions.device)
+    named = torch.zeros(len(positions), task.T, task.T, device=positions.device)
+    sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
     for path in paths:
         reader, read, exist = path.pairs(task, positions)
-        sequence = exist.nonzero(as_tuple=True)[0]
-        mask[sequence, reader[exist], read[exist]] = True
-    return mask
+        named.index_put_((sequence, reader, read), exist.float(), accumulate=True)
+    return named > 0
 
 
 def attention_on(pattern, path, task, positions):

@@ -350,7 +350,7 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # draw the keys of the shuffle, as many for each block as the largest needs, and the symbols
     most = max(block.slots for block in task.blocks)
-    drawn, symbols = most * len(task.blocks), 1 + int(task.tokens.symbol.max())
+    drawn, symbols = most * len(task.blocks), 1 + max(task.tokens.symbol.tolist())
     bits = random_bits(seed, index, drawn + symbols * K)
     keys = bits[:, :drawn].view(B, most, -1).flip(-1)  # (B, most, blocks) the queries' came first
     vectors = standard_normal(bits[:, drawn:]).view(B, symbols, K)

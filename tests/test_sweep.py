@@ -1,8 +1,13 @@
-"""sweep.py: many runs, each once, on workers that may die; what their table shows."""
+"""sweep.py: many runs, each once, here or on a cluster, on workers that may die; the table."""
 
 import os
+import re
 import signal
-from concurrent.futures import ThreadPoolExecutor
+import socket
+import subprocess
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
 import psutil
@@ -15,12 +20,8 @@ from tests.common import HERE, assert_one_line, assert_refused, contents, run_ma
 from train import SETTINGS, Flags
 
 
-TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 10 --stop-below 0 --device cpu"
-GRID = ["--layers", 1, 2, "--seeds", 2, "--flags", f"{TINY} --steps 300"]
-
-
-def children_of(process):
-    return psutil.Process(process.pid).children(recursive=True)
+TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
+GRID = ["--layers", 1, 2, "--seeds", 2, "--flags", f"{TINY} --steps 200"]
 
 
 # ---- running
@@ -30,29 +31,107 @@ def children_of(process):
 def test_a_sweep_survives_a_killed_worker_and_runs_nothing_twice(tmp_path):
     process = start("sweep", *GRID, "--out", tmp_path, "--workers", 2)
     wait_for(lambda: len(list(tmp_path.glob("*/state.pt"))) >= 2, 120)
-    workers = [child for child in children_of(process) if "spawn_main" in str(child.cmdline())]
+    children = psutil.Process(process.pid).children(recursive=True)
+    workers = [child for child in children if "spawn_main" in str(child.cmdline())]
     os.kill(workers[0].pid, signal.SIGKILL)
-    other = ["--layers", 3, "--out", tmp_path]  # it would write the same table
-    assert_refused(sweep, *other, says="in use by another process")
-    check_ended(process, tmp_path)
+
+    # every run has ended once, and one of them was resumed
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0 and "about 0 min left" in out, out + err
+    rows = sweep.read_table(tmp_path / "results.jsonl").values()
+    assert len(rows) == 4
+    assert "resumed" in "".join(path.read_text() for path in tmp_path.glob("*.txt"))
+    for row in rows:
+        log = train.read_log(tmp_path / row["run"])
+        assert [entry["step"] for entry in log] == [*range(0, 201, 20)] and row["ended"] == 200
+
+    # nothing is left to run
     before = contents(tmp_path)
     (tmp_path / "figure4.png").unlink()
-    for more in [], ["--plot-only"]:  # nothing is left to run
+    for more in [], ["--plot-only"]:
         code, out, err = run_main(sweep, *GRID, "--out", tmp_path, *more)
         assert code == 0 and "runs to do" not in out, out + err
         assert contents(tmp_path) == before
 
 
-def check_ended(process, folder):
-    """Every run of GRID has ended once, and one of them was resumed."""
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0 and "about 0 min left" in out and not err, out + err
-    rows = sweep.read_table(folder / "results.jsonl").values()
-    assert len(rows) == 4
-    assert "resumed" in "".join(path.read_text() for path in folder.glob("*.txt"))
-    for row in rows:
-        log = train.read_log(folder / row["run"])
-        assert [entry["step"] for entry in log] == list(range(0, 301, 10)) and row["ended"] == 300
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_the_cluster_of_the_docstring(tmp_path):
+    """Its own commands, each in a shell in this clone, with addresses and a folder of this test."""
+    certificate, variables, scheduler, worker = sweep.__doc__.strip().splitlines()[-4:]
+    assert certificate.startswith("openssl") and variables.startswith("export DASK")
+    port, dashboard, folder = free_port(), free_port(), tmp_path / "all"
+    folder.mkdir()
+    grid = f"--layers 1 --seeds 2 --flags '{TINY} --steps 10' --out /shared/grid"
+    address = re.search(r"--scheduler (\S+)", sweep.__doc__)[1]
+    swept = f"python sweep.py {grid} --scheduler {address}"
+
+    def in_a_shell(command):
+        for old, new in (
+            ("10.0.0.1:8786", f"127.0.0.1:{port}"),
+            ("127.0.0.1:8787", f"127.0.0.1:{dashboard}"),
+            ("--nworkers 16", "--nworkers 1"),
+            ("/shared", str(folder)),
+        ):
+            command = command.replace(old, new)
+        lines = ["-c", f"{variables.replace('/shared', str(folder))}\n{command}"]
+        options = dict(cwd=HERE, text=True, start_new_session=True)
+        options |= dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(["bash", *lines], **options)
+
+    made = in_a_shell(f"cd {folder}; {certificate}")
+    assert made.wait(60) == 0, made.stdout.read()
+    processes = [in_a_shell(command) for command in (scheduler, worker)]
+    try:
+        for _ in range(5):  # the scheduler may still be starting
+            process = in_a_shell(swept)
+            out, _ = process.communicate(timeout=300)
+            if "no Dask cluster" not in out:
+                break
+        assert process.returncode == 0 and "2/2 runs" in out, out
+    finally:
+        for started in processes:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+    rows = sweep.read_table(folder / "grid/results.jsonl").values()
+    assert len(rows) == 2 and all(row["error"] is None and row["ended"] == 10 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_server_of_another_kind_is_no_cluster(tmp_path):
+    """It lets a client wait for ever: sweep.py keeps its patience, whatever listens."""
+    began = time.time()
+    assert start("sweep").wait() == 2  # an error at once: the time of the imports
+    imports = time.time() - began
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address, began = f"tcp://127.0.0.1:{server.server_port}", time.time()
+    process = start("sweep", *GRID, "--out", tmp_path, "--scheduler", address)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 2 and time.time() - began < 2 * sweep.PATIENCE + 5 + 3 * imports
+    assert_one_line(err, f"no Dask cluster with workers at {address}")
+    server.shutdown()
+
+
+class Here:
+    """A client that runs what is submitted at once, in this process."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def submit(self, function, flags, **options):
+        future = mock.Mock()
+        future.result.return_value = function(flags)
+        future.exception.return_value = None
+        return future
 
 
 def untrained(flags):
@@ -67,7 +146,8 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     def failing(flags):
         return sweep.row_of(flags, UserError("it blew up")) if flags.seed else untrained(flags)
 
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(sweep, "connect", lambda scheduler, workers: Here())
+    monkeypatch.setattr("distributed.as_completed", iter)
     monkeypatch.setattr(sweep, "run_and_report", failing)
     code, out, err = run_main(sweep, *flags)
     assert code == 2 and out.count("it blew up") == 2 and "figure4.png" in out, out
@@ -82,12 +162,13 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
 def test_what_a_person_types_is_refused_in_one_line(tmp_path):
     for flags, says in (
         ([], "--preset"),
+        (["--layers", 1, "--workers", 0], "--workers: must be at least 1"),
         (["--layers", 1, "--flags=--D 1 --seed 3"], "--flags must not hold --seed"),
         (["--layers", 1, "--flags", "--layers=3"], "--flags must not hold --layers"),
         (["--layers", 1, "--flags", "--Q 1"], "unrecognized arguments: --Q 1"),
+        (["--layers", 1, "--scheduler", "nowhere"], "no Dask cluster with workers at nowhere"),
     ):
-        assert_refused(sweep, *flags, "--out", tmp_path, says=says)
-    assert not [*tmp_path.iterdir()]
+        assert_refused(sweep, *flags, "--out", tmp_path / "sweep", says=says)
 
 
 # ---- the table and Figure 4
@@ -96,10 +177,8 @@ def test_what_a_person_types_is_refused_in_one_line(tmp_path):
 def test_a_row_is_what_a_run_left(tmp_path):
     """Its flags, the means over the last 100 steps, when each symbol was learned. And a table older
     than a flag has its default."""
-    log = [
-        dict(step=k, seconds=9.5, lr=0.1, val=1 - k / 400, x_1=1 - k / 400)
-        for k in range(0, 301, 50)
-    ]
+    losses = {k: 1 - k / 400 for k in range(0, 301, 50)}
+    log = [dict(step=k, seconds=9.5, lr=0.1, val=loss, x_1=loss) for k, loss in losses.items()]
     [flags] = sweep.grid([(TINY, [2], 1)], tmp_path)
     with mock.patch.object(sweep, "read_log", lambda run: log):
         row = sweep.row_of(flags)
@@ -125,23 +204,24 @@ def test_presets_are_the_grids_of_the_committed_tables(tmp_path):
     assert settings(grids["laptop"]) <= committed
 
 
-def test_figure_4_holds_every_run(tmp_path, monkeypatch):
+def test_figure_4_holds_every_run():
     """A dot per run and symbol, at its own loss, and bars at the two middle runs of eight."""
     table = sweep.read_table(HERE / "results/sweep/results.jsonl")
     rows = sweep.section_7(table.values())
-    left, right = sweep.figure_4(rows).axes
+    above, below = sweep.figure_4(rows).axes
 
     def dots(axes):
         lines = [line for line in axes.lines if line.get_marker() == "o"]
         return sorted(tuple(point) for line in lines for point in line.get_xydata())
 
     shifts = {True: -0.12, False: 0.12}
-    assert dots(left) == sorted((row["layers"] + shifts[row["ic"]], row["val"]) for row in rows)
-    symbols = [(row, k) for row in rows if row["ic"] for k in range(1, 6)]
-    assert dots(right) == sorted(
-        (row["layers"] + 0.15 * (k - 3), row[f"x_{k}"]) for row, k in symbols
-    )
-    with_ic = next(line for line in left.lines if line.get_label().startswith("with "))
+    assert dots(above) == sorted((row["layers"] + shifts[row["ic"]], row["val"]) for row in rows)
+    expected = []
+    for row in rows:
+        for k in range(1, 6 if row["ic"] else 0):
+            expected.append((row["layers"] + 0.15 * (k - 3), row[f"x_{k}"]))
+    assert dots(below) == sorted(expected)
+    with_ic = next(line for line in above.lines if line.get_label().startswith("with "))
     bars = sorted((round(x), y) for x, y in zip(*with_ic.get_data(), strict=True))
     for layers in range(1, 9):
         losses = [row["val"] for row in rows if row["ic"] and row["layers"] == layers]
