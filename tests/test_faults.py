@@ -1,27 +1,38 @@
-"""Wrong flags and damaged files get one line that says what to do, and nothing is lost."""
+"""What goes wrong on a user's machine gets one line that says what to do, and nothing is lost."""
 
 import os
+import shutil
 import subprocess
 import sys
 
+import matplotlib
 import pytest
+import torch
 
+import ablate
+import analyze
 import train
-from tests.common import WHOLE, assert_refused, load_tensors
+from data import UserError
+from tests.common import HERE, WHOLE, assert_refused, load_tensors, run_main, train_until
+from tests.other_tasks import write_circuit
 
 
 @pytest.mark.parametrize(
     "flags, says",
     [
-        ("--D -1", "--D must be at least 0"),
+        ("--D -1", "--D: must be at least 1, not -1"),
         ("--heads 3 --width 128", "divisible by --heads 3"),
-        ("--lr nan", "--lr must be"),
+        ("--lr inf", "--lr: must be at least 0"),
         ("--K 3", "even"),
         ("--layers two", "invalid int value"),
-        ("--lay 3", "unrecognized"),
-        ("--seed -1", "--seed must be at least 0"),
+        ("--seed -1", "--seed: must be from 0"),
         ("--targets 1 4", "--targets must be among 1 to 3"),
+        ("--no-ic --targets 1", "leave out either it or --targets"),
         ("--task conditional --D 4", "leave --D out"),
+        ("--rotary qk --head-size 3", "even head size"),
+        ("--device gpu", "--device gpu does not exist here"),
+        ("--init nowhere", "No such file"),
+        ("--init {whole}", "weights of a model of another shape"),
     ],
 )
 def test_a_wrong_flag_gets_one_line_and_leaves_no_folder(flags, says, tmp_path, whole):
@@ -35,6 +46,94 @@ def test_a_run_that_blows_up_stops_and_keeps_the_last_good_state(tmp_path):
     assert_refused(train, *flags, says="the loss is not finite")
     state = load_tensors(tmp_path / "run" / "state.pt")
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+# ---- damaged files
+
+
+def damage(path, where):
+    """Flip the highest bit of one byte."""
+    content = bytearray(path.read_bytes())
+    content[where] ^= 0x80
+    path.write_bytes(content)
+
+
+def test_a_damaged_file_is_named_in_one_line(tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "run")
+    write_circuit(run, (0, 0, "1b", "1a", 0.9))
+    (run / "emergence.json").write_text('{"steps": []}')
+    (run / "model.pt").rename(tmp_path / "model.pt")  # an unfinished run
+    for module, name, words in (
+        (analyze, "config.json", [run]),
+        (analyze, "log.jsonl", [run]),
+        (analyze, "model.pt", [run]),
+        (analyze, "circuit.json", [run]),
+        (analyze, "emergence.json", [run]),
+        (ablate, "model.pt", [run]),
+        (train, "state.pt", [*WHOLE, "--out", run, "--resume"]),
+    ):
+        if module is not train:
+            shutil.copy(tmp_path / "model.pt", run)
+        kept = (run / name).read_bytes()
+        damage(run / name, len(kept) // 3)
+        assert_refused(module, *words, says=f"{run / name} is damaged")
+        (run / name).write_bytes(kept)
+        (run / "model.pt").unlink(missing_ok=True)
+    (run / "config.json").write_bytes((whole / "config.json").read_bytes()[:-9])  # cut off
+    assert_refused(analyze, run, says="config.json is damaged")
+
+
+def test_no_flipped_byte_of_weights_changes_them(tmp_path, whole):
+    """It is found, or it lies between the files of the archive."""
+    weights, path, found = load_tensors(whole / "model.pt"), tmp_path / "model.pt", 0
+    size = (whole / "model.pt").stat().st_size
+    for where in range(0, size, size // 60):
+        shutil.copy(whole / "model.pt", path)
+        damage(path, where)
+        try:
+            read = train.read_tensors(path)
+            assert all(torch.equal(weights[name], read[name]) for name in weights), where
+        except UserError as error:
+            found += "is damaged" in str(error)
+    assert found > 30
+
+
+# ---- the user's machine
+
+
+def test_figures_have_our_style_whatever_a_user_has_set(tmp_path, whole):
+    """As with text.usetex: True in a matplotlibrc, on a machine without LaTeX."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    with matplotlib.rc_context({"text.usetex": True, "savefig.format": "pdf"}):
+        code, _, err = run_main(analyze, run)
+    assert code == 0 and (run / "curves.png").read_bytes().startswith(b"\x89PNG"), err
+
+
+def test_a_terminal_that_has_ascii_alone(tmp_path):
+    """A folder has a letter that it lacks, and names of a run are read and printed all the same."""
+    run = tmp_path / "L\xe4ufe"
+    code = "import sys, train, analyze; train.main(); sys.argv[1:] = [sys.argv[-1]]; analyze.main()"
+    environment = os.environ | dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    command = [sys.executable, "-c", code, *WHOLE, "--steps", "2", "--out", run]
+    ended = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, timeout=300)
+    assert ended.returncode == 0 and b"ufe/curves.png\n" in ended.stdout, ended.stderr
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"set -o pipefail; {sys.executable} data.py --task conditional | head -1"
+    command = ["bash", "-c", command]
+    ended = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0 and not ended.stderr, ended.stderr
+    assert ended.stdout == "4 chains, 4 numbers per symbol, 68 tokens\n"
+
+
+def test_a_disk_that_refuses_gets_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_refused(train, *WHOLE, "--out", tmp_path / "file" / "run", says="Not a directory")
+    train_until(20, *WHOLE, "--out", tmp_path / "run")
+    (tmp_path / "run/log.jsonl").unlink()
+    (tmp_path / "run/log.jsonl").mkdir()
+    assert_refused(train, *WHOLE, "--out", tmp_path / "run", "--resume", says="Is a directory")
 
 
 def test_an_import_changes_nothing_outside():
