@@ -175,6 +175,7 @@ class Task:
     N: int
     roles: tuple[Role, ...]
     crossed: tuple[int, ...] = ()  # blocks
+    mixed: bool = False  # the pairs of a block, of all steps of all chains, are shuffled together
 
     def __post_init__(self):
         if len({*self.names}) < len(self.names):
@@ -191,7 +192,8 @@ class Task:
         for number in range(1 + max(role.block for role in self.roles)):
             size = sum(role.block == number for role in self.roles)
             slots = self.N**2 if number in self.crossed else self.N
-            blocks.append(Block(start, size, slots))
+            pairs = size // 2 if self.mixed and size > 1 else 1
+            blocks.append(Block(start, size // pairs, slots * pairs))
             start += slots * size
         return blocks
 
@@ -208,13 +210,15 @@ class Task:
     def tokens(self):
         rows, distractors = [], itertools.count(self.N * self.symbols)
         for number, block in enumerate(self.blocks):
-            roles = [self.role_at(number, place) for place in range(block.size)]
-            for slot, role in itertools.product(range(block.slots), roles):
+            roles = [self.roles[i] for i in self.in_reading_order if self.roles[i].block == number]
+            slots = block.slots * block.size // len(roles)
+            for slot, role in itertools.product(range(slots), roles):
                 i, j = divmod(slot, self.N) if number in self.crossed else (slot, slot)
                 owner = j if role.place == 1 else i
                 in_chain = role.symbol >= 0 and (role.place < 2 or i == j)
                 symbol = owner * self.symbols + role.symbol if in_chain else next(distractors)
-                rows.append((number, slot, role.place, symbol))
+                place = slot * len(roles) + role.place
+                rows.append((number, *divmod(place, block.size), symbol))
         return Tokens(*torch.tensor(rows).T)
 
     @functools.cached_property
@@ -278,7 +282,16 @@ def conditional(N, D=3):
     return Task("conditional", N, roles, crossed=(triples,))
 
 
-TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
+@functools.lru_cache
+def shuffled(N, D):
+    """The retrieval problem with the pairs of all steps shuffled together: a place says nothing
+    about the step."""
+    roles = [role._replace(block=1) for role in chain(N, D).roles[:1]]
+    roles += [role._replace(block=0, place=i) for i, role in enumerate(chain(N, D).roles[1:])]
+    return Task(f"shuffled D={D}", N, tuple(roles), mixed=True)
+
+
+TASKS = {"chain": chain, "conditional": conditional, "shuffled": shuffled}  # (N, D) -> Task
 
 
 def check_problem(parser, flags):
@@ -350,6 +363,7 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
         moved = start + size * rank[..., None] + torch.arange(size, device=device)  # tokens
         all_tokens.append(moved.flatten(1))
         role_tokens.append(moved[:, :: N + 1 if number in task.crossed else 1])  # (B, N, size)
+    role_tokens = [tokens.reshape(B, N, -1) for tokens in role_tokens]  # of the block, if mixed
     roles = torch.tensor(task.in_reading_order, device=device)
     positions = torch.cat(role_tokens, 2)[:, :, roles.argsort()]
 

@@ -1,29 +1,48 @@
-"""What each depth can learn, beside the depth law (Section 7.2, and floor(log2 k) + 2).
+"""How many layers the problem needs: trained models beside the law of reading by content and the
+law with heads (Section 7.2), and how those that pass the law of content do it.
 
-python -m extras.studies.depth --preset law --out out/law    # trains the runs, as sweep.py does
-python -m extras.studies.depth out/law                       # prints the counts, draws law.png
+    python -m extras.studies.depth                    # draws the figures from the committed rows
+    python -m extras.studies.depth out/*              # measures runs, and adds them to these rows
+    python -m extras.studies.depth --preset law       # trains the runs that sweep.py compares
 """
 
 import collections
 import math
 import statistics
+import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import torch
 
 import analyze
 import sweep
-from extras.studies import command, load_rows
-from extras.studies.theory import DEPTH_LAWS
+import train
+from data import held_out, make_batch, partial_losses, program
+from extras.studies import committed, load_rows, markdown
+from extras.studies.theory import (
+    DEPTH_LAWS,
+    PREDICTED,
+    address_error,
+    causal_depth,
+    constructed,
+    gates_error,
+    in_order,
+    least_layers,
+    shuffled_depths,
+)
 from train import Flags
 
 
-FROZEN = f"{sweep.PLAIN} --D 8 --circuit minimal --steps 400"
+ROWS = Path("results/runs/depth_width.jsonl")
+MATTERS = 0.05  # a rise of the loss of x_D by which an ablation counts as one that matters
 sweep.PRESETS["law"] = [
     (sweep.WITH_IC, range(1, 6), 3),
     (f"{sweep.LAPTOP} --D 5 --steps 2000 --no-causal --rotary qk", range(2, 5), 2),
-    (f"{FROZEN} --heads 1", range(1, 6), 2),
-    (f"{FROZEN} --heads 2 --no-causal", range(1, 5), 2),
 ]
+
+
+# ---- runs of a sweep beside the law of content
 
 
 def chains(folders):
@@ -91,57 +110,466 @@ def count_exact(rows, causal):
     return f"{sum(exact)} of {len(exact)}"
 
 
-def tables(folders):
-    rows = chains(folders)
-    exact = f"{count_exact(rows, True)} with a causal mask, {count_exact(rows, False)} without"
-    exact = f"with frozen attention the fewest layers are the law's: {exact}"
-    return "\n".join([*count_learners(sweep.section_7(rows)), exact])
+# ---- one run of the diagram
 
 
-# ---- the figure
+def row_of(run):
+    """Return the row of a finished run: what it was, its losses at the end, and how, if it passes
+    the law of content."""
+    flags, log = train.read_flags(run), train.read_log(run)
+    other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
+    other |= {"--task shuffled": flags.task == "shuffled", "--init frozen": bool(flags.init)}
+    other |= {"frozen": bool(getattr(flags, "circuit", ""))}
+    names = "layers", "heads", "N", "D", "seed", "steps", "git"
+    row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
+    row |= dict(other=" ".join(name for name in other if other[name]), ended=log[-1]["step"])
+    row |= {name: round(log[-1][name], 5) for name in flags.target_names}
+    row["threshold"] = flags.problem.learned_below
+
+    # what x_D fell by in the last third of the steps that were taken: is the run decided?
+    before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
+    row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
+    if passes(row) or flags.layers == flags.D == 1:
+        row["how"] = mechanism(run)
+    return row
 
 
-def draw(folders, out):
-    """Draw for each x_k the least depth that learned it, with attention frozen at a minimal circuit
-    (what a depth can do) and learned (what training finds), beside the law; left with a causal
-    mask, right without. A mark shows how many seeds it stands for."""
-    rows = chains(folders)
-    last, deepest = max(row["D"] for row in rows), max(row["layers"] for row in rows)
-    size = dict(figsize=(7.5, 4.6), layout="constrained", sharey=True)
-    figure, panels = plt.subplots(1, 2, **size)
-    titles = "causal mask: floor(log$_2$ k) + 2", "no mask: ceil(log$_3$(4k+1))"
-    kinds = (True, "s", "tab:green", "frozen"), (False, "o", "tab:blue", "learned")
-    for axes, causal, title, side in zip(
-        panels, (True, False), titles, ("left", "right"), strict=True
-    ):
-        law = [DEPTH_LAWS[causal](k) for k in range(1, last + 2)]
-        edges = [k + 0.5 for k in range(last + 1)]
-        axes.step(
-            edges, law, where="post", color="black", label="depth law: no fewer can hold $x_k$"
+def passes(row):
+    """Return whether a run learned a symbol for which the law of content demands more layers, with
+    pairs read from step D to step 1 (any order of shuffled pairs needs as many for x_1 to x_3)."""
+    return any(
+        row[f"x_{k}"] < row["threshold"] and causal_depth(k) > row["layers"]
+        for k in range(1, row["D"] + 1)
+    )
+
+
+def reaches(row):
+    """Return whether a run learned all symbols that the law of content allows, and there are any;
+    None if there are none."""
+    allowed = [k for k in range(1, row["D"] + 1) if causal_depth(k) <= row["layers"]]
+    return all(row[f"x_{k}"] < row["threshold"] for k in allowed) if allowed else None
+
+
+# ---- how a model does it
+
+
+def by_place(pattern, values):
+    """Attend as on the average over the sequences: a function of the places alone."""
+    return pattern.mean(0) @ values
+
+
+def mean_written(pattern, values):
+    """Write what is written on the average over the sequences."""
+    return (pattern @ values).mean(0).expand_as(values)
+
+
+def from_the_next(pattern, values):
+    """Write what is written in the next sequence of the batch."""
+    return (pattern @ values).roll(-1, 0)
+
+
+def of_the_next_query(N):
+    """Return a function that lets each of the last N tokens write what the next of them writes."""
+
+    def write(pattern, values):
+        written = pattern @ values
+        return torch.cat([written[:, :-N], written[:, -N:].roll(-1, 1)], 1)
+
+    return write
+
+
+@torch.no_grad()
+def mechanism(run, n=512):
+    """Return what interventions on a trained model say, a dict; losses are those of x_1, ..., x_D
+    on n sequences, heads have names like L0H3.
+
+    place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
+    writes; place_others: if the patterns of all heads that are not by content are their means at
+    once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of a layer adds
+    is its mean.
+    moved: the errors of x_D [to that of the next query, to the own one] if the content heads of the
+    last layer write for the next query; moved_rest: if all its other heads do; moved_alone: if one
+    content head of the last layer does.
+    reads: of each head, its mean attention from the queries to all tokens; spread: over how many
+    tokens it is spread, exp(entropy); own: to the own 1a; match: how much more than that token has
+    on the average. For one step in one layer see `one_step` too."""
+    model, flags = train.load(run)
+    batch = train.sequences(flags, held_out("validate", n))
+
+    def losses(heads=None):
+        with train.precision(flags):
+            predictions = model(batch.inputs, heads)
+        return [
+            round(x, 5)
+            for x in partial_losses(predictions, batch.targets, flags.K).mean(0).tolist()
+        ]
+
+    layers = range(flags.layers)
+    heads = {f"L{layer}H{head}": (layer, head) for layer in layers for head in range(flags.heads)}
+    how = dict(n=n, full=losses())
+    how["place"] = {name: losses({head: by_place}) for name, head in heads.items()}
+    how["mean"] = {name: losses({head: mean_written}) for name, head in heads.items()}
+    content = {head for name, head in heads.items() if kind_of(how, name) == "content"}
+    others = [head for head in heads.values() if head not in content]
+    how["place_others"] = losses(dict.fromkeys(others, by_place))
+    how["place_layers"] = [
+        losses({(layer, head): by_place for head in range(flags.heads)}) for layer in layers
+    ]
+    own = batch.targets[..., -flags.K :]
+
+    def moved(chosen):
+        """Return the errors [to the next query's x_D, to the own] if these write for it."""
+        with train.precision(flags):
+            changed = dict.fromkeys(chosen, of_the_next_query(flags.N))
+            answers = model(batch.inputs, changed)[..., -flags.K :].float()
+        return [round((answers - x).square().mean().item(), 4) for x in (own.roll(-1, 1), own)]
+
+    last = {name: head for name, head in heads.items() if head[0] == flags.layers - 1}
+    how["moved"] = moved([head for head in last.values() if head in content])
+    how["moved_rest"] = moved([head for head in last.values() if head not in content])
+    how["moved_alone"] = {name: moved([head]) for name, head in last.items() if head in content}
+    how["mlp"] = []
+    for block in model.blocks if flags.mlp else []:
+        hook = block.down.register_forward_hook(lambda _, __, out: out.mean(0).expand_as(out))
+        how["mlp"].append(losses())
+        hook.remove()
+
+    # attention from the queries, and how much of it to the own 1a
+    _, patterns = model(batch.inputs, return_patterns=True)
+    query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]  # (n, N)
+    how |= dict(reads={}, own={}, match={}, spread={})
+    for name, (layer, head) in heads.items():
+        rows = patterns[layer][torch.arange(n)[:, None], head, query]  # (n, N, T)
+        own = rows.gather(2, key[:, :, None])[:, :, 0]
+        average = rows.mean((0, 1))
+        how["reads"][name] = [round(x, 3) for x in average.tolist()]
+        entropy = -torch.special.xlogy(rows, rows).sum(-1).mean()
+        how["spread"][name] = round(entropy.exp().item(), 1)
+        how["own"][name] = round(own.mean().item(), 3)
+        how["match"][name] = round((own - average[key]).mean().item(), 3)
+    return how | (one_step(model, flags, batch, how) if flags.layers == flags.D == 1 else {})
+
+
+def one_step(model, flags, batch, how):
+    """Return more of a model of one layer that predicts x_1 alone. by_slot: the loss of queries
+    whose pair stands in this slot. address: the heads with more than half of their attention on the
+    own 1a. If there are any, two swaps: `swap`, in which these heads write what they write in the
+    next sequence, should fetch the value of the slot where the next sequence has its pair;
+    `swap_rest`, in which all other heads do, the next sequence's value at the own slot. Each has
+    the mean squared errors [to this value, to the unswapped one]. Only queries count whose slot is
+    another in the next sequence."""
+    order = batch.positions[:, :, 0].argsort(1)
+    slots = batch.positions[:, :, 1].gather(1, order) // 2  # (n, N) of each query
+    values = batch.inputs[:, 1 : 2 * flags.N : 2, : flags.K]  # (n, N, K) by slot
+    rows = torch.arange(len(slots))[:, None]
+
+    def errors(expected, changed=()):
+        """Return the errors (n, N) of the answers if these heads write for the next sequence."""
+        with train.precision(flags):
+            answers = model(batch.inputs, {(0, int(head[3:])): from_the_next for head in changed})
+        return (answers.float() - expected).square().mean(-1)
+
+    old, elsewhere = values[rows, slots], slots != slots.roll(-1, 0)
+    by_slot = [errors(old)[slots == slot].mean().item() for slot in range(flags.N)]
+    address = [head for head in how["own"] if how["own"][head] > 0.5]
+    result = dict(address=address, by_slot=[round(error, 4) for error in by_slot])
+    rest = [head for head in how["own"] if head not in address]
+    new_slot, new_value = values[rows, slots.roll(-1, 0)], values.roll(-1, 0)[rows, slots]
+    for name, heads, new in ("swap", address, new_slot), ("swap_rest", rest, new_value):
+        means = [errors(value, heads)[elsewhere].mean().item() for value in (new, old)]
+        result |= {name: [round(mean, 4) for mean in means]} if address else {}
+    return result
+
+
+def kind_of(how, name):
+    """Return what a head does for x_D: "idle" if its mean may stand for what it writes, "place" if
+    its mean pattern may stand for its pattern, "content" if not."""
+    if how["mean"][name][-1] < how["full"][-1] + MATTERS:
+        return "idle"
+    return "place" if how["place"][name][-1] < how["full"][-1] + MATTERS else "content"
+
+
+# ---- tables
+
+
+def cells():
+    """Return {(other flags, layers, N, heads, D): [row, ...]} of the committed rows, sorted."""
+    groups, names = collections.defaultdict(list), ("other", "layers", "N", "heads", "D")
+    for row in sorted(train.read_rows(ROWS), key=lambda row: row["seed"]):
+        groups[tuple(row[name] for name in names)].append(row)
+    return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
+
+
+def prediction(cell, group):
+    """Return (inside, text): whether the median loss of a cell is where it was predicted, and what
+    was; None if nothing was."""
+    other, layers, N, heads, D = cell
+    if (layers, heads, N, D, other) not in PREDICTED:
+        return None
+    low, high = PREDICTED[layers, heads, N, D, other]
+    inside = low <= statistics.median(row[f"x_{D}"] for row in group) <= high
+    return inside, f"{layers}/{heads}/{N} ({low:g} to {high:g})"
+
+
+def diagram_table():
+    """Return the table of the loss of x_D of every run by its heads, with a star if it fell by more
+    than 0.05 in the last third of its steps, and bold where the median is not as predicted."""
+    groups = cells()
+    counts = sorted({heads for _, _, _, heads, _ in groups})
+    rows = []
+    for other, layers, N, D in dict.fromkeys((*cell[:3], cell[4]) for cell in groups):
+        row = [layers, N, f"x_{D}", f"`{other}`" if other else ""]
+        for cell in ((other, layers, N, heads, D) for heads in counts):
+            losses = [
+                f"{run[f'x_{D}']:.3f}{'*' * (run['fell'] > MATTERS)}"
+                for run in groups.get(cell, [])
+            ]
+            inside = not losses or (prediction(cell, groups[cell]) or [True])[0]
+            row.append(", ".join(losses) if inside else f"**{', '.join(losses)}**")
+        rows.append(row)
+    heads = [f"{count} head{'s' * (count > 1)}" for count in counts]
+    return markdown(("layers", "N", "of", "other flags", *heads), *rows)
+
+
+def print_counts(out):
+    """Print in how many cells the median is where it was predicted, how many runs passed the law of
+    content, and how many end below the two laws of one layer."""
+    found = [prediction(*item) for item in cells().items()]
+    found = [item for item in found if item]
+    outside = [text for inside, text in found if not inside]
+    inside = len(found) - len(outside)
+    out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
+    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
+    rows = [row for group in cells().values() for row in group]
+    bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
+    out(f"{sum(map(passes, bound))} of {len(bound)} runs passed the law of content.")
+    one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
+    for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
+        ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
+        below = [loss < least - MATTERS for loss, least in ends if least > 0]
+        out(f"Where {text} is above 0, {sum(below)} of {len(below)} end more than 0.05 below it.")
+
+
+def binding_table():
+    """Return the table of the cases in which the law of content should bind: how many runs learned
+    all that it allows, stayed on the average of the N values, or passed it."""
+    cases = {
+        "one head": lambda other, layers, N, heads, D: heads == 1 and not other,
+        "one head, unfrozen": lambda other, layers, N, heads, D: other == "--init frozen",
+        "no MLP": lambda other, layers, N, heads, D: other == "--no-mlp",
+        "RoPE": lambda other, layers, N, heads, D: other == "--rotary qk",
+        "4 heads, N = 16": lambda other, layers, N, heads, D: (N, heads) == (16, 4),
+        "steps shuffled together": lambda other, layers, N, heads, D: other == "--task shuffled",
+    }
+    rows = []
+    for name, belongs in cases.items():
+        for layers in (1, 2, 3):
+            found = [group for cell, group in cells().items() if belongs(*cell)]
+            group = [row for rows in found for row in rows if row["layers"] == layers]
+            group = [row for row in group if causal_depth(row["D"]) > layers]
+            if group:
+                reached = [reaches(row) for row in group]
+                average = [row[f"x_{row['D']}"] > 1 - 1 / row["N"] - MATTERS for row in group]
+                allowed = "allows none" if None in reached else sum(reached)
+                cell = [name, layers, len(group), allowed, sum(average), sum(map(passes, group))]
+                rows.append(cell)
+    head = "case", "layers", "runs", "learned what the law allows", "no better than the average"
+    return markdown((*head, "passed the law"), *rows)
+
+
+def described():
+    """Return the rows that say how a model does it, sorted."""
+    return [row for group in cells().values() for row in group if "how" in row]
+
+
+def memory_of(row):
+    """Return which tokens heads of the last layer read by place, and the least attention that one
+    pays to its token from the queries, as text."""
+    how, last = row["how"], f"L{row['layers'] - 1}"
+    heads = [head for head in how["reads"] if head.startswith(last)]
+    memory = [how["reads"][head] for head in heads if kind_of(how, head) == "place"]
+    tokens = " ".join(str(token) for token in sorted(reads.index(max(reads)) for reads in memory))
+    return f"{tokens} ({min(map(max, memory)):.2f})" if memory else ""
+
+
+def slashed(numbers):
+    """Return 0.41/1.04 for a list of numbers."""
+    return "/".join(f"{number:.2f}" for number in numbers)
+
+
+def mechanism_table():
+    """Return the table of interventions on the models that passed the law: losses of x_D, by layer
+    where an intervention is on one."""
+    rows = []
+    for row in filter(passes, described()):
+        how, kinds = row["how"], []
+        for layer in range(row["layers"]):
+            found = [kind_of(how, head) for head in how["mean"] if head.startswith(f"L{layer}")]
+            kinds.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
+        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds), memory_of(row)]
+        cell.append(f"{how['place_others'][-1]:.3f}")
+        cell += [slashed(losses[-1] for losses in how[name]) for name in ("place_layers", "mlp")]
+        rows.append([*cell, slashed(how["moved"]), slashed(how["moved_rest"])])
+    head = "run", "loss", "heads: content/place/idle", "tokens by place", "all but content by place"
+    head += "all by place", "MLP at its mean", "content moved: next/own", "others moved: next/own"
+    return markdown(head, *rows)
+
+
+def print_swaps(out):
+    """Print what becomes of the models that have address heads when these, or all other heads,
+    write what they write in another sequence."""
+    found = [row["how"] for row in described() if row["how"].get("address")]
+    shares = [how["own"][head] for how in found for head in how["address"]]
+    out(f"{len(found)} models of one layer have address heads, with at least {min(shares):.2f} of")
+    out("their attention on the own 1a.")
+    for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
+        new, old = zip(*(how[name] for how in found), strict=True)
+        out(
+            f"With {heads} swapped the error to the new value is at most {max(new):.2f}, and to the"
         )
-        for frozen, marker, color, name in kinds:
-            # marks at the least depths, above the deepest if x_k was learned in none
-            group, marks = with_attention(rows, causal, frozen), collections.Counter()
-            for k in range(1, 1 + max([row["D"] for row in group], default=0)):
-                for depth in least_depths(group, k):
-                    marks[k - 0.15 if frozen else k + 0.15, min(depth, deepest + 1)] += 1
-            seeds = len({row["seed"] for row in group})
-            label = f"{name} attention: {len(group)} runs, {seeds} seeds"
-            points = [x for x, _ in marks], [depth for _, depth in marks]
-            axes.scatter(*points, marker=marker, color=color, s=120, label=label)
-            for (x, depth), count in marks.items():
-                axes.text(x, depth, count, color="white", fontsize=8, ha="center", va="center")
-        axes.axhspan(deepest + 0.5, deepest + 1.5, color="0.92", zorder=0)
-        axes.set_yticks(range(1, deepest + 2), [*range(1, deepest + 1), "in none"])
-        axes.set(xlabel="k", title=title, xlim=(0.4, last + 0.6), xticks=range(1, last + 1))
-        axes.grid(axis="y", lw=0.3)
-        below = dict(loc=f"outside lower {side}", fontsize="small")
-        figure.legend(*axes.get_legend_handles_labels(), **below)
-    panels[0].set(ylabel="layers", ylim=(0.5, deepest + 1.5))
-    figure.suptitle("A mark: the fewest layers that learned $x_k$, and in how many seeds")
-    analyze.save_figure(figure, out / "law.png")
-    return out / "law.png"
+        out(f"old one at least {min(old):.2f}.")
+
+
+def gates_table():
+    """Return the table of models of one layer, N = 4 and at most four heads, the first seed of
+    each: the loss by the slot of the own pair, and of each head how much more it attends to a key
+    that matches than to that token on the average."""
+    rows = []
+    for row in described():
+        if (row["layers"], row["D"], row["seed"], row["N"]) == (1, 1, 1, 4) and row["heads"] <= 4:
+            losses = [f"{loss:.2f}" for loss in row["how"]["by_slot"]]
+            match = ", ".join(f"{more:+.3f}" for more in row["how"]["match"].values())
+            rows.append((row["heads"], *losses, match))
+    return markdown(("heads", *(f"slot {slot}" for slot in range(4)), "match, by head"), *rows)
+
+
+def superposition_table():
+    """Return the table of the content heads of the last layer of the models that passed the law of
+    content with shuffled steps: over how many tokens their attention is spread, the losses if what
+    they write is its mean, and the errors of x_D if they write for the next query."""
+    rows = []
+    for row in filter(passes, described()):
+        for head, errors in row["how"]["moved_alone"].items():
+            if row["other"] == "--task shuffled":
+                losses = slashed(row["how"]["mean"][head])
+                rows.append((row["run"], head, row["how"]["spread"][head], losses, slashed(errors)))
+    head = "run", "head", "attention spread over", "x_1/x_2 if it writes its mean"
+    return markdown((*head, "moved: next/own"), *rows)
+
+
+def measure(folders):
+    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
+    left out."""
+    rows = train.read_rows(ROWS) if ROWS.exists() else []
+    for run in folders:
+        if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
+            rows.append(row_of(run))
+            train.write_rows(ROWS, rows)
+
+
+# ---- what the page prints of the laws and of the sweep
+
+
+def print_orders(out):
+    """Print the layers by content for some reading orders, and for steps shuffled together."""
+    for steps in (4, 3, 2, 1), (1, 2, 4, 3):
+        layers = ", ".join(map(str, least_layers(in_order(steps))))
+        out(f"- pairs read {', '.join(map(str, steps))}: x_1 to x_4 need {layers} layers")
+    texts = []
+    for k, depths in enumerate(shuffled_depths(4), 1):
+        shares = ", ".join(f"{layers} ({share:.2f})" for layers, share in depths.items())
+        texts.append(f"x_{k} {shares}")
+    out(f"- steps shuffled together, layers (share of the orders): {'; '.join(texts)}")
+
+
+def print_constructed(out, n=4096):
+    """Print the loss of the constructed model for several of its constants."""
+    batch, losses = make_batch(0, torch.arange(n), 4, 1, 4), []
+    for scale in (25, 50, 100):
+        with torch.no_grad():
+            error = (constructed(4, scale)(batch.inputs) - batch.targets).square().mean()
+        losses.append(f"{error:.0e} at {scale}")
+    out(f"Its loss with N = 4, by `scale`, on {n} sequences: {', '.join(losses)}.")
+
+
+def print_sweep(out):
+    """Print what the runs of sweeps learned, beside the law of content, and of x_D alone."""
+    rows = sweep.section_7(load_rows(committed("*")))
+    alone = [row["val"] > 0.7 for row in rows if not row["ic"]]
+    shallow, limit, beyond = too_shallow(sweep.section_7(chains(committed("*"))))
+    out(f"Of {shallow} runs (with those of 5000 steps in `results/longer`) that have fewer layers")
+    out(f"than the law of content demands for x_D, {len(beyond)} learned more than it allows,")
+    out(f"{limit} just that, and {shallow - limit} less: they are weak evidence for it. With x_D")
+    out(f"alone as the target, {sum(alone)} of {len(alone)} runs end above 0.7.")
+
+
+# ---- figures
+
+
+def draw_diagram(path=Path("results/sweep/law.png")):
+    """Draw the loss of x_D of every run of the default recipe by its heads, a panel for each number
+    of layers and chains, beside the laws."""
+    panels, most = {(cell[1], cell[2], cell[4]): [] for cell in cells() if not cell[0]}, 16
+    for cell, group in cells().items():
+        if not cell[0]:
+            panels[cell[1], cell[2], cell[4]] += group
+    size = dict(figsize=(3 * len(panels), 3.6), layout="constrained", sharey=True, squeeze=False)
+    figure, (axes,) = plt.subplots(1, len(panels), **size)
+    for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
+        points = [row["heads"] for row in rows], [row[f"x_{D}"] for row in rows]
+        panel.scatter(*points, color="tab:blue", alpha=0.6, zorder=3, label="a trained model")
+        bound = "law of content: no better than the average of N values"
+        panel.axhspan(1 - 1 / N, 1.1, color="0.9", label=bound)
+        if layers == 1:
+            heads = [*range(1, most + 1)]
+            address = [address_error(N, H) for H in heads]
+            panel.plot(heads, address, "k-", lw=1, label="1 - (H-1)/N: an address and a memory")
+            gates = [gates_error(N, H) for H in heads]
+            panel.plot(heads, gates, "k:", lw=1, label="1 - H/N: the least of fixed mixtures")
+        name = f"{layers} layer{'s' * (layers > 1)}, N = {N}: loss of $x_{D}$, n = {len(rows)}"
+        panel.set(title=name, xlabel="heads per layer (H)", xscale="log", ylim=(-0.03, 1.1))
+        panel.title.set_fontsize("medium")
+        panel.set_xticks([1, 2, 3, 4, 5, 8, most], [1, 2, 3, 4, 5, 8, most])
+        panel.minorticks_off()
+    axes[0].set_ylabel("validation MSE at the end")
+    below = dict(loc="outside lower center", ncols=2, fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), **below)
+    analyze.save_figure(figure, path)
+
+
+def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")):
+    """Draw where the queries of one model look: the mean attention of each head to each token, and
+    to the 1a of the own chain, wherever it stands."""
+    row = next(row for row in train.read_rows(ROWS) if row["run"] == name)
+    how, tokens = row["how"], range(2 * row["N"])
+    size = dict(figsize=(7, 2.8), layout="constrained", width_ratios=[len(tokens), 1.6])
+    figure, (left, right) = plt.subplots(1, 2, **size)
+    reads = [row[: len(tokens)] for row in how["reads"].values()]
+    for panel, table in (left, reads), (right, [[own] for own in how["own"].values()]):
+        image = panel.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        for y, values in enumerate(table):
+            for x, value in enumerate(values):
+                color = "white" if value > 0.5 else "black"
+                panel.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+        panel.set_yticks(range(len(table)), [f"head {head}" for head in range(len(table))])
+    names = [f"1{'ab'[token % 2]} of\nslot {token // 2}" for token in tokens]
+    left.set_xticks(tokens, names, fontsize=7)
+    left.set_title("by place: to the token that stands there", fontsize="medium")
+    right.set_xticks([0], ["own 1a"], fontsize=7)
+    right.set_title("by content", fontsize="medium")
+    figure.colorbar(image, label="attention")
+    title = (
+        f"One layer of {row['heads']} heads, loss {row['x_1']:.3f}: mean attention of the queries"
+    )
+    figure.suptitle(f"{title} over {how['n']} sequences", fontsize="medium")
+    analyze.save_figure(figure, path)
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, tables, draw)
+    if "--preset" in sys.argv:
+        sweep.main()
+    else:
+        with program("python -m extras.studies.depth"):
+            measure([*map(Path, sys.argv[1:])])
+            draw_diagram()
+            draw_address()
