@@ -122,6 +122,16 @@ def least_necessary(row):
     return f"{min(max(path['necessary'].values())[0] for path in paths):.3f}"
 
 
+def stars(row):
+    """Return the number of paths to a role of all chains."""
+    return sum(path["read"].endswith("*") for path in row["report"]["paths"])
+
+
+def lost(row):
+    """Return the share of sequences that lose a symbol, under both ablations."""
+    return "{faithful:.1%}, {resampled:.1%}".format(**row["report"]["lost"])
+
+
 COLUMNS = {
     "paths/least in layers/least": size,
     "by intermediate tokens": intermediate,
