@@ -386,8 +386,8 @@ def papers_test(patched, paths, threshold):
 @torch.no_grad()
 def check_model(model, flags):
     """Raise UserError, in one line, if a model cannot be called as find_circuit calls it."""
-    batch, T = sequences(flags, held_out("means", 2)), flags.problem.T
-    shape = 2, flags.N, flags.K * len(flags.target_symbols)
+    B, T, outputs = 16, flags.problem.T, flags.K * len(flags.target_symbols)
+    batch, shape = sequences(flags, held_out("means", B)), (B, flags.N, outputs)
 
     def predict(heads):
         with precision(flags):
@@ -408,11 +408,12 @@ def check_model(model, flags):
     # each head alone: what is given to its function, and whether what it returns is used
     for (layer, head), (pattern, values) in reads.items():
         f = f"f of layer {layer}, head {head}"
-        if pattern.shape != (2, T, T) or values.shape[:2] != (2, T):
+        if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
             raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
         other = predict({(layer, head): lambda _, values: values + 100 * torch.randn_like(values)})
         if values.any() and torch.equal(other, predictions):
-            raise UserError(f"the model must write what {f} returns")
+            why = "it must be written; the values of a head that does nothing are 0"
+            raise UserError(f"predictions do not depend on what {f} returns: {why}")
 
 
 @torch.no_grad()
@@ -450,8 +451,9 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         if passes(most, paths, ablations, limit):
             break
     else:
-        verdict = f"not faithful: all {len(paths)} paths along which the model attends leave "
-        verdict += worst_of(intervals(most.circuit(paths), flags))
+        losses = most.circuit(paths)
+        left = f"{worst_of(intervals(losses, flags))}, {most.lost(losses):.1%} of sequences lost"
+        verdict = f"not faithful: all {len(paths)} paths along which the model attends leave {left}"
         for by in (ANOTHER, NOTHING):
             if passes(most, paths, [by], limit):
                 verdict += f"; the mean is at fault, since with {by} in its place they suffice"
@@ -497,14 +499,15 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         report[name], lost = intervals(losses, flags), fresh.lost(losses)
         report["lost"][name] = lost
         if by in ablations and not passes(fresh, paths, [by], threshold):
-            text = f"{worst_of(report[name])}, {lost:.1%} of the sequences lost"
+            text = f"{worst_of(report[name])}, {lost:.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
     kind = "complete" if ablations == both else "at the mean alone"
     report |= dict(validated=not reasons, verdict="; ".join(reasons) or f"validated, {kind}")
-    n, paper = len(reference.batch.inputs), papers_test(few, paths, threshold)
-    return report | dict(attention_sequences=n, paper=paper)
+    if paths:
+        report["paper"] = papers_test(few, paths, threshold)
+    return report | dict(attention_sequences=len(reference.batch.inputs))
 
 
 # ---- the command line

@@ -35,6 +35,7 @@ from train import (
     load,
     precision,
     read_flags,
+    read_json,
     read_log,
     sequences,
     write_file,
@@ -162,9 +163,10 @@ def draw_attention_maps(run):
     """The attention pattern of every head on one held-out sequence; the heads of the circuit are
     framed."""
     # the patterns of all heads, and the names of the tokens
-    batch = sequences(run.flags, held_out("validation", 1))
-    patterns = {}
-    for layer, heads in enumerate(run.model(batch.inputs, return_patterns=True)[1]):
+    batch, patterns = sequences(run.flags, held_out("validation", 1)), {}
+    with precision(run.flags):
+        _, layers = run.model(batch.inputs, return_patterns=True)
+    for layer, heads in enumerate(layers):
         patterns |= {(layer, head): pattern for head, pattern in enumerate(heads[0])}
     names = token_names(run.task, batch.inputs[0, :, : run.flags.K], batch.positions[0])
 
@@ -334,7 +336,7 @@ def read_emergence(run):
     """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
     and a path of circuit.json is not in the file, measure all paths first and write the file."""
     file, flags, report = pathlib.Path(run, "emergence.json"), read_flags(run), read_report(run)
-    emergence = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    emergence = read_json(file) if file.exists() else {}
     paths = {*paths_in(report, flags.problem), *paths_in(report, flags.problem, "candidates")}
     if checkpoints_of(run) and not paths <= paths_in(emergence, flags.problem).keys():
         emergence = measure_emergence(run, flags, sorted(paths))

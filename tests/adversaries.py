@@ -8,6 +8,7 @@ import torch
 
 from ablate import End
 from data import chain
+from test_all import address_and_values
 from tests.planted import Planted, attending, following, paths_from, plant
 
 
@@ -32,7 +33,7 @@ def one_step(look, layers=2, heads=1, gains=(), intermediate=False, kind=Planted
         return [(lane, -1, gain) for lane in range(1 + intermediate)]
 
     moves = dict.fromkeys(itertools.product(range(1, layers), range(heads)), reading(1.0))
-    moves |= {(0, head): [(0, 1, 1.0 - head)] for head in range(heads)}
+    moves |= {(0, head): [(0, 1, 0.01 if head else 1.0)] for head in range(heads)}
     moves |= {(1, head): reading(gain) for head, gain in enumerate(gains)}
     return kind(CHAIN, attend, layers, heads, moves)
 
@@ -74,17 +75,17 @@ def halves_of_the_sequences():
 
 
 def half_in_each_of_two_layers():
-    """PatchedModel to q -> 1b in one of them, that one would do all."""
+    """With the other one ablated, each brings half."""
     return one_step(lambda head, match, b: [(b, match / 2)], layers=3)
 
 
 def two_of_three():
-    """Any two of three heads suffice; held, one would."""
+    """Any two of three heads suffice."""
     return one_step(lambda head, match, b: [(b, match / 2)], heads=3)
 
 
 def head_that_carries_nothing():
-    return one_step(lambda head, match, b: [(b, match)], layers=3, gains=[0.0])
+    return one_step(lambda head, match, b: [(b, match)], layers=3, gains=[0.01])
 
 
 def twin():
@@ -94,7 +95,7 @@ def twin():
 def decoy():
     """Head 1 attends to 1b and takes nothing; head 2 reads the same from the token after it."""
     return one_step(
-        lambda head, match, b: [(b + head[1], match)], heads=2, gains=[0.0, 1.0], intermediate=True
+        lambda head, match, b: [(b + head[1], match)], heads=2, gains=[0.01, 1.0], intermediate=True
     )
 
 
@@ -231,20 +232,8 @@ class Shift(Planted):
 
 def copy_without_attention():
     model = one_step(lambda head, match, b: [(b + 1, match)], kind=Shift, intermediate=True)
-    model.moves[0, 0] = []
+    model.moves[0, 0] = [(0, 1, 0.01)]
     return model
-
-
-class Solver(Planted):
-    """Calls the functions that it is given, and solves the task without what they return."""
-
-    def __call__(self, x, heads=None, return_patterns=False):
-        super().__call__(x, heads)
-        return super().__call__(x, None, return_patterns)
-
-
-def solver():
-    return one_step(lambda head, match, b: [(b, match)], kind=Solver)
 
 
 class Pointer(Planted):
@@ -274,3 +263,69 @@ def averages_and_a_pointer():
 
     model.attend = uniform_in_head_2
     return model
+
+
+# ---- what one of two ablations does not see: models of N=4, D=1, called as functions
+
+
+def attend(heads, head, pattern, values):
+    """Return what a head writes, with pattern (B or 1, T, T) for all tokens."""
+    pattern = pattern.expand(len(values), -1, -1)
+    return heads.get(head, torch.matmul)(pattern, values)
+
+
+def find(x, heads):
+    """Return the symbols (B, T, 4), and the pattern that finds 1b: the tokens whose note, which
+    layer 0 takes of the token before, is the own symbol."""
+    symbols, T = x[..., :4], x.shape[1]
+    noted = attend(heads, (0, 0), PREVIOUS, symbols)
+    noted = noted + attend(heads, (0, 1), torch.eye(T), 0 * symbols)  # a head that does nothing
+    scores = -50 * torch.cdist(symbols, noted).square() + torch.full((T, T), -torch.inf).triu(1)
+    scores[:, 1:, 0] = -torch.inf  # before the first token there is none, so it notes itself
+    return symbols, scores.softmax(-1)
+
+
+def differs(key, own):
+    """Return whether a key (B, N, 4) says something, and it is not this."""
+    return (key.norm(dim=-1, keepdim=True) > 0.5) & ((key - own).norm(dim=-1, keepdim=True) > 0.1)
+
+
+def key_that_is_harmless_at_its_mean(x, heads):
+    """The query reads its own 1a, and answers nothing if what it reads is another symbol."""
+    symbols, found = find(x, heads)
+    same, own = torch.eye(12).repeat(len(x), 1, 1), symbols[:, 8:]
+    same[:, 8:], same[:, 8:, :8:2] = 0, (torch.cdist(own, symbols[:, :8:2]) < 1e-3).float()
+    key = attend(heads, (1, 1), same, symbols)[:, 8:]
+    return attend(heads, (1, 0), found, symbols)[:, 8:] * ~differs(key, own)
+
+
+def star_with_a_checksum(x, heads):
+    """A star that brings the values, and a head that reads all tokens alike, which no path says: if
+    it brings the mean of other tokens than its own sequence has, there is no answer."""
+    symbols, everything = x[..., :4], (1 - torch.eye(12)) / 11
+    key = 4 * attend(heads, (0, 5), everything, symbols)[:, 8:]
+    own = 4 * (everything @ symbols)[:, 8:]
+    return address_and_values(x, heads) * ~differs(key, own)
+
+
+def another_way_in_two_of_a_hundred(x, heads):
+    """In 2% of sequences, told by the first number, head 1 reads 1b instead of head 0."""
+    symbols, found = find(x, heads)
+    rare = (x[:, 0, 0] > 2.05)[:, None, None]
+    patterns = torch.where(rare, torch.eye(12), found), torch.where(rare, found, torch.eye(12))
+    written = [attend(heads, (1, h), pattern, symbols) for h, pattern in enumerate(patterns)]
+    return (torch.where(rare, *written[::-1]) + 1e-3 * written[1])[:, 8:]
+
+
+def carrier_and_its_stand_in(x, heads):
+    """Two heads bring the same; the second counts only where the first brings nothing."""
+    symbols, found = find(x, heads)
+    first, second = (attend(heads, (1, head), found, symbols)[:, 8:] for head in (0, 1))
+    return torch.where(first.abs().sum(-1, keepdim=True) < 0.6, second, first + 1e-3 * second)
+
+
+def two_that_must_agree(x, heads):
+    """Two heads bring the same; where they differ there is no answer."""
+    symbols, found = find(x, heads)
+    first, second = (attend(heads, (1, head), found, symbols)[:, 8:] for head in (0, 1))
+    return first * ~differs(second, first)

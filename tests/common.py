@@ -1,21 +1,20 @@
 """What the tests of several stages share: command lines, run directories, the problem solved."""
 
-import io
 import json
+import shlex
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
+
+import torch
+
+import test_all
+from test_all import HERE
 
 
-HERE = Path(__file__).parents[1]
-TINY = (
-    "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10 --warmup 5 "
-    "--device cpu"
-).split()
-WHOLE = [*TINY, "--stop-below", "0", "--save-every", "20"]  # the run of the fixture `whole`
+TINY = test_all.TINY.replace(" --stop-below 0", "").replace(" --save-every 20", "").split()
+WHOLE = test_all.TINY.split()  # the run of the fixture `whole`
 
 
 # ---- command lines
@@ -23,14 +22,7 @@ WHOLE = [*TINY, "--stop-below", "0", "--save-every", "20"]  # the run of the fix
 
 def run_main(module, *arguments):
     """Run a command line in this process; return (exit code, stdout, stderr)."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = [Path(module.__file__).name, *map(str, arguments)]
-    with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
-        try:
-            module.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-    return code, out.getvalue(), err.getvalue()
+    return test_all.run_main(module, shlex.join(map(str, arguments)))
 
 
 def start(script, *arguments, **options):
@@ -63,16 +55,7 @@ def assert_refused(module, *arguments, says, code=2):
 
 def train_until(step, *arguments):
     """Train, with Ctrl-C at the evaluation at this step: the state is saved one step later."""
-    import train  # here, so that the tests of llm start without torch
-
-    flags, stopped = train.parse_flags([*map(str, arguments)]), []
-
-    def interrupt(flags, rows):
-        if rows[-1]["step"] == step:
-            stopped.append(2)
-
-    with mock.patch.object(train, "print_row", interrupt):
-        assert not train.run_once(flags, stopped)
+    test_all.train_until(step, shlex.join(map(str, arguments)))
 
 
 def contents(folder):
@@ -87,18 +70,14 @@ def logged(run):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
+def load_tensors(path):
+    return torch.load(path, weights_only=True)
+
+
 def weights_equal(run_a, run_b, name="model.pt"):
     """Return whether two runs ended with the same weights, bit for bit."""
-    import torch
-
-    a, b = (torch.load(Path(run, name), weights_only=True) for run in (run_a, run_b))
+    a, b = (load_tensors(Path(run, name)) for run in (run_a, run_b))
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
-def load_tensors(path):
-    import torch
-
-    return torch.load(path, weights_only=True)
 
 
 def runs_equal(run_a, run_b):
@@ -108,28 +87,8 @@ def runs_equal(run_a, run_b):
     return same_log and all(weights_equal(run_a, run_b, name) for name in names)
 
 
-# ---- the problem, solved without our code
-
-
 def bits_behind(numbers):
     """Return the 23 random bits from which normal numbers were made: they are the same on every
     machine, unlike the last bit of the inverse error function."""
-    import torch
-
     share = (torch.erf(numbers.double() / 2**0.5) + 1) / 2
     return (share * 2**23 - 0.5).round().long()
-
-
-def solve(inputs, N, D, K):
-    """Return the right targets (N, D*K) of one sequence (T, K or more): follow each query through
-    the pairs by comparing symbols."""
-    import torch
-
-    tokens = [tuple(token[:K].tolist()) for token in inputs]
-    pairs, queries = tokens[:-N], tokens[-N:]
-    follows = dict(zip(pairs[0::2], pairs[1::2], strict=True))
-    steps = []
-    for _ in range(D):
-        queries = [follows[symbol] for symbol in queries]
-        steps.append(torch.tensor(queries))
-    return torch.cat(steps, -1)

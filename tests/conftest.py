@@ -1,16 +1,20 @@
-"""Before any test: one thread per process, no window for figures."""
+"""Before any test: one thread per process, no window for figures, and the dtype of a processor."""
 
 import os
 import signal
 
 import pytest
 
+import train
 from tests.common import WHOLE, run_main
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait on tensors this small
 os.environ.setdefault("MPLBACKEND", "Agg")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
+if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on another processor
+    found = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
+    train.cpu_capabilities = lambda: found
 
 
 def pytest_configure(config):
@@ -20,8 +24,6 @@ def pytest_configure(config):
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """A run of WHOLE without any interruption, to read only."""
-    import train
-
     run = tmp_path_factory.mktemp("whole") / "run"
     assert run_main(train, *WHOLE, "--out", run)[0] == 0
     return run

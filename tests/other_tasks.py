@@ -44,15 +44,13 @@ def sequences_of(task, B, K=4):
 
 
 def write_circuit(run, *paths):
-    """Write circuit.json with these paths, validated: layer, head, source, target, attention."""
-    symbols, rows, candidates = ("x_1", "x_2", "x_3"), [], []
-    losses = dict.fromkeys(symbols, [0.01, 0.005, 0.02])
-    cost, rises = dict.fromkeys(symbols, 0.5), dict.fromkeys(symbols, [0.5, 0.4, 0.6])
-    for layer, head, source, target, attention in paths:
-        path = dict(layer=layer, head=head, reader=source, read=target)
-        rows.append(path | dict(attention=attention, necessary=rises, minimal=rises, stand_in=None))
-        candidates.append(path | dict(cost=cost))
-    report = dict(validated=True, verdict="validated", threshold=0.05, sequences=1024)
-    report |= dict(attention_sequences=256, full_model=losses, faithful=losses, worst="x_1")
-    report |= dict(paths=rows, candidates=candidates)
+    """Write circuit.json with these paths, validated: layer, head, reader, read, attention."""
+    symbols, rows = ("x_1", "x_2", "x_3"), []
+    losses, rises = dict.fromkeys(symbols, [0.01, 0.005, 0.02]), dict.fromkeys(symbols, [0.5] * 3)
+    for *path, attention in paths:
+        row = dict(zip(("layer", "head", "reader", "read"), path, strict=True))
+        rows.append(row | dict(attention=attention, necessary=rises, minimal=rises))
+    report = dict(validated=True, verdict="validated, complete", threshold=0.05, sequences=1024)
+    report |= dict(attention_sequences=256, paths=rows, candidates=rows, lost=dict(faithful=0.0))
+    report |= dict(full_model=losses, faithful=losses, resampled=losses)
     (run / "circuit.json").write_text(json.dumps(report))

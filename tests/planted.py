@@ -1,4 +1,4 @@
-"""Models whose circuit is known because it was planted, to see whether it is tokens_of again."""
+"""Models whose circuit is known because it was planted, to see whether it is found again."""
 
 import itertools
 
@@ -7,7 +7,6 @@ import torch
 import train
 from ablate import path_from
 from data import chain
-from extras.studies import theory
 
 
 def paths_from(task, *texts):
@@ -24,6 +23,8 @@ def paths_from(task, *texts):
 def symbols_reached(task, paths, layers):
     """(symbols-1,) bool, which of x_1, x_2, ... the query holds after all layers if attention
     follows these paths alone, between roles that share a piece."""
+    from extras.studies import theory
+
     allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
     for layer, _, source, target in paths:
         allowed[layer, source.role, target.role] = True
@@ -183,49 +184,3 @@ def settings(D, layers, heads=1):
     """The flags of a planted model."""
     flags = f"--D {D} --layers {layers} --heads {heads} --head-size 8 --device cpu --dtype float32"
     return train.parse_flags(flags.split())
-
-
-# ---- a model of another kind, behind the contract of ablate.find_circuit
-
-
-class Attention(torch.nn.Module):
-    """Two heads over a stream of (symbol, previous symbol), K numbers each, with weights set by
-    hand. In layer 0 the first head reads the token before; in layer 1 it attends where the noted
-    symbol is the token's own, and reads the symbol there. The second head attends at random and
-    changes nothing."""
-
-    def __init__(self, layer, T):
-        super().__init__()
-        self.layer = layer
-        mask = torch.full((T, T), -torch.inf).triu(1)
-        noise = torch.randn(T, T, generator=torch.Generator().manual_seed(layer))
-        first = mask + 50 * torch.eye(T)[(torch.arange(T) - 1).clamp(min=0)]
-        if layer == 1:
-            first = mask - 1000 * torch.eye(T)[0]  # no token stands before token 0
-        self.register_buffer("bias", torch.stack([first, noise + mask]))
-
-    def forward(self, symbols, noted, heads):
-        scores = self.bias.expand(len(symbols), -1, -1, -1).clone()
-        if self.layer == 1:
-            scores[:, 0] -= 50 * torch.cdist(symbols, noted).square()
-        patterns = scores.softmax(-1)
-        written = [
-            heads.get((self.layer, head), torch.matmul)(patterns[:, head], symbols)
-            for head in range(2)
-        ]
-        return written[0], patterns
-
-
-class Wrapped:
-    """Such a network, which solves D=1, called as find_circuit calls a model."""
-
-    def __init__(self, task, K=4):
-        self.task, self.K = task, K
-        self.layers = torch.nn.ModuleList(Attention(layer, task.T) for layer in range(2))
-
-    def __call__(self, x, heads=None, return_patterns=False):
-        symbols = x[..., : self.K]
-        noted, first = self.layers[0](symbols, None, heads or {})
-        answers, second = self.layers[1](symbols, noted, heads or {})
-        predictions = answers[:, -self.task.N :]
-        return (predictions, [first, second]) if return_patterns else predictions

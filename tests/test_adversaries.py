@@ -7,20 +7,24 @@ import io
 import pytest
 
 import ablate
-from ablate import paths_in, to_row
 from tests import adversaries as planted
 from tests.planted import settings
 
 
-def report_on(model):
+def report_on(model, D=1, layers=2, heads=2):
     """The report on a model, and its circuit, ["1.0 q 1b", ...]."""
-    flags = settings(model.task.symbols - 1, model.layers, model.heads)
+    flags = settings(D, layers, heads)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        report = ablate.find_circuit(model, flags)
+        report = ablate.find_circuit(model, flags, count=512)
     text = "{layer}.{head} {reader} {read}"
-    return report, [text.format(**to_row(p, model.task)) for p in paths_in(report, model.task)]
+    return report, [text.format(**row) for row in report["paths"]]
 
 
+def shape_of(model):
+    return model, model.task.symbols - 1, model.layers, model.heads
+
+
+COMPLETE = "validated, complete"
 KEY, DIRECT = "0.0 1b 1a", "1.0 q 1b"
 BY_NEXT = ["0.0 1b 1a", "0.0 1b+1 1b"]  # the token after 1b reads it
 VALIDATED = [  # model, its only circuit
@@ -35,40 +39,56 @@ VALIDATED = [  # model, its only circuit
     (planted.gate, [*BY_NEXT, DIRECT, "1.1 q 1b+1"]),
     (planted.gate_with_key, [*BY_NEXT, DIRECT, "1.1 q 1b+1"]),
     (planted.canceller_of_the_next_slot, [KEY, DIRECT]),
-    (planted.canceller_of_the_first_slot, [KEY, DIRECT]),
-    (planted.two_cancellers, [KEY, DIRECT]),
+    (planted.canceller_of_the_first_slot, [KEY, DIRECT + "*", "1.1 q 1b*"]),
+    (planted.canceller, [KEY, DIRECT]),  # what cancels is outside, and cancels in any sequence
+    (planted.exclusion, [KEY, DIRECT + "*", "1.1 q 1b*"]),
+    (planted.twin, [KEY, DIRECT, "1.1 q 1b"]),  # one would do, if the other brought nothing wrong
+    (planted.two_of_three, [KEY, DIRECT, "1.1 q 1b", "1.2 q 1b"]),
     (
         planted.canceller_in_a_head_that_is_named,
         ["0.0 1b 1a", "1.0 2b 2a", "1.1 q 1b", "2.0 q 2b"],
     ),
 ]
-REDUNDANT = [  # model, what all its circuits have, of what they have so many
-    (planted.twin, [KEY], [DIRECT, "1.1 q 1b"], 1),
-    (planted.two_of_three, [KEY], [DIRECT, "1.1 q 1b", "1.2 q 1b"], 2),
-]
 REFUSED = [  # model, what the verdict says
-    (planted.canceller, "not minimal: L1H1: q-3 -> 1b can go"),
-    (planted.exclusion, "not faithful"),
     (planted.copy_without_attention, "no path leads to x_1"),
     (planted.averages_and_a_pointer, "not faithful"),
+]
+FUNCTIONS = [  # model, layers, heads, its only circuit, what the verdict says
+    (planted.key_that_is_harmless_at_its_mean, 2, 2, [KEY, DIRECT, "1.1 q 1a"], COMPLETE),
+    (
+        planted.star_with_a_checksum,
+        1,
+        6,
+        ["0.0 q 1a", *(f"0.{head} q 1b*" for head in (1, 2, 3, 4))],
+        "validated, at the mean alone",
+    ),
+    (planted.another_way_in_two_of_a_hundred, 2, 2, [], "% of sequences lost"),
+    (planted.carrier_and_its_stand_in, 2, 2, [KEY, DIRECT], COMPLETE),
+    (planted.two_that_must_agree, 2, 2, [KEY, DIRECT, "1.1 q 1b"], COMPLETE),
 ]
 
 
 @pytest.mark.parametrize("make, circuit", VALIDATED)
 def test_the_only_circuit_is_found(make, circuit):
-    report, paths = report_on(make())
-    assert report["verdict"] == "validated" and report["validated"]
+    report, paths = report_on(*shape_of(make()))
+    assert report["verdict"] == COMPLETE and report["validated"]
     assert sorted(paths) == sorted(circuit)
 
 
-@pytest.mark.parametrize("make, always, choices, count", REDUNDANT)
-def test_one_of_several_circuits_is_found(make, always, choices, count):
-    report, paths = report_on(make())
-    assert report["validated"] and {*always} <= {*paths} <= {*always, *choices}
-    assert len(paths) == len(always) + count
+def test_one_of_two_circuits_is_found():
+    report, paths = report_on(*shape_of(planted.two_cancellers()))
+    assert report["validated"] and len(paths) == 3 and {KEY, DIRECT} < {*paths}
+    assert {*paths} - {KEY, DIRECT} < {"1.1 q 1b*", "1.2 q 1b*"}
 
 
 @pytest.mark.parametrize("make, verdict", REFUSED)
 def test_what_no_circuit_explains_is_not_validated(make, verdict):
-    report, _ = report_on(make())
+    report, _ = report_on(*shape_of(make()))
     assert not report["validated"] and verdict in report["verdict"], report["verdict"]
+
+
+@pytest.mark.parametrize("model, layers, heads, circuit, verdict", FUNCTIONS)
+def test_two_ablations_see_what_one_does_not(model, layers, heads, circuit, verdict):
+    report, paths = report_on(model, 1, layers, heads)
+    assert verdict in report["verdict"] and report["validated"] == bool(circuit), report["verdict"]
+    assert sorted(paths) == sorted(circuit)

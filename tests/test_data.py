@@ -1,4 +1,4 @@
-"""Batches: random numbers, targets, positions, epochs, held-out examples, and the command line."""
+"""Batches: random numbers, positions, plateaus, the first release, and the command line."""
 
 import hashlib
 import itertools
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import data
-from tests.common import assert_refused, bits_behind, run_main, solve
+from tests.common import assert_refused, bits_behind, run_main
 from tests.other_tasks import PAIR, TASKS, distracted, table
 
 
@@ -47,17 +47,11 @@ def test_batches_are_those_of_the_first_release():
                     digest.update(tensor.contiguous().numpy().tobytes())
     assert digest.hexdigest()[:16] == "3c12a7cc19785a57"
 
-
-def test_targets_are_what_following_the_chain_gives():
-    for N, D, K in itertools.product((1, 2, 4, 5), (1, 2, 3, 6), (2, 4)):
-        T, index = N * (2 * D + 1), torch.arange(20)
-        batch = data.make_batch(3, index, N, D, K)
-        last = data.make_batch(3, index, N, D, K, [D], rotary="qk")
-        assert batch.inputs.shape == (20, T, 2 * K) and last.inputs.shape == (20, T, K)
-        for i in index:
-            solved = solve(batch.inputs[i], N, D, K)
-            assert torch.equal(solved, batch.targets[i])
-            assert torch.equal(solved[:, -K:], last.targets[i])
+    digest = hashlib.sha256()
+    batch = data.make_batch(7, torch.tensor([0, 1, 12345, -1]), task="conditional", rotary="qk")
+    for tensor in (bits_behind(batch.inputs), bits_behind(batch.targets), batch.positions):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    assert digest.hexdigest()[:16] == "5ebf381fe920d679"
 
 
 @pytest.mark.parametrize("title", TASKS)
@@ -87,43 +81,38 @@ def test_role_names_are_unique():
 
 def test_distractors_belong_to_no_chain(monkeypatch):
     monkeypatch.setitem(data.TASKS, "distracted", distracted)
-    task, N = distracted(4, 3), 4
+    task = distracted(4, 3)
     batch = data.make_batch(0, torch.arange(20), task="distracted")
-    assert batch.inputs.shape == (20, 28, 8) and batch.targets.shape == (20, N, 8)
-    for inputs, targets, positions in zip(*batch, strict=True):
+    assert batch.inputs.shape == (20, 28, 8) and batch.targets.shape == (20, 4, 8)
+    for inputs, _, positions in zip(*batch, strict=True):
         shown = [tuple(numbers) for numbers in inputs[:, :4].tolist()]
         distractors = {*shown[8:16]}
-        assert torch.equal(solve(inputs, N, 2, 4), targets)
         assert len(distractors) == 8 and not distractors & {*shown[:8], *shown[16:]}
         names = data.token_names(task, inputs[:, :4], positions)
         assert len({*zip(names, shown, strict=True)}) == len({*names}) == len({*shown})
         assert sorted(names[8:16]) == sorted(f"d{x}.{n}" for x in "ab" for n in range(1, 5))
 
 
-def test_batches_are_a_pure_function_of_seed_and_index():
-    batch = data.make_batch(2, torch.arange(100))
-    alone = data.make_batch(2, torch.tensor([71, 3]))
-    assert all(torch.equal(a, b[[71, 3]]) for a, b in zip(alone, batch, strict=True))
-    assert not torch.equal(batch.inputs, data.make_batch(3, torch.arange(100)).inputs)
+def test_plateaus_are_what_averaging_gives():
+    """The loss on z of conditional retrieval of predicting zero, the mean of all z, or that of all
+    z of the right x."""
+    N, batch = 4, data.make_batch(0, torch.arange(3000), task="conditional")
+    x, z = (batch.inputs[:, place : 3 * N * N : 3, :4] for place in (0, 2))  # (B, 16, 4)
+    targets = batch.targets[..., 8:]
+    fits = (x[:, None] == batch.targets[:, :, None, :4]).all(-1).float()  # (B, N, 16)
+    means = [torch.zeros_like(targets), z.mean(1, keepdim=True).expand_as(targets), fits @ z / N]
+    for predictions, (loss, _) in zip(means, data.conditional(N).plateaus, strict=True):
+        assert abs(data.partial_losses(predictions, targets, 4).mean() - loss) < 0.02
 
 
-def test_every_example_comes_once_per_epoch():
-    steps = [data.batch_index(0, step, 16, 40) for step in range(5)]  # 80 examples, 2 epochs
-    first, second = torch.cat(steps).split(40)
-    assert torch.equal(first.sort().values, torch.arange(40))
-    assert torch.equal(second.sort().values, torch.arange(40))
-    assert not torch.equal(first, second)
+def test_a_split_has_an_end_and_examples_are_endless():
+    for split, examples in data.SPLITS.items():
+        with pytest.raises(ValueError, match="sequences held out for"):
+            data.held_out(split, len(examples) + 1)
     assert torch.equal(data.batch_index(0, 3, 16, 0), torch.arange(48, 64))
 
 
-def test_held_out_splits_are_disjoint_and_never_trained_on():
-    end = 0
-    for split, examples in data.SPLITS.items():
-        index = data.held_out(split, len(examples))
-        assert index.max() == -1 - end < 0  # training counts up from 0
-        end = -index.min().item()
-        with pytest.raises(ValueError, match="sequences held out for"):
-            data.held_out(split, len(examples) + 1)
+# ---- the command line
 
 
 def test_a_worked_sequence_can_be_solved_from_its_text():
@@ -135,14 +124,20 @@ def test_a_worked_sequence_can_be_solved_from_its_text():
     for name in queries:
         assert f"  {name}: {follows[name]} {follows[follows[name]]}\n" in out
 
+    code, out, err = run_main(data, "--task", "conditional", "--seed", 5)
+    words = out.split()
+    triples = {*zip(words, words[1:], words[2:], strict=False)}
+    assert code == 0 and "68 tokens" in out and "  A3: B3 C3 D3\n" in out, err
+    assert ("B3", "C3", "D3") in triples and ("B3", "C1", "D3.1") in triples
+
 
 def test_wrong_flags_get_one_line():
     for flags, says in (
-        ("--D 0", "at least 1"),
-        ("--N 1000", "at most 100"),
-        ("--K 3", "--K even"),
+        ("--D 0", "from 1 to 100"),
+        ("--N 1000", "from 1 to 100"),
+        ("--K 3", "even"),
         ("--D x", "invalid int"),
         ("--task conditional --D 4", "leave --D out"),
-        (f"--seed {2**63}", "--seed must be"),
+        (f"--seed {2**63}", "--seed: must be"),
     ):
         assert_refused(data, *flags.split(), says=says)

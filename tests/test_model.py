@@ -1,4 +1,4 @@
-"""The transformer against PyTorch's own, against itself by hand, and with heads replaced."""
+"""The transformer against PyTorch's own encoder, by hand, and in bfloat16."""
 
 import itertools
 import math
@@ -8,7 +8,8 @@ import torch
 
 import data
 import train
-from model import Transformer, rotate
+from model import Transformer, make_optimizers, rotate
+from tests.common import TINY
 
 
 def tiny_model(layers=3, heads=2, width=16, causal=True, mlp=True, qk=False, head_size=8):
@@ -80,18 +81,6 @@ def test_what_a_head_writes_is_replaced_and_the_layers_above_respond():
     close(predictions, model.head(model.ln(h + written))[:, -2:])
 
 
-@pytest.mark.parametrize("qk", [False, True])
-def test_a_future_token_has_no_effect_at_all(qk):
-    model, x = tiny_model(qk=qk)
-    changed = x.clone()
-    changed[:, 11] += 100  # the second query
-    assert torch.equal(model(changed)[:, 0], model(x)[:, 0])
-    assert not torch.equal(model(changed)[:, 1], model(x)[:, 1])
-    for pattern in model(x, return_patterns=True)[1]:
-        assert (pattern.triu(1) == 0).all()
-        close(pattern.sum(-1), torch.ones(4, 2, 12))
-
-
 def test_rotary_turns_pairs_of_numbers_as_complex_multiplication():
     """As in Su et al. (2023). Then nothing changes when all tokens move by 5 positions."""
     x, angles = torch.randn(20, 8), data.rotary_angles(20, 8)
@@ -103,9 +92,7 @@ def test_rotary_turns_pairs_of_numbers_as_complex_multiplication():
     model.rotary = torch.zeros(12, 4)
     assert (model(x) - before).abs().max() > 0.01
 
-
-def test_the_position_appended_to_a_token():
-    """With K = 4, four numbers, of frequencies 1 and 0.01."""
+    # appended to a token instead: with K = 4, four numbers, of frequencies 1 and 0.01
     appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
     angles = [(t, 0.01 * t) for t in range(28)]
     expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
@@ -125,9 +112,6 @@ def test_weights_start_as_gpt_2s():
         assert not name.endswith("bias") or not parameter.any()
 
 
-# ---- the flags of the model
-
-
 def test_bfloat16_is_float32_within_its_rounding():
     """Loss and gradient of one step: bfloat16 keeps 8 bits, so about 1% of either may differ."""
     losses, gradients = [], []
@@ -142,3 +126,54 @@ def test_bfloat16_is_float32_within_its_rounding():
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.01)
     assert (gradients[0] - gradients[1]).norm() < 0.03 * gradients[0].norm()
+
+
+# ---- optimizers
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_pytorchs_own():
+    """Which computes in bfloat16 alone, matrix by matrix."""
+    generator, weights = torch.Generator().manual_seed(0), []
+    for shape in (16, 16), (16, 64), (64, 16):
+        weights.append(torch.randn(shape, generator=generator))
+    gradients = [torch.randn(w.shape, generator=generator) for w in weights for _ in range(5)]
+    flags = train.parse_flags([*TINY, "--dtype", "bfloat16"]).replace(lr=0.1, weight_decay=0.5)
+    ours, theirs = ([w.clone().requires_grad_() for w in weights] for _ in range(2))
+    holder = torch.nn.Module()
+    holder.blocks = torch.nn.ModuleList(torch.nn.Linear(*w.shape[::-1], bias=False) for w in ours)
+    for block, weight in zip(holder.blocks, ours, strict=True):
+        block.weight = torch.nn.Parameter(weight.detach())
+    ours = [block.weight for block in holder.blocks]
+    theirs_optimizer = torch.optim.Muon(
+        theirs, lr=0.1, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    _, muon = make_optimizers(holder, flags)
+    for step in range(5):
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            a.grad = b.grad = gradients[5 * number + step]
+        muon.step()
+        theirs_optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_shared_weights_are_trained_once_and_gains_never_decay(optimizer):
+    """Two layers share a module, two modules a weight, and each head has a gain (heads, size). With
+    a zero gradient only weights of linear layers change: they lose the share lr * decay."""
+    flags = train.parse_flags([*TINY, "--optimizer", optimizer, "--weight-decay", "2"])
+    flags = flags.replace(layers=3, lr=0.1)
+    model = train.build(flags)
+    first, second, third = model.blocks
+    second.up, third.qkv.weight = first.up, first.qkv.weight
+    first.gain = torch.nn.Parameter(torch.ones(flags.heads, flags.size))
+    for parameter in model.parameters():
+        parameter.data.fill_(1)
+        parameter.grad = torch.zeros_like(parameter)
+    for part in make_optimizers(model, flags):
+        part.step()
+    for name, parameter in model.named_parameters():
+        decays = name.endswith("weight") and ".ln" not in f".{name}"
+        expected = torch.full_like(parameter, 0.8 if decays else 1)
+        torch.testing.assert_close(parameter.data, expected)

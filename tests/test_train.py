@@ -1,6 +1,14 @@
-"""One run: losses, learning rate, optimizers, what is learned, and the files that it leaves."""
+"""One run: its losses, its flags and its files; stopped, killed, resumed, and hacked."""
 
+import itertools
+import json
 import math
+import os
+import shutil
+import signal
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +16,21 @@ import torch
 import analyze
 import data
 import train
-from tests.common import TINY, WHOLE, contents, load_tensors, run_main, solve
+from tests.common import (
+    HERE,
+    TINY,
+    WHOLE,
+    assert_refused,
+    contents,
+    load_tensors,
+    logged,
+    run_main,
+    runs_equal,
+    start,
+    train_until,
+    wait_for,
+)
+from tests.other_tasks import distracted
 
 
 # ---- numbers in, numbers out
@@ -40,20 +62,24 @@ def test_learning_rate_rises_stays_and_falls():
     assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
 
 
-# ---- whole runs
+def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch, whole):
+    for name, capability, dtype in (
+        ("Intel Xeon", "amx_bf16", "bfloat16"),
+        ("Intel Xeon", "avx512_bf16", "float32"),
+        ("AMD EPYC", "avx512_bf16", "bfloat16"),
+    ):
+        found = {capability: True, "cpu_name": name}
+        monkeypatch.setattr(train, "cpu_capabilities", lambda found=found: found)
+        assert train.native_dtype("cpu") == dtype == train.parse_flags(["--device", "cpu"]).dtype
+
+        # a run that was trained in bfloat16 is loaded so where that is fast
+        flags = train.read_flags(whole).replace(dtype="bfloat16")
+        monkeypatch.setattr(train, "read_flags", lambda run, flags=flags: flags)
+        assert train.load(whole)[1].dtype == dtype
+        monkeypatch.undo()
 
 
-def test_training_learns_one_retrieval_step(tmp_path):
-    flags = "--layers 2 --width 32 --D 1 --N 2 --rotary qk --no-mlp --lr 1e-2 --batch 64"
-    flags += " --warmup 10 --steps 2000 --stop-below 0.2 --device cpu"
-    code, out, err = run_main(train, *flags.split(), "--out", tmp_path / "run")
-    assert code == 0 and "solved: True" in out, out + err
-
-    # other sequences, with targets found by following the chains; no retrieval would give 0.5
-    model, _ = train.load(tmp_path / "run")
-    batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
-    solved = torch.stack([solve(tokens, 2, 1, 4) for tokens in batch.inputs])
-    assert (model(batch.inputs) - solved).square().mean() < 0.22
+# ---- what a run logs and leaves
 
 
 def test_checkpoints_are_the_weights_of_their_step(whole):
@@ -79,13 +105,248 @@ def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
     assert ends and ends[-1] == rows[-1]["step"]
     below = max(rows[-1]["val"], rows[-1]["confirmed"]) < 0.999
     assert f"solved: {below}" in out and (below or rows[-1]["step"] == 40)
-    files = {str(path) for path in contents(run)} - {".lock"}
+    files = {str(path) for path in contents(run)}
     assert files == {"config.json", "log.jsonl", "model.pt", "state.pt"}
 
 
 def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole):
-    assert run_main(train, *WHOLE, "--eval-every", 1, "--out", tmp_path)[0] == 0
-    losses = [row["train"] for row in train.read_log(tmp_path)]  # of each step
+    assert run_main(train, *WHOLE, "--eval-every", 1, "--out", tmp_path / "run")[0] == 0
+    losses = [row["train"] for row in train.read_log(tmp_path / "run")]  # of each step
     for row in train.read_log(whole)[1:]:
         expected = sum(losses[row["step"] - 9 : row["step"] + 1]) / 10
         assert row["train"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_load_reads_what_was_trained(tmp_path, whole):
+    """The predictions equal those of the weights read by hand, wherever the run was trained."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(settings | dict(device="cuda:7")))
+    model, flags = train.load(run)
+    batch, other = train.sequences(flags, torch.arange(5)), train.build(flags)
+    assert not torch.equal(other(batch.inputs), model(batch.inputs)) and not model.training
+    other.load_state_dict(load_tensors(run / "model.pt"))
+    assert torch.equal(other(batch.inputs), model(batch.inputs)) and flags.device == "cpu"
+
+
+def test_a_run_predicts_its_target_symbols_alone(tmp_path, monkeypatch):
+    run, few = tmp_path / "run", [*TINY, "--D", 3, "--heads", 1, "--steps", 5]
+    assert run_main(train, *few, "--targets", 1, 3, "--out", run)[0] == 0
+    rows, (model, flags) = train.read_log(run), train.load(run)
+    assert "x_2" not in rows[0] and rows[0]["val"] == (rows[0]["x_1"] + rows[0]["x_3"]) / 2
+    batch, whole = (train.sequences(f, torch.arange(3)) for f in (flags, flags.replace(targets=[])))
+    assert flags.targets == [1, 3] and model(batch.inputs).shape == batch.targets.shape
+    assert torch.equal(batch.targets, whole.targets.unflatten(-1, (3, 4))[:, :, ::2].flatten(2))
+
+    # a task of your own is trained by its name
+    monkeypatch.setitem(data.TASKS, "distracted", distracted)
+    code, out, err = run_main(train, *few, "--task", "distracted", "--out", tmp_path / "other")
+    assert code == 0 and "x_2: " in out and "x_3" not in out, err
+
+
+def test_one_run_has_one_name():
+    for flags, name, symbols in (
+        ("", "L12_H1_D3_s0", [1, 2, 3]),
+        ("--no-mlp --resume --eval-every 7", "L12_H1_D3_no-mlp_s0", [1, 2, 3]),
+        ("--stop-below 0 --head-size 4", "L12_H1_D3_head_size4_stop_below0.0_s0", [1, 2, 3]),
+        ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", [1, 2, 3]),
+        ("--no-ic", "L12_H1_D3_no-ic_s0", [3]),
+        ("--targets 1 3", "L12_H1_D3_targets1-3_s0", [1, 3]),
+        ("--init out/L2_s0", "L12_H1_D3_initout-L2_s0_s0", [1, 2, 3]),
+    ):
+        parsed = train.parse_flags(flags.split())
+        assert parsed.out == Path("out", name) and parsed.target_symbols == symbols
+
+
+# ---- stopped, killed, resumed
+
+LONG = [*WHOLE, "--examples", 100, "--steps", 400]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A run of LONG without any interruption."""
+    run = tmp_path_factory.mktemp("long") / "run"
+    code, _, err = run_main(train, *LONG, "--out", run)
+    assert code == 0 and len(train.read_log(run)) == 41, err
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "blow, code", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, long):
+    run = tmp_path / "run"
+    process = start("train", *LONG, "--out", run)
+    wait_for(lambda: (run / "log.jsonl").exists() and len(train.read_log(run)) > 10)
+    process.send_signal(blow)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == code, err
+    assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
+    assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
+    code, out, err = run_main(train, *LONG, "--out", run, "--resume")
+    assert code == 0 and "resumed" in out, err
+    assert runs_equal(run, long)
+
+
+def train_in_child(run, killed_at=None):
+    """Train in a forked process, which kills itself before its rename number `killed_at`. Return
+    its exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    renames = itertools.count()
+
+    def kill(path, target):
+        if next(renames) == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.replace(path, target)
+
+    Path.replace = kill
+    code, _, err = run_main(train, *WHOLE, "--out", run, "--resume")
+    os.write(2, err.encode())
+    os._exit(code)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_kill_before_each_write(tmp_path, whole):
+    for number in itertools.count():
+        run = tmp_path / str(number)
+        if train_in_child(run, number) == 0:
+            break  # there was no such write
+        assert train_in_child(run) == 0, f"killed before write {number}, it cannot be resumed"
+        assert runs_equal(run, whole), f"killed before write {number}, it ends otherwise"
+    assert number == 15  # config.json, 3 checkpoints, 5 evaluations with state.pt, model.pt
+
+
+def test_threads_and_younger_flags_are_restored_with_the_state(tmp_path, whole):
+    """Sums over another number of threads differ in the last bits; a run that is older than a flag
+    continues with its default."""
+    run, before = tmp_path / "run", torch.get_num_threads()
+    train_until(20, *WHOLE, "--out", run)
+    settings = json.loads((run / "config.json").read_text())
+    for younger in ("targets", "init", "task"):
+        del settings[younger]
+    (run / "config.json").write_text(json.dumps(settings))
+    torch.set_num_threads(before + 1)
+    try:
+        assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
+        assert torch.get_num_threads() == before and runs_equal(run, whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_run_directories_are_never_overwritten(tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "run")
+    before = contents(tmp_path)
+    assert_refused(train, *WHOLE, "--out", run, says="--resume")
+    assert_refused(train, *WHOLE, "--lr", 0.5, "--out", run, "--resume", says="lr 0.001, not 0.5")
+    code, again, _ = run_main(train, *WHOLE, "--out", run, "--resume")
+    assert (code, again, contents(tmp_path)) == (0, train.summary(run) + "\n", before)
+
+
+# ---- every flag
+
+FEW = "--layers 2 --heads 2 --width 16 --D 3 --N 2 --batch 8 --steps 4 --eval-every 2 --warmup 1"
+FEW = f"{FEW} --stop-below 0 --device cpu --dtype float32".split()
+OTHER = dict(task="conditional", N="3", D="2", K="2", ic="", targets="1", examples="16")
+OTHER |= dict(rotary="qk", layers="3", heads="4", width="24", head_size="4")
+OTHER |= dict(mlp="", causal="", optimizer="adamw", steps="3", stop_below="2", batch="4", lr="0.01")
+OTHER |= dict(warmup="3", decay="0", beta2="0.5", weight_decay="50", ema="0.9", clip="1e-4")
+OTHER |= dict(qk_std="0.5", init="{init}", seed="1", dtype="bfloat16", eval_every="1")
+OTHER |= dict(save_every="1")
+EXCLUDED = {"task", "targets", "stop_below", "init"}
+
+
+def typed(name, init=""):
+    """Return the words of the command line that change a flag from its default."""
+    no = "no-" if train.DEFAULTS[name] is True else ""
+    return f"--{no}{name.replace('_', '-')} {OTHER[name].format(init=init)}".split()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Evaluate on few sequences."""
+    real = train.evaluate
+    monkeypatch.setattr(train, "evaluate", lambda *arguments: real(*arguments[:2], n=64))
+
+
+def as_lists(saved):
+    """Return dicts, lists and tensors with lists instead of tensors."""
+    if isinstance(saved, dict):
+        return {name: as_lists(value) for name, value in saved.items()}
+    if isinstance(saved, list):
+        return [as_lists(value) for value in saved]
+    return saved.tolist() if isinstance(saved, torch.Tensor) else saved
+
+
+def trained(run, *words):
+    """Train, and return the log and all weights of the run."""
+    code, _, err = run_main(train, *FEW, *words, "--out", run, "--resume")
+    assert code == 0, err
+    files = [run / "model.pt", *train.checkpoints_of(run)]
+    return logged(run), {file.name: as_lists(load_tensors(file)) for file in files}
+
+
+def test_every_flag_does_something(tmp_path, quick):
+    """All flags but those of the machine, which may differ when a run is resumed."""
+    assert OTHER.keys() == {*train.SETTINGS}
+    short = ["--steps", 2]
+    base = trained(tmp_path / "base", *short)
+    for name in OTHER:
+        words = typed(name, tmp_path / "base")
+        assert trained(tmp_path / name, *short, *words) != base, name
+
+
+def test_a_run_with_every_flag_resumes_bitwise(tmp_path, quick):
+    """All flags but two that exclude others, and --stop-below, which would end the run."""
+    words = [word for name in OTHER.keys() - EXCLUDED for word in typed(name)]
+    trained(tmp_path / "first", *words)
+    words += ["--init", tmp_path / "first"]
+    whole = trained(tmp_path / "whole", *words)
+    train_until(2, *FEW, *words, "--out", tmp_path / "stopped")
+    assert trained(tmp_path / "stopped", *words) == whole
+
+
+# ---- what a researcher changes in a copy of the code
+
+
+def test_a_hack_resumes_bitwise_and_its_column_is_no_symbol(tmp_path, monkeypatch):
+    text = (HERE / "train.py").read_text()
+    for old, more in (
+        (
+            "predictions, targets = predict(model, flags, index)\n",
+            "        predictions = predictions + torch.randn_like(predictions)\n",
+        ),
+        ("        self.rows = []  # of log.jsonl\n", "        self.mean = torch.zeros(())\n"),
+        (
+            "        saved |= dict(step=self.step, seconds=self.seconds, rows=self.rows)\n",
+            "        saved['mean'] = self.mean\n",
+        ),
+        (
+            '        self.train_loss = saved["train_loss"]\n',
+            '        self.mean = saved["mean"]\n',
+        ),
+        ("        state.step += 1\n", "        state.mean.lerp_(loss.detach(), 0.1)\n"),
+        ("        val=sum(losses) / len(losses),\n", "        x_9=state.mean.item(),\n"),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, old + more)
+    hacked = types.ModuleType("train")
+    hacked.__file__ = str(HERE / "train.py")
+    monkeypatch.setitem(sys.modules, "train", hacked)
+    exec(compile(text, "train.py", "exec"), vars(hacked))
+    monkeypatch.setattr(hacked, "cpu_capabilities", train.cpu_capabilities)
+    with monkeypatch.context() as patch:
+        stopped = []
+        patch.setattr(hacked, "print_row", lambda flags, rows: stopped.extend(rows[2:]))
+        flags = hacked.parse_flags([*WHOLE, "--out", str(tmp_path / "stopped")])
+        assert not hacked.run_once(flags, stopped)
+    for name in "stopped", "whole":
+        code, out, err = run_main(hacked, *WHOLE, "--out", tmp_path / name, "--resume")
+        assert code == 0 and "\nx_9: " in out, err
+    assert runs_equal(tmp_path / "stopped", tmp_path / "whole")
+    rows = train.read_log(tmp_path / "whole")
+    assert [*analyze.crossings(rows, train.read_flags(tmp_path / "whole"))] == ["x_1"]
