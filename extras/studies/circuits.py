@@ -22,7 +22,7 @@ import train
 from ablate import MEAN, PatchedModel, by_head, find_circuit, passes, path_name, paths_in
 from data import held_out, progress
 from extras.studies import command, markdown, share
-from extras.studies.rows import RESULTS, group_by_settings, name_of
+from extras.studies.rows import RESULTS, committed, group_by_settings, name_of
 from extras.studies.theory import least_layers
 
 
@@ -122,26 +122,78 @@ def least_necessary(row):
     return f"{min(max(path['necessary'].values())[0] for path in paths):.3f}"
 
 
+def stars(row):
+    """Return the number of paths to a role of all chains."""
+    return sum(path["read"].endswith("*") for path in row["report"]["paths"])
+
+
+def lost(row):
+    """Return the share of sequences that lose a symbol, under both ablations."""
+    return "{faithful:.1%}, {resampled:.1%}".format(**row["report"]["lost"])
+
+
 COLUMNS = {
     "paths/least in layers/least": size,
     "by intermediate tokens": intermediate,
+    "stars": stars,
     "full model, worst symbol": lambda row: worst_symbol(row["report"]["full_model"]),
-    "circuit, worst symbol": lambda row: worst_symbol(row["report"]["faithful"]),
-    "all else of another sequence": lambda row: worst_symbol(row["report"]["resampled"]),
+    "all else at its mean": lambda row: worst_symbol(row["report"]["faithful"]),
+    "of another sequence": lambda row: worst_symbol(row["report"]["resampled"]),
+    "sequences lost": lost,
     "least necessary": least_necessary,
 }
+OLDER = [*COLUMNS][:2] + [*COLUMNS][3:5]  # what the reports of the older search hold
+WITH_WEIGHTS = "[ABCD]", "default/s0", "rope/s4", "one_layer/*"
 
 
-def circuits_table(rows, *columns):
-    """Return a row per run that has a report: the verdict, and these or all of COLUMNS; an older
-    report has no other sequence."""
-    rows, lines, columns = [row for row in rows if row["report"]], [], columns or COLUMNS
-    if not all("resampled" in row["report"] for row in rows if row["report"].get("paths")):
-        columns = [name for name in columns if name != "all else of another sequence"]
-    for row in rows:
+def circuits_table(rows, columns=COLUMNS):
+    """Return a row per run that has a report: the verdict, and these of COLUMNS."""
+    lines = []
+    for row in (row for row in rows if row["report"]):
         cells = [COLUMNS[name](row) if row["report"].get("paths") else "" for name in columns]
         lines.append([name_of(row), row["report"]["verdict"], *cells])
     return markdown(["run", "verdict", *columns], *lines)
+
+
+def is_older(row):
+    """Return whether the report of a run is of the older search, under the mean alone."""
+    return bool(row["report"].get("paths")) and "resampled" not in row["report"]
+
+
+def with_weights():
+    """Return the table of the runs that the present search has searched, and their count."""
+    rows = committed(*WITH_WEIGHTS)
+    complete = sum("complete" in row["report"]["verdict"] for row in rows)
+    count = f"**{complete} of {len(rows)} circuits are validated and complete.**"
+    return f"{circuits_table(rows)}\n\n{count}"
+
+
+def without_weights():
+    """Return the table of the runs that only the older search has searched."""
+    rows = [row for row in committed("default/*", "rope/*", "conditional/*") if is_older(row)]
+    return f"{circuits_table(rows, OLDER)}\n\n{counts_table(rows)}"
+
+
+def one_layer():
+    """Return the paths of the circuit of the run that the page shows, and what they cost."""
+    [row] = committed("one_layer/L1_H5_N4_D1_s1")
+    lines = []
+    for path in row["report"]["paths"]:
+        name = "L{layer}H{head}: {reader} -> {read}".format(**path)
+        costs = (max(path[key].values())[0] for key in ("necessary", "minimal"))
+        lines.append([f"`{name}`", f"{path['attention']:.2f}", *(f"{cost:.2f}" for cost in costs)])
+    return markdown(["path", "attention", "full model loses", "circuit without it"], *lines)
+
+
+def compiled_table():
+    """Return a row per compiled model: what the search finds of the circuit that is known."""
+    lines = []
+    for row in train.read_rows(RESULTS / "figures/compiled.jsonl"):
+        found = [f"{row['precision']:.2f}", f"{row['recall']:.2f}", row["seconds"]]
+        found = found if row["validated"] else ["not searched", "", ""]
+        lines.append([row["program"], row["shape"], row["noise"], row["paths"], *found])
+    head = "program", "layers x heads", "noise on the weights", "paths"
+    return markdown([*head, "precision", "recall", "seconds"], *lines)
 
 
 def asked_table():
@@ -173,6 +225,17 @@ def papers_table(rows):
     return markdown(["run", *head, "0.17 or more", "passed"], *lines)
 
 
+def papers_tables():
+    """Return the table of the paper's test for runs with weights, and the count for all runs."""
+    tested = [row for row in committed("[ABCD]", "*/*") if "paper" in row["report"]]
+    passed = sum(row["report"]["paper"]["passed"] for row in tested)
+    held = sum(row["report"]["paper"]["held"] < 0.05 for row in tested)
+    count = (
+        f"**{passed} of {len(tested)} circuits pass it**; {held} pass step 5, a loss below 0.05."
+    )
+    return f"{papers_table(committed(*WITH_WEIGHTS))}\n\n{count}"
+
+
 def counts_table(rows):
     """Return a row per settings: how many of the solved models have a validated circuit."""
     lines = []
@@ -185,7 +248,10 @@ def counts_table(rows):
 
 def tables(rows):
     """Return the tables as text."""
-    return "\n\n".join(table(rows) for table in (circuits_table, papers_table, counts_table))
+    older = [row for row in rows if is_older(row)]
+    newer = [row for row in rows if not is_older(row)]
+    first = circuits_table(newer), circuits_table(older, OLDER)
+    return "\n\n".join([*first, papers_table(rows), counts_table(rows)])
 
 
 def draw(rows, out):

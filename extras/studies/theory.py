@@ -118,7 +118,7 @@ def paper_bound(D):
 
 
 def unmasked_depth(D):
-    """Return ceil(log3(4D+1)), which is exact for the information flow without a mask, in any order.
+    """Return ceil(log3(4D+1)), exact for the information flow without a mask, in any order.
 
     Number the roles along the chain, q = 0, 1a = 1, 1b = 2, ..., Db = 2D, and the pieces x_0 = 0,
     p_1 = 1, x_1 = 2, ..., x_D = 2D; role i starts with the pieces i - 1 and i.
