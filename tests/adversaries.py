@@ -9,7 +9,7 @@ import torch
 from ablate import End
 from data import chain
 from test_all import address_and_values
-from tests.planted import Planted, attending, following, paths_from, plant
+from tests.planted import Planted, attending, following, paths_from
 
 
 CHAIN, AT_Q = chain(4, 1), End(0)
@@ -45,18 +45,9 @@ def one_intermediate_token():
     return one_step(lambda head, match, b: [(b + 1, match)], intermediate=True)
 
 
-def two_intermediate_tokens():
-    texts = ["0 1b 1a", "0 2b 2a", "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]
-    return plant(2, texts, layers=4)[0]
-
-
 def quarters_over_layers():
     """Each of four layers serves one slot."""
     return one_step(lambda head, match, b: [(b, match * (b // 2 == head[0] - 1))], layers=5)
-
-
-def quarters_over_heads():
-    return one_step(lambda head, match, b: [(b, match * (b // 2 == head[1]))], heads=4)
 
 
 def halves_of_the_sequences():
@@ -72,16 +63,6 @@ def halves_of_the_sequences():
         lambda head, match, b: [(b, match * (model.first if head[1] else 1 - model.first))], heads=2
     ).attend
     return model
-
-
-def half_in_each_of_two_layers():
-    """With the other one ablated, each brings half."""
-    return one_step(lambda head, match, b: [(b, match / 2)], layers=3)
-
-
-def two_of_three():
-    """Any two of three heads suffice."""
-    return one_step(lambda head, match, b: [(b, match / 2)], heads=3)
 
 
 def head_that_carries_nothing():
@@ -109,35 +90,22 @@ def direct_and_by_an_intermediate_token():
 
 
 class Gate(Planted):
-    """What head 1 of layer 1 reads counts only where head 0 brings an x_1, whose does not matter;
-    head 0 brings nothing else."""
-
-    def opened(self, read, holds):
-        return read[:, :, 0, :, 1].sum(-1) > 0.5
+    """What head 1 of layer 1 reads counts only where head 0 brings the x_0 of the query, which 1b
+    has read from 1a; head 0 brings nothing else."""
 
     def added(self, layer, written, holds):
         if layer == 1:
-            opened = self.opened(written[0], holds)[:, :, None, None, None]
+            key = written[0][:, :, 1, :, 0] * holds[:, :, 0, :, 0]
+            opened = (key.amax(-1) > 0.5)[:, :, None, None, None]
             written = [0 * written[0], written[1] * opened]
         return super().added(layer, written, holds)
 
 
-class GateWithKey(Gate):
-    """Only where head 0 brings the x_0 of the query, which 1b has read from 1a."""
-
-    def opened(self, read, holds):
-        return (read[:, :, 1, :, 0] * holds[:, :, 0, :, 0]).amax(-1) > 0.5
-
-
-def gate(kind=Gate):
+def gate():
     def look(head, match, b):
         return [(b + head[1], match)]
 
-    return one_step(look, heads=2, intermediate=True, kind=kind)
-
-
-def gate_with_key():
-    return gate(GateWithKey)
+    return one_step(look, heads=2, intermediate=True, kind=Gate)
 
 
 # ---- what is taken and taken back
@@ -164,17 +132,8 @@ def canceller():
     return cancelling(of_another_chain)
 
 
-def canceller_of_the_next_slot():
-    return cancelling(lambda b: (b + 2) % 8)
-
-
 def canceller_of_the_first_slot():
     return cancelling(torch.ones_like)
-
-
-def two_cancellers():
-    """Each of heads 2 and 3 would do."""
-    return cancelling(of_another_chain, heads=3)
 
 
 class Signed(Planted):

@@ -74,17 +74,13 @@ def load_tensors(path):
     return torch.load(path, weights_only=True)
 
 
-def weights_equal(run_a, run_b, name="model.pt"):
-    """Return whether two runs ended with the same weights, bit for bit."""
-    a, b = (load_tensors(Path(run, name)) for run in (run_a, run_b))
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
 def runs_equal(run_a, run_b):
     """Return whether two runs have the same log, weights and checkpoints, bit for bit."""
-    names = [path for path in contents(run_a) if path.suffix == ".pt" and path.stem != "state"]
-    same_log = logged(run_a) == logged(run_b)
-    return same_log and all(weights_equal(run_a, run_b, name) for name in names)
+    for name in [path for path in contents(run_a) if path.suffix == ".pt" and path.stem != "state"]:
+        a, b = (load_tensors(Path(run, name)) for run in (run_a, run_b))
+        if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
+            return False
+    return logged(run_a) == logged(run_b)
 
 
 def bits_behind(numbers):

@@ -30,20 +30,15 @@ BY_NEXT = ["0.0 1b 1a", "0.0 1b+1 1b"]  # the token after 1b reads it
 VALIDATED = [  # model, its only circuit
     (planted.one_intermediate_token, [*BY_NEXT, "1.0 q 1b+1"]),
     (planted.quarters_over_layers, [KEY, *(f"{layer}.0 q 1b" for layer in (1, 2, 3, 4))]),
-    (planted.quarters_over_heads, [KEY, *(f"1.{head} q 1b" for head in (0, 1, 2, 3))]),
     (planted.halves_of_the_sequences, [KEY, "1.0 q 1b", "1.1 q 1b"]),
-    (planted.half_in_each_of_two_layers, [KEY, DIRECT, "2.0 q 1b"]),
     (planted.head_that_carries_nothing, [KEY, "2.0 q 1b"]),
     (planted.decoy, [*BY_NEXT, "1.1 q 1b+1"]),
     (planted.direct_and_by_an_intermediate_token, [*BY_NEXT, DIRECT, "1.0 q 1b+1"]),
     (planted.gate, [*BY_NEXT, DIRECT, "1.1 q 1b+1"]),
-    (planted.gate_with_key, [*BY_NEXT, DIRECT, "1.1 q 1b+1"]),
-    (planted.canceller_of_the_next_slot, [KEY, DIRECT]),
     (planted.canceller_of_the_first_slot, [KEY, DIRECT + "*", "1.1 q 1b*"]),
     (planted.canceller, [KEY, DIRECT]),  # what cancels is outside, and cancels in any sequence
     (planted.exclusion, [KEY, DIRECT + "*", "1.1 q 1b*"]),
     (planted.twin, [KEY, DIRECT, "1.1 q 1b"]),  # one would do, if the other brought nothing wrong
-    (planted.two_of_three, [KEY, DIRECT, "1.1 q 1b", "1.2 q 1b"]),
     (
         planted.canceller_in_a_head_that_is_named,
         ["0.0 1b 1a", "1.0 2b 2a", "1.1 q 1b", "2.0 q 2b"],
@@ -73,12 +68,6 @@ def test_the_only_circuit_is_found(make, circuit):
     report, paths = report_on(*shape_of(make()))
     assert report["verdict"] == COMPLETE and report["validated"]
     assert sorted(paths) == sorted(circuit)
-
-
-def test_one_of_two_circuits_is_found():
-    report, paths = report_on(*shape_of(planted.two_cancellers()))
-    assert report["validated"] and len(paths) == 3 and {KEY, DIRECT} < {*paths}
-    assert {*paths} - {KEY, DIRECT} < {"1.1 q 1b*", "1.2 q 1b*"}
 
 
 @pytest.mark.parametrize("make, verdict", REFUSED)

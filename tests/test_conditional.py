@@ -7,7 +7,6 @@ import torch
 
 from data import conditional, make_batch
 from extras.studies import theory
-from tests.planted import symbols_reached
 
 
 def layers_by_sets(N, causal, seed):
@@ -45,12 +44,3 @@ def test_depth_against_sets_on_a_real_sequence(causal):
     for N, seed in ((2, 0), (2, 1), (3, 0)):
         assert layers_by_sets(N, causal, seed) == theory.least_layers(conditional(N), causal)
     assert theory.least_layers(conditional(4), causal) == [2, 2, 3]
-
-
-def test_the_minimal_circuit_reaches_what_the_depth_allows():
-    task, allowed = conditional(4), theory.may_attend(conditional(4))
-    for layers in (1, 2, 3, 5):
-        paths = theory.conditional_circuit(3, layers, True)
-        reached = symbols_reached(task, paths, layers).tolist()
-        assert reached == [layers >= 2, layers >= 2, layers >= 3]
-        assert all(allowed[path.reader.role, path.read.role] for path in paths)
