@@ -46,7 +46,7 @@ def one_thread():
 def run_main(module, arguments):
     """Run a command line in this process; return (exit code, stdout, stderr)."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = [f"{module.__name__}.py", *shlex.split(arguments)]
+    argv = [Path(module.__file__).name, *shlex.split(arguments)]
     redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with mock.patch.object(sys, "argv", argv), redirected[0], redirected[1]:
         try:

@@ -21,9 +21,7 @@ from tests.other_tasks import write_circuit
     "flags, says",
     [
         ("--D -1", "--D: must be at least 1, not -1"),
-        ("--heads 3 --width 128", "divisible by --heads 3"),
         ("--lr inf", "--lr: must be at least 0"),
-        ("--K 3", "even"),
         ("--layers two", "invalid int value"),
         ("--seed -1", "--seed: must be from 0"),
         ("--targets 1 4", "--targets must be among 1 to 3"),
