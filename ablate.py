@@ -326,7 +326,7 @@ def reached(paths, task):
 def intervals(losses, flags):
     """Return {symbol: [mean, low, high]}, two standard errors on either side of the mean, of losses
     (sequences, symbols). A few sequences make up most of a loss, so that on 1024 of them this
-    covers the true mean of the full model A in 88 to 93% of draws, not 95% (extras/bench/LOG.md)."""
+    covers the true mean of model A in 88 to 93% of draws, not in 95% (extras/bench/LOG.md)."""
     mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
     rows = torch.stack([mean, mean - 2 * error, mean + 2 * error], 1).tolist()
     return dict(zip(flags.target_names, rows, strict=True))
