@@ -14,18 +14,13 @@ carry the answer and whether they suffice to find what they read. A circuit is v
 
     faithful     with all else ablated, the loss of every symbol stays below 0.05, and at most 1% of
                  the sequences lose a symbol that the full model has
-    minimal      without any one of its paths it is not faithful, by a margin of a tenth
+    minimal      no path can go: without it, some loss is above 0.045, a tenth less, or too many
+                 sequences are lost
     connected    along its paths every symbol can reach the query (Section 5)
 
 It is complete if it is faithful under both ablations, else validated at the mean alone. Stars are
 searched only where other paths do not suffice. Losses are mean squared errors over sequences, with
-two standard errors of the mean on either side.
-
-    model, flags = train.load("results/A")
-    patched = PatchedModel(model, flags, batch)                # a model on one batch of sequences
-    patched.circuit(paths)                                     # its losses with all else ablated
-    patched.knock_out(paths)                                   # its losses with these paths ablated
-    paths = paths_in(read_report("results/A"), flags.problem)  # the circuit that was found
+two standard errors of the mean on either side, of which the upper end is compared.
 """
 
 import functools
@@ -385,8 +380,7 @@ def papers_test(patched, paths, threshold):
 @torch.no_grad()
 def check_model(model, flags):
     """Raise UserError, in one line, if a model cannot be called as find_circuit calls it."""
-    B, T, outputs = 16, flags.problem.T, flags.K * len(flags.target_symbols)
-    batch, shape = sequences(flags, held_out("means", B)), (B, flags.N, outputs)
+    batch, B, T = sequences(flags, held_out("means", 16)), 16, flags.problem.T
 
     def predict(heads):
         with precision(flags):
@@ -397,8 +391,9 @@ def check_model(model, flags):
     except Exception as error:  # a model of others may fail in any way
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"the model cannot be called as find_circuit says: {reason}") from None
+    shape = batch.targets.shape
     if not isinstance(predictions, torch.Tensor) or predictions.shape != shape:
-        raise UserError(f"the model must return its predictions, a tensor of shape {shape}")
+        raise UserError(f"the model must return its predictions, a tensor of shape {(*shape,)}")
     if not predictions.isfinite().all():
         raise UserError("the model returns predictions that are not finite")
     if not torch.allclose(predictions.float(), again.float(), atol=0.01):

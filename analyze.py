@@ -27,20 +27,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
+import train
 from ablate import End, attention_on, path_name, paths_in, read_report, to_row, worst_of
 from data import Task, command_line, held_out, program, token_names
-from train import (
-    Flags,
-    checkpoints_of,
-    load,
-    precision,
-    read_flags,
-    read_json,
-    read_log,
-    sequences,
-    write_file,
-    write_text,
-)
+from train import load, precision, read_json, read_log, sequences, write_text
 
 
 CIRCUIT = "tab:red"  # the colour of the circuit in every figure
@@ -51,7 +41,7 @@ class Run(NamedTuple):
 
     folder: pathlib.Path
     model: torch.nn.Module
-    flags: Flags
+    flags: train.Flags
     task: Task
     log: list  # of log.jsonl
     report: dict  # of ablate.py, {} without circuit.json
@@ -89,7 +79,7 @@ def add_title(figure, run, caption):
 
 def save_figure(figure, path):
     """Write a matplotlib figure as a PNG and close it."""
-    write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+    train.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
     plt.close(figure)
 
 
@@ -131,9 +121,7 @@ def draw_curves(run):
     left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     left.plot(steps, validation, color="black", label="validation, 1024 sequences")
     if flags.stop_below:
-        left.axhline(
-            flags.stop_below, color="tab:green", ls="--", label=f"stop below {flags.stop_below:g}"
-        )
+        left.axhline(flags.stop_below, color="tab:green", ls="--", label="--stop-below")
     left.set(xlabel="training step", ylabel="mean squared error", yscale="log")
     left.legend(fontsize="small", loc="lower left")
 
@@ -195,7 +183,7 @@ def label_blocks(axes, task, names):
     middles, roles = [], []
     for number, (start, size, slots) in enumerate(task.blocks):
         middles.append(start + (size * slots - 1) / 2)
-        roles.append(" ".join(task.role_at(number, place).name for place in range(size)))
+        roles.append(" ".join(role.name for role in task.roles if role.block == number))
         axes.axhline(start - 0.5, color="black", lw=0.4)
         axes.axvline(start - 0.5, color="black", lw=0.4)
     small = {} if len(names) > 40 else dict(labels=names)
@@ -236,16 +224,12 @@ def draw_diagram(axes, task, paths, labels, colors):
     draw_columns(axes, task, layers, columns)
     several_heads, drawn = any(path.head for path in paths), {}
 
-    def columns_at(path):
+    def across(path):
         return columns[path.read._replace(every=False)], columns[path.reader]
 
-    def length(path):
-        read, reader = columns_at(path)
-        return abs(read - reader)
-
-    for path in sorted(paths, key=length):
+    for path in sorted(paths, key=lambda path: max(across(path)) - min(across(path))):
         # upward from what is read to its reader; bent if another head of the layer has this path
-        (x0, x1), y = columns_at(path), layers.index(path.layer)
+        (x0, x1), y = across(path), layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
         style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
@@ -309,7 +293,7 @@ def draw_circuit(run):
 @torch.no_grad()
 def measure_emergence(run, flags, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    task, files = flags.problem, checkpoints_of(run)
+    task, files = flags.problem, train.checkpoints_of(run)
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
         rows.append(to_row(path, task) | {name: [] for name in ("mean", "low", "high", "hits")})
@@ -320,10 +304,11 @@ def measure_emergence(run, flags, paths, n=32):
         for path, row in zip(paths, rows, strict=True):
             # the attention of each chain's reader to what it reads, and its largest
             pattern = patterns[path.layer][:, path.head].float()
-            attention = attention_on(pattern, path, task, batch.positions).sum(-1)  # (B, N)
+            given = attention_on(pattern, path, task, batch.positions)  # (B, N, 1) or (B, N, N)
+            attention = given.sum(-1)
             readers, exist = path.reader.tokens(task, batch.positions)
             largest = pattern.amax(-1).gather(1, readers)
-            hits = ((attention == largest) & exist).float().mean().item()
+            hits = ((given.amax(-1) == largest) & exist).float().mean().item()
             low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
             row["mean"].append(round(attention.mean().item(), 4))
             row["low"].append(round(low, 4))
@@ -335,10 +320,14 @@ def measure_emergence(run, flags, paths, n=32):
 def read_emergence(run):
     """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
     and a path of circuit.json is not in the file, measure all paths first and write the file."""
-    file, flags, report = pathlib.Path(run, "emergence.json"), read_flags(run), read_report(run)
+    file, flags, report = (
+        pathlib.Path(run, "emergence.json"),
+        train.read_flags(run),
+        read_report(run),
+    )
     emergence = read_json(file) if file.exists() else {}
     paths = {*paths_in(report, flags.problem), *paths_in(report, flags.problem, "candidates")}
-    if checkpoints_of(run) and not paths <= paths_in(emergence, flags.problem).keys():
+    if train.checkpoints_of(run) and not paths <= paths_in(emergence, flags.problem).keys():
         emergence = measure_emergence(run, flags, sorted(paths))
         write_text(file, json.dumps(emergence) + "\n")
     return emergence
@@ -347,12 +336,9 @@ def read_emergence(run):
 def emergence_steps(emergence, task):
     """Return {path: the step, linearly interpolated, at which its mean attention first passes 0.5,
     or None}."""
-    steps = {}
-    for path, row in paths_in(emergence, task).items():
-        # a curve that passes above 0.5 is one whose negative passes below -0.5
-        negative = [-mean for mean in row["mean"]]
-        steps[path] = first_below(emergence["steps"], negative, -0.5)
-    return steps
+    # a curve that passes above 0.5 is one whose negative passes below -0.5
+    steps, rows = emergence["steps"], paths_in(emergence, task)
+    return {path: first_below(steps, [-x for x in row["mean"]], -0.5) for path, row in rows.items()}
 
 
 def draw_emergence(run):

@@ -457,8 +457,8 @@ def describe(task, batch, K):
     for number, (start, size, count) in enumerate(task.blocks):
         slots = [" ".join(names[start + size * slot :][:size]) for slot in range(count)]
         rows = ["  ".join(slots[first : first + task.N]) for first in range(0, count, task.N)]
-        roles = " ".join(task.role_at(number, place).name for place in range(size))
-        lines.append(f"{roles:10s}" + f"\n{'':10s}".join(rows))
+        roles = " ".join(role.name for role in task.roles if role.block == number)
+        lines.append(f"{roles + '  ':10s}" + f"\n{'':10s}".join(rows))
 
     # the targets, query by query
     lines += ["", "What the model must predict at each query:"]

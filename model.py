@@ -92,7 +92,8 @@ class Transformer(nn.Module):
 
     rotary (T, head_size/2): the angles by which RoPE rotates queries and keys of each token, or
     None for no RoPE. qk_std: standard deviation of W_Q and W_K at the start; that of the attention
-    scores is its square times the width. All other weights start with 0.02."""
+    scores is its square times the width. All other weights start with 0.02, but for those that add
+    to the residual stream."""
 
     def __init__(
         self,

@@ -240,7 +240,7 @@ def main():
     p, cores, count = command_line("sweep.py", __doc__), torch.get_num_threads(), number(int, 1)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=count, default=3, help="seeds 0, 1, ... per point")
+    p.add_argument("--seeds", type=count, help="seeds 0, 1, ... per point, 3 by default")
     p.add_argument("--flags", action="append", help="of train.py for all runs; twice for two sets")
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
@@ -248,11 +248,13 @@ def main():
     p.add_argument("--plot-only", action="store_true", help="draw the table, run nothing")
     # the value of --flags begins with --, which argparse takes only after =
     args = p.parse_args(shlex.split(shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")))
-    if bool(args.preset) == bool(args.layers):
-        p.error("give a --preset, or your own grid with --layers")
+    if bool(args.preset) == bool(args.layers or args.flags or args.seeds) or not (
+        args.preset or args.layers
+    ):
+        p.error("give a --preset, or your own grid with --layers, --seeds and --flags")
     with program("sweep.py"):
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
-        groups = [(text, args.layers, args.seeds) for text in args.flags or [""]]
+        groups = [(text, args.layers, args.seeds or 3) for text in args.flags or [""]]
         to_do = grid(PRESETS.get(args.preset, groups), folder.absolute())
         folder.mkdir(parents=True, exist_ok=True)
         run_and_draw([] if args.plot_only else to_do, folder, args)

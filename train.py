@@ -31,19 +31,8 @@ if __name__ == "__main__":  # before torch loads: waiting threads sleep soon and
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from data import (
-    ENCODINGS,
-    TASKS,
-    UserError,
-    batch_index,
-    check_problem,
-    command_line,
-    held_out,
-    make_batch,
-    number,
-    partial_losses,
-    program,
-)
+import data
+from data import UserError, program
 from model import Transformer, make_optimizers
 
 
@@ -52,12 +41,13 @@ from model import Transformer, make_optimizers
 
 def parser():
     """Return the ArgumentParser of train.py. To add a flag, add a line."""
-    p = command_line("train.py", __doc__)
-    count, size, seed = number(int, 1), number(int, 0), number(int, 0, 2**63 - 1)
-    real, share = number(float, 0), number(float, 0, 1)
+    p = data.command_line("train.py", __doc__)
+    count, size, seed = data.number(int, 1), data.number(int, 0), data.number(int, 0, 2**63 - 1)
+    real, share = data.number(float, 0), data.number(float, 0, 1)
+    memory = data.number(float, 0, 0.999999)
 
     add = p.add_argument_group("problem").add_argument  # Section 6
-    add("--task", default="chain", choices=TASKS, help="conditional is that of Section 3.1")
+    add("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
     add("--N", type=count, default=4, help="chains per sequence")
     add("--D", type=count, default=3, help="retrieval steps per chain")
     add("--K", type=count, default=4, help="dimensions per symbol, an even number")
@@ -66,7 +56,7 @@ def parser():
     add("--examples", type=size, default=2**18, help="training set; 0 = fresh examples only")
 
     add = p.add_argument_group("model").add_argument  # Section 8.1
-    add("--rotary", default="input", choices=ENCODINGS, help="input: in the tokens; qk: RoPE")
+    add("--rotary", default="input", choices=data.ENCODINGS, help="input: in the tokens; qk: RoPE")
     add("--layers", type=count, default=12, help="number of layers")
     add("--heads", type=count, default=1, help="attention heads per layer")
     add("--width", type=count, default=128, help="size of the residual stream")
@@ -82,11 +72,11 @@ def parser():
     add("--lr", type=real, default=1e-3, help="learning rate, of Muon and of AdamW")
     add("--warmup", type=size, default=100, help="steps over which the rate rises from 0")
     add("--decay", type=share, default=0.5, help="last share of the steps: the rate falls to 0")
-    add("--beta2", type=share, default=0.99, help="Adam's second beta")
+    add("--beta2", type=memory, default=0.99, help="Adam's second beta")
     add("--weight-decay", type=real, default=0.1, help="decoupled weight decay of the matrices")
-    add("--ema", type=share, default=0.98, help="decay of the averaged weights; 0 = no averaging")
+    add("--ema", type=memory, default=0.98, help="decay of the averaged weights; 0 = no averaging")
     add("--clip", type=real, default=0.1, help="largest norm of the gradient; 0 = no clipping")
-    add("--qk-std", type=real, default=0.1, help="initial std of W_Q and W_K; others have 0.02")
+    add("--qk-std", type=real, default=0.1, help="initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", default="", help="start from the weights of this run, which has the same shape")
     add("--seed", type=seed, default=0, help="of the data, their order, and the initial weights")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of products")
@@ -110,13 +100,13 @@ class Flags(argparse.Namespace):
     @property
     def problem(self):
         """The data.Task: roles, symbols, tokens."""
-        return TASKS[self.task](self.N, self.D)
+        return data.TASKS[self.task](self.N, self.D)
 
     @property
     def target_symbols(self):
         """The k of the symbols x_k that each query predicts, in order."""
         symbols = [*range(1, self.problem.symbols)]
-        return sorted(self.targets) or (symbols if self.ic else symbols[-1:])
+        return sorted({*self.targets}) or (symbols if self.ic else symbols[-1:])
 
     @property
     def target_names(self):
@@ -149,14 +139,14 @@ def parse_flags(arguments=None):
     directory settled. What cannot be trained ends the program in one line."""
     p = parser()
     flags = p.parse_args(arguments, Flags())
-    check_problem(p, flags)
+    data.check_problem(p, flags)
     if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
         p.error(f"--targets must be among 1 to {flags.problem.symbols - 1}")
     if flags.targets and not flags.ic:
         p.error("--no-ic means x_D alone: leave out either it or --targets")
     if flags.width % flags.heads and not flags.head_size:
         p.error(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
-    if ENCODINGS[flags.rotary].angles and flags.size % 2:
+    if data.ENCODINGS[flags.rotary].angles and flags.size % 2:
         p.error(f"--rotary {flags.rotary} needs an even head size, not {flags.size}")
 
     flags.out = flags.out or run_directory(flags)  # before dtype is settled: no machine differs
@@ -168,7 +158,8 @@ def parse_flags(arguments=None):
     except (RuntimeError, AssertionError):
         p.error(f"--device {flags.device} does not exist here: choose another")
     if flags.dtype == "auto":
-        flags.dtype = native_dtype(flags.device)
+        resumed = flags.resume and (flags.out / "config.json").exists()
+        flags.dtype = read_flags(flags.out).dtype if resumed else native_dtype(flags.device)
     return flags
 
 
@@ -176,8 +167,8 @@ def run_directory(flags):
     """Return out/L12_H1_D3_s0, with every other flag that differs from its default in the name."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title.replace('=', '')}"
     for key, value in flags.settings.items():
-        implied = key in ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
-        if not implied and value != DEFAULTS[key]:
+        not_in_name = key in ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
+        if not not_in_name and value != DEFAULTS[key]:
             text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
             name += f"_no-{key}" if value is False else f"_{key}{text}".replace("/", "-")
     return pathlib.Path("out", f"{name}_s{flags.seed}")
@@ -273,7 +264,7 @@ def checkpoints_of(run):
 
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
-    T, encoding = flags.problem.T, ENCODINGS[flags.rotary]
+    T, encoding = flags.problem.T, data.ENCODINGS[flags.rotary]
     names = "layers", "heads", "width", "mlp", "causal", "qk_std"
     shape = {name: getattr(flags, name) for name in names} | dict(head_size=flags.size)
     shape["rotary"] = encoding.angles and encoding.angles(T, flags.size)
@@ -303,7 +294,7 @@ def load(run, weights="model.pt", device="cpu"):
 def sequences(flags, index):
     """Return the Batch of the examples `index` of a run's problem and seed."""
     problem = {name: getattr(flags, name) for name in ("task", "N", "D", "K", "rotary")}
-    return make_batch(flags.seed, index, targets=flags.target_symbols, **problem)
+    return data.make_batch(flags.seed, index, targets=flags.target_symbols, **problem)
 
 
 def precision(flags):
@@ -389,8 +380,8 @@ def predict(model, flags, index):
 @torch.no_grad()
 def evaluate(model, flags, split="validation", n=1024):
     """Return the list of partial losses on n sequences that training never sees."""
-    indices = held_out(split, n, flags.device).split(256)
-    losses = [partial_losses(*predict(model, flags, index), flags.K) for index in indices]
+    indices = data.held_out(split, n, flags.device).split(256)
+    losses = [data.partial_losses(*predict(model, flags, index), flags.K) for index in indices]
     return torch.cat(losses).mean(0).tolist()
 
 
@@ -445,9 +436,9 @@ def train(flags, state, stopped=()):
 
         # take one step; the seed makes random numbers in it the same after --resume
         torch.manual_seed(hash((flags.seed, step)))
-        index = batch_index(flags.seed, step, flags.batch, flags.examples)
+        index = data.batch_index(flags.seed, step, flags.batch, flags.examples)
         predictions, targets = predict(model, flags, index)
-        loss = partial_losses(predictions, targets, flags.K).mean()
+        loss = data.partial_losses(predictions, targets, flags.K).mean()
         loss.backward()
         if flags.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
