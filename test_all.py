@@ -274,10 +274,11 @@ def test_the_circuit_of_transformer_a_is_needed():
     batch = train.sequences(flags, data.held_out("validate", 64))
     reference = ablate.Reference(model, flags, n=128)
     patched = ablate.PatchedModel(model, flags, batch, reference)
-    assert patched.circuit(paths).mean(0).max() < 0.06 < 0.5 < patched.circuit([]).mean(0).min()
+    for by in ablate.MEAN, ablate.ANOTHER:
+        assert patched.circuit(paths, by).mean(0).max() < 0.03
+        assert patched.circuit([], by).mean(0).min() > 0.5
     for path in paths:
-        fewer = [patched.circuit(paths - {path}, by) for by in (ablate.MEAN, ablate.ANOTHER)]
-        assert torch.stack(fewer).mean(1).max() > 0.045
+        assert patched.circuit(paths - {path}, ablate.ANOTHER).mean(0).max() > 0.04
 
 
 # ---- analyze and sweep

@@ -161,6 +161,7 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
 
 def test_what_a_person_types_is_refused_in_one_line(tmp_path):
     for flags, says in (
+        (["--preset", "laptop", "--flags", "--D 1"], "give a --preset, or your own grid"),
         (["--layers", 1, "--flags=--D 1 --seed 3"], "--flags must not hold --seed"),
         (["--layers", 1, "--flags", "--layers=3"], "--flags must not hold --layers"),
         (["--layers", 1, "--flags", "--Q 1"], "unrecognized arguments: --Q 1"),

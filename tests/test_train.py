@@ -212,7 +212,7 @@ def test_a_kill_before_each_write(tmp_path, whole):
     assert number == 15  # config.json, 3 checkpoints, 5 evaluations with state.pt, model.pt
 
 
-def test_threads_and_younger_flags_are_restored_with_the_state(tmp_path, whole):
+def test_threads_dtype_and_younger_flags_are_restored(tmp_path, whole, monkeypatch):
     """Sums over another number of threads differ in the last bits; a run that is older than a flag
     continues with its default."""
     run, before = tmp_path / "run", torch.get_num_threads()
@@ -222,6 +222,8 @@ def test_threads_and_younger_flags_are_restored_with_the_state(tmp_path, whole):
         del settings[younger]
     (run / "config.json").write_text(json.dumps(settings))
     torch.set_num_threads(before + 1)
+    other = "float32" if train.native_dtype("cpu") == "bfloat16" else "bfloat16"
+    monkeypatch.setattr(train, "native_dtype", lambda device: other)  # of another processor
     try:
         assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
         assert torch.get_num_threads() == before and runs_equal(run, whole)
