@@ -48,10 +48,11 @@ def training():
     where = " and ".join(f"an {hardware} in {dtype}" for hardware, dtype in sorted(machines))
     minutes = span([row["log"][-1]["seconds"] / 60 for row in found])
     steps = span([row["steps"] for row in found])
+    level = found[0]["flags"].stop_below
     return (
-        f"{solved} of {len(found)} seeds end below {found[0]['flags'].stop_below}, after {steps} "
-        f"steps, the median and the range, and {minutes} minutes on one core of {where}. "
-        "The first command prints (every third line of seed 0 is shown):"
+        f"{solved} of {len(found)} seeds end below {level}, after a median of {steps} steps and "
+        f"{minutes} minutes on one\ncore of {where}. The first command prints (every third line of "
+        "seed 0 is shown):"
     )
 
 

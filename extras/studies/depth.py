@@ -338,11 +338,16 @@ def print_counts(out):
     found = [item for item in found if item]
     outside = [text for inside, text in found if not inside]
     inside = len(found) - len(outside)
+    single = sum(len(group) == 1 for group in cells().values())
     out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
-    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
+    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N). {single} cells hold one run,")
+    out(f"and {len(PREDICTED) - len(found)} of the {len(PREDICTED)} predicted were not run.")
     rows = [row for group in cells().values() for row in group]
     bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
-    out(f"{sum(map(passes, bound))} of {len(bound)} runs passed the law of content.")
+    solved = sum(row[f"x_{row['D']}"] < MATTERS for row in bound)
+    out(f"Of {len(bound)} runs with fewer layers than the law of content demands,")
+    passed = sum(map(passes, bound))
+    out(f"{passed} passed it (see above), and {solved} solved x_D (below {MATTERS}).")
     one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
     for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
         ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
@@ -493,14 +498,12 @@ def print_constructed(out, n=4096):
 
 
 def print_sweep(out):
-    """Print what the runs of sweeps learned, beside the law of content, and of x_D alone."""
-    rows = sweep.section_7(load_rows(committed("*")))
-    alone = [row["val"] > 0.7 for row in rows if not row["ic"]]
+    """Print what the runs of sweeps learned, beside the law of content."""
     shallow, limit, beyond = too_shallow(sweep.section_7(chains(committed("*"))))
     out(f"Of {shallow} runs (with those of 5000 steps in `results/longer`) that have fewer layers")
-    out(f"than the law of content demands for x_D, {len(beyond)} learned more than it allows,")
-    out(f"{limit} just that, and {shallow - limit} less: they are weak evidence for it. With x_D")
-    out(f"alone as the target, {sum(alone)} of {len(alone)} runs end above 0.7.")
+    out(f"than the law of content demands for x_D, {len(beyond)} learned more than it allows, and")
+    out(f"{limit} all of the one or more symbols that it allows. The others learned less, or are")
+    out("allowed nothing: they are weak evidence for it.")
 
 
 # ---- figures
