@@ -198,7 +198,7 @@ def label_blocks(axes, task, names):
 # ---- the diagram of a circuit
 
 
-ARROWS = "arrows point from the attended token to the token that reads it, dashed from all chains"
+ARROWS = "arrows point from the attended token to the token that reads it"
 
 
 def columns_of(task, paths):
@@ -239,7 +239,7 @@ def draw_diagram(axes, task, paths, labels, colors):
         # the label on the arrow, lower where a shorter arrow ends at the same place
         end = path.layer, path.reader
         same_end = [other for other in drawn if (other.layer, other.reader) == end]
-        share = 0.62 - 0.2 * (len(same_end) % 3)
+        share = 0.7 - 0.15 * (len(same_end) % 4)
         style = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
         style = dict(fontsize=9, ha="center", va="center", bbox=style)
         text = f"H{path.head}: " * several_heads + labels[path]
@@ -281,7 +281,9 @@ def draw_circuit(run):
     figure, axes = plt.subplots(figsize=diagram_size(run.task, run.paths), layout="constrained")
     draw_mean_attention(axes, run)
     report = run.report
-    caption = f"circuit, {'validated' if report['validated'] else 'not validated'}; {ARROWS}\n"
+    verdict = report["verdict"] if report["validated"] else "not validated"
+    dashed = ", dashed from all chains" * any(path.read.every for path in run.paths)
+    caption = f"circuit, {verdict}; {ARROWS}{dashed}\n"
     caption += f"with all else at its mean, {worst_of(report['faithful'])} is the worst symbol"
     add_title(figure, run, f"{caption} (n = {report['sequences']} sequences)")
     return figure

@@ -202,7 +202,7 @@ def draw_losses(axes, rows, column, color, label, shift):
 
 def figure_4(rows):
     """Above: final validation loss by layers, with and without the implicit curriculum. Below: each
-    symbol's loss by layers, with an arrow where the law, floor(log2 k) + 2, first allows it."""
+    symbol's loss by layers, with an arrow at the floor(log2 k) + 2 layers of reading by content."""
     size = dict(figsize=(7.5, 8), layout="constrained", sharex=True)
     figure, (above, below) = plt.subplots(2, 1, **size)
     groups = ("with", True, "tab:blue", -0.12), ("without", False, "tab:red", 0.12)
@@ -222,7 +222,7 @@ def figure_4(rows):
         possible.setdefault(k.bit_length() + 1, []).append(f"$x_{k}$")
     style = dict(textcoords="offset points", ha="center", fontsize="small")
     for depth, names in possible.items():
-        text, arrow = ", ".join(names) + "\npossible", dict(arrowstyle="->")
+        text, arrow = ", ".join(names) + "\nby content", dict(arrowstyle="->")
         below.annotate(text, (depth, 0.93), (0, 22), arrowprops=arrow, **style)
     below.set_title("Each symbol alone, with implicit curriculum")
 

@@ -116,8 +116,9 @@ class Flags(argparse.Namespace):
     @property
     def title(self):
         """12 layers x 1 head, D=3, seed 0."""
+        layers = f"{self.layers} layer{'s' * (self.layers > 1)}"
         heads = f"{self.heads} head{'s' * (self.heads > 1)}"
-        return f"{self.layers} layers x {heads}, {self.problem.title}, seed {self.seed}"
+        return f"{layers} x {heads}, {self.problem.title}, seed {self.seed}"
 
     @property
     def settings(self):

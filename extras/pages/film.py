@@ -85,10 +85,8 @@ def main():
         p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
         folder = p.parse_args().run
         run = read_run(folder)
-        if not run.emergence:
-            raise UserError(
-                f"{folder} has no emergence.json: train with --save-every, run ablate.py"
-            )
+        if "losses" not in run.emergence:
+            raise UserError(f"run python -m extras.pages.removal {folder} first: it has the losses")
         draw_film(run, folder / "emergence.gif")
         print(folder / "emergence.gif")
 
