@@ -74,7 +74,7 @@ def why_missing(run, sequences):
 
 def describe_sequences(run, batch):
     """Return a dict for each sequence: the name and the chain (-1: distractor) of each token, the
-    query of each chain, and of each path and chain its [source, target], None if not both exist."""
+    query of each chain, and of each path and chain its [reader, read], None if not both exist."""
     sequences = []
     ends = [[place.tokens(run.task, batch.positions) for place in path[2:]] for path in run.paths]
     for number, positions in enumerate(batch.positions):
@@ -153,8 +153,8 @@ def information_of(run):
 
 
 def new_symbols(run):
-    """Return {path: the k of the symbols x_k that it brings to its source}, if each token starts
-    with its symbol and takes all that the targets of its paths hold (Section 5)."""
+    """Return {path: the k of the symbols x_k that it brings to its reader}, if each token starts
+    with its symbol and takes all that what it reads holds (Section 5)."""
     known = {End(n): {role.symbol} - {-1} for n, role in enumerate(run.task.roles)}
     brought = {}
     for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
@@ -174,7 +174,8 @@ def path_rows(run, steps, letters):
     histories = paths_in(run.emergence, run.task)
     for path, measured in run.paths.items():
         row = dict(title=path_name(path, run.task), layer=path.layer, head=path.head)
-        row |= dict(reader=columns[path.reader], read=columns[path.read])
+        read = columns[path.read._replace(every=False)]
+        row |= dict(reader=columns[path.reader], read=read)
         row["brings"] = [letters[k] for k in brought[path]]
         row |= {name: measured[name] for name in ("necessary", "minimal")}
         row["attention"] = [measured["attention"]] * len(steps)
@@ -279,7 +280,7 @@ def about(run):
         f"Below a tile stands the role of the token in its chain: q the query, {roles}. 3b+1 is an"
         " intermediate token: the one right after 3b, which has no role in this chain.",
         "A path, L6H0: q -> 1b, is an attention edge between two tokens of a chain: in layer 6,"
-        " head 0, the source q attends to the target 1b, and then holds what the target held.",
+        " head 0, the query q reads the token 1b, and then holds what that token held.",
     ]
     settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
     return dict(summary=summary, legend=legend, settings=settings)

@@ -222,9 +222,9 @@ function drawCircuit() {
   run.paths.forEach((path, number) => {
     const level = levels.indexOf(path.layer), share = path.attention[at.checkpoint];
     const same = run.paths.slice(0, number).filter((other) =>
-      other.layer === path.layer && other.source === path.source);
-    const aside = 9 * same.filter((other) => other.target === path.target).length;
-    const [x0, x1] = [path.target, path.source].map((column) => x(column) + aside);
+      other.layer === path.layer && other.reader === path.reader);
+    const aside = 9 * same.filter((other) => other.read === path.read).length;
+    const [x0, x1] = [path.read, path.reader].map((column) => x(column) + aside);
     const y0 = y(level) - 4, y1 = y(level + 1) + 5, up = 0.55 - 0.2 * (same.length % 3);
     const ends = h`x1="${x0}" y1="${y0}" x2="${x1}" y2="${y1}"`;
     lines.push(h`<g data-path="${number}"><line class="halo" ${ends}/><line class="arrow" ${ends}

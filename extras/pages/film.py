@@ -20,7 +20,7 @@ from data import UserError, command_line, program
 def draw_film(run, file, frames=44):
     """Write the film: above, the attention of every path in emergence.json; below, the loss of each
     symbol. It is slow where much changes."""
-    # what stays: the places, and an arrow in the colour of the symbol of its target
+    # what stays: the places, and an arrow in the colour of the symbol that is read
     emergence, task, last = run.emergence, run.task, run.task.symbols - 1
     paths, steps = paths_in(emergence, task), emergence["steps"]
     width, height = diagram_size(task, paths)
@@ -42,7 +42,7 @@ def draw_film(run, file, frames=44):
     below.legend(fontsize="small", ncols=last, loc="upper right")
     n = emergence["sequences"]
     caption = (
-        f"{ARROWS};\nmean attention (n = {n} sequences), in the colour of the target's symbol;"
+        f"{ARROWS};\nmean attention (n = {n} sequences), in the colour of the symbol that is read;"
     )
     caption += f" dotted: a symbol is learned below {task.learned_below:.3g}"
     below.set_title(caption, fontsize=9)
