@@ -81,15 +81,16 @@ def known_to_control(row, rows):
 def learned_despite_gap(rows):
     """Return ({symbol that is no target: [bool, ...]}, left out): of the runs that have, from their
     start, a target symbol above this gap (the lowest one of the run), whether they learned such a
-    symbol. Left out is the number of those whose control learned none either."""
+    symbol. Left out is the number of those that did not, and whose control learned none either."""
     answers, left_out = {}, 0
     for row in rows:
         symbols = row["flags"].target_symbols
         gap = min({*range(1, 2 + len(symbols))} - {*symbols})
         above = {f"x_{k}" for k in symbols if k > gap}
         if above and not row["flags"].init:
-            if above & known_to_control(row, rows):
-                answers.setdefault(gap, []).append(bool(above & {*row["known"]}))
+            learned = bool(above & {*row["known"]})
+            if learned or above & known_to_control(row, rows):
+                answers.setdefault(gap, []).append(learned)
             else:
                 left_out += 1
     return answers, left_out

@@ -267,9 +267,10 @@ def d_claim():
         f"{kind}, {gap:.0f} steps after the one before it, with a threshold of {level}"
         for level, (kind, gap) in last_paths(rows[0]).items()
     ]
+    lasts = ";\n".join(lasts)
     return f"""\
 It depends on the threshold (n = {len(rows)}). The last path to emerge is
-{";\n".join(lasts)}. x_4 is learned at step {rows[0]["learned"]["x_4"]:.0f}."""
+{lasts}. x_4 is learned at step {rows[0]["learned"]["x_4"]:.0f}."""
 
 
 # ---- the figure
