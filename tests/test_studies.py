@@ -228,7 +228,10 @@ def test_target_symbols_and_stages_are_compared(tmp_path):
         "| 3 | x_1; then x_1, x_2 | 1 | 1: 150 | 1: 350 |  |",
         "| 3 | x_1; then x_1, x_2; then x_1, x_2, x_3 | 1 | 1: 150 | 1: 350 | 0 |",
     ]
-    assert curriculum.learned_despite_gap(found) == {2: [False, True]}
+    assert curriculum.learned_despite_gap(found) == ({2: [True]}, 1)
+    control = write_run(tmp_path / "all", "", x_1=[1, 0], x_2=[1, 0], x_3=[1, 0])
+    with_control = found + rows.load([control])
+    assert curriculum.learned_despite_gap(with_control) == ({2: [False, True]}, 0)
     assert curriculum.draw(found, tmp_path).stat().st_size > 10_000
 
 

@@ -18,7 +18,7 @@ import torch
 import analyze
 import sweep
 import train
-from data import held_out, make_batch, partial_losses, program
+from data import command_line, held_out, make_batch, partial_losses, program
 from extras.studies import committed, load_rows, markdown
 from extras.studies.theory import (
     DEPTH_LAWS,
@@ -573,6 +573,8 @@ if __name__ == "__main__":
         sweep.main()
     else:
         with program("python -m extras.studies.depth"):
-            measure([*map(Path, sys.argv[1:])])
+            p = command_line("python -m extras.studies.depth", __doc__)
+            p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
+            measure(p.parse_args().run)
             draw_diagram()
             draw_address()

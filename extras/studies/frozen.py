@@ -7,11 +7,10 @@ config.json of the run then has "circuit": "minimal" beside the flags.
 """
 
 import json
-import sys
 from unittest import mock
 
 import train
-from data import program
+from data import command_line, program
 from extras.studies.theory import frozen_heads, frozen_paths
 
 
@@ -35,7 +34,9 @@ def run_once(flags, circuit, stopped=()):
 
 if __name__ == "__main__":
     with program("python -m extras.studies.frozen"):
-        circuit, *arguments = sys.argv[1:]
-        flags = train.parse_flags(arguments)
-        run_once(flags, circuit)
+        p = command_line("python -m extras.studies.frozen", __doc__)
+        p.add_argument("circuit", help="minimal; all flags of train.py follow it")
+        args, rest = p.parse_known_args()
+        flags = train.parse_flags(rest)
+        run_once(flags, args.circuit)
         print(train.summary(flags.out))

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 
 import analyze
 from extras import studies
+from extras.studies.order import ended
 from extras.studies.rows import committed, group_by_settings, name_of
 from train import schedule
 
@@ -53,7 +54,7 @@ def decay_table(rows=None):
     """Return a row per settings: how many runs learn all, and how many circuits pass the test."""
     names = "cleaning/*_e*", "[ABC]", "adamw/*", "last/*", "decay/*", "rope/s[0-5]", "rope_twice/*"
     lines = []
-    for group in group_by_settings(rows or committed(*names)).values():
+    for group in group_by_settings([*filter(ended, rows or committed(*names))]).values():
         flags, folds = group[0]["flags"], statistics.median(map(e_folds, group))
         tests = [loss for loss in map(test_of, group) if loss is not None]
         title = f"{flags.optimizer}, {flags.rotary}, width {flags.width}"

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 
 import analyze
 import train
-from data import program
+from data import command_line, program
 from extras import studies
 from extras.studies.rows import RESULTS
 
@@ -79,5 +79,6 @@ def draw(file):
 
 if __name__ == "__main__":
     with program("python -m extras.studies.plateau"):
+        command_line("python -m extras.studies.plateau", __doc__).parse_args()
         print(table())
         draw(RESULTS / "figures/growth.png")

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from ablate import End, Path, by_head, mask_of
-from data import Task, UserError, chain, conditional, program, rotary_numbers
+from data import Task, UserError, chain, command_line, conditional, program, rotary_numbers
 from model import Transformer
 
 
@@ -377,4 +377,5 @@ def main():
 
 if __name__ == "__main__":
     with program("python -m extras.studies.theory"):
+        command_line("python -m extras.studies.theory", __doc__).parse_args()
         main()
