@@ -36,7 +36,7 @@ from train import Flags
 
 ROWS = Path("results/runs/depth_width.jsonl")
 MATTERS = 0.05  # a rise of the loss of x_D by which an ablation counts as one that matters
-sweep.PRESETS["law"] = [
+LAW = [  # a preset of sweep.py
     (sweep.WITH_IC, range(1, 6), 3),
     (f"{sweep.LAPTOP} --D 5 --steps 2000 --no-causal --rotary qk", range(2, 5), 2),
 ]
@@ -340,8 +340,9 @@ def print_counts(out):
     inside = len(found) - len(outside)
     single = sum(len(group) == 1 for group in cells().values())
     out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
-    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N). {single} cells hold one run,")
-    out(f"and {len(PREDICTED) - len(found)} of the {len(PREDICTED)} predicted were not run.")
+    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
+    missing = len(PREDICTED) - len(found)
+    out(f"Cells of one run: {single}. Predicted, but not run: {missing} of {len(PREDICTED)}.")
     rows = [row for group in cells().values() for row in group]
     bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
     solved = sum(row[f"x_{row['D']}"] < MATTERS for row in bound)
@@ -570,6 +571,7 @@ def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")
 
 if __name__ == "__main__":
     if "--preset" in sys.argv:
+        sweep.PRESETS["law"] = LAW
         sweep.main()
     else:
         with program("python -m extras.studies.depth"):

@@ -10,8 +10,9 @@ import json
 from unittest import mock
 
 import train
+from ablate import frozen_heads
 from data import command_line, program
-from extras.studies.theory import frozen_heads, frozen_paths
+from extras.studies.theory import frozen_paths
 
 
 def run_once(flags, circuit, stopped=()):

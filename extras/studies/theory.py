@@ -17,7 +17,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ablate import End, Path, by_head, mask_of
+from ablate import End, Path
 from data import Task, UserError, chain, command_line, conditional, program, rotary_numbers
 from model import Transformer
 
@@ -351,17 +351,6 @@ def frozen_paths(flags, circuit):
     if flags.heads < heads:
         raise UserError(f"circuit {circuit} needs --heads {heads} or more")
     return paths
-
-
-def frozen_heads(paths, task, positions):
-    """Return {(layer, head): f} for heads with paths, which attend hard: every source to its
-    targets alone, to each of them equally, and all other tokens to nothing."""
-    heads = {}
-    for head, group in by_head(paths).items():
-        mask = mask_of(group, task, positions).float()
-        pattern = mask / mask.sum(-1, keepdim=True).clamp(min=1)
-        heads[head] = lambda _, values, pattern=pattern: pattern.to(values) @ values
-    return heads
 
 
 def main():
