@@ -82,10 +82,5 @@ def files():
     return "\n".join(cells)
 
 
-def foreign():
-    """Return the code of a model of others, which tests/test_foreign.py trains and searches."""
-    return f"```python\n{Path('tests/foreign.py').read_text(encoding='utf-8').strip()}\n```"
-
-
 def what_came_out():
     return claims.short_table()

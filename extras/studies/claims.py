@@ -260,8 +260,8 @@ def table():
 def short_table():
     """Return the table of the most important claims for the README."""
     _, alone, essential, _, ordered = section_5_and_7()
-    (_, useless, _, _, _, validated, *_), last = section_8(), section_9()
-    rows = [ordered, alone, essential, last[2], last[1], last[0], last[6], useless, validated]
+    (_, _, _, _, _, validated, *_), last = section_8(), section_9()
+    rows = [ordered, alone, essential, last[2], last[1], last[0], validated]
     lines = [[*row, f"[{page}](results/{page}.md)"] for *row, page in rows]
     return markdown(["the paper", "ours, of the runs that could refute it", "verdict", ""], *lines)
 
