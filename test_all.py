@@ -293,8 +293,9 @@ def test_every_figure_is_drawn(tiny_run, tmp_path):
     losses, paths = dict(x_1=[0.5, 0.4, 0.6]), []
     for layer, reader, read in (0, "1b", "1a"), (1, "q", "1b*"):
         paths.append(dict(layer=layer, head=0, reader=reader, read=read, attention=0.5))
-    report = dict(paths=paths, validated=True, faithful=losses, sequences=9)
-    (run / "circuit.json").write_text(json.dumps(report | dict(attention_sequences=9)))
+    report = dict(paths=paths, validated=True, verdict="validated, complete", faithful=losses)
+    report |= dict(sequences=9, attention_sequences=9)
+    (run / "circuit.json").write_text(json.dumps(report))
     assert run_main(analyze, str(run))[0] == 0
     assert len(json.loads((run / "emergence.json").read_text())["steps"]) == 3
     for name in "curves attention_maps circuit emergence paths".split():

@@ -44,7 +44,7 @@ def test_a_run_without_a_circuit_is_told_why(whole, tmp_path):
     (run / "circuit.json").write_text('{"verdict": "not faithful: x", "paths": []}')
     code, out, err = run_main(analyze, run)
     assert code == 0 and "no circuit to draw: not faithful: x" in out, err
-    assert_refused(film, whole, says="has no emergence.json")
+    assert_refused(film, whole, says="has the losses")
 
 
 # ---- tasks with other roles
