@@ -26,9 +26,8 @@ import torch
 import torch.nn as nn
 
 import train
-from data import batch_index, command_line, partial_losses, program
+from data import batch_index, command_line, partial_losses, program, progress
 from extras.studies import markdown
-from extras.studies.stats import progress
 from train import keep_freed_memory, parse_flags
 
 

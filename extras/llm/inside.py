@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from analyze import save_figure
+from data import progress
 from extras.llm.weights import FOLDER, GROUP, draw, last_logits, run, tokens
 from extras.studies import markdown
-from extras.studies.stats import bootstrap, progress
+from extras.studies.stats import bootstrap
 from train import read_rows
 
 

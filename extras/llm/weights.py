@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from data import UserError, command_line, program
+from data import UserError, command_line, program, progress
 from extras.llm.__main__ import count_outcomes
 from extras.llm.questions import FORMULATIONS, chain_question, make_question
 from extras.studies import markdown
-from extras.studies.stats import progress, wilson
+from extras.studies.stats import wilson
 from train import read_rows, write_rows
 
 

@@ -31,14 +31,6 @@ def print_progress(what, done, total, began):
     print(f"\r{what} {done}/{total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
 
 
-def progress(what, items):
-    """Yield the items of a list; print after each how far it is and how long it will take."""
-    began = time.time()
-    for done, item in enumerate(items, 1):
-        yield item
-        print_progress(what, done, len(items), began)
-
-
 def knock_out_rises(emergence, row):
     """Return {symbol: by how much its loss rises at each checkpoint when the path of this row is
     knocked out}."""
