@@ -338,14 +338,15 @@ def worst_of(rows):
     return f"{name} {rows[name][0]:.3f}"
 
 
+def holds(patched, losses, limit):
+    """Return whether these losses of a circuit are those of a faithful one."""
+    high = max(high for _, _, high in intervals(losses, patched.flags).values())
+    return high < limit and patched.lost(losses) <= LOST
+
+
 def passes(patched, paths, ablations, limit):
     """Return whether a circuit is faithful under each of these ablations."""
-    for by in ablations:
-        losses = patched.circuit(paths, by)
-        high = max(high for _, _, high in intervals(losses, patched.flags).values())
-        if not high < limit or patched.lost(losses) > LOST:
-            return False
-    return True
+    return all(holds(patched, patched.circuit(paths, by), limit) for by in ablations)
 
 
 def papers_test(patched, paths, threshold):
@@ -493,7 +494,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         losses = fresh.circuit(paths, by)
         report[name], lost = intervals(losses, flags), fresh.lost(losses)
         report["lost"][name] = lost
-        if by in ablations and not passes(fresh, paths, [by], threshold):
+        if by in ablations and not holds(fresh, losses, threshold):
             text = f"{worst_of(report[name])}, {lost:.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)
