@@ -6,21 +6,19 @@ A path (the paper's word; others say attention edge) is (layer, head, reader, re
 from 0. L6H0: q -> 1b says that in layer 6, head 0, the query reads token 1b of its own chain; the
 paper's arrow points to what is read. q -> 1b* is a star: the query reads the tokens 1b of all
 chains. A circuit is a set of paths. What heads read outside of it is ablated: replaced by its mean
-over reference sequences at that position, which says nothing about the sequence at hand, or by what
-they read in another sequence, drawn at random for all heads together (resample ablation), which
-says something wrong. What a token reads of itself moves nothing between tokens, and stays.
-Attention is what the model computes under the ablation. So one loss tells both whether the paths
-carry the answer and whether they suffice to find what they read. A circuit is validated if it is
+over reference sequences at that position, or by what they read in another sequence, drawn at random
+for all heads together. What a token reads of itself moves nothing between tokens, and stays.
+Attention is what the model computes under the ablation, so that one loss tells both whether the
+paths carry the answer and whether they suffice to find what they read. A circuit is validated if it
+is
 
     faithful     with all else ablated, the loss of every symbol stays below 0.05, and at most 1% of
                  the sequences lose a symbol that the full model has
-    minimal      no path can go: without it, some loss is above 0.045, a tenth less, or too many
-                 sequences are lost
+    minimal      without any one path, a loss is above 0.045, or too many sequences are lost
     connected    along its paths every symbol can reach the query (Section 5)
 
-It is complete if it is faithful under both ablations, else validated at the mean alone. Stars are
-searched only where other paths do not suffice. Losses are mean squared errors over sequences, with
-two standard errors of the mean on either side, of which the upper end is compared.
+It is complete if it is faithful under both ablations, else validated at the mean alone. Losses are
+mean squared errors over sequences, of which the upper end, two standard errors above, is compared.
 """
 
 import functools
@@ -146,10 +144,8 @@ def attention_on(pattern, path, task, positions):
 
 def by_head(paths):
     """Return {(layer, head): [its paths]}."""
-    heads = {}
-    for path in paths:
-        heads.setdefault(path[:2], []).append(path)
-    return heads
+    groups = itertools.groupby(sorted(paths), key=lambda path: path[:2])
+    return {head: [*group] for head, group in groups}
 
 
 def frozen_heads(paths, task, positions):
@@ -169,17 +165,16 @@ def frozen_heads(paths, task, positions):
 @torch.no_grad()
 def reads_of(model, flags, batch):
     """Return {(layer, head): (pattern (B, T, T), values (B, T, size))} of a model on a batch."""
-    heads, reads = [*itertools.product(range(flags.layers), range(flags.heads))], {}
+    # in this order, in whichever a model calls them
+    reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
 
     def record(pattern, values, head):
         reads[head] = pattern.float(), values.float()
         return pattern @ values
 
     with precision(flags):
-        model(batch.inputs, {head: functools.partial(record, head=head) for head in heads})
-    if missing := {*heads} - reads.keys():
-        raise UserError("the model never calls f of layer {}, head {}".format(*min(missing)))
-    return {head: reads[head] for head in heads}  # a model may call them in another order
+        model(batch.inputs, {head: functools.partial(record, head=head) for head in reads})
+    return reads
 
 
 class Reference:
@@ -247,23 +242,20 @@ class PatchedModel:
 # ---- the search
 
 
-def possible_ends(task):
-    """Return [End, ...]: all roles, and the intermediate tokens up to REACH from their slots."""
-    ends = []
-    for role, (_, _, block, place) in enumerate(task.roles):
-        first = -REACH if place == 0 else 0
-        last = REACH if place == task.blocks[block].size - 1 else 0
-        ends += [End(role, offset) for offset in range(first, last + 1)]
-    return ends
-
-
 def attended(reference, task):
     """Return ({Path, ...}, {star, ...}) along which the full model attends: more to its own chain
     than to others, or with a large share to a role of all chains. A path may lead to an
     intermediate token, say from q to 3b+1, if in an earlier layer that token has read something of
     the chain, and start there if in a later layer it is read."""
+    # all roles, and the intermediate tokens before and after their slots
+    ends = []
+    for role, (_, _, block, place) in enumerate(task.roles):
+        first = -REACH if place == 0 else 0
+        last = REACH if place == task.blocks[block].size - 1 else 0
+        ends += [End(role, offset) for offset in range(first, last + 1)]
+
     heads, patterns = [*reference.reads], torch.stack([p for p, _ in reference.reads.values()])
-    ends, N, plain, stars = possible_ends(task), task.N, set(), set()
+    N, plain, stars = task.N, set(), set()
     for reader, read in progress("pairs of ends", [*itertools.product(ends, ends)]):
         # what a reader gives to its own chain, and to all others together, (heads,) each
         star = Path(0, 0, reader, read._replace(every=True))
@@ -291,21 +283,15 @@ def attended(reference, task):
 def prune(ranked, faithful):
     """Return the frozenset of paths that is left when those of a list are dropped, the first ones
     first, as long as faithful(paths)."""
-    remaining = frozenset(ranked)
-
-    def drop(group):
-        """Drop all of a group, or else of each half of it what can go."""
-        nonlocal remaining
-        if faithful(remaining - {*group}):
-            remaining -= {*group}
-        elif len(group) > 1:
-            drop(group[: len(group) // 2])
-            drop(group[len(group) // 2 :])
-
-    before = None
+    remaining, before = frozenset(ranked), None
     while remaining and remaining != before:
-        before = remaining
-        drop([path for path in ranked if path in remaining])
+        before, groups = remaining, [[path for path in ranked if path in remaining]]
+        while groups:  # drop all of a group, or else of each half of it what can go
+            group = groups.pop()
+            if faithful(remaining - {*group}):
+                remaining -= {*group}
+            elif half := len(group) // 2:
+                groups += group[half:], group[:half]
     return remaining
 
 
@@ -325,8 +311,7 @@ def reached(paths, task):
 
 def intervals(losses, flags):
     """Return {symbol: [mean, low, high]}, two standard errors on either side of the mean, of losses
-    (sequences, symbols). A few sequences make up most of a loss, so that on 1024 of them this
-    covers the true mean of model A in 88 to 93% of draws, not in 95% (extras/bench/LOG.md)."""
+    (sequences, symbols)."""
     mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
     rows = torch.stack([mean, mean - 2 * error, mean + 2 * error], 1).tolist()
     return dict(zip(flags.target_names, rows, strict=True))
@@ -376,9 +361,6 @@ def papers_test(patched, paths, threshold):
     return dict(held=held, first_uniform=first_uniform, removed=removed, passed=passed)
 
 
-# ---- all of it
-
-
 @torch.no_grad()
 def check_model(model, flags):
     """Raise UserError, in one line, if a model cannot be called as find_circuit calls it."""
@@ -402,8 +384,11 @@ def check_model(model, flags):
         raise UserError("the model answers otherwise the second time: call eval(), no dropout")
 
     # each head alone: what is given to its function, and whether what it returns is used
-    for (layer, head), (pattern, values) in reads.items():
+    for (layer, head), read in reads.items():
         f = f"f of layer {layer}, head {head}"
+        if not read:
+            raise UserError(f"the model never calls {f}")
+        pattern, values = read
         if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
             raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
         other = predict({(layer, head): lambda _, values: values + 100 * torch.randn_like(values)})
@@ -464,15 +449,12 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     def hopeless(paths):
         return few.circuit(paths).mean(0).max() > 2 * threshold
 
-    def rank(path):
-        return not path.read.every, max(costs[path].values())
-
     def faithful(paths, patched):
         return not hopeless(paths) and passes(patched, paths, ablations, limit)
 
     for patched in many, most:
-        kept = functools.cache(functools.partial(faithful, patched=patched))
-        paths = prune(sorted(paths, key=rank), kept)
+        ranked = sorted(paths, key=lambda path: (not path.read.every, max(costs[path].values())))
+        paths = prune(ranked, functools.cache(functools.partial(faithful, patched=patched)))
 
     # what is said of each path that matters, and of each path of the circuit
     rows = {path: to_row(path, task) | dict(necessary=costs[path]) for path in costs}

@@ -322,11 +322,8 @@ def measure_emergence(run, flags, paths, n=32):
 def read_emergence(run):
     """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
     and a path of circuit.json is not in the file, measure all paths first and write the file."""
-    file, flags, report = (
-        pathlib.Path(run, "emergence.json"),
-        train.read_flags(run),
-        read_report(run),
-    )
+    file, flags = pathlib.Path(run, "emergence.json"), train.read_flags(run)
+    report = read_report(run)
     emergence = read_json(file) if file.exists() else {}
     paths = {*paths_in(report, flags.problem), *paths_in(report, flags.problem, "candidates")}
     if train.checkpoints_of(run) and not paths <= paths_in(emergence, flags.problem).keys():

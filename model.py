@@ -95,21 +95,10 @@ class Transformer(nn.Module):
     scores is its square times the width. All other weights start with 0.02, but for those that add
     to the residual stream."""
 
-    def __init__(
-        self,
-        T,
-        N,
-        inputs,
-        outputs,
-        layers,
-        heads,
-        width,
-        head_size,
-        mlp=True,
-        causal=True,
-        rotary=None,
-        qk_std=0.02,
-    ):
+    # fmt: off
+    def __init__(self, T, N, inputs, outputs, layers, heads, width, head_size,
+                 mlp=True, causal=True, rotary=None, qk_std=0.02):
+        # fmt: on
         super().__init__()
         self.N = N
         self.embed = nn.Linear(inputs, width)

@@ -4,19 +4,17 @@ python sweep.py --preset laptop              # a small Figure 4, an hour on 2 co
 python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
 python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4"  # any grid of train.py
 python sweep.py --preset laptop --plot-only  # the figure again, from results.jsonl alone
-python sweep.py --preset paper --scheduler tls://10.0.0.1:8786 --out /shared/paper
+python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
 run ends. After a stop the same command continues. On a GPU several workers share the card.
 
-On a Dask cluster all machines see the folder under the same name, and every command below is
-started in a clone of this repository. Whoever reaches a scheduler can run any code on its workers,
-so let them accept one certificate only, named in the shell of each command and of sweep.py:
+On a Dask cluster all machines see the folder under the same name, and every command is started in a
+clone of this repository. Whoever reaches a scheduler can run any code on its workers: keep it in a
+network of your own, or add Dask's TLS.
 
-openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=sweep -keyout dask.pem -out dask.pem
-export DASK_DISTRIBUTED__COMM__TLS__{CA_FILE,{SCHEDULER,WORKER,CLIENT}__CERT}=/shared/dask.pem
-python -m dask scheduler --host tls://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
-python -m dask worker tls://10.0.0.1:8786 --nthreads 1 --nworkers 16
+python -m dask scheduler --host tcp://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
+python -m dask worker tcp://10.0.0.1:8786 --nthreads 1 --nworkers 16
 """
 
 import contextlib

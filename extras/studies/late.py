@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 import train
-from ablate import Path, mask_of, path_from
+from ablate import mask_of, path_from
 from data import UserError, command_line, number, program
 
 
