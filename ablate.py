@@ -244,9 +244,8 @@ class PatchedModel:
 
 def attended(reference, task):
     """Return ({Path, ...}, {star, ...}) along which the full model attends: more to its own chain
-    than to others, or with a large share to a role of all chains. A path may lead to an
-    intermediate token, say from q to 3b+1, if in an earlier layer that token has read something of
-    the chain, and start there if in a later layer it is read."""
+    than to others, or with a large share to a role of all chains. Intermediate tokens count where
+    they have read something of the chain before they are read."""
     # all roles, and the intermediate tokens before and after their slots
     ends = []
     for role, (_, _, block, place) in enumerate(task.roles):
@@ -347,8 +346,7 @@ def papers_test(patched, paths, threshold):
     )
     heads = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)  # if no path is left
     for head in progress("heads without a path", [*{*patched.reference.reads} - heads.keys()]):
-        simple = uniform, identity
-        heads[head] = min(simple, key=lambda write: patched.losses({head: write}).mean())
+        heads[head] = min((uniform, identity), key=lambda f: patched.losses({head: f}).mean())
 
     def loss(paths, changed=None):
         useful = frozen_heads(paths, task, positions)
@@ -402,12 +400,11 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     """Find the circuit of a model, validate it, and return the report, the dict that main writes
     into circuit.json.
 
-    model: anything on the CPU that can be called like model.Transformer: model(x, heads={(layer,
-    head): f}) returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens;
-    f(pattern (B, T, T), values (B, T, size)) -> (B, T, size) is what the head writes instead of
-    pattern @ values. flags: of a run, as train.load gives them, or train.parse_flags([...]).
-    threshold: the loss below which a symbol is solved; count: the sequences to validate on.
-    UserError for a run in which no circuit can be found, or a model that cannot be called so."""
+    model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
+    f}, and returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens. flags: of a
+    run, as train.load gives them, or train.parse_flags([...]). threshold: the loss below which a
+    symbol is solved; count: the sequences to validate on. UserError for a run in which no circuit
+    can be found, or a model that cannot be called so."""
     if flags.N < 2:
         raise UserError("the run has --N 1, and one chain leaves nothing to look for")
     if flags.target_symbols != [*range(1, flags.problem.symbols)]:
@@ -474,10 +471,9 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     report["lost"] = {}
     for by, name in (MEAN, "faithful"), (ANOTHER, "resampled"):
         losses = fresh.circuit(paths, by)
-        report[name], lost = intervals(losses, flags), fresh.lost(losses)
-        report["lost"][name] = lost
+        report[name], report["lost"][name] = intervals(losses, flags), fresh.lost(losses)
         if by in ablations and not holds(fresh, losses, threshold):
-            text = f"{worst_of(report[name])}, {lost:.1%} of sequences lost"
+            text = f"{worst_of(report[name])}, {fresh.lost(losses):.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
@@ -496,9 +492,8 @@ def print_report(report):
     print(f"MSE on {report['sequences']} fresh sequences, with two standard errors")
     titles = dict(full_model="full model", faithful="all else at its mean", resampled="of another")
     for key in [key for key in titles if key in report]:
-        rows = [
-            "{} {:.4f} [{:.4f}, {:.4f}]".format(name, *row) for name, row in report[key].items()
-        ]
+        form, items = "{} {:.4f} [{:.4f}, {:.4f}]", report[key].items()
+        rows = [form.format(name, *row) for name, row in items]
         lost = f"  {report['lost'][key]:.1%} lost" if key in report.get("lost", {}) else ""
         print(f"  {titles[key]:22s}{'  '.join(rows)}{lost}")
     if report["paths"]:
