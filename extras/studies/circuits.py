@@ -1,9 +1,10 @@
 """The circuits that ablate.py found in many runs: which are validated, and what else is asked.
 
     python -m extras.studies.circuits results/runs/default.jsonl          # prints the tables
-    python -m extras.studies.circuits results/[ABCD] --out results/figures    # asks weights
+    python -m extras.studies.circuits results/*/ --out results/figures    # asks weights
 
-What is asked of each run goes into circuits.jsonl, a row each:
+What is asked of each run goes into circuits.jsonl, a row each, the first four of runs with a
+circuit, the last of those without a complete one:
 
     complete: how alike circuit and full model remain without the same two paths, the mean and the
         largest difference of their losses over all pairs (Wang et al., 2023)
@@ -11,6 +12,9 @@ What is asked of each run goes into circuits.jsonl, a row each:
         under the mean
     stability: how many of the paths are found again by each whole search on other sequences
     itself: the heads in which the circuit needs what a token reads of itself
+    freed: for each ablation the losses of the paths (of all along which the model attends, if there
+        is no circuit), the head that helps most if nothing in it is ablated, and the losses then;
+        losses are [symbol by symbol, share of lost sequences]
 """
 
 import itertools
@@ -19,7 +23,17 @@ import random
 import torch
 
 import train
-from ablate import MEAN, PatchedModel, by_head, find_circuit, passes, path_name, paths_in
+from ablate import (
+    ANOTHER,
+    MEAN,
+    PatchedModel,
+    attended,
+    by_head,
+    find_circuit,
+    passes,
+    path_name,
+    paths_in,
+)
 from data import held_out, progress
 from extras.studies import command, markdown, share
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of
@@ -52,14 +66,42 @@ def searches(model, flags, threshold, count):
     return found
 
 
+def freed(patched, paths):
+    """Return {ablation: [losses, "L1H0", losses with nothing in this head ablated]}."""
+    groups, found = by_head(paths), {}
+    for by in MEAN, ANOTHER:
+        reads = patched.reference.reads
+        heads = {head: patched.ablate(head, groups.get(head, ()), by=by) for head in reads}
+        without = {}
+        for head in progress("freed head", [*reads]):
+            others = {key: write for key, write in heads.items() if key != head}
+            without[head] = patched.losses(others)
+        best = min(without, key=lambda head: without[head].mean(0).max().item())
+        rows = []
+        for losses in patched.losses(heads), without[best]:
+            rows.append([[*map(to_digits, losses.mean(0).tolist())], patched.lost(losses)])
+        found[by] = [rows[0], "L{}H{}".format(*best), rows[1]]
+    return found
+
+
+def to_digits(loss):
+    return float(f"{loss:.4g}")
+
+
 @torch.no_grad()
-def ask(row, count=5, n=64):
-    """Return the row of circuits.jsonl of a run directory with weights and a circuit; count: the
-    searches; n: the sequences of all other questions."""
+def ask(row, count=3, n=64):
+    """Return the row of circuits.jsonl of a run directory with weights; count: the searches; n: the
+    sequences of all other questions."""
     model, flags = train.load(row["folder"])
     report, threshold = row["report"], row["report"]["threshold"]
     paths = frozenset(paths_in(report, flags.problem))
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", n)))
+    answers = dict(run=name_of(row))
+    if "complete" not in report["verdict"]:
+        found = paths or attended(patched.reference, flags.problem)[0]
+        answers["freed"] = freed(patched, found)
+    if not paths:
+        return answers
 
     # complete: all pairs of paths
     differences = []
@@ -78,8 +120,7 @@ def ask(row, count=5, n=64):
         if without_itself(patched, paths, head).mean(0).max() >= threshold:
             needed.append("L{}H{}".format(*head))
     again = searches(model, flags, threshold, count)
-    return dict(
-        run=name_of(row),
+    return answers | dict(
         paths=[path_name(path, flags.problem) for path in sorted(paths)],
         complete=dict(mean=sum(differences) / len(differences), largest=max(differences)),
         null=dict(sets=len(sets), faithful=sum(faithful)),
@@ -200,6 +241,8 @@ def asked_table():
     """Return a row per run of the committed circuits.jsonl."""
     lines = []
     for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
+        if "paths" not in row:
+            continue
         same, of = (row["stability"][key] for key in ("same", "of"))
         again = ", ".join(f"{a} of {b}" for a, b in zip(same, of, strict=True))
         differ = "{mean:.2f} (at most {largest:.2f})".format(**row["complete"])
@@ -208,6 +251,17 @@ def asked_table():
         lines.append([row["run"], len(row["paths"]), again, other, differ, itself])
     head = "run", "paths", "of those of five other searches", "other sets faithful"
     return markdown([*head, "differs without two by", "own token needed in"], *lines)
+
+
+def freed_table():
+    """Return a row per ablation of each committed run without a complete circuit."""
+    lines = []
+    for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
+        for by, (before, head, after) in row.get("freed", {}).items():
+            cells = [f"{max(losses):.3f}, {lost:.1%}" for losses, lost in (before, after)]
+            lines.append((row["run"], by, cells[0], head, cells[1]))
+    head = "run", "all else replaced by", "worst symbol, lost", "freed head", "worst symbol, lost"
+    return markdown(head, *lines)
 
 
 def papers_table(rows):
@@ -255,8 +309,8 @@ def tables(rows):
 
 
 def draw(rows, out):
-    """Write circuits.jsonl, if any of the runs has weights."""
-    asked = [row for row in rows if row["folder"] and row["report"].get("paths")]
+    """Write circuits.jsonl, if any of the runs has weights and was searched."""
+    asked = [row for row in rows if row["folder"] and row["report"] and searched(row)]
     asked = [ask(row) for row in asked if (row["folder"] / "model.pt").exists()]
     if asked:
         train.write_rows(out / "circuits.jsonl", asked)

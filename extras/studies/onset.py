@@ -1,0 +1,225 @@
+"""What grows first, the reads of an induction head or the knowledge of x_1 (Section 9.1)? And does
+x_1 wait for a read that was kept from growing?
+
+    python -m extras.studies.onset out/main/s* out/late/* --out results/figures
+
+The first runs were trained with --save-every 2. In their checkpoints up to the step at which x_1 is
+learned, on held-out sequences: by how much more a reader attends to its own chain than to the mean
+of the others, in each head and for each kind of read; and by how much the prediction of x_1 is
+nearer to the x_1 of its own chain than to the mean of the others'. A model that does not tell
+chains apart has 0. The onset of either is the first step from which on it stays more than three
+standard errors above its value in the untrained model. The other runs are those of late.py.
+
+onset.jsonl has a row for each run: run, rotary, seed, late (the read and the step until which it
+was ablated, or None), steps, losses (of x_1), learned (the step at which it passes below 0.5),
+onsets {"q -> 1b": step, ..., "x_1": step} and slots {"q -> 1b": [attention to the own chain by its
+slot, when x_1 is learned, of the head that reads so most]}, None for those of late.py.
+"""
+
+import statistics
+
+import matplotlib.pyplot as plt
+import torch
+
+import analyze
+import train
+from ablate import End, Path, attention_on
+from data import held_out, progress
+from extras import studies
+from extras.studies.order import HEADS
+from extras.studies.rows import RESULTS
+from extras.studies.theory import may_attend
+
+
+N_SEQUENCES = 1024
+NEAR = 80  # steps before x_1 is learned from which on each checkpoint is measured, not each tenth
+
+
+# ---- measurements
+
+
+@torch.no_grad()
+def excesses(model, flags):
+    """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)} of a model, and the mean
+    loss of x_1."""
+    found, losses, task = {}, [], flags.problem
+    kinds = may_attend(task, flags.causal).fill_diagonal_(False).nonzero().tolist()
+    for index in held_out("emergence", N_SEQUENCES).split(128):
+        batch = train.sequences(flags, index)
+        with train.precision(flags):
+            predictions, patterns = model(batch.inputs, return_patterns=True)
+        patterns = torch.cat([layer.float() for layer in patterns], 1).transpose(0, 1)
+        for reader, read in kinds:
+            star = Path(0, 0, End(reader), End(read, every=True))
+            given = attention_on(patterns, star, task, batch.positions)  # (heads, B, N, N)
+            name = f"{task.names[reader]} -> {task.names[read]}"
+            found.setdefault(name, []).append(own_above_others(given).T)
+
+        # the error of each query's x_1 to the x_1 of each chain, (B, N, N)
+        x1, targets = predictions.float()[..., : flags.K], batch.targets[..., : flags.K]
+        errors = (x1[:, :, None] - targets[:, None]).square().mean(-1)
+        found.setdefault("x_1", []).append(-own_above_others(errors)[:, None])
+        losses.append(errors.diagonal(dim1=1, dim2=2).mean().item())
+    return {kind: torch.cat(parts) for kind, parts in found.items()}, statistics.mean(losses)
+
+
+def own_above_others(values):
+    """Return by how much those on the diagonal of values (..., N, N) are above the others."""
+    N = values.shape[-1]
+    own = values.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (own - (values.sum((-2, -1)) - own) / (N - 1)) / N
+
+
+@torch.no_grad()
+def by_slot(model, flags, kind, head):
+    """Return the mean attention along a kind of read of one head, by the slot of what is read."""
+    task, batch = flags.problem, train.sequences(flags, held_out("emergence", 128))
+    with train.precision(flags):
+        _, patterns = model(batch.inputs, return_patterns=True)
+    reader, read = (task.names.index(name) for name in kind.split(" -> "))
+    path = Path(*divmod(head, flags.heads), End(reader), End(read))
+    given = attention_on(patterns[path.layer][:, path.head], path, task, batch.positions)[..., 0]
+    slots = batch.positions[:, :, read].argsort(1).argsort(1)
+    return [round(given[slots == slot].mean().item(), 3) for slot in range(flags.N)]
+
+
+def measure_onsets(folder, learned):
+    """Return steps, losses, onsets and slots of the run in a folder, until about step `learned`."""
+    steps, losses, means, above, untrained = [], [], {}, {}, None
+    files = [
+        file
+        for number, file in enumerate(train.checkpoints_of(folder))
+        if number % 10 == 0 or int(file.stem) > learned - NEAR
+    ]
+    for file in progress(f"{folder}: checkpoint", files):
+        model, flags = train.load(folder, f"ckpt/{file.name}")
+        found, loss = excesses(model, flags)
+        untrained = untrained or found
+        steps.append(int(file.stem))
+        losses.append(round(loss, 4))
+        for kind, excess in found.items():
+            change = excess - untrained[kind]
+            error = change.std(0) / N_SEQUENCES**0.5
+            above.setdefault(kind, []).append(change.mean(0) > 3 * error)  # (heads,)
+            means.setdefault(kind, []).append(excess.mean(0))
+        if loss < flags.problem.learned_below:
+            break
+
+    # the first step from which on a head stays above, the earliest of all heads
+    onsets, slots = {}, {}
+    for kind, rows in above.items():
+        stays = torch.stack(rows).flip(0).int().cummin(0).values.sum(0).max().item()
+        onsets[kind] = steps[-stays] if stays else None
+    for kind in HEADS:
+        slots[kind] = by_slot(model, flags, kind, means[kind][-1].argmax().item())
+    return dict(steps=steps, losses=losses, onsets=onsets, slots=slots)
+
+
+def measure(row):
+    """Return the row of onset.jsonl of a run."""
+    flags, log, late = row["flags"], row["log"], row["config"].get("late")
+    measured = dict(steps=[entry["step"] for entry in log], losses=[entry["x_1"] for entry in log])
+    measured |= dict(onsets=None, slots=None)
+    if not late:
+        measured = measure_onsets(row["folder"], row["learned"]["x_1"])
+    learned = analyze.first_below(measured["steps"], measured["losses"], 0.5)
+    run = dict(run=row["name"], rotary=flags.rotary, seed=flags.seed, late=late, learned=learned)
+    return run | measured
+
+
+# ---- the table, the sentence, the figure
+
+
+def load_onsets(rotary="input"):
+    """Return ([rows with onsets], [rows of late.py]) of the committed onset.jsonl."""
+    rows = train.read_rows(RESULTS / "figures/onset.jsonl")
+    rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
+    return [row for row in rows if row["onsets"]], [row for row in rows if row["late"]]
+
+
+def onset_table():
+    """Return a row per kind of read that begins in more than half of the runs: its onset, and in
+    how many runs it comes before, with and after that of x_1."""
+    lines = []
+    for title, rotary in ("main command", "input"), ("RoPE", "qk"):
+        rows, _ = load_onsets(rotary)
+        for kind in rows[0]["onsets"]:
+            onsets = [row["onsets"][kind] for row in rows if row["onsets"][kind] is not None]
+            if 2 * len(onsets) > len(rows):
+                lines.append((title, len(rows), statistics.median(onsets), kind, onsets, rows))
+    cells = []
+    for title, n, _, kind, onsets, rows in sorted(lines, key=lambda line: line[:3]):
+        sides = [side(row["onsets"], kind) for row in rows]
+        counts = [sides.count(value) for value in (-1, 0, 1)]
+        cells.append((title, kind, studies.spread(onsets), f"{len(onsets)} of {n}", *counts))
+    head = "runs", "", "onset (step)", "begins in", "before x_1", "with x_1", "after x_1"
+    return studies.markdown(head, *cells)
+
+
+def side(onsets, kind):
+    """Return -1, 0 or 1: a kind of read begins before, with or after x_1; None if it does not."""
+    a, b = onsets[kind], onsets["x_1"]
+    return None if a is None else (a > b) - (a < b)
+
+
+def late_table():
+    """Return a row per seed: when x_1 is learned as ever, and with a read ablated until a step."""
+    plain, late = load_onsets()
+    reads = [*dict.fromkeys(row["late"][0] for row in late)]
+    lines = []
+    for seed in sorted({row["seed"] for row in late}):
+        of_seed = {row["late"][0]: row["learned"] for row in late if row["seed"] == seed}
+        [ever] = [row["learned"] for row in plain if row["seed"] == seed]
+        lines.append((seed, *studies.steps_text([ever, *map(of_seed.get, reads)]).split(", ")))
+    [until] = {row["late"][1] for row in late}
+    head = [f"without {read} until step {until}" for read in reads]
+    return studies.markdown(["seed", "as ever", *head], *lines)
+
+
+def draw_onsets(file):
+    """Draw the onset of each read of an induction head and of x_1, a line per run, and the loss of
+    x_1 with a read ablated until a step."""
+    plain, late = load_onsets()
+    seeds = sorted({row["seed"] for row in late})
+    shape = dict(figsize=(11, 4.2), layout="constrained")
+    figure, (left, *right) = plt.subplots(1, 1 + len(seeds), **shape, sharey=False)
+    marks = {kind: (color, name) for kind, (name, color) in HEADS.items()}
+    marks["x_1"] = "black", "$x_1$ told from those of others"
+    for kind, (color, name) in marks.items():
+        points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
+        label = name if kind == "x_1" else f"{kind}, {name}"
+        left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=label)
+    left.plot([row["learned"] for row in plain], [row["seed"] for row in plain], "k|", ms=9)
+    left.set(xlabel="training step of the onset (bar: $x_1$ below 0.5)", ylabel="seed")
+    left.set_yticks([row["seed"] for row in plain])
+    left.set_title(f"onsets, n = {len(plain)} runs", fontsize="medium")
+
+    for axes, seed in zip(right, seeds, strict=True):
+        curves = [("as ever", row, "black") for row in plain if row["seed"] == seed]
+        for row, color in zip(
+            [row for row in late if row["seed"] == seed], ("tab:orange", "tab:green"), strict=False
+        ):
+            curves.append((f"without {row['late'][0]}", row, color))
+        for name, row, color in curves:
+            axes.plot(row["steps"], row["losses"], color=color, label=name)
+        until = next(row["late"][1] for row in late)
+        axes.axvline(until, color="gray", ls=":")
+        axes.set(xlabel="training step", ylim=(0, 1.1))
+        axes.set_title(f"loss of $x_1$, seed {seed}", fontsize="medium")
+    right[0].legend(fontsize="small", title=f"until step {until}", loc="lower left")
+    left.legend(fontsize="small", loc="outside upper left")
+    analyze.save_figure(figure, file)
+
+
+def draw(rows, out):
+    """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it."""
+    file, rows = out / "onset.jsonl", [row for row in rows if row["folder"]]
+    if rows:
+        train.write_rows(file, map(measure, rows))
+    if file.exists():
+        draw_onsets(out / "onset.png")
+    return out / "onset.png"
+
+
+if __name__ == "__main__":
+    studies.command(__file__, __doc__, lambda rows: f"{onset_table()}\n\n{late_table()}", draw)
