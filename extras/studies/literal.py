@@ -66,6 +66,11 @@ def decay_table(rows=None):
     return studies.markdown(["settings", "e-folds", "learn all", "pass", "its MSE"], *lines)
 
 
+def tables(rows):
+    """Return the table of these runs, and that of weight decay of the committed ones."""
+    return f"{stability_table(rows)}\n\n{decay_table()}"
+
+
 def draw(rows, out):
     """Draw the validation loss of the runs that were trained to step 24,000."""
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
@@ -83,4 +88,4 @@ def draw(rows, out):
 
 
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, stability_table, draw)
+    studies.command(__file__, __doc__, tables, draw)
