@@ -236,7 +236,7 @@ def section_9():
 def not_tested():
     """Return the rows that no run of ours decides."""
     llm, cells = "../extras/llm/README", itertools.product((False, True), weights.MODELS)
-    hops = [weights.count_above_chance(model, beyond) for beyond, model in cells]
+    hops = [weights.count_marks(model, beyond) for beyond, model in cells]
     small = "two small ones: one step above chance in {} and {} settings, more in {} and {}"
     return [
         claim("4: large language models solve the problem", [], small.format(*hops), llm),
