@@ -7,6 +7,7 @@ law with heads (Section 7.2), and how those that pass the law of content do it.
 """
 
 import collections
+import itertools
 import math
 import statistics
 import sys
@@ -518,8 +519,12 @@ def draw_diagram(path=Path("results/sweep/law.png")):
     size = dict(figsize=(3 * len(panels), 3.6), layout="constrained", sharey=True, squeeze=False)
     figure, (axes,) = plt.subplots(1, len(panels), **size)
     for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
-        points = [row["heads"] for row in rows], [row[f"x_{D}"] for row in rows]
-        panel.scatter(*points, color="tab:blue", alpha=0.6, zorder=3, label="a trained model")
+        points = []
+        for count, runs in itertools.groupby(rows, key=lambda row: row["heads"]):
+            ends = [row[f"x_{D}"] for row in runs]  # seeds stand side by side
+            points += [(count * 1.05 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)]
+        style = dict(color="tab:blue", zorder=3, label="a trained model (seeds side by side)")
+        panel.scatter(*zip(*points, strict=True), s=22, **style)
         bound = "law of content: no better than the average of N values"
         panel.axhspan(1 - 1 / N, 1.1, color="0.9", label=bound)
         if layers == 1:

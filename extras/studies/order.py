@@ -26,7 +26,7 @@ from train import Flags
 
 
 HEADS = {  # what an induction head reads: its name and colour
-    "q -> 1b": ("induction head", "tab:red"),
+    "q -> 1b": ("induction head", "tab:orange"),
     "1b -> 1a": ("previous-token head", "tab:blue"),
 }
 EMERGED = {  # the chain runs that have emergence
@@ -294,7 +294,7 @@ def draw_induction(rows, n, file):
     rest = [kind for kind in rows[0]["kinds"] if kind not in HEADS]
     highest = [row["loss"] + max(row["kinds"][kind][0] for kind in rest) for row in rows]
     label = f"highest without any one of the {len(rest)} other kinds of read"
-    bottom.plot(steps, highest, color="tab:green", label=label)
+    bottom.plot(steps, highest, color="0.5", ls="--", zorder=3, label=label)
     bottom.plot(steps, losses, color="black", label="full model")
     learned = analyze.first_below(steps, losses, 0.5)
     for axes in top, bottom:
