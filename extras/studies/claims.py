@@ -199,8 +199,8 @@ def section_9():
     kinds = [item for row in known for item in row["kinds"].items()]
     other_rise = max(rise for kind, (rise, _) in kinds if kind not in order.HEADS)
     least = min(rise for kind, (rise, _) in kinds if kind in order.HEADS)
-    other = f"; ablated in all heads, each raises its loss by {least:.2f} or more, any other by"
-    other += f" {other_rise:.2f} or less"
+    other = f"; ablated in all heads, each raises its loss by {least:.4f} or more, any other by"
+    other += f" {other_rise:.4f} or less"
     _, faithful = searched_and_faithful()
     reused = [loses(row, "1b -> 1a", row["flags"].target_names[1:]) for row in faithful]
     control = [loses(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]) for row in faithful]

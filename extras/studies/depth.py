@@ -426,14 +426,14 @@ def print_swaps(out):
     write what they write in another sequence."""
     found = [row["how"] for row in described() if row["how"].get("address")]
     shares = [how["own"][head] for how in found for head in how["address"]]
-    out(f"{len(found)} models of one layer have address heads, with at least {min(shares):.2f} of")
+    share = math.floor(100 * min(shares)) / 100  # bounds are rounded outward
+    out(f"{len(found)} models of one layer have address heads, with at least {share:.2f} of")
     out("their attention on the own 1a.")
     for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
         new, old = zip(*(how[name] for how in found), strict=True)
-        out(
-            f"With {heads} swapped the error to the new value is at most {max(new):.2f}, and to the"
-        )
-        out(f"old one at least {min(old):.2f}.")
+        most, least = math.ceil(1000 * max(new)) / 1000, math.floor(1000 * min(old)) / 1000
+        out(f"With {heads} swapped the error to the new value is at most {most:.3f}, and to the")
+        out(f"old one at least {least:.3f}.")
 
 
 def gates_table():
