@@ -61,7 +61,7 @@ def log():
     first lines of the summary."""
     flags, log = train.read_flags(RUN), train.read_log(RUN)
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        for end in range(5, len(log) + 1, 6):
+        for end in range(6, len(log) + 1, 6):
             train.print_row(flags, log[end - 2 : end])
     lines = [line.rsplit("  ", 2)[0].rstrip() for line in text.getvalue().splitlines()]
     lines += [line for line in train.summary(RUN).splitlines() if line[:4] in ("---", "solv")]
