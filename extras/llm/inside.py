@@ -177,15 +177,16 @@ def draw_inside(rows, path):
     """Draw the effects by layer: of patching above, of cuts and their controls below."""
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 7.4), layout="constrained")
     lines = {"line": "the line that holds the answer", "query": "the query"} | CUTS
-    lines |= {f"{kind}, other line": "its control: the other line" for kind in CUTS}
+    lines |= {f"{kind}, other line": f"control: {lines[kind]}, other line" for kind in CUTS}
     for number, (kind, label) in enumerate(lines.items()):
         chosen = sorted((r for r in rows if r["kind"] == kind), key=lambda row: row["where"])
         x, mean, low, high = zip(*([*row.values()][-4:] for row in chosen), strict=True)
         panel, color = axes[int(number > 1)], f"C{number - 2 * (number > 3)}"
         style = dict(fmt="s" if number > 3 else "o-", label=f"{label} (n = {chosen[0]['n']})")
+        x = np.add(x, 0.2 * (number > 3))  # controls stand beside
         panel.errorbar(x, mean, np.abs(np.subtract([low, high], mean)), color=color, **style)
         panel.grid(True, axis="y")
-        panel.legend(fontsize="small")
+        panel.legend(fontsize="small", loc=["center left", "lower left"][int(number > 1)])
     axes[0].set(title="Clean activations after one layer", ylabel="share recovered")
     axes[1].set(title="Attention cut in three layers", ylabel="share left")
     axes[1].set_xlabel("layer; of a cut the middle one")

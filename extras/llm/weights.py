@@ -149,9 +149,10 @@ def hops(model, tokenizer, name, n, seed):
 # ---- the tables of the README
 
 
-def above(correct, n, chance):
-    """Return a star if the 95% interval of a share lies above chance."""
-    return "*" * (wilson(correct, n)[0] > chance)
+def beside_chance(correct, n, chance):
+    """Return "*" if the 95% interval of a share lies above chance, "<" if it lies below."""
+    low, high = wilson(correct, n)
+    return "*" * (low > chance) + "<" * (high < chance)
 
 
 def choices_table():
@@ -163,7 +164,8 @@ def choices_table():
         for row in read_rows(FOLDER / f"choices_{model}.jsonl"):
             name, D, n, correct = (row[key] for key in ("formulation", "D", "n", "correct"))
             chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
-            cells = count["right"], count["never settled"], f"{correct}{above(correct, n, chance)}"
+            mark = beside_chance(correct, n, chance)
+            cells = count["right"], count["never settled"], f"{correct}{mark}"
             lines.setdefault((name, D or "", chance), []).extend(cells)
         head += [f"{model}: right of {n}", "never settled", "its likeliest"]
     return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
@@ -179,25 +181,26 @@ def hops_of(model):
 
 
 def hops_table():
-    """Return the share of right answers by D, with a star where its interval lies above chance,
-    and how many stars there are."""
-    lines, stars, text = {}, [], "{} is above chance in {} cells with one hop and in {} with more"
+    """Return the share of right answers by D, marked where its interval lies above or below chance,
+    and how many marks there are."""
+    lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and in {} with more"
+    text += ", and below in {} and {}"
     for model in MODELS:
         for N, shots, _, correct, n, chance in hops_of(model):
             cells = lines.setdefault((model, N, shots, n, chance), [])
-            cells.append(f"{correct / n:.2f}{above(correct, n, chance)}")
-        counts = (count_above_chance(model, more) for more in (False, True))
-        stars.append(text.format(model, *counts))
+            cells.append(f"{correct / n:.2f}{beside_chance(correct, n, chance)}")
+        found = (count_marks(model, more, mark) for mark in "*<" for more in (False, True))
+        counts.append(text.format(model, *found))
     head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
     lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
-    return f"{lines}\n\n{'; '.join(stars)}."
+    return f"{lines}\n\n{'; '.join(counts)}."
 
 
-def count_above_chance(model, beyond):
-    """Return in how many cells of hops_table the model is above chance, "4 of 4": in those with one
+def count_marks(model, beyond, mark="*"):
+    """Return in how many cells of hops_table the model has this mark, "4 of 4": in those with one
     hop, or in those beyond one."""
-    stars = [above(*count) for _, _, D, *count in hops_of(model) if (D > 1) == beyond]
-    return f"{stars.count('*')} of {len(stars)}"
+    marks = [beside_chance(*count) for _, _, D, *count in hops_of(model) if (D > 1) == beyond]
+    return f"{marks.count(mark)} of {len(marks)}"
 
 
 def run(name, description, measurements):

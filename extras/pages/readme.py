@@ -10,16 +10,17 @@ import torch
 import ablate
 import train
 from data import chain, describe, make_batch
+from extras.bench import tables
 from extras.studies import claims, rows
 
 
 RUN = "results/default_s0"  # the run that the README follows
 LINES_A_MINUTE = 20  # at which the readers of a trial read the core
 FILES = {
-    "data.py": "the problem and its sequences; what all command lines share",
-    "model.py": "the transformer, whose heads can be read and replaced; its optimizers",
+    "data.py": "the problem and its sequences",
+    "model.py": "the transformer, whose heads can be replaced; its optimizers",
     "train.py": "the flags, the run directory, one training loop",
-    "ablate.py": "paths, ablation, the search for a circuit and its validation",
+    "ablate.py": "ablation; the search for a circuit and its validation",
     "analyze.py": "the figures of a run",
     "sweep.py": "many runs, on all cores or a Dask cluster",
 }
@@ -50,35 +51,56 @@ def training():
     steps = span([row["steps"] for row in found])
     level = found[0]["flags"].stop_below
     return (
-        f"{solved} of {len(found)} seeds end below {level}, after a median of {steps} steps and "
-        f"{minutes} minutes on one\ncore of {where}. The first command prints (every third line of "
-        "seed 0 is shown):"
+        f"{solved} of {len(found)} seeds end below {level}, after {steps} steps and {minutes} "
+        f"minutes on one core of\n{where} (medians and ranges)."
     )
 
 
 def log():
-    """Return what train.py prints for the run, every third line."""
+    """Return what train.py prints for the run: every sixth evaluation, without its speed, and the
+    first lines of the summary."""
     flags, log = train.read_flags(RUN), train.read_log(RUN)
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        for end in range(3, len(log) + 1, 3):
+        for end in range(6, len(log) + 1, 6):
             train.print_row(flags, log[end - 2 : end])
     lines = [line.rsplit("  ", 2)[0].rstrip() for line in text.getvalue().splitlines()]
+    lines += [line for line in train.summary(RUN).splitlines() if line[:4] in ("---", "solv")]
     return block("\n".join(lines))
 
 
 def report():
-    """Return what ablate.py prints for the run."""
+    """Return what ablate.py prints for the run, after the losses."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         ablate.print_report(ablate.read_report(RUN))
-    return block(text.getvalue())
+    _, *parts = text.getvalue().partition("\npath ")
+    return block("".join(parts))
+
+
+def papers_test():
+    """Return what the paper's test says of the circuit of the run."""
+    test, threshold = (ablate.read_report(RUN)[name] for name in ("paper", "threshold"))
+    cheap = sum(mse < ablate.REMOVAL for mse in test["removed"])
+    below = "below" if test["held"] < threshold else "not below"
+    return (
+        f"Here the loss is {test['held']:.3f}, {below} the limit of {threshold}, and "
+        f"{cheap} of {len(test['removed'])} removals leave it below {ablate.REMOVAL}."
+    )
+
+
+def seconds():
+    """Return how long ablate.py and analyze.py took, on the machine of extras/bench."""
+    provenance, *rows = tables.peers()
+    took = {row["command"].split()[0]: row["seconds"] for row in rows if "command" in row}
+    where = "{threads} threads of an {hardware}".format(**provenance)
+    return f"It took {took['ablate.py']} seconds, and analyze.py {took['analyze.py']}, on {where}."
 
 
 def files():
-    """Return a row of a table for each script, with its lines and the minutes to read them."""
+    """Return a row of a table for each script, with the minutes to read it."""
     cells = []
     for name, text in FILES.items():
         lines = len(Path(name).read_text(encoding="utf-8").splitlines())
-        cells.append(f"| `{name}` | {lines} | {lines / LINES_A_MINUTE:.0f} | {text} |")
+        cells.append(f"| `{name}` | {lines / LINES_A_MINUTE:.0f} | {text} |")
     return "\n".join(cells)
 
 

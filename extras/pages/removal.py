@@ -11,6 +11,8 @@ so that the checkpoints may be deleted: losses of the full model, and of each pa
 import json
 import pathlib
 
+from matplotlib.ticker import LogLocator
+
 import analyze
 import train
 from ablate import PatchedModel, path_name, paths_in
@@ -40,12 +42,14 @@ def draw_removal(run, emergence):
     """Return the figure: by how much the loss of each symbol rises without each path."""
     steps, paths = emergence["steps"], paths_in(emergence, run.task)
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
-    edges = [steps[0], *middles, steps[-1]]  # the steps may be unequally spaced
+    edges = [1, *middles, steps[-1]]  # the steps may be unequally spaced; a log axis has no 0
     rows = [number - 0.5 for number in range(len(paths) + 1)]
     losses, height = emergence["losses"], 0.33 * len(paths) + 0.8
+    learned = [analyze.first_below(steps, c, run.task.learned_below) for c in losses.values()]
+    begin = min((step for step in learned if step is not None), default=4) / 4
     figure, grid = analyze.panels(len(losses), len(losses), 3.6, height, sharey=True)
 
-    for axes, (symbol, curve) in zip(grid, losses.items(), strict=True):
+    for axes, step, (symbol, curve) in zip(grid, learned, losses.items(), strict=True):
         # a row for each path
         rises = []
         for row in paths.values():
@@ -53,12 +57,13 @@ def draw_removal(run, emergence):
             rises.append([without - loss for without, loss in pairs])
         image = axes.pcolormesh(edges, rows, rises, cmap="Reds", vmin=0, vmax=1)
 
-        learned = analyze.first_below(steps, curve, run.task.learned_below)
-        if learned is not None:
-            axes.axvline(learned, color="tab:blue", lw=1, ls="--")
-            axes.set_xlim(0, min(steps[-1], 3 * learned))  # what comes later changes slowly
-        title = f"$x_{{{symbol[2:]}}}$"
-        axes.set(title=title, xlabel="training step", ylim=(len(paths) - 0.5, -0.5))
+        if step is not None:
+            axes.axvline(step, color="tab:blue", lw=1, ls="--")
+        axes.set(title=f"$x_{{{symbol[2:]}}}$", xlabel="training step", xscale="log")
+        axes.set(xlim=(begin, steps[-1]), ylim=(len(paths) - 0.5, -0.5))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.minorticks_off()
 
     grid[0].set_yticks(range(len(paths)), [path_name(p, run.task) for p in paths], fontsize=9)
     figure.colorbar(image, ax=grid, label="rise of the symbol's MSE, drawn up to 1", extend="max")

@@ -205,7 +205,7 @@ def with_weights():
     """Return the table of the runs that the present search has searched, and their count."""
     rows = committed(*WITH_WEIGHTS)
     complete = sum("complete" in row["report"]["verdict"] for row in rows)
-    count = f"**{complete} of {len(rows)} circuits are validated and complete.**"
+    count = f"**{complete} of {len(rows)} runs have a circuit that is validated and complete.**"
     return f"{circuits_table(rows)}\n\n{count}"
 
 

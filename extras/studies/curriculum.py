@@ -123,11 +123,8 @@ def claim():
 - **To have learned x_1 and x_2 is not enough**: {knows("x_3", f"{D3}x1-2_then_x3_*")} runs that
   then asked for x_3 alone learned it; {knows("x_3", f"{D3}all_then_x3_*")} that had learned all
   three kept it when it alone was asked for.
-- **A ladder built by hand** took as long as the implicit curriculum (the last row). After x_3
-  alone, {knows("x_1", f"{D3}x3_then_all_*")} runs learned x_1 when all three were asked for.
 - **One at random**: {first} of {len(random)} runs learned x_1 and {second} x_2, where the same
-  seed learns both when all are asked for. The related slides say that a mixture of easy and
-  hard targets does as well as a curriculum."""
+  seed learns both when all are asked for."""
 
 
 def draw(rows, out):
@@ -161,10 +158,22 @@ def draw(rows, out):
 # ---- conditional retrieval: x_1, x_2, x_3 are called x, y, z
 
 
+def conditional_runs():
+    """Return (rows, left out): the runs of conditional retrieval, of several of one seed, encoding,
+    depth, group and targets the longest alone, which begins like the shorter ones; and how many
+    these are."""
+    runs, rows = {}, committed("conditional/*", "again/cond*")
+    for row in sorted(rows, key=lambda row: row["flags"].steps):
+        flags = row["flags"]
+        key = flags.rotary, flags.layers, flags.seed, getattr(flags, "circuit", "")
+        runs[(*key, row["group"], *flags.target_symbols)] = row
+    return [*runs.values()], len(rows) - len(runs)
+
+
 def conditional_table():
     """Return a row per training: how many runs know each symbol at their end, and when all."""
     lines = []
-    for group in group_by_settings(committed("conditional/*", "again/cond*")).values():
+    for group in group_by_settings(conditional_runs()[0]).values():
         flags, cells = group[0]["flags"], []
         attention = getattr(flags, "circuit", "") or ("RoPE" if flags.rotary == "qk" else "")
         title = f"{flags.layers} layers" + f", {attention}" * bool(attention)
@@ -179,38 +188,31 @@ def conditional_table():
 
 
 def conditional_claim():
-    """Return in which order the symbols are learned, of one run per seed, encoding, depth and
-    group: a longer run of the same seed has the same beginning."""
-    runs, count = {}, 0
-    for row in committed("conditional/*", "again/cond*"):
-        flags = row["flags"]
-        if len(row["learned"]) == 3 and not getattr(flags, "circuit", ""):
-            key = flags.rotary, flags.layers, flags.seed, row["group"]
-            runs[key] = [*row["learned"].values()] + [row["steps"]]
-            count += 1
-    both = [steps for steps in runs.values() if None not in steps[:2]]
+    """Return in which order the symbols are learned, and what runs with fewer targets learn."""
+    rows, left_out = conditional_runs()
+    learning = [row for row in rows if not getattr(row["flags"], "circuit", "")]
+    whole = [row for row in learning if len(row["learned"]) == 3]
+    runs = [(*row["learned"].values(), row["steps"]) for row in whole]
+    both = [steps for steps in runs if None not in steps[:2]]
     done = [steps for steps in both if steps[2] is not None]
     later = [z - max(x, y) for x, y, z, _ in done]
     never = [end - max(x, y) for x, y, z, end in both if z is None]
-    rows = committed("conditional/*")
-    part = {(row["name"], row["flags"].seed): row for row in rows if len(row["learned"]) < 3}
-    seeds = {seed for _, seed in part}
-    whole = [
-        row for row in rows if len(row["learned"]) == 3 and row["name"][:4] in ("all_", "long")
-    ]
-    tried = {row["flags"].seed for row in whole if {"x_1", "x_2"} <= {*row["known"]}} & seeds
-    part, tried = [bool(row["known"]) for row in part.values()], f"{len(tried)} of {len(seeds)}"
+    part = [row for row in learning if len(row["learned"]) < 3]
+    seeds = {row["flags"].seed for row in part}
+    same = [row for row in whole if row["flags"].layers == 4 and row["flags"].rotary == "input"]
+    tried = {row["flags"].seed for row in same if {"x_1", "x_2"} <= {*row["known"]}} & seeds
+    known = sum(bool(row["known"]) for row in part)
     return f"""\
-- **{len(runs)} trajectories** are in the {count} runs that ask for all three and learn their
-  attention: a longer run of a seed begins like the shorter one, and counts once here.
-  {len(runs) - len(done)} of them never learn z, and {len(runs) - len(both)} not both x and y.
+- **All three are asked for** in {len(runs)} of these runs that learn their attention. {left_out}
+  shorter runs are left out here and in the table: a longer one of the same seed begins like them.
+  {len(runs) - len(done)} never learn z, and {len(runs) - len(both)} not both x and y.
 - **Either of x and y may come first**: of the {len(both)} that learn both,
   {sum(y < x for x, y, *_ in both)} learn y first.
 - **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} that learn it,
   {min(later):.0f} to {max(later):.0f} steps after x and y are known. To know both is not enough:
   {len(never)} knows them for its last {max(never):.0f} steps and never learns z.
-- **Where not all three are asked for**, {sum(part)} of {len(part)} runs learned anything. Of their
-  few seeds, {tried} learn x and y when all three are asked for."""
+- **Where not all three are asked for**, {known} of {len(part)} runs learned anything. Of their
+  seeds, {len(tried)} of {len(seeds)} learn x and y when all are asked for."""
 
 
 if __name__ == "__main__":

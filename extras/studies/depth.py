@@ -7,6 +7,7 @@ law with heads (Section 7.2), and how those that pass the law of content do it.
 """
 
 import collections
+import itertools
 import math
 import statistics
 import sys
@@ -376,11 +377,11 @@ def binding_table():
             if group:
                 reached = [reaches(row) for row in group]
                 average = [row[f"x_{row['D']}"] > 1 - 1 / row["N"] - MATTERS for row in group]
-                allowed = "allows none" if None in reached else sum(reached)
+                allowed = "" if None in reached else sum(reached)
                 cell = [name, layers, len(group), allowed, sum(average), sum(map(passes, group))]
                 rows.append(cell)
-    head = "case", "layers", "runs", "learned what the law allows", "no better than the average"
-    return markdown((*head, "passed the law"), *rows)
+    head = "case", "layers", "runs", "learned what the law allows, if anything"
+    return markdown((*head, "no better than the average", "passed the law"), *rows)
 
 
 def described():
@@ -415,10 +416,9 @@ def mechanism_table():
         cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds), memory_of(row)]
         cell.append(f"{how['place_others'][-1]:.3f}")
         cell += [slashed(losses[-1] for losses in how[name]) for name in ("place_layers", "mlp")]
-        rows.append([*cell, slashed(how["moved"]), slashed(how["moved_rest"])])
+        rows.append([*cell, slashed(how["moved"])])
     head = "run", "loss", "heads: content/place/idle", "tokens by place", "all but content by place"
-    head += "all by place", "MLP at its mean", "content moved: next/own", "others moved: next/own"
-    return markdown(head, *rows)
+    return markdown((*head, "all by place", "MLP at its mean", "content moved: next/own"), *rows)
 
 
 def print_swaps(out):
@@ -426,14 +426,14 @@ def print_swaps(out):
     write what they write in another sequence."""
     found = [row["how"] for row in described() if row["how"].get("address")]
     shares = [how["own"][head] for how in found for head in how["address"]]
-    out(f"{len(found)} models of one layer have address heads, with at least {min(shares):.2f} of")
+    share = math.floor(100 * min(shares)) / 100  # bounds are rounded outward
+    out(f"{len(found)} models of one layer have address heads, with at least {share:.2f} of")
     out("their attention on the own 1a.")
     for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
         new, old = zip(*(how[name] for how in found), strict=True)
-        out(
-            f"With {heads} swapped the error to the new value is at most {max(new):.2f}, and to the"
-        )
-        out(f"old one at least {min(old):.2f}.")
+        most, least = math.ceil(1000 * max(new)) / 1000, math.floor(1000 * min(old)) / 1000
+        out(f"With {heads} swapped the error to the new value is at most {most:.3f}, and to the")
+        out(f"old one at least {least:.3f}.")
 
 
 def gates_table():
@@ -501,10 +501,9 @@ def print_constructed(out, n=4096):
 def print_sweep(out):
     """Print what the runs of sweeps learned, beside the law of content."""
     shallow, limit, beyond = too_shallow(sweep.section_7(chains(committed("*"))))
-    out(f"Of {shallow} runs (with those of 5000 steps in `results/longer`) that have fewer layers")
-    out(f"than the law of content demands for x_D, {len(beyond)} learned more than it allows, and")
-    out(f"{limit} all of the one or more symbols that it allows. The others learned less, or are")
-    out("allowed nothing: they are weak evidence for it.")
+    out(f"Of {shallow} runs (those of `results/longer` too) that have fewer layers than the law of")
+    out(f"content demands for x_D, {len(beyond)} learned more than it allows, and")
+    out(f"{limit} all of the one or more symbols that it allows. The others are weak evidence.")
 
 
 # ---- figures
@@ -520,8 +519,12 @@ def draw_diagram(path=Path("results/sweep/law.png")):
     size = dict(figsize=(3 * len(panels), 3.6), layout="constrained", sharey=True, squeeze=False)
     figure, (axes,) = plt.subplots(1, len(panels), **size)
     for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
-        points = [row["heads"] for row in rows], [row[f"x_{D}"] for row in rows]
-        panel.scatter(*points, color="tab:blue", alpha=0.6, zorder=3, label="a trained model")
+        points = []
+        for count, runs in itertools.groupby(rows, key=lambda row: row["heads"]):
+            ends = [row[f"x_{D}"] for row in runs]  # seeds stand side by side
+            points += [(count * 1.05 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)]
+        style = dict(color="tab:blue", zorder=3, label="a trained model (seeds side by side)")
+        panel.scatter(*zip(*points, strict=True), s=22, **style)
         bound = "law of content: no better than the average of N values"
         panel.axhspan(1 - 1 / N, 1.1, color="0.9", label=bound)
         if layers == 1:

@@ -26,7 +26,7 @@ from train import Flags
 
 
 HEADS = {  # what an induction head reads: its name and colour
-    "q -> 1b": ("induction head", "tab:red"),
+    "q -> 1b": ("induction head", "tab:orange"),
     "1b -> 1a": ("previous-token head", "tab:blue"),
 }
 EMERGED = {  # the chain runs that have emergence
@@ -254,23 +254,28 @@ def d_table():
 
 
 def last_paths(row):
-    """Return {level: ("q -> 1b", steps)}: the last path to pass a level of attention, and how long
-    after the one before it."""
-    found = {level: path_steps(row, level)[-2:] for level in (0.2, *LEVELS)}
-    return {level: (last[2], last[0] - before[0]) for level, (before, last) in found.items()}
+    """Return {level: ("q -> 1b", gap, longest)}: the last path to pass a level of attention, how
+    many steps after the one before it, and the longest such gap between any two before."""
+    found = {}
+    for level in (0.2, *LEVELS):
+        paths = path_steps(row, level)
+        *before, last = [b[0] - a[0] for a, b in itertools.pairwise(paths)]
+        found[level] = paths[-1][2], last, max(before)
+    return found
 
 
 def d_claim():
     """Return how late the last path of D emerges, by the threshold, beside the last symbol."""
     rows = committed("D")
     lasts = [
-        f"{kind}, {gap:.0f} steps after the one before it, with a threshold of {level}"
-        for level, (kind, gap) in last_paths(rows[0]).items()
+        f"{level}: {kind}, {gap:.0f} ({longest:.0f})"
+        for level, (kind, gap, longest) in last_paths(rows[0]).items()
     ]
     lasts = ";\n".join(lasts)
     return f"""\
-It depends on the threshold (n = {len(rows)}). The last path to emerge is
-{lasts}. x_4 is learned at step {rows[0]["learned"]["x_4"]:.0f}."""
+It depends on the threshold (n = {len(rows)}). By threshold, the last path to emerge, the steps from
+the one before it, and the longest such gap among the others: {lasts}.
+x_4 is learned at step {rows[0]["learned"]["x_4"]:.0f}."""
 
 
 # ---- the figure
@@ -289,7 +294,7 @@ def draw_induction(rows, n, file):
     rest = [kind for kind in rows[0]["kinds"] if kind not in HEADS]
     highest = [row["loss"] + max(row["kinds"][kind][0] for kind in rest) for row in rows]
     label = f"highest without any one of the {len(rest)} other kinds of read"
-    bottom.plot(steps, highest, color="tab:green", label=label)
+    bottom.plot(steps, highest, color="0.5", ls="--", zorder=3, label=label)
     bottom.plot(steps, losses, color="black", label="full model")
     learned = analyze.first_below(steps, losses, 0.5)
     for axes in top, bottom:

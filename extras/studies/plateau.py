@@ -32,12 +32,18 @@ def load_growth():
     return groups
 
 
+def inside(row, band):
+    """Return the numbers of the checkpoints at which the loss lies within this share of the
+    plateau."""
+    return [n for n, loss in enumerate(row["loss"]) if abs(loss / LEVEL - 1) <= band]
+
+
 def growth(row, band):
     """Return (steps, factor): how many steps the loss of a run lies within this share of the
     plateau, and by what factor the excess grows in them; (0, 1) if no step does."""
-    inside = [n for n, loss in enumerate(row["loss"]) if abs(loss / LEVEL - 1) <= band] or [0]
-    enters, leaves = (max(row["excess"][n], FLOOR) for n in (inside[0], inside[-1]))
-    return row["steps"][inside[-1]] - row["steps"][inside[0]], leaves / enters
+    within = inside(row, band) or [0]
+    enters, leaves = (max(row["excess"][n], FLOOR) for n in (within[0], within[-1]))
+    return row["steps"][within[-1]] - row["steps"][within[0]], leaves / enters
 
 
 def table():
@@ -61,17 +67,21 @@ def draw(file):
         for std, color in (0.02, "tab:blue"), (0.1, "tab:orange"):
             rows, style = groups[setting, std], dict(color=color, lw=0.9, alpha=0.8)
             for row in rows:
+                excess = [max(x, FLOOR) for x in row["excess"]]
                 above.plot(row["steps"], row["loss"], **style)
-                below.plot(row["steps"], [max(x, FLOOR) for x in row["excess"]], **style)
+                below.plot(row["steps"], excess, **style)
+                dots = [(row["steps"][n], excess[n]) for n in inside(row, 0.1)]
+                below.scatter(*zip(*dots, strict=True), s=5, color="black", zorder=3)
             label = f"first $W_Q$, $W_K$ of std {std}: {len(rows)} seeds"
             above.plot([], [], color=color, label=label)
-        label = "within 10% of the plateau, 0.75"
-        above.axhspan(0.9 * LEVEL, 1.1 * LEVEL, color="0.85", zorder=0, label=label)
+        label = f"the loss is within 10% of {LEVEL}, the average of the candidates"
+        above.axhspan(0.9 * LEVEL, 1.1 * LEVEL, color="0.9", zorder=0, label=label)
+        above.scatter([], [], s=5, color="black", label="the excess at these steps")
         above.set_title(setting, fontsize="medium")
         below.set(yscale="log", xlabel="training step")
     axes[0, 0].set(ylabel="MSE of $x_1$", ylim=(0, 1.1))
     axes[1, 0].set_ylabel(f"excess attention to own 1b\n(smaller than {FLOOR:g}: drawn there)")
-    legend = dict(loc="outside lower center", ncols=3, fontsize=8)
+    legend = dict(loc="outside lower center", ncols=2, fontsize=8)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), **legend)
     figure.suptitle("The loss of $x_1$, and the attention that it needs (n = 256 sequences)")
     analyze.save_figure(figure, file)

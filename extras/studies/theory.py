@@ -133,7 +133,19 @@ def unmasked_depth(D):
 
 
 def causal_depth(D):
-    """Return floor(log2 D) + 2, which is exact with a causal mask and Section 6's token order."""
+    """Return floor(log2 D) + 2, exact with a causal mask and Section 6's token order, in which the
+    pairs of step D come first.
+
+    At the start ka and kb hold x_(k-1) and x_k, and both hold the slot p_k; the query is 0b.
+    At most: ka sees only pairs j > k, which hold x_k, p_(k+1) and higher: it learns nothing, so kb
+    gets x_(k-1) from ka alone. Let r_t(k) = k + 2^(t-1) - 1. After t >= 1 layers kb holds no x_m
+    with m > r_t(k) and no p_j with j > r_t(k) + 1. For t = 1, kb attends to ka (shared p_k) and to
+    (k+1)a (shared x_k), which bring x_(k-1) and p_(k+1). From t to t + 1, let R = r_t(k). What kb
+    shares with ja or jb is x_(j-1), p_j or higher, so j <= R + 1. ja brings x_(j-1) and p_j; jb
+    brings nothing above r_t(j) <= r_t(R+1) = r_(t+1)(k). So x_D needs 2^(t-1) - 1 >= D.
+    At least: in layer 1 kb attends to ka; in layer t + 1 it attends to jb with j = k + 2^(t-1), or
+    nowhere if j > D. jb holds x_(j-1), which kb holds too, and brings the rest.
+    """
     return D.bit_length() + 1  # bit_length is floor(log2 D) + 1
 
 
@@ -160,7 +172,13 @@ def gates_error(N, heads):
     """Return the least error of x_1 in one layer if every head brings one mixture of the values
     whose ratios do not depend on which pair is the own one: heads mixtures of N values. Gates reach
     it, without an MLP: a head reads its values by place, unless a key of another slot matches the
-    query and draws all of its attention."""
+    query and draws all of its attention.
+
+    Why: let attention to values depend on their places and the query's symbol alone, and let heads
+    read values linearly. Which pair is the own one can scale what a head brings, but not the ratio
+    of its values, so the span of the mixtures does not depend on the own slot. Given the mixtures,
+    the covariance of the N independent values is the projection onto the complement of the span,
+    with trace at least N - heads; averaged over the own slot this is the error."""
     return 1 - min(heads, N) / N
 
 
