@@ -343,7 +343,8 @@ def emergence_steps(emergence, task):
 def draw_emergence(run):
     """Figure 7: the circuit with its attention, and the step at which each path emerged."""
     width, height = diagram_size(run.task, run.paths)
-    figure, (left, right) = panels(2, 2, 0.85 * width, height - 0.7, sharey=True)
+    columns = 1 if width > 10 else 2  # two wide diagrams side by side could not be read on a page
+    figure, (left, right) = panels(2, columns, 0.85 * width, height - 0.7, sharey=True)
     draw_mean_attention(left, run)
 
     # right: the step of each path, dark if late; viridis's brightest colours are too faint
