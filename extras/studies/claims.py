@@ -194,7 +194,7 @@ def section_9():
     steps = {level: [order.first_steps(row, level) for row in rows] for level in order.LEVELS}
     first = {level: [*map(order.is_first, steps[level])] for level in steps}
     others = [f"{sum(first[level])} at {level}" for level in first if level != 0.5]
-    known = order.load_induction()[1]
+    known = order.load_induction()
     lost = [all(r["loss"] + r["kinds"][k][0] >= 0.5 for k in order.HEADS) for r in known]
     kinds = [item for row in known for item in row["kinds"].items()]
     other_rise = max(rise for kind, (rise, _) in kinds if kind not in order.HEADS)

@@ -183,12 +183,10 @@ def draw_onsets(file):
     seeds = sorted({row["seed"] for row in late})
     shape = dict(figsize=(11, 4.2), layout="constrained")
     figure, (left, *right) = plt.subplots(1, 1 + len(seeds), **shape, sharey=False)
-    marks = {kind: (color, name) for kind, (name, color) in HEADS.items()}
-    marks["x_1"] = "black", "$x_1$ told from those of others"
-    for kind, (color, name) in marks.items():
+    marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
+    for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
-        label = name if kind == "x_1" else f"{kind}, {name}"
-        left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=label)
+        left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
     left.plot([row["learned"] for row in plain], [row["seed"] for row in plain], "k|", ms=9)
     left.set(xlabel="training step of the onset (bar: $x_1$ below 0.5)", ylabel="seed")
     left.set_yticks([row["seed"] for row in plain])

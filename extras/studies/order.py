@@ -1,19 +1,17 @@
 """In which order runs learn their symbols, and what x_1 needs when it is learned (Sections 7.2, 9).
 
     python -m extras.studies.order results/runs/default.jsonl          # prints the tables
-    python -m extras.studies.order out/L12_H1_D3_s* --out results/figures    # measures, draws
+    python -m extras.studies.order out/L12_H1_D3_s* --out results/figures    # measures
 
 A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). Runs
-with checkpoints are measured into induction.jsonl, a row for each of the checkpoints of the first
-run, and for the first one of each other run that knows x_1: run, step, loss of x_1, and kinds,
-{"q -> 1b": [by how much the loss of x_1 rises if all heads lose what they read so, the attention of
-the head that reads so most], ...}, of all pairs of roles.
+with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
+knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": [by how much the loss of x_1 rises if all
+heads lose what they read so, the attention of the head that reads so most], ...}, of all pairs of
+roles.
 """
 
 import itertools
 import math
-
-import matplotlib.pyplot as plt
 
 import analyze
 import train
@@ -25,10 +23,7 @@ from extras.studies.theory import may_attend
 from train import Flags
 
 
-HEADS = {  # what an induction head reads: its name and colour
-    "q -> 1b": ("induction head", "tab:orange"),
-    "1b -> 1a": ("previous-token head", "tab:blue"),
-}
+HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
 EMERGED = {  # the chain runs that have emergence
     "the main command": ["default/*"],
     "other runs with the encoding appended": ["adamw/*", "last/*", "decay/*", "cleaning/muon_e*"],
@@ -185,38 +180,27 @@ def kinds_of(patched):
     return kinds
 
 
-def measure_run(row, whole, n=SEQUENCES):
-    """Return the rows of induction.jsonl of a run with checkpoints: of the first one that knows
-    x_1, or of all; n: the held-out sequences."""
-    rows, folder = [], row["folder"]
-    for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(folder)):
-        model, flags = train.load(folder, f"ckpt/{file.name}")
-        batch = train.sequences(flags, held_out("emergence", n))
-        patched = PatchedModel(model, flags, batch)
+def measure_run(row, n=SEQUENCES):
+    """Return the row of induction.jsonl of a run with checkpoints, that of the first one that knows
+    x_1; n: the held-out sequences."""
+    for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
+        model, flags = train.load(row["folder"], f"ckpt/{file.name}")
+        patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
         loss = patched.baseline[:, 0].mean().item()
-        if whole or loss < flags.problem.learned_below:
+        if loss < flags.problem.learned_below:
             measured = dict(run=row["name"], step=int(file.stem), loss=round(loss, 4))
-            rows.append(measured | dict(kinds=kinds_of(patched)))
-            if not whole:
-                break
-    return rows
+            return measured | dict(kinds=kinds_of(patched))
 
 
 def load_induction():
-    """Return (rows of the run that was measured whole, [the first row of each run that knows x_1])
-    of the committed induction.jsonl."""
-    rows = train.read_rows(RESULTS / "figures/induction.jsonl")
-    first = {}
-    for row in rows:
-        if row["loss"] < 0.5:
-            first.setdefault(row["run"], row)
-    return [row for row in rows if row["run"] == rows[0]["run"]], [*first.values()]
+    """Return the rows of the committed induction.jsonl."""
+    return train.read_rows(RESULTS / "figures/induction.jsonl")
 
 
 def induction_table():
     """Return a row per kind of read, the four that matter most and the others together: by how
     much the loss of x_1 rises without it, and in how many runs x_1 is lost again."""
-    rows, lines = load_induction()[1], []
+    rows, lines = load_induction(), []
     rises = {kind: [row["kinds"][kind][0] for row in rows] for kind in rows[0]["kinds"]}
     kinds = sorted(rises, key=lambda kind: -max(rises[kind]))
     for title, group in [*((kind, [kind]) for kind in kinds[:3]), ("any other", kinds[3:])]:
@@ -229,7 +213,7 @@ def induction_table():
 
 def induction_claim():
     """Return the sentence on the loss and the attention of the full model there."""
-    rows = load_induction()[1]
+    rows = load_induction()
     losses = [row["loss"] for row in rows]
     sharp = sum(min(row["kinds"][kind][1] for kind in HEADS) > 0.5 for row in rows)
     return f"""\
@@ -278,49 +262,13 @@ the one before it, and the longest such gap among the others: {lasts}.
 x_4 is learned at step {rows[0]["learned"]["x_4"]:.0f}."""
 
 
-# ---- the figure
-
-
-def draw_induction(rows, n, file):
-    """Draw over the checkpoints of a run how much its heads attend along the paths of an induction
-    head, and the loss of x_1 with one kind of read ablated; n: sequences."""
-    steps, losses = [row["step"] for row in rows], [row["loss"] for row in rows]
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
-    for kind, (name, color) in HEADS.items():
-        top.plot(steps, [row["kinds"][kind][1] for row in rows], color=color)
-        without = [row["loss"] + row["kinds"][kind][0] for row in rows]
-        label = f"{kind.replace('->', 'to')} ({name}); below: without it, in all heads"
-        bottom.plot(steps, without, color=color, label=label)
-    rest = [kind for kind in rows[0]["kinds"] if kind not in HEADS]
-    highest = [row["loss"] + max(row["kinds"][kind][0] for kind in rest) for row in rows]
-    label = f"highest without any one of the {len(rest)} other kinds of read"
-    bottom.plot(steps, highest, color="0.5", ls="--", zorder=3, label=label)
-    bottom.plot(steps, losses, color="black", label="full model")
-    learned = analyze.first_below(steps, losses, 0.5)
-    for axes in top, bottom:
-        axes.axvline(learned, color="gray", ls=":", label="$x_1$ below 0.5")
-        axes.grid(lw=0.3)
-    top.set(ylim=(0, 1.05), ylabel="mean attention,\nin the head that attends most")
-    bottom.set(ylim=(0, None), xlabel="training step", ylabel="loss of $x_1$ (MSE)")
-    top.set_title(f"$x_1$ and its induction head: {rows[0]['run']}, {n} sequences", fontsize=11)
-    legend = dict(loc="outside lower center", ncols=2, fontsize="small")
-    figure.legend(*bottom.get_legend_handles_labels(), **legend)
-    analyze.save_figure(figure, file)
-
-
-def draw(rows, out):
-    """Measure the runs that have checkpoints into induction.jsonl, and draw its first run."""
-    file = out / "induction.jsonl"
+def write_induction(rows, out):
+    """Measure the runs that have checkpoints into induction.jsonl."""
     runs = [row for row in rows if row["folder"] and train.checkpoints_of(row["folder"])]
-    measured = [measure_run(row, whole=row is runs[0]) for row in runs]
-    if measured:
-        train.write_rows(file, itertools.chain(*measured))
-    if file.exists():
-        rows = train.read_rows(file)
-        whole = [row for row in rows if row["run"] == rows[0]["run"]]
-        draw_induction(whole, SEQUENCES, out / "induction.png")
-    return file
+    if measured := [*filter(None, map(measure_run, runs))]:
+        train.write_rows(out / "induction.jsonl", measured)
+    return out / "induction.jsonl"
 
 
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, order_table, draw)
+    studies.command(__file__, __doc__, order_table, write_induction)
