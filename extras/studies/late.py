@@ -17,28 +17,31 @@ from ablate import mask_of, path_from
 from data import UserError, command_line, number, program
 
 
+def heads_without(read, flags, positions):
+    """Return {(layer, head): f} of all heads, whose readers cannot see what they read; read: two
+    roles, "1b -> 1a"; positions (B, N, roles)."""
+    reader, token = read.split(" -> ")
+    path = path_from(dict(layer=0, head=0, reader=reader, read=token), flags.problem)
+    seen = ~mask_of([path], flags.problem, positions)
+
+    def write(pattern, values):
+        pattern = pattern * seen
+        return pattern / pattern.sum(-1, keepdim=True) @ values
+
+    return {(layer, head): write for layer in range(flags.layers) for head in range(flags.heads)}
+
+
 def run_once(flags, read, until):
     """Train a run, or continue it, like train.run_once, without this read until a step."""
-    try:
-        reader, read_token = read.split(" -> ")
-        path = path_from(dict(layer=0, head=0, reader=reader, read=read_token), flags.problem)
-    except (ValueError, AttributeError):
-        raise UserError(f"{read} is no read: write two roles, as in 1b -> 1a") from None
-    layers, stopped = range(flags.layers), []
-    steps = iter(range(1, until + 1))
+    trained, stopped = [], []
 
     def predict(model, flags, index):
+        if torch.is_grad_enabled():  # a training step, not an evaluation
+            trained.append(index)
+            stopped.extend([True] * (len(trained) == until))
         batch = train.sequences(flags, index.to(flags.device))
-        allowed = ~mask_of([path], flags.problem, batch.positions)
-
-        def write(pattern, values):
-            pattern = pattern * allowed
-            return pattern / pattern.sum(-1, keepdim=True) @ values
-
-        if torch.is_grad_enabled() and next(steps) == until:
-            stopped.append(True)
-        heads = {(layer, head): write for layer in layers for head in range(flags.heads)}
         with train.precision(flags):
+            heads = heads_without(read, flags, batch.positions)
             return model(batch.inputs, heads), batch.targets
 
     if not (flags.out / "state.pt").exists():
@@ -58,6 +61,8 @@ def main():
         p.add_argument("until", type=number(int, 1), help="the step from which on it is free")
         args, rest = p.parse_known_args()
         flags = train.parse_flags(rest)
+        if not {*args.read.split(" -> ")} <= {*flags.problem.names} or " -> " not in args.read:
+            raise UserError(f"{args.read} is no read: write two roles, as in 1b -> 1a")
         run_once(flags, args.read, args.until)
         print(train.summary(flags.out))
 
