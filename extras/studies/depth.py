@@ -89,19 +89,6 @@ def too_shallow(rows):
     return shallow, limit, beyond
 
 
-def count_learners(rows):
-    """Return how many runs of each depth learned each symbol, and when, as lines of text."""
-    lines = ["learned by (median step):"]
-    for layers in sorted({row["layers"] for row in rows}):
-        group, cells = [row for row in rows if row["layers"] == layers], []
-        for k in range(1, group[0]["D"] + 1):
-            steps = [row[f"x_{k}_learned"] for row in group]
-            steps = [step for step in steps if step is not None]
-            cells += [f"x_{k} {len(steps)} ({statistics.median(steps):.0f})"] if steps else []
-        lines.append(f"{layers} layers, {len(group)} runs: {', '.join(cells) or 'nothing'}")
-    return lines
-
-
 def count_exact(rows, causal):
     """Return for how many symbols and seeds the fewest layers that learned the symbol, with frozen
     attention, are those of the law, and for how many not, as text."""
