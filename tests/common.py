@@ -74,13 +74,16 @@ def load_tensors(path):
     return torch.load(path, weights_only=True)
 
 
-def runs_equal(run_a, run_b):
+def runs_equal(*runs):
     """Return whether two runs have the same log, weights and checkpoints, bit for bit."""
-    for name in [path for path in contents(run_a) if path.suffix == ".pt" and path.stem != "state"]:
-        a, b = (load_tensors(Path(run, name)) for run in (run_a, run_b))
+    a, b = ([path for path in contents(run) if path.suffix == ".pt"] for run in runs)
+    if {*a} != {*b} or logged(runs[0]) != logged(runs[1]):
+        return False
+    for name in [path for path in a if path.stem != "state"]:
+        a, b = (load_tensors(Path(run, name)) for run in runs)
         if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
             return False
-    return logged(run_a) == logged(run_b)
+    return True
 
 
 def bits_behind(numbers):

@@ -8,15 +8,15 @@ import torch
 
 import data
 import train
-from model import Transformer, make_optimizers, rotate
+from model import Transformer, make_optimizers
 from tests.common import TINY
 
 
-def tiny_model(layers=3, heads=2, width=16, causal=True, mlp=True, qk=False, head_size=8):
+def tiny_model(heads=2, causal=True, mlp=True, qk=False):
     """A model of 12 tokens of 6 numbers, 2 of them queries, and 4 sequences for it."""
     torch.manual_seed(0)
-    angles = data.rotary_angles(12, head_size) if qk else None
-    model = Transformer(12, 2, 6, 5, layers, heads, width, head_size, mlp, causal, angles)
+    angles = data.rotary_angles(12, 8) if qk else None
+    model = Transformer(12, 2, 6, 5, 3, heads, 16, 8, mlp, causal, angles)
     for p in model.parameters():  # biases and gains away from 0 and 1, patterns from uniform
         p.data += 0.3 * torch.randn_like(p)
     return model, torch.randn(4, 12, 6)
@@ -27,23 +27,17 @@ def close(a, b, tolerance=1e-5):
 
 
 def test_functions_that_write_what_heads_write_change_nothing():
-    given = {}
+    """With every kind of layer, and also where only the queries are computed in the last one."""
     for causal, mlp, qk, heads in itertools.product(*[(True, False)] * 3, (1, 3)):
-        model, x = tiny_model(heads=heads, causal=causal, mlp=mlp, qk=qk)
+        model, x = tiny_model(heads, causal, mlp, qk)
         predictions, patterns = model(x, return_patterns=True)
         close(model(x), predictions)
+        for where in itertools.product(range(3), range(heads)):
+            close(model(x, {where: torch.matmul}), predictions)
         assert [pattern.shape for pattern in patterns] == [(4, heads, 12, 12)] * 3
-        for layer, head in itertools.product(range(3), range(heads)):
-
-            def write(pattern, values, layer=layer, head=head):
-                given[layer, head] = pattern
-                return pattern @ values
-
-            close(model(x, {(layer, head): write}), predictions)
-            assert torch.equal(given[layer, head], patterns[layer][:, head])
 
 
-def test_what_a_head_writes_is_replaced_and_the_layers_above_respond():
+def test_layers_above_a_replaced_head_respond():
     model, x = tiny_model()
     first = {(1, 0): lambda _, values: values[:, :1].expand(-1, 12, -1)}  # the value of token 0
     before, after = (model(x, heads, return_patterns=True)[1] for heads in ({}, first))
@@ -54,18 +48,15 @@ def test_what_a_head_writes_is_replaced_and_the_layers_above_respond():
             model(x, heads={nowhere: torch.matmul})
 
 
-def test_rotary_turns_pairs_of_numbers_as_complex_multiplication():
-    """As in Su et al. (2023). Then nothing changes when all tokens move by 5 positions."""
-    x, angles = torch.randn(20, 8), data.rotary_angles(20, 8)
-    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones(20, 4), angles)
-    close(rotate(x, angles), torch.cat([turned.real, turned.imag], -1))
+def test_rotary_encodings_tell_relative_positions():
+    """RoPE changes nothing when all tokens move by 5 positions; what is appended to a token with
+    K = 4 are four numbers, of frequencies 1 and 0.01."""
     model, x = tiny_model(qk=True)
     before, model.rotary = model(x), data.rotary_angles(17, 8)[5:]
     close(model(x), before, 1e-4)
     model.rotary = torch.zeros(12, 4)
     assert (model(x) - before).abs().max() > 0.01
 
-    # appended to a token instead: with K = 4, four numbers, of frequencies 1 and 0.01
     appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
     angles = [(t, 0.01 * t) for t in range(28)]
     expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
@@ -74,9 +65,9 @@ def test_rotary_turns_pairs_of_numbers_as_complex_multiplication():
 
 def test_weights_start_as_gpt_2s():
     """Their standard deviation is 0.02, divided by the root of the number of additions where they
-    add to the residual stream; qk_std for queries and keys. Biases are 0."""
-    shape = dict(layers=4, heads=2, width=128, head_size=64, qk_std=0.05)
-    for name, parameter in Transformer(12, 2, 64, 64, **shape).named_parameters():
+    add to the residual stream; --qk-std for queries and keys. Biases are 0."""
+    shape = "--layers 4 --heads 2 --K 64 --qk-std 0.05 --D 1 --dtype float32 --device cpu"
+    for name, parameter in train.build(train.parse_flags(shape.split())).named_parameters():
         if parameter.ndim == 2:
             adds = ".out." in name or ".down." in name
             expected = [0.05, 0.05, 0.02] if "qkv" in name else [0.02 / math.sqrt(8 if adds else 1)]
@@ -107,26 +98,21 @@ def test_bfloat16_is_float32_within_its_rounding():
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_is_pytorchs_own():
     """Which computes in bfloat16 alone, matrix by matrix."""
-    generator, weights = torch.Generator().manual_seed(0), []
-    for shape in (16, 16), (16, 64), (64, 16):
-        weights.append(torch.randn(shape, generator=generator))
-    gradients = [torch.randn(w.shape, generator=generator) for w in weights for _ in range(5)]
-    flags = train.parse_flags([*TINY, "--dtype", "bfloat16"]).replace(lr=0.1, weight_decay=0.5)
-    ours, theirs = ([w.clone().requires_grad_() for w in weights] for _ in range(2))
+    torch.manual_seed(0)
     holder = torch.nn.Module()
-    holder.blocks = torch.nn.ModuleList(torch.nn.Linear(*w.shape[::-1], bias=False) for w in ours)
-    for block, weight in zip(holder.blocks, ours, strict=True):
-        block.weight = torch.nn.Parameter(weight.detach())
-    ours = [block.weight for block in holder.blocks]
-    theirs_optimizer = torch.optim.Muon(
-        theirs, lr=0.1, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    sizes = (16, 16), (64, 16), (16, 64)
+    holder.blocks = torch.nn.ModuleList(torch.nn.Linear(*size, bias=False) for size in sizes)
+    ours = [*holder.parameters()]
+    theirs = [weight.detach().clone().requires_grad_() for weight in ours]
+    flags = train.parse_flags([*TINY, "--dtype", "bfloat16"]).replace(lr=0.1, weight_decay=0.5)
     _, muon = make_optimizers(holder, flags)
-    for step in range(5):
-        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            a.grad = b.grad = gradients[5 * number + step]
-        muon.step()
-        theirs_optimizer.step()
+    same = dict(lr=0.1, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muons = muon, torch.optim.Muon(theirs, **same)
+    for _ in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = b.grad = torch.randn(a.shape)
+        for optimizer in muons:
+            optimizer.step()
     for a, b in zip(ours, theirs, strict=True):
         close(a, b, 0.01)
 

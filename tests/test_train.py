@@ -1,4 +1,4 @@
-"""One run: its losses, its flags and its files; stopped, killed, resumed, and hacked."""
+"""One run: its losses, its flags and its files; stopped, killed, resumed, and extended."""
 
 import itertools
 import json
@@ -6,8 +6,6 @@ import math
 import os
 import shutil
 import signal
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,11 @@ import analyze
 import data
 import train
 from tests.common import (
-    HERE,
     TINY,
     WHOLE,
     assert_refused,
     contents,
     load_tensors,
-    logged,
     run_main,
     runs_equal,
     start,
@@ -42,16 +38,12 @@ def test_partial_losses_and_crossings():
     expected = [squares[..., first : first + 4].mean((1, 2)) for first in (0, 4, 8)]
     losses = data.partial_losses(predictions, targets, 4)
     torch.testing.assert_close(losses, torch.stack(expected, -1))
-    steps = [0, 10, 20, 30]
-    assert analyze.first_below(steps, [1.0, 0.6, 0.4, 0.6], 0.5) == 15
-    assert analyze.first_below([0, 10], [1.0, 0.6], 0.5) is None
-    assert analyze.first_below(steps, [0.1, 0.2, 0.6, 0.1], 0.5) == 0  # known from the start
+    assert analyze.first_below([0, 10, 20], [0.1, 0.6, 0.1], 0.5) == 0  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, val=1.0), dict(step=10, x_1=0.0, x_2=0.6, val=0.3)]
     flags = train.parse_flags(["--D", "2"])
-    assert analyze.crossings(rows, flags) == {"x_1": 5, "x_2": None}
-    few, many = flags.replace(N=2), flags.replace(N=12)  # their plateaus are 1/2 and 11/12
-    assert analyze.crossings(rows, few) == pytest.approx({"x_1": 20 / 3, "x_2": None})
-    assert analyze.crossings(rows, many) == pytest.approx({"x_1": 35 / 9, "x_2": 35 / 3.6})
+    for N, steps in (4, [5, None]), (2, [20 / 3, None]), (12, [35 / 9, 35 / 3.6]):
+        crossings = analyze.crossings(rows, flags.replace(N=N))  # the plateau is 1 - 1/N
+        assert crossings == pytest.approx(dict(zip(("x_1", "x_2"), steps, strict=True)))
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -90,10 +82,8 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), untrained, strict=True))
     losses = train.evaluate(train.load(whole, "ckpt/000020.pt")[0], flags)
     assert abs(losses[0] - train.read_log(whole)[2]["val"]) < 1e-6
-    last, final = (load_tensors(whole / name) for name in ("ckpt/000040.pt", "model.pt"))
-    model, flags = train.load(whole)
-    assert all(torch.equal(last[name], final[name]) for name in final)
-    assert all(torch.equal(model.state_dict()[name], final[name]) for name in final)
+    last, (model, flags) = load_tensors(whole / "ckpt/000040.pt"), train.load(whole)
+    assert all(torch.equal(last[name], weight) for name, weight in model.state_dict().items())
     assert not model.training and flags.device == "cpu" and flags.out == whole
 
 
@@ -231,13 +221,11 @@ def test_threads_dtype_and_younger_flags_are_restored(tmp_path, whole, monkeypat
         torch.set_num_threads(before)
 
 
-def test_run_directories_are_never_overwritten(tmp_path, whole):
+def test_a_finished_run_is_never_overwritten(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
-    before = contents(tmp_path)
-    assert_refused(train, *WHOLE, "--out", run, says="--resume")
     assert_refused(train, *WHOLE, "--lr", 0.5, "--out", run, "--resume", says="lr 0.001, not 0.5")
-    code, again, _ = run_main(train, *WHOLE, "--out", run, "--resume")
-    assert (code, again, contents(tmp_path)) == (0, train.summary(run) + "\n", before)
+    ended = run_main(train, *WHOLE, "--out", run, "--resume")[:2]
+    assert ended == (0, train.summary(run) + "\n") and contents(run) == contents(whole)
 
 
 # ---- every flag
@@ -266,80 +254,65 @@ def quick(monkeypatch):
     monkeypatch.setattr(train, "evaluate", lambda *arguments: real(*arguments[:2], n=64))
 
 
-def as_lists(saved):
-    """Return dicts, lists and tensors with lists instead of tensors."""
-    if isinstance(saved, dict):
-        return {name: as_lists(value) for name, value in saved.items()}
-    if isinstance(saved, list):
-        return [as_lists(value) for value in saved]
-    return saved.tolist() if isinstance(saved, torch.Tensor) else saved
-
-
 def trained(run, *words):
-    """Train, and return the log and all weights of the run."""
     code, _, err = run_main(train, *FEW, *words, "--out", run, "--resume")
     assert code == 0, err
-    files = [run / "model.pt", *train.checkpoints_of(run)]
-    return logged(run), {file.name: as_lists(load_tensors(file)) for file in files}
+    return run
 
 
 def test_every_flag_does_something(tmp_path, quick):
     """All flags but those of the machine, which may differ when a run is resumed."""
     assert OTHER.keys() == {*train.SETTINGS}
-    short = ["--steps", 2]
-    base = trained(tmp_path / "base", *short)
+    base = trained(tmp_path / "base", "--steps", 2)
     for name in OTHER:
-        words = typed(name, tmp_path / "base")
-        assert trained(tmp_path / name, *short, *words) != base, name
+        other = trained(tmp_path / name, "--steps", 2, *typed(name, base))
+        assert not runs_equal(base, other), name
 
 
 def test_a_run_with_every_flag_resumes_bitwise(tmp_path, quick):
     """All flags but two that exclude others, and --stop-below, which would end the run."""
     words = [word for name in OTHER.keys() - EXCLUDED for word in typed(name)]
-    trained(tmp_path / "first", *words)
-    words += ["--init", tmp_path / "first"]
-    whole = trained(tmp_path / "whole", *words)
+    words += ["--init", trained(tmp_path / "first", *words)]
     train_until(2, *FEW, *words, "--out", tmp_path / "stopped")
-    assert trained(tmp_path / "stopped", *words) == whole
+    stopped = trained(tmp_path / "stopped", *words)
+    assert runs_equal(stopped, trained(tmp_path / "whole", *words))
 
 
-# ---- what a researcher changes in a copy of the code
+# ---- what a researcher adds
 
 
-def test_a_hack_resumes_bitwise_and_its_column_is_no_symbol(tmp_path, monkeypatch):
-    text = (HERE / "train.py").read_text()
-    for old, more in (
-        (
-            "predictions, targets = predict(model, flags, index)\n",
-            "        predictions = predictions + torch.randn_like(predictions)\n",
-        ),
-        ("        self.rows = []  # of log.jsonl\n", "        self.mean = torch.zeros(())\n"),
-        (
-            "        saved |= dict(step=self.step, seconds=self.seconds, rows=self.rows)\n",
-            "        saved['mean'] = self.mean\n",
-        ),
-        (
-            '        self.train_loss = saved["train_loss"]\n',
-            '        self.mean = saved["mean"]\n',
-        ),
-        ("        state.step += 1\n", "        state.mean.lerp_(loss.detach(), 0.1)\n"),
-        ("        val=sum(losses) / len(losses),\n", "        x_9=state.mean.item(),\n"),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, old + more)
-    hacked = types.ModuleType("train")
-    hacked.__file__ = str(HERE / "train.py")
-    monkeypatch.setitem(sys.modules, "train", hacked)
-    exec(compile(text, "train.py", "exec"), vars(hacked))
-    monkeypatch.setattr(hacked, "cpu_capabilities", train.cpu_capabilities)
-    with monkeypatch.context() as patch:
-        stopped = []
-        patch.setattr(hacked, "print_row", lambda flags, rows: stopped.extend(rows[2:]))
-        flags = hacked.parse_flags([*WHOLE, "--out", str(tmp_path / "stopped")])
-        assert not hacked.run_once(flags, stopped)
-    for name in "stopped", "whole":
-        code, out, err = run_main(hacked, *WHOLE, "--out", tmp_path / name, "--resume")
-        assert code == 0 and "\nx_9: " in out, err
-    assert runs_equal(tmp_path / "stopped", tmp_path / "whole")
-    rows = train.read_log(tmp_path / "whole")
-    assert [*analyze.crossings(rows, train.read_flags(tmp_path / "whole"))] == ["x_1"]
+def test_random_numbers_and_a_running_mean_of_yours_resume_bitwise(tmp_path, monkeypatch):
+    predict, evaluation, made = train.predict, train.evaluation, []
+
+    class State(train.State):
+        def __init__(self, flags):
+            super().__init__(flags)
+            self.mean = torch.zeros(())
+            made.append(self)
+
+        def state_dict(self):
+            return super().state_dict() | dict(mean=self.mean)
+
+        def load_state_dict(self, saved):
+            super().load_state_dict(saved)
+            self.mean = saved["mean"]
+
+    def noisy(model, flags, index):
+        predictions, targets = predict(model, flags, index)
+        if torch.is_grad_enabled():  # in a training step
+            predictions = predictions + torch.randn_like(predictions)
+            made[-1].mean.lerp_(predictions.detach().float().mean(), 0.1)
+        return predictions, targets
+
+    def with_a_column(flags, state):
+        return evaluation(flags, state) | dict(x_9=state.mean.item())
+
+    for name, mine in dict(State=State, predict=noisy, evaluation=with_a_column).items():
+        monkeypatch.setattr(train, name, mine)
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    train_until(20, *WHOLE, "--out", stopped)
+    for run in stopped, whole:
+        assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
+    rows = train.read_log(whole)
+    assert runs_equal(stopped, whole) and len({row["x_9"] for row in rows}) == len(rows)
+    assert [*analyze.crossings(rows, train.read_flags(whole))] == ["x_1"]  # x_9 is no symbol
