@@ -26,9 +26,8 @@ from tracr.compiler.rasp_to_graph import extract_rasp_graph
 from tracr.craft.bases import BasisDirection
 from tracr.craft.vectorspace_fns import project
 from tracr.rasp import rasp
-from tracr.rasp.causal_eval import evaluate
 
-from data import chain, make_batch
+from data import chain
 
 
 ONE, BOS = BasisDirection("one"), BasisDirection("tokens", "bos")  # the names that Tracr gives
@@ -62,28 +61,6 @@ def program(N, D, doubling):
         for symbol in taken:
             held.append(rasp.Aggregate(selector, symbol).named(f"x_{len(held)}"))
     return held[1:]
-
-
-def ground_truth(outputs, task):
-    """{(label of an Aggregate, source, target)}, the attention paths on which a query relies. Which
-    token selects which is read off Tracr's interpreter of RASP, on one sequence."""
-    batch = make_batch(0, torch.arange(1), task.N, task.symbols - 1)
-    tokens = batch.inputs[0, :, 0].tolist()  # the first coordinate tells the symbols apart
-    positions = dict(zip(task.names, batch.positions[0, 0].tolist(), strict=True))
-    roles = {position: role for role, position in positions.items()}
-
-    def paths(held, source):
-        if not isinstance(held, rasp.Aggregate):  # tokens or indices: nothing is read
-            return set()
-        selected = evaluate(held.selector, tokens)[positions[source]]
-        target = roles[selected.index(True)]
-        return {(held.label, source, target)}.union(
-            paths(held.sop, target),
-            paths(held.selector.keys, target),
-            paths(held.selector.queries, source),
-        )
-
-    return set().union(*(paths(output, "q") for output in outputs))
 
 
 # ---- the compiled transformer
@@ -122,9 +99,7 @@ class Compiled(torch.nn.Module):
     that it predicts is the sum of all symbols, weighted by the residual stream of the query.
 
     Tracr puts a BOS token before the sequence, and a token that selects no other attends to it. It
-    brings the value 0, so the patterns leave it out: their rows sum to at most 1.
-
-    paths: {(layer, head, source, target)}, the circuit; layers and heads are counted from 0."""
+    brings the value 0, so the patterns leave it out: their rows sum to at most 1."""
 
     def __init__(self, D, doubling, N=4, K=4):
         super().__init__()
@@ -153,7 +128,6 @@ class Compiled(torch.nn.Module):
         self.key = torch.nn.Parameter(torch.zeros(*shape, width, size))
         self.value = torch.nn.Parameter(torch.zeros(*shape, width, self.symbols))
         self.output = torch.nn.Parameter(torch.zeros(*shape, self.symbols, width))
-        self.paths, paths = set(), ground_truth(outputs, self.task)
         for layer, heads in enumerate(blocks):
             for number, head in enumerate(heads):
                 qk, ov = head.w_qk, head.w_ov
@@ -165,8 +139,6 @@ class Compiled(torch.nn.Module):
                 self.key.data[layer, number, :, : key.shape[1]] = torch.tensor(key)
                 self.value.data[layer, number] = torch.tensor(value)
                 self.output.data[layer, number] = torch.tensor(output)
-                label = ov.output_space.basis[0].name
-                self.paths |= {(layer, number, *path[1:]) for path in paths if path[0] == label}
 
     def forward(self, x, heads=None, return_patterns=False):
         B, T, _ = x.shape

@@ -159,13 +159,10 @@ def following(task, paths):
 
 PAIRS = ["0 1b 1a", "0 2b 2a", "0 3b 3a"]  # layer 0 lets every b know its a
 CIRCUITS = [  # D, heads, paths
-    (1, 1, [*PAIRS[:1], "1 q 1b"]),
-    (2, 1, [*PAIRS[:2], "1 q 1b", "2 q 2b"]),
     (2, 1, [*PAIRS[:2], "2 1b 2b", "3 q 1b"]),
     (2, 3, ["0.0 1b 1a", "0.1 2b 2a", "1.2 q 1b", "2.0 q 2b"]),
     (2, 3, ["0.1 1b 1a", "0.1 2b 2a", "2.0 1b 2b", "3.1 q 1b"]),
     (3, 1, [*PAIRS, "1 q 1b", "1 2b 3b", "3 q 2b"]),
-    (3, 1, [*PAIRS, "1 q 1b", "2 q 2b", "3 q 3b"]),
     (2, 1, [*PAIRS[:2], "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]),  # intermediate tokens
 ]
 
