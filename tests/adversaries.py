@@ -50,21 +50,6 @@ def quarters_over_layers():
     return one_step(lambda head, match, b: [(b, match * (b // 2 == head[0] - 1))], layers=5)
 
 
-def halves_of_the_sequences():
-    """Two heads serve half of the sequences each, told by the sign of a symbol."""
-
-    class Halves(Planted):
-        def __call__(self, x, heads=None, return_patterns=False):
-            self.first = (x[:, 0, 0] > 0).float()[:, None]
-            return super().__call__(x, heads, return_patterns)
-
-    model = one_step(None, heads=2, kind=Halves)
-    model.attend = one_step(
-        lambda head, match, b: [(b, match * (model.first if head[1] else 1 - model.first))], heads=2
-    ).attend
-    return model
-
-
 def head_that_carries_nothing():
     return one_step(lambda head, match, b: [(b, match)], layers=3, gains=[0.01])
 
@@ -102,38 +87,29 @@ class Gate(Planted):
 
 
 def gate():
-    def look(head, match, b):
-        return [(b + head[1], match)]
-
-    return one_step(look, heads=2, intermediate=True, kind=Gate)
+    return one_step(
+        lambda head, match, b: [(b + head[1], match)], heads=2, intermediate=True, kind=Gate
+    )
 
 
 # ---- what is taken and taken back
 
 
-def cancelling(wrong, heads=2):
-    """Head 1 takes a wrong candidate with the right one, the others subtract it; held to one arrow,
-    head 1 does not need them. wrong: the tokens of the wrong 1b, from those of the right."""
+def canceller(wrong):
+    """Head 0 takes a wrong candidate with the right one, head 1 subtracts it; held to one arrow,
+    head 0 does not need it. wrong: the tokens of the wrong 1b, from those of the right."""
 
     def look(head, match, b):
         if head[1]:
             return [(wrong(b), match)]
         return [(b, match / 2), (wrong(b), match / 2)]
 
-    return one_step(look, heads=heads, gains=[2.0] + [-1.0] * (heads - 1))
+    return one_step(look, heads=2, gains=[2.0, -1.0])
 
 
 def of_another_chain(b):
     """1b of another chain, which no place of the own chain can name."""
     return b.roll(1, dims=1)
-
-
-def canceller():
-    return cancelling(of_another_chain)
-
-
-def canceller_of_the_first_slot():
-    return cancelling(torch.ones_like)
 
 
 class Signed(Planted):
@@ -212,15 +188,8 @@ class Pointer(Planted):
 
 def averages_and_a_pointer():
     model = one_step(lambda head, match, b: [(b, match)], heads=2, kind=Pointer)
-    attend = model.attend
-
-    def uniform_in_head_2(head, holds, positions):
-        everywhere = torch.ones(12, 12).tril()
-        if head == (1, 1):
-            return everywhere / everywhere.sum(-1, keepdim=True)
-        return attend(head, holds, positions)
-
-    model.attend = uniform_in_head_2
+    attend, uniform = model.attend, torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None]
+    model.attend = lambda head, *state: uniform if head == (1, 1) else attend(head, *state)
     return model
 
 
@@ -265,6 +234,9 @@ def star_with_a_checksum(x, heads):
     key = 4 * attend(heads, (0, 5), everything, symbols)[:, 8:]
     own = 4 * (everything @ symbols)[:, 8:]
     return address_and_values(x, heads) * ~differs(key, own)
+
+
+star_with_a_checksum.layers, star_with_a_checksum.heads = 1, 6
 
 
 def another_way_in_two_of_a_hundred(x, heads):
