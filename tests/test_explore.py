@@ -21,15 +21,12 @@ def folder(whole, tmp_path_factory):
     """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
     `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
     folder = tmp_path_factory.mktemp("two words") / "my runs"
-    run, bare, begun = (folder / name for name in ("run", "bare", "begun"))
+    run, bare, page = (folder / name for name in ("run", "bare", "page.html"))
     shutil.copytree(whole, run)
-    for other, files in ((bare, ["config.json", "log.jsonl"]), (begun, ["config.json"])):
-        other.mkdir()
-        for name in files:
-            shutil.copy(run / name, other)
+    shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("*.pt", "ckpt"))
+    shutil.copytree(bare, folder / "begun", ignore=shutil.ignore_patterns("log.jsonl"))
     write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "q", "1b", 0.05), (1, 0, "q", "1b+1", 0.8))
     assert run_main(rows, "group", bare, "--out", folder / "runs")[0] == 0
-    page = folder / "page.html"
     code, out, err = run_main(explore, run, bare, "--out", page)
     assert code == 0 and str(page) in out, err
     return folder
@@ -38,20 +35,18 @@ def folder(whole, tmp_path_factory):
 def test_the_page_says_what_the_model_says(folder):
     """The error on each query of each sequence, against the model by hand; what is missing."""
     model, flags = train.load(folder / "run")
-    text = re.search(
-        r'id="data">(.*?)</script>', (folder / "page.html").read_text(encoding="utf-8")
-    )[1]
-    run, bare = json.loads(text)
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    run, bare = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     batch = train.sequences(flags, held_out("validation", len(run["sequences"])))
     with torch.no_grad(), train.precision(flags):
         predictions = model(batch.inputs).float()
-    errors = (predictions - batch.targets).square().view(len(batch.inputs), flags.N, -1, flags.K)
+    errors = (predictions - batch.targets).square().unflatten(-1, (-1, flags.K)).mean(-1)
     final = run["answers"][-1]
     assert len(final) == 4  # of the full model, and without each path
     for number, chains in enumerate(final[0]):
         for chain, cells in enumerate(chains):
             query = batch.positions[number, chain, 0] - (flags.problem.T - flags.N)
-            expected = errors[number, query].mean(-1).tolist()
+            expected = errors[number, query].tolist()
             assert [error for _, error in cells] == pytest.approx(expected, abs=0.002)
     missing = " ".join(bare["missing"].values())
     assert "has no weights" in missing and "There is no circuit.json" in missing
@@ -66,10 +61,9 @@ def test_nothing_in_a_name_is_run(folder, tmp_path):
     page, table = tmp_path / "runs" / "page.html", tmp_path / "index.html"
     assert run_main(explore, bad, "--out", page)[0] == 0
     code, _, err = run_main(index, tmp_path / "runs", "--out", table)
-    assert code == 0, err
-    assert "<img src=x" not in page.read_text(encoding="utf-8") + table.read_text(encoding="utf-8")
-    assert 'href="./runs/page.html#run=0"' in table.read_text(encoding="utf-8")
-    assert "begun" not in table.read_text(encoding="utf-8")
+    page, table = (path.read_text(encoding="utf-8") for path in (page, table))
+    assert code == 0 and "<img src=x" not in page + table, err
+    assert 'href="./runs/page.html#run=0"' in table and "begun" not in table
     assert_refused(index, bad / "empty", says="holds no run directories")
     assert_refused(explore, bad / "empty", says="is no run directory")
 
