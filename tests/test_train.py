@@ -1,5 +1,6 @@
 """One run: its losses, its flags and its files; stopped, killed, resumed, and extended."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -141,63 +142,43 @@ def test_one_run_has_one_name():
 
 # ---- stopped, killed, resumed
 
-LONG = [*WHOLE, "--examples", 100, "--steps", 400]
+
+@pytest.mark.slow
+def test_killed_and_resumed_ends_bitwise_as_uninterrupted(tmp_path):
+    long, whole = [*WHOLE, "--examples", 100, "--steps", 400], tmp_path / "whole"
+    assert run_main(train, *long, "--out", whole)[0] == 0
+    for blow, code in (signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130):
+        run = tmp_path / blow.name
+        process = start("train", *long, "--out", run)
+        wait_for(lambda log=run / "log.jsonl": log.exists() and len(train.read_rows(log)) > 10)
+        process.send_signal(blow)
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == code, err
+        assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
+        assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
+        code, out, err = run_main(train, *long, "--out", run, "--resume")
+        assert code == 0 and "resumed" in out and runs_equal(run, whole), err
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    """A run of LONG without any interruption."""
-    run = tmp_path_factory.mktemp("long") / "run"
-    code, _, err = run_main(train, *LONG, "--out", run)
-    assert code == 0 and len(train.read_log(run)) == 41, err
-    return run
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "blow, code", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
-)
-def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, long):
-    run = tmp_path / "run"
-    process = start("train", *LONG, "--out", run)
-    wait_for(lambda: (run / "log.jsonl").exists() and len(train.read_log(run)) > 10)
-    process.send_signal(blow)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == code, err
-    assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
-    assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
-    code, out, err = run_main(train, *LONG, "--out", run, "--resume")
-    assert code == 0 and "resumed" in out, err
-    assert runs_equal(run, long)
-
-
-def train_in_child(run, killed_at=None):
-    """Train in a forked process, which kills itself before its rename number `killed_at`. Return
-    its exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    renames = itertools.count()
-
-    def kill(path, target):
-        if next(renames) == killed_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.replace(path, target)
-
-    Path.replace = kill
-    code, _, err = run_main(train, *WHOLE, "--out", run, "--resume")
-    os.write(2, err.encode())
-    os._exit(code)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_kill_before_each_write(tmp_path, whole):
+def test_a_kill_before_each_write(tmp_path, whole, monkeypatch):
     for number in itertools.count():
-        run = tmp_path / str(number)
-        if train_in_child(run, number) == 0:
+        run, renames = tmp_path / str(number), itertools.count()
+
+        def replace(path, target, number=number, renames=renames):
+            if next(renames) == number:
+                raise Killed
+            os.replace(path, target)
+
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Path, "replace", replace)
+            assert run_main(train, *WHOLE, "--out", run)[0] == 0
             break  # there was no such write
-        assert train_in_child(run) == 0, f"killed before write {number}, it cannot be resumed"
+        assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0, number
         assert runs_equal(run, whole), f"killed before write {number}, it ends otherwise"
     assert number == 15  # config.json, 3 checkpoints, 5 evaluations with state.pt, model.pt
 
@@ -232,12 +213,11 @@ def test_a_finished_run_is_never_overwritten(tmp_path, whole):
 
 FEW = "--layers 2 --heads 2 --width 16 --D 3 --N 2 --batch 8 --steps 4 --eval-every 2 --warmup 1"
 FEW = f"{FEW} --stop-below 0 --device cpu --dtype float32".split()
-OTHER = dict(task="conditional", N="3", D="2", K="2", ic="", targets="1", examples="16")
-OTHER |= dict(rotary="qk", layers="3", heads="4", width="24", head_size="4")
-OTHER |= dict(mlp="", causal="", optimizer="adamw", steps="3", stop_below="2", batch="4", lr="0.01")
-OTHER |= dict(warmup="3", decay="0", beta2="0.5", weight_decay="50", ema="0.9", clip="1e-4")
-OTHER |= dict(qk_std="0.5", init="{init}", seed="1", dtype="bfloat16", eval_every="1")
-OTHER |= dict(save_every="1")
+OTHER = """task=conditional N=3 D=2 K=2 ic= targets=1 examples=16 rotary=qk layers=3 heads=4
+    width=24 head_size=4 mlp= causal= optimizer=adamw steps=3 stop_below=2 batch=4 lr=0.01 warmup=3
+    decay=0 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 init={init} seed=1
+    dtype=bfloat16 eval_every=1 save_every=1"""
+OTHER = dict(flag.split("=") for flag in OTHER.split())
 EXCLUDED = {"task", "targets", "stop_below", "init"}
 
 
