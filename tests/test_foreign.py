@@ -1,4 +1,5 @@
-"""Models that are none of ours: found and validated, or refused in one line that says why."""
+"""Models that are none of ours: the circuit that is validated is the true one, or none is; what
+cannot be searched is refused in one line that says why."""
 
 import pytest
 import torch
@@ -6,8 +7,9 @@ import torch
 import ablate
 from data import UserError, make_batch
 from test_all import planted
+from tests import adversaries
 from tests.foreign import Mine
-from tests.planted import settings
+from tests.planted import paths_from, settings
 
 
 def search(model, heads=1):
@@ -30,6 +32,27 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
     report, paths = search(model.eval())
     assert report["validated"], report["verdict"]
     assert paths == ["L0H0: 1b -> 1a", "L1H0: q -> 1b"]
+
+
+def report_on(model):
+    """The report on an adversary, and its task."""
+    D = model.task.symbols - 1 if hasattr(model, "task") else 1
+    flags = settings(D, getattr(model, "layers", 2), getattr(model, "heads", 2))
+    return ablate.find_circuit(model, flags, count=512), flags.problem
+
+
+@pytest.mark.parametrize("model, circuit", adversaries.CIRCUITS)
+def test_the_only_circuit_of_an_adversary_is_found(model, circuit):
+    report, task = report_on(model)
+    star = model is adversaries.star_with_a_checksum  # one of two ablations does not see it
+    assert report["verdict"] == f"validated, {'at the mean alone' if star else 'complete'}"
+    assert {*ablate.paths_in(report, task)} == {*paths_from(task, *circuit.split(", "))}
+
+
+@pytest.mark.parametrize("model, verdict", adversaries.REFUSED)
+def test_what_no_circuit_explains_is_not_validated(model, verdict):
+    report, _ = report_on(model)
+    assert not report["validated"] and verdict in report["verdict"], report["verdict"]
 
 
 # ---- other ways to call the functions
