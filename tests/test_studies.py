@@ -1,4 +1,6 @@
-"""Studies of many runs, over run directories and rows made by hand; their statistics."""
+"""Studies of many runs, over run directories and rows made by hand; their statistics; the study of
+depth on a model whose weights are a formula. What they print of committed runs is pinned by
+test_results.py."""
 
 import json
 import math
@@ -12,9 +14,10 @@ import train
 from ablate import PatchedModel
 from data import held_out
 from extras import studies
-from extras.studies import circuits, claims, curriculum, literal, order, plateau, rows
+from extras.studies import circuits, claims, curriculum, depth, order, rows, theory
 from extras.studies.stats import bootstrap, wilson
-from tests.common import HERE, contents, run_main
+from test_all import HERE, is_png
+from tests.common import contents, run_main
 
 
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
@@ -47,7 +50,7 @@ def row_of(run, flags="", **more):
     return row
 
 
-# ---- statistics and words
+# ---- statistics
 
 
 def test_wilson_agrees_with_published_values():
@@ -63,15 +66,6 @@ def test_the_bootstrap_is_that_of_a_normal_mean():
     mean, half = values.mean().item(), 1.96 * values.std().item() / math.sqrt(400)
     interval = bootstrap(values, torch.Generator().manual_seed(1))
     assert interval == pytest.approx((mean - half, mean + half), abs=0.1 * half)
-
-
-def test_counts_are_printed_as_what_they_are():
-    assert studies.spread([30, 20]) == "20 and 30" and studies.spread([7]) == "7"
-    assert studies.spread([1, 2, 9]) == "2 (1-9)"
-    assert studies.share([True, False]) == "1 of 2"
-    assert studies.share([True] * 7 + [False] * 2) == "7 of 9 [0.45, 0.94]"
-    verdicts = [claims.claim("", answers)[2] for answers in ([1, 1], [1, 0], [0], [])]
-    assert verdicts == ["holds", "mixed", "does not hold", "not tested"]
 
 
 # ---- rows
@@ -97,17 +91,6 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     assert row["learned"] == dict(x_1=150, x_2=250) and row["mse"] == 0 and row["steps"] == 400
     assert row["emergence"]["paths"][0]["mean"] == [0, 1, 1, 1, 1]
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
-
-
-def test_runs_of_one_setting_differ_in_the_seed_alone(tmp_path):
-    runs = [
-        row_of(tmp_path / "b", "--D 2 --steps 100 --seed 1 --eval-every 7", **FALLING),
-        row_of(tmp_path / "a", "--D 2 --steps 100 --dtype float32", **FALLING),
-        row_of(tmp_path / "c", "--D 2 --steps 100 --lr 2e-3 --no-ic", **FALLING),
-    ]
-    groups = rows.group_by_settings(runs)
-    names = {name: [row["name"] for row in group] for name, group in groups.items()}
-    assert names == {"D=2, steps=100": ["a", "b"], "ic=False, lr=0.002": ["c"]}
 
 
 def test_a_study_writes_nothing_beside_the_runs(tmp_path):
@@ -189,26 +172,7 @@ def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path):
     assert max(rise for rise, _ in kinds.values()) < 0.2 and kinds["q -> 2b"][1] > 0.5
 
 
-def test_growth_is_counted_where_the_loss_lies_on_its_plateau():
-    row = dict(steps=[0, 10, 20, 30], loss=[1, 0.82, 0.7, 0.3], excess=[0.1, 0.002, 0.02, 1])
-    assert plateau.growth(row, 0.1) == (10, pytest.approx(10))
-    assert plateau.growth(row | dict(excess=[0, 1e-9, 0.02, 1]), 0.1)[1] == pytest.approx(200)
-    assert plateau.growth(row, 0.01) == (0, 1)
-
-
-# ---- literal settings, curriculum
-
-
-def test_what_weight_decay_leaves_and_what_is_lost(tmp_path):
-    flags, report = "--weight-decay 0.5 --lr 0.01 --warmup 0 --decay 0 --D 2", dict(held=0.03)
-    found = [row_of(tmp_path / "s0", flags, report=dict(paper=report), **FALLING)]
-    found.append(row_of(tmp_path / "s1", f"{flags} --seed 1", **FALLING) | dict(older_test=0.1))
-    assert literal.e_folds(found[0]) == pytest.approx(400 * 0.005)
-    line = literal.decay_table(found).splitlines()[2]
-    assert line == "| muon, input, width 128 | 2 | 2 of 2 | 1 of 2 | 0.030 to 0.100 |"
-    lost = row_of(tmp_path / "run", "--D 2", x_1=[1, 1, 0, 0, 1.8, 0], x_2=[1, 1, 1, 0, 0, 0])
-    line = literal.stability_table([lost]).splitlines()[2]
-    assert line.endswith("/run | 500 | 150, 250 | 2 of 6 | 1 | 1 | 0.000 |"), line
+# ---- curriculum
 
 
 def test_target_symbols_and_stages_are_compared(tmp_path):
@@ -233,18 +197,6 @@ def test_target_symbols_and_stages_are_compared(tmp_path):
 
 
 # ---- circuits
-
-
-def test_a_search_that_finds_nothing_counts(tmp_path):
-    found, path = [], dict(layer=0, head=0, reader="1b", read="1a")
-    verdicts = "validated, complete", "not faithful: all 9 paths", "not searched: x_1"
-    for seed, verdict in enumerate(verdicts):
-        report = dict(verdict=verdict, validated=not seed, paths=[path] * (not seed))
-        found.append(
-            row_of(tmp_path / f"s{seed}", f"--D 2 --seed {seed}", report=report, **FALLING)
-        )
-    assert circuits.counts_table(found).splitlines()[2] == "| D=2 | 1 of 2 | 0 1 |"
-    assert circuits.papers_table(found).count("\n") == 1
 
 
 def test_what_a_token_reads_of_itself_is_ablated_in_one_head():
@@ -280,3 +232,66 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
     assert asked["stability"] == dict(same=[count - 1] * 2, of=[count - 1] * 2)
     assert len(asked["paths"]) == count and asked["null"]["faithful"] == 0
     assert 0 < asked["complete"]["mean"] < asked["complete"]["largest"]
+
+
+# ---- depth
+
+
+def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
+    """On a model whose mechanism is known, theory.constructed(4), with a log of our own."""
+    monkeypatch.setattr(depth, "ROWS", tmp_path / "rows.jsonl")
+    run = tmp_path / "solved"
+    run.mkdir()
+    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --steps 300 --seed 7"
+    train.open_run(train.parse_flags([*flags.split(), "--device", "cpu", "--out", str(run)]))
+    log = [dict(step=100 * i, val=loss, x_1=loss) for i, loss in enumerate((0.9, 0.5, 0.0001), 1)]
+    train.write_rows(run / "log.jsonl", log)
+    train.write_tensors(run / "model.pt", theory.constructed(4).state_dict())
+    depth.measure([run, tmp_path / "no run"])
+    (row,) = train.read_rows(depth.ROWS)
+    how = row["how"]
+    assert row["x_1"] == 0.0001 and row["fell"] == 0.4999 and row["other"] == ""
+
+    # what each head does, and reads
+    kinds = [depth.kind_of(how, f"L0H{head}") for head in range(5)]
+    assert kinds == ["place"] * 4 + ["content"] and how["address"] == ["L0H4"]
+    assert [how["reads"][f"L0H{i}"].index(1.0) for i in range(4)] == [1, 3, 5, 7]
+    assert how["own"]["L0H4"] > 0.99 > 0.8 > how["match"]["L0H4"] > 0.7
+    assert how["spread"]["L0H0"] == 1.0 <= how["spread"]["L0H4"] < 1.1
+
+    # an address of another sequence fetches the value of its slot, all else that sequence's value
+    for swap in ("swap", "swap_rest"):
+        new, old = how[swap]
+        assert new < 0.01 and 1.8 < old < 2.2
+    assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
+    assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
+    assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
+
+    # a run is measured once
+    depth.ROWS.write_text(depth.ROWS.read_text().replace('"x_1": 0.0001', '"x_1": 0.25'))
+    depth.measure([run])
+    assert depth.diagram_table().splitlines()[-1] == "| 1 | 4 | x_1 |  | 0.250* |"
+    assert "| solved | 0.000 | 1/4/0 | 1 3 5 7 (1.00) | 0.000 |" in depth.mechanism_table()
+    depth.draw_address("solved", tmp_path / "address.png")
+    assert is_png(tmp_path / "address.png")
+
+
+def test_what_counts_as_reaching_and_as_passing_the_law():
+    def row(layers, *losses):
+        return dict(layers=layers, D=len(losses), threshold=0.5) | {
+            f"x_{k}": loss for k, loss in enumerate(losses, 1)
+        }
+
+    assert not depth.passes(row(1, 0.6)) and depth.passes(row(1, 0.4))
+    assert depth.reaches(row(1, 0.4)) is None
+    assert depth.reaches(row(2, 0.1, 0.7)) and not depth.passes(row(2, 0.1, 0.7))
+    assert not depth.reaches(row(2, 0.6, 0.7)) and depth.passes(row(2, 0.1, 0.3))
+    assert not depth.passes(row(3, 0.1, 0.1, 0.1, 0.6)) and depth.passes(row(3, 0.1, 0.1, 0.1, 0.4))
+
+
+def test_ablations_of_a_head():
+    pattern, values = torch.rand(5, 6, 6), torch.rand(5, 6, 3)
+    written = (pattern @ values).mean(0)
+    torch.testing.assert_close(depth.by_place(pattern, values)[2], pattern.mean(0) @ values[2])
+    torch.testing.assert_close(depth.mean_written(pattern, values), written.expand(5, 6, 3))
+    torch.testing.assert_close(depth.from_the_next(pattern, values)[4], pattern[0] @ values[0])
