@@ -21,6 +21,7 @@ import torch
 
 networkx = pytest.importorskip("networkx", reason="this file says how to install Tracr")
 tracr = pytest.importorskip("tracr", reason="this file says how to install Tracr")
+
 # the package itself imports JAX and Haiku, which the modules below do not need
 compiler = types.ModuleType("tracr.compiler")
 compiler.__path__ = [str(Path(tracr.__file__).parent / "compiler")]

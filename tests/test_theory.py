@@ -119,16 +119,6 @@ def test_one_layer_whose_weights_are_a_formula_solves_one_step(N):
     assert (read[:, :, N].gather(2, key[:, :, None]) > 0.9).all()
 
 
-def test_a_token_is_told_apart_from_its_rivals():
-    """Token 0 shares piece 0 with token 1 and its rival 2; only piece 1 is token 1's alone."""
-    known = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
-    allowed, rivals = torch.ones(3, 3, dtype=torch.bool), [(1, 2), (2, 1)]
-    assert theory.attend(known, allowed, rivals)[0].tolist() == [True, False, False]
-    assert theory.attend(known, allowed)[0].tolist() == [True, True, True]
-    known[0, 1] = True
-    assert theory.attend(known, allowed, rivals)[0].tolist() == [True, True, False]
-
-
 def test_minimal_circuits_reach_what_the_laws_allow():
     """At every depth all symbols that it allows and no more, only along what the mask shows."""
     for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):

@@ -20,7 +20,6 @@ from tests.common import (
     WHOLE,
     assert_refused,
     contents,
-    load_tensors,
     run_main,
     runs_equal,
     start,
@@ -83,7 +82,7 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), untrained, strict=True))
     losses = train.evaluate(train.load(whole, "ckpt/000020.pt")[0], flags)
     assert abs(losses[0] - train.read_log(whole)[2]["val"]) < 1e-6
-    last, (model, flags) = load_tensors(whole / "ckpt/000040.pt"), train.load(whole)
+    last, (model, flags) = train.read_tensors(whole / "ckpt/000040.pt"), train.load(whole)
     assert all(torch.equal(last[name], weight) for name, weight in model.state_dict().items())
     assert not model.training and flags.device == "cpu" and flags.out == whole
 
