@@ -20,18 +20,6 @@ def paths_from(task, *texts):
     return paths
 
 
-def symbols_reached(task, paths, layers):
-    """(symbols-1,) bool, which of x_1, x_2, ... the query holds after all layers if attention
-    follows these paths alone, between roles that share a piece."""
-    from extras.studies import theory
-
-    allowed = torch.zeros(layers, len(task.roles), len(task.roles), dtype=torch.bool)
-    for layer, _, source, target in paths:
-        allowed[layer, source.role, target.role] = True
-    *_, reached = theory.known_to_query(task, allowed)
-    return reached
-
-
 def find_positions(x, task, K):
     """The token of each role (B, N, roles), by the equality of symbols alone; the first chain is
     that of the first query. x (B, T, K and more)."""
@@ -81,8 +69,8 @@ class Planted:
                 total[:, :, target] += gain * read[:, :, source]
         return total
 
-    def __call__(self, x, heads=None, return_patterns=False):
-        task, seen, functions = self.task, [], heads or {}
+    def __call__(self, x, heads=()):
+        task, functions = self.task, dict(heads)
         positions = find_positions(x, task, self.K)
         symbols = [role.symbol for role in task.roles]
         holders = [symbols.index(k) for k in range(task.symbols)]
@@ -93,20 +81,17 @@ class Planted:
         holds = torch.stack([shown] + [torch.zeros_like(shown)] * (LANES - 1), 2)
 
         for layer in range(self.layers):
-            patterns, written = [], []
+            written = []
             for head in range(self.heads):
                 pattern = self.attend((layer, head), holds, positions).expand(len(x), -1, -1)
                 write = functions.get((layer, head), torch.matmul)
-                patterns.append(pattern)
                 written.append(signs * write(pattern, (signs * holds).flatten(2)).view_as(holds))
             holds = (holds + self.added(layer, written, holds)).clamp(0, 1)
-            seen.append(torch.stack(patterns, 1))
 
         # of all chains: what a query holds of another, it says too
         amounts = holds[:, -task.N :, 0, :, 1:] + holds[:, -task.N :, -1, :, 1:]
         amounts = (2 * amounts - 0.5).clamp(0, 1)
-        predictions = torch.einsum("bqns,bnsk->bqsk", amounts, symbols[:, :, 1:]).flatten(2)
-        return (predictions, seen) if return_patterns else predictions
+        return torch.einsum("bqns,bnsk->bqsk", amounts, symbols[:, :, 1:]).flatten(2)
 
 
 def attending(task, positions, *given):
