@@ -50,10 +50,7 @@ def test_paths_against_loops(task):
     """Attention along a path, and the path from JSON; hard attention is shared among what is read
     along several paths."""
     T, pattern = task.T, torch.rand(3, task.T, task.T)
-    if task.crossed:
-        positions = make_batch(0, torch.arange(3), task.N, task="conditional").positions
-    else:
-        positions = sequences_of(task, 3).positions
+    positions = sequences_of(task, 3).positions
     ends = [End(*end) for end in itertools.product(range(len(task.roles)), range(-2, 3))]
     pairs = itertools.islice(itertools.product(ends, ends), 0, 999, 7)
     for (reader, read), every in itertools.product(pairs, (False, True)):

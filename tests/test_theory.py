@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-import data
 from data import chain, conditional, make_batch, shuffled
 from extras.studies import theory
 from tests.common import run_main
-from tests.other_tasks import MIXED, TRIPLES
+from tests.other_tasks import MIXED, TRIPLES, sequences_of
 
 
 def test_depth_laws_against_the_simulation():
@@ -56,14 +55,12 @@ def layers_by_sets(task, batch, causal=True, wide=False):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_least_layers_against_sets_on_a_real_sequence(causal, monkeypatch):
-    monkeypatch.setitem(data.TASKS, "triples", lambda N, D: TRIPLES)
-    monkeypatch.setitem(data.TASKS, "mixed", lambda N, D: MIXED)
-    cases = [("chain", 2, D) for D in (1, 2, 3, 4, 5, 8)] + [("triples", 2, 2), ("mixed", 2, 2)]
-    for name, N, D in [*cases, ("conditional", 2, 3), ("conditional", 3, 3)]:
-        batch, task = make_batch(D, torch.arange(1), N, D, task=name), data.TASKS[name](N, D)
+def test_least_layers_against_sets_on_a_real_sequence(causal):
+    chains = [chain(2, D) for D in (1, 2, 3, 4, 5, 8)]
+    for task in [*chains, TRIPLES, MIXED, conditional(2), conditional(3)]:
+        batch = sequences_of(task, 1)
         assert layers_by_sets(task, batch, causal) == theory.least_layers(task, causal), task
-        if name == "chain" and causal:
+        if task in chains and causal:
             wide = theory.least_layers(task, wide=True)
             assert layers_by_sets(task, batch, wide=True) == wide
     assert theory.least_layers(conditional(4), causal) == [2, 2, 3]
