@@ -20,19 +20,18 @@ def paths_from(task, *texts):
     return paths
 
 
-def find_positions(x, task, K):
-    """The token of each role (B, N, roles), by the equality of symbols alone; the first chain is
-    that of the first query. x (B, T, K and more)."""
-    symbols = x[..., :K]
+def find_positions(symbols, task):
+    """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone; the first
+    chain is that of the first query."""
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
     start = task.blocks[task.roles[0].block].start
-    tokens_of = {0: torch.arange(start, start + task.N).expand(len(x), -1)}
+    tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
     for block in dict.fromkeys(role.block for role in task.roles[1:]):
         # the slot that shows every symbol that is known of the chain so far
         start, size, slots = task.blocks[block]
         first = start + size * torch.arange(slots)
         members = [number for number, role in enumerate(task.roles) if role.block == block]
-        fits = torch.ones(len(x), task.N, slots, dtype=torch.bool)
+        fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
         for number, before in itertools.product(members, list(tokens_of)):
             if task.roles[number].symbol == task.roles[before].symbol:
                 tokens = tokens_of[before][..., None].expand(-1, -1, slots)
@@ -56,9 +55,9 @@ class Planted:
     mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane,
     to lane, gain), ...]}, within lane 0 if not named."""
 
-    def __init__(self, task, attend, layers, heads=1, moves=None, K=4):
+    def __init__(self, task, attend, layers, heads=1, moves=None):
         self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
-        self.moves, self.K = moves or {}, K
+        self.moves = moves or {}
 
     def added(self, layer, written, holds):
         """Return what a layer adds to holds, from what its heads write, each of the shape of
@@ -70,14 +69,14 @@ class Planted:
         return total
 
     def __call__(self, x, heads=()):
-        task, functions = self.task, dict(heads)
-        positions = find_positions(x, task, self.K)
+        task, functions, x = self.task, dict(heads), x[..., :4]
+        positions = find_positions(x, task)
         symbols = [role.symbol for role in task.roles]
         holders = [symbols.index(k) for k in range(task.symbols)]
         sequence = torch.arange(len(x))[:, None, None]
-        symbols = x[sequence, positions[:, :, holders], : self.K]  # (B, N, symbols, K)
+        symbols = x[sequence, positions[:, :, holders]]  # (B, N, symbols, K)
         signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
-        shown = (x[:, :, None, None, : self.K] == symbols[:, None]).all(-1).float()
+        shown = (x[:, :, None, None] == symbols[:, None]).all(-1).float()
         holds = torch.stack([shown] + [torch.zeros_like(shown)] * (LANES - 1), 2)
 
         for layer in range(self.layers):

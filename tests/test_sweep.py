@@ -122,13 +122,14 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
         row = sweep.row_of(flags, UserError("it blew up")) | dict(error=error)
         return row | dict(seconds=1.0, ended=40, val=0.9, x_1=0.9, x_1_learned=None)
 
+    def failing(flags):
+        return untrained(flags, "it blew up" if flags.seed else None)
+
     client = mock.MagicMock()
     client.__enter__.return_value.submit = submit
     monkeypatch.setattr(sweep, "connect", lambda scheduler, workers: client)
     monkeypatch.setattr("distributed.as_completed", iter)
-    monkeypatch.setattr(
-        sweep, "run_and_report", lambda flags: untrained(flags, flags.seed and "it blew up" or None)
-    )
+    monkeypatch.setattr(sweep, "run_and_report", failing)
     code, out, err = run_main(sweep, *flags)
     assert code == 2 and out.count("it blew up") == 2 and "figure4.png" in out, out
     assert_one_line(err, "2 runs failed")
@@ -177,17 +178,14 @@ def test_figure_4_holds_every_run():
 
     def dots(axes):
         lines = [line for line in axes.lines if line.get_marker() == "o"]
-        return sorted(tuple(point) for line in lines for point in line.get_xydata())
+        return sorted((round(x), y) for line in lines for x, y in line.get_xydata())
 
-    shifts = {True: -0.12, False: 0.12}
-    assert dots(above) == sorted((row["layers"] + shifts[row["ic"]], row["val"]) for row in rows)
-    expected = []
-    for row in rows:
-        for k in range(1, 6 if row["ic"] else 0):
-            expected.append((row["layers"] + 0.15 * (k - 3), row[f"x_{k}"]))
-    assert dots(below) == sorted(expected)
-    with_ic = next(line for line in above.lines if line.get_label().startswith("with "))
-    bars = sorted((round(x), y) for x, y in zip(*with_ic.get_data(), strict=True))
+    with_ic = [row for row in rows if row["ic"]]
+    symbols = [(row["layers"], row[f"x_{k}"]) for row in with_ic for k in range(1, 6)]
+    assert dots(above) == sorted((row["layers"], row["val"]) for row in rows)
+    assert dots(below) == sorted(symbols)
+    [line] = [line for line in above.lines if line.get_label().startswith("with ")]
+    bars = sorted((round(x), y) for x, y in line.get_xydata())
     for layers in range(1, 9):
-        losses = [row["val"] for row in rows if row["ic"] and row["layers"] == layers]
-        assert bars[2 * layers - 2 : 2 * layers] == [(layers, y) for y in sorted(losses)[3:5]]
+        losses = sorted(row["val"] for row in with_ic if row["layers"] == layers)
+        assert bars[2 * layers - 2 : 2 * layers] == [(layers, y) for y in losses[3:5]]
