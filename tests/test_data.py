@@ -9,7 +9,7 @@ import torch
 
 import data
 from tests.common import bits_behind, run_main
-from tests.other_tasks import PAIR, TASKS, distracted, table
+from tests.other_tasks import PAIR, TASKS, distracted, sequences_of, table
 
 
 def test_random_bits_are_splitmix64():
@@ -54,12 +54,11 @@ def test_batches_are_those_of_the_first_release():
 
 
 @pytest.mark.parametrize("title", TASKS)
-def test_positions_are_where_the_roles_stand(title, monkeypatch):
+def test_positions_are_where_the_roles_stand(title):
     """Every role of a chain shows its symbol, at its place of a slot that it shares with the other
     roles of its block, and queries have their targets in the order of their tokens."""
     task, K = TASKS[title], 4
-    monkeypatch.setitem(data.TASKS, title, lambda N, D: task)
-    batch = data.make_batch(0, torch.arange(20), task.N, K=K, task=title)
+    batch = sequences_of(task, 20)
     tokens = batch.positions.flatten(1).sort(1).values
     assert torch.equal(tokens, torch.arange(task.T).expand(20, -1))
     sizes = [[role.block for role in task.roles].count(k) for k in range(len(task.blocks))]
@@ -73,15 +72,15 @@ def test_positions_are_where_the_roles_stand(title, monkeypatch):
             assert place == role.place and slots.setdefault(role.block, slot) == slot < task.N
 
 
-def test_distractors_belong_to_no_chain(monkeypatch):
-    monkeypatch.setitem(data.TASKS, "distracted", distracted)
-    task, batch = distracted(4, 3), data.make_batch(0, torch.arange(20), task="distracted")
-    assert batch.inputs.shape == (20, 28, 8) and batch.targets.shape == (20, 4, 8)
+def test_distractors_belong_to_no_chain():
+    task = distracted(4, 3)
+    batch = sequences_of(task, 20)
+    assert batch.inputs.shape == (20, 28, 4) and batch.targets.shape == (20, 4, 8)
     for inputs, _, positions in zip(*batch, strict=True):
-        shown = [tuple(numbers) for numbers in inputs[:, :4].tolist()]
+        shown = [tuple(symbol) for symbol in inputs.tolist()]
         distractors = {*shown[8:16]}
         assert len(distractors) == 8 and not distractors & {*shown[:8], *shown[16:]}
-        names = data.token_names(task, inputs[:, :4], positions)
+        names = data.token_names(task, inputs, positions)
         assert len({*zip(names, shown, strict=True)}) == len({*names}) == len({*shown})
         assert sorted(names[8:16]) == sorted(f"d{x}.{n}" for x in "ab" for n in range(1, 5))
 

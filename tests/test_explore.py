@@ -1,6 +1,7 @@
 """Pages: they say what the model says, a name in them runs nothing, and in a real browser they draw
 without an error, a request or sideways scrolling."""
 
+import itertools
 import json
 import re
 import shutil
@@ -68,11 +69,9 @@ def test_nothing_in_a_name_is_run(folder, tmp_path):
     assert_refused(explore, bad / "empty", says="is no run directory")
 
 
-# ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
+@pytest.mark.slow
+def test_pages_draw_without_error_request_or_sideways_scrolling(folder):
+    """In a real browser, narrow and wide."""
     chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
     if not (chromium and driver):
         pytest.skip("no chromium with its chromedriver here")
@@ -82,32 +81,26 @@ def browser():
     for flag in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", dict(browser="ALL", performance="ALL"))
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1400])
-def test_pages_draw_without_error_request_or_sideways_scrolling(width, folder, browser):
     assert run_main(index, folder, "--out", folder / "index.html")[0] == 0
-    size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     chosen = "run=0&sequence=0&checkpoint=0&layer=1&head=1"
-    for page in ("page.html", "page.html#run=1", f"page.html#{chosen}", "index.html"):
-        browser.get(f"{folder.as_uri()}/{page}")
-        browser.refresh()  # a change of the address alone loads nothing
-        assert browser.find_element("css selector", "h1").text
-        script = "return document.documentElement.scrollWidth - innerWidth"
-        assert browser.execute_script(script) <= 0, page
+    pages = "page.html", "page.html#run=1", f"page.html#{chosen}", "index.html"
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as browser:
+        for width, page in itertools.product((360, 1400), pages):
+            size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.get(f"{folder.as_uri()}/{page}")
+            browser.refresh()  # a change of the address alone loads nothing
+            assert browser.find_element("css selector", "h1").text
+            script = "return document.documentElement.scrollWidth - innerWidth"
+            assert browser.execute_script(script) <= 0, page
 
-        # the selection lives in the address; before the end, what is known of the end turns grey
-        if chosen in page:
-            assert chosen in browser.execute_script("return location.hash")
-            grey = browser.find_elements("css selector", "section.old h2")
-            assert len(grey) == 2 and all("at the end, after" in title.text for title in grey)
-    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+            # the selection lives in the address; what is known of the end alone turns grey
+            if chosen in page:
+                assert chosen in browser.execute_script("return location.hash")
+                grey = browser.find_elements("css selector", "section.old h2")
+                assert len(grey) == 2 and all("at the end, after" in title.text for title in grey)
+        assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
+        events = [json.loads(row["message"])["message"] for row in browser.get_log("performance")]
     sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
     urls = {event["params"]["request"]["url"].partition(":")[0] for event in sent}
     assert urls <= {"file", "data"}
