@@ -254,25 +254,33 @@ def test_what_is_found_is_printed_and_written(tmp_path):
 # ---- circuits of trained models, changed: none may be as good as the model's own
 
 
+def changed(circuit, heads, task, draw):
+    """Yield (what was done, paths), in turns: as many random paths in the same heads, and one path
+    moved to another head or between other roles."""
+    roles = [End(number) for number in task.in_reading_order]
+    allowed = [pair[::-1] for pair in itertools.combinations(roles, 2)]  # reads what was before
+    while True:
+        ends = draw.sample(allowed, len(circuit))
+        pairs = zip(sorted(circuit), ends, strict=True)
+        yield "random", frozenset(Path(*path[:2], *pair) for path, pair in pairs)
+        path, head, pair = draw.choice(sorted(circuit)), draw.choice(heads), draw.choice(allowed)
+        moved = Path(*head, *path[2:]) if draw.random() < 0.5 else Path(*path[:2], *pair)
+        if moved not in circuit:
+            yield f"{ablate.path_name(path, task)} moved", circuit - {path} | {moved}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["A", "B", "C"])
 def test_no_changed_circuit_is_faithful(run):
-    """In turns: as many random paths in the same heads, one path in another head, and one path
-    between other roles."""
     model, flags = train.load(HERE / "results" / run)
-    report, task = ablate.read_report(HERE / "results" / run), flags.problem
+    report = ablate.read_report(HERE / "results" / run)
     by = ANOTHER if "complete" in report["verdict"] else MEAN
-    circuit = frozenset(ablate.paths_in(report, task))
+    circuit = frozenset(ablate.paths_in(report, flags.problem))
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 128)))
     assert patched.circuit(circuit, by).mean(0).max() < 0.05
-    heads, draw = [*patched.reference.reads], random.Random(0)
-    roles = [End(number) for number in task.in_reading_order]
-    allowed = [pair[::-1] for pair in itertools.combinations(roles, 2)]  # reads what was before
-    for _ in range(10):
-        drawn = zip(sorted(circuit), draw.sample(allowed, len(circuit)), strict=True)
-        path = draw.choice(sorted(circuit))
-        for moved in Path(*draw.choice(heads), *path[2:]), Path(*path[:2], *draw.choice(allowed)):
-            changed = circuit - {path} | {moved}
-            assert changed == circuit or patched.circuit(changed, by).mean(0).max() > 0.05, moved
-        changed = [Path(*path[:2], *pair) for path, pair in drawn]
-        assert patched.circuit(changed, by).mean(0).max() > 0.05, changed
+    heads = [*patched.reference.reads]
+    tries, faithful = changed(circuit, heads, flags.problem, random.Random(0)), []
+    for _, (text, paths) in zip(range(30), tries, strict=False):
+        if patched.circuit(paths, by).mean(0).max() < 0.05:
+            faithful.append(text)
+    assert not faithful
