@@ -16,11 +16,12 @@ CHAIN, AT_Q = chain(4, 1), End(0)
 PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
 
 
-def one_step(look, layers=2, heads=1, gains=(), intermediate=False, kind=Planted):
+def one_step(look, layers=2, heads=1, gains=(), intermediate=False, added=None):
     """A model of one step. look(head, match, b) -> [(tokens (B, N), shares (B, N)), ...], where a
     query attends in a head above layer 0; match (B, N): how well 1b is found, at tokens b. It reads
     what these show and, with intermediate, what they have read before. gains: of the heads of layer
-    1."""
+    1. added(layer, written, holds, add): what a layer adds, instead of add(layer, written, holds).
+    """
 
     def attend(head, holds, positions):
         if head[0] == 0:
@@ -35,92 +36,47 @@ def one_step(look, layers=2, heads=1, gains=(), intermediate=False, kind=Planted
     moves = dict.fromkeys(itertools.product(range(1, layers), range(heads)), reading(1.0))
     moves |= {(0, head): [(0, 1, 0.01 if head else 1.0)] for head in range(heads)}
     moves |= {(1, head): reading(gain) for head, gain in enumerate(gains)}
-    return kind(CHAIN, attend, layers, heads, moves)
-
-
-# ---- intermediate, shares, twins, decoys
-
-
-def one_intermediate_token():
-    return one_step(lambda head, match, b: [(b + 1, match)], intermediate=True)
-
-
-def quarters_over_layers():
-    """Each of four layers serves one slot."""
-    return one_step(lambda head, match, b: [(b, match * (b // 2 == head[0] - 1))], layers=5)
-
-
-def halves_of_the_sequences():
-    """Two heads serve half of the sequences each, told by the sign of a symbol."""
-
-    class Halves(Planted):
-        def __call__(self, x, heads=None, return_patterns=False):
-            self.first = (x[:, 0, 0] > 0).float()[:, None]
-            return super().__call__(x, heads, return_patterns)
-
-    model = one_step(None, heads=2, kind=Halves)
-    model.attend = one_step(
-        lambda head, match, b: [(b, match * (model.first if head[1] else 1 - model.first))], heads=2
-    ).attend
+    model = Planted(CHAIN, attend, layers, heads, moves)
+    if added:
+        model.added = lambda *state, add=model.added: added(*state, add)
     return model
 
 
-def head_that_carries_nothing():
-    return one_step(lambda head, match, b: [(b, match)], layers=3, gains=[0.01])
+def direct(head, match, b):
+    return [(b, match)]
 
 
-def twin():
-    return one_step(lambda head, match, b: [(b, match)], heads=2)
+def direct_or_next(head, match, b):
+    """Head 0 reads 1b, head 1 the token after it."""
+    return [(b + head[1], match)]
 
 
-def decoy():
-    """Head 1 attends to 1b and takes nothing; head 2 reads the same from the token after it."""
-    return one_step(
-        lambda head, match, b: [(b + head[1], match)], heads=2, gains=[0.01, 1.0], intermediate=True
-    )
-
-
-def direct_and_by_an_intermediate_token():
+def next_in_one_slot(head, match, b):
     """In one slot of four it reads the token after 1b: a circuit without it would lose 0.25."""
-
-    def look(head, match, b):
-        return [(b, match * (b // 2 != 1)), (b + 1, match * (b // 2 == 1))]
-
-    return one_step(look, intermediate=True)
+    return [(b, match * (b // 2 != 1)), (b + 1, match * (b // 2 == 1))]
 
 
-class Gate(Planted):
+def gate(layer, written, holds, add):
     """What head 1 of layer 1 reads counts only where head 0 brings the x_0 of the query, which 1b
     has read from 1a; head 0 brings nothing else."""
-
-    def added(self, layer, written, holds):
-        if layer == 1:
-            key = written[0][:, :, 1, :, 0] * holds[:, :, 0, :, 0]
-            opened = (key.amax(-1) > 0.5)[:, :, None, None, None]
-            written = [0 * written[0], written[1] * opened]
-        return super().added(layer, written, holds)
-
-
-def gate():
-    def look(head, match, b):
-        return [(b + head[1], match)]
-
-    return one_step(look, heads=2, intermediate=True, kind=Gate)
+    if layer == 1:
+        key = written[0][:, :, 1, :, 0] * holds[:, :, 0, :, 0]
+        opened = (key.amax(-1) > 0.5)[:, :, None, None, None]
+        written = [0 * written[0], written[1] * opened]
+    return add(layer, written, holds)
 
 
 # ---- what is taken and taken back
 
 
-def cancelling(wrong, heads=2):
-    """Head 1 takes a wrong candidate with the right one, the others subtract it; held to one arrow,
-    head 1 does not need them. wrong: the tokens of the wrong 1b, from those of the right."""
+def canceller(wrong):
+    """Head 0 takes a wrong candidate with the right one, head 1 subtracts it; held to one arrow,
+    head 0 does not need it. wrong: the tokens of the wrong 1b, from those of the right."""
 
     def look(head, match, b):
-        if head[1]:
-            return [(wrong(b), match)]
-        return [(b, match / 2), (wrong(b), match / 2)]
+        return [(wrong(b), match)] if head[1] else [(b, match / 2), (wrong(b), match / 2)]
 
-    return one_step(look, heads=heads, gains=[2.0] + [-1.0] * (heads - 1))
+    return one_step(look, heads=2, gains=[2.0, -1.0])
 
 
 def of_another_chain(b):
@@ -128,26 +84,9 @@ def of_another_chain(b):
     return b.roll(1, dims=1)
 
 
-def canceller():
-    return cancelling(of_another_chain)
-
-
-def canceller_of_the_first_slot():
-    return cancelling(torch.ones_like)
-
-
-class Signed(Planted):
-    """What queries take in head 1 of layer 2 is subtracted."""
-
-    def added(self, layer, written, holds):
-        if layer == 1:
-            written = [written[0].clone(), 2 * written[1]]
-            written[0][:, -4:] *= -1
-        return super().added(layer, written, holds)
-
-
 def canceller_in_a_head_that_is_named():
-    """Of two steps; the query cancels in the head in which 2b finds its 2a."""
+    """Of two steps; the query cancels in the head in which 2b finds its 2a, where what queries take
+    is subtracted."""
     task = chain(4, 2)
     paths = paths_from(task, "0.0 1b 1a", "1.0 2b 2a", "2.0 q 2b", "1.1 q 1b")
     follow, to_1b = following(task, paths[:3]), paths[3]
@@ -163,64 +102,52 @@ def canceller_in_a_head_that_is_named():
             pattern[:, -4:] = members[:, -4:]
         return pattern
 
-    return Signed(task, attend, 3, 2)
+    def added(layer, written, holds, add):
+        if layer == 1:
+            written = [written[0].clone(), 2 * written[1]]
+            written[0][:, -4:] *= -1
+        return add(layer, written, holds)
+
+    model = Planted(task, attend, 3, 2)
+    model.added = lambda *state, add=model.added: added(*state, add)
+    return model
 
 
-def exclusion():
-    """Head 1 takes all candidates alike, head 2 subtracts the three of the other chains."""
-
-    def look(head, match, b):
-        candidates = [(b.roll(k, dims=1), match / 4) for k in range(4)]
-        return candidates if head[1] == 0 else [(tokens, match / 3) for tokens, _ in candidates[1:]]
-
-    return one_step(look, heads=2, gains=[4.0, -3.0])
+def all_and_all_others(head, match, b):
+    """Head 0 takes all candidates alike, head 1 subtracts the three of the other chains."""
+    candidates = [b.roll(k, dims=1) for k in range(4)]
+    return [(tokens, match / (4 - head[1])) for tokens in candidates[head[1] :]]
 
 
 # ---- no attention, or none that says whose
 
 
-class Shift(Planted):
+def shift(layer, written, holds, add):
     """Every token is told what the one before it holds without attention."""
-
-    def added(self, layer, written, holds):
-        total = super().added(layer, written, holds)
-        if layer == 0:
-            total[:, :, 1] += holds[:, :, 0].roll(1, dims=1)
-        return total
-
-
-def copy_without_attention():
-    model = one_step(lambda head, match, b: [(b + 1, match)], kind=Shift, intermediate=True)
-    model.moves[0, 0] = [(0, 1, 0.01)]
-    return model
+    total = add(layer, written, holds)
+    if layer == 0:
+        total *= 0.01
+        total[:, :, 1] += holds[:, :, 0].roll(1, dims=1)
+    return total
 
 
-class Pointer(Planted):
-    """Head 2 averages all tokens, and brings all candidates; of them that is said whose x_0 head 1
-    brings, and nothing else of what head 1 brings."""
-
-    def added(self, layer, written, holds):
-        total = super().added(layer, written, holds)
-        if layer == 1:
-            key = written[0][:, :, 1, :, 0, None]  # (B, T, N, 1)
-            x_1 = (12 * written[1][:, :, 0, :, 1, None]).clamp(0, 1)
-            total = torch.zeros_like(total)
-            total[:, :, -1, :, 1:] = key * x_1
-            total[:, :-4] = 0
-        return total
+def pointer(layer, written, holds, add):
+    """Head 1 averages all tokens, and brings all candidates; of them that is said whose x_0 head 0
+    brings, and nothing else of what head 0 brings."""
+    total = add(layer, written, holds)
+    if layer == 1:
+        key = written[0][:, :, 1, :, 0, None]  # (B, T, N, 1)
+        x_1 = (12 * written[1][:, :, 0, :, 1, None]).clamp(0, 1)
+        total = torch.zeros_like(total)
+        total[:, :, -1, :, 1:] = key * x_1
+        total[:, :-4] = 0
+    return total
 
 
 def averages_and_a_pointer():
-    model = one_step(lambda head, match, b: [(b, match)], heads=2, kind=Pointer)
-    attend = model.attend
-
-    def uniform_in_head_2(head, holds, positions):
-        everywhere = torch.ones(12, 12).tril()
-        if head == (1, 1):
-            return everywhere / everywhere.sum(-1, keepdim=True)
-        return attend(head, holds, positions)
-
-    model.attend = uniform_in_head_2
+    model = one_step(direct, heads=2, added=pointer)
+    attend, uniform = model.attend, torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None]
+    model.attend = lambda head, *state: uniform if head == (1, 1) else attend(head, *state)
     return model
 
 
@@ -267,6 +194,9 @@ def star_with_a_checksum(x, heads):
     return address_and_values(x, heads) * ~differs(key, own)
 
 
+star_with_a_checksum.layers, star_with_a_checksum.heads = 1, 6
+
+
 def another_way_in_two_of_a_hundred(x, heads):
     """In 2% of sequences, told by the first number, head 1 reads 1b instead of head 0."""
     symbols, found = find(x, heads)
@@ -288,3 +218,43 @@ def two_that_must_agree(x, heads):
     symbols, found = find(x, heads)
     first, second = (attend(heads, (1, head), found, symbols)[:, 8:] for head in (0, 1))
     return first * ~differs(second, first)
+
+
+# ---- all of them
+
+
+def after_1b(head, match, b):
+    return [(b + 1, match)]
+
+
+def slot_of_the_layer(head, match, b):
+    return [(b, match * (b // 2 == head[0] - 1))]
+
+
+BY_NEXT = "0 1b 1a, 0 1b+1 1b"  # the token after 1b reads it
+STARS = "0.1 q 1b*, 0.2 q 1b*, 0.3 q 1b*, 0.4 q 1b*"
+NEXT = dict(heads=2, intermediate=True)
+CIRCUITS = [  # a model, its only circuit
+    (one_step(after_1b, intermediate=True), f"{BY_NEXT}, 1 q 1b+1"),
+    (one_step(slot_of_the_layer, layers=5), "0 1b 1a, 1 q 1b, 2 q 1b, 3 q 1b, 4 q 1b"),
+    (one_step(direct, layers=3, gains=[0.01]), "0 1b 1a, 2 q 1b"),  # a head carries nothing
+    (one_step(direct_or_next, gains=[0.01, 1.0], **NEXT), f"{BY_NEXT}, 1.1 q 1b+1"),  # a decoy
+    (one_step(next_in_one_slot, intermediate=True), f"{BY_NEXT}, 1 q 1b, 1 q 1b+1"),
+    (one_step(direct_or_next, added=gate, **NEXT), f"{BY_NEXT}, 1 q 1b, 1.1 q 1b+1"),
+    # twins: one would do, if the other brought nothing wrong
+    (one_step(direct, heads=2), "0 1b 1a, 1 q 1b, 1.1 q 1b"),
+    # the first slot can be named, by a star; what cancels outside does in any sequence
+    (canceller(torch.ones_like), "0 1b 1a, 1 q 1b*, 1.1 q 1b*"),
+    (canceller(of_another_chain), "0 1b 1a, 1 q 1b"),
+    (canceller_in_a_head_that_is_named(), "0 1b 1a, 1 2b 2a, 1.1 q 1b, 2 q 2b"),
+    (one_step(all_and_all_others, heads=2, gains=[4.0, -3.0]), "0 1b 1a, 1 q 1b*, 1.1 q 1b*"),
+    (key_that_is_harmless_at_its_mean, "0 1b 1a, 1 q 1b, 1.1 q 1a"),
+    (star_with_a_checksum, f"0 q 1a, {STARS}"),
+    (carrier_and_its_stand_in, "0 1b 1a, 1 q 1b"),
+    (two_that_must_agree, "0 1b 1a, 1 q 1b, 1.1 q 1b"),
+]
+REFUSED = [  # a model, what the verdict says
+    (one_step(after_1b, added=shift, intermediate=True), "no path leads to x_1"),
+    (averages_and_a_pointer(), "not faithful"),
+    (another_way_in_two_of_a_hundred, "% of sequences lost"),
+]

@@ -1,6 +1,5 @@
 """What the tests of several stages share: command lines, run directories, the problem solved."""
 
-import json
 import shlex
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 import test_all
+import train
 from test_all import HERE
 
 
@@ -66,21 +66,19 @@ def contents(folder):
 
 def logged(run):
     """Return the rows of log.jsonl without the seconds, which differ from run to run."""
-    rows = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    return [row | dict(seconds=0) for row in train.read_log(run)]
 
 
-def load_tensors(path):
-    return torch.load(path, weights_only=True)
-
-
-def runs_equal(run_a, run_b):
+def runs_equal(*runs):
     """Return whether two runs have the same log, weights and checkpoints, bit for bit."""
-    for name in [path for path in contents(run_a) if path.suffix == ".pt" and path.stem != "state"]:
-        a, b = (load_tensors(Path(run, name)) for run in (run_a, run_b))
+    a, b = ([path for path in contents(run) if path.suffix == ".pt"] for run in runs)
+    if {*a} != {*b} or logged(runs[0]) != logged(runs[1]):
+        return False
+    for name in [path for path in a if path.stem != "state"]:
+        a, b = (train.read_tensors(Path(run, name)) for run in runs)
         if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
             return False
-    return logged(run_a) == logged(run_b)
+    return True
 
 
 def bits_behind(numbers):

@@ -1,6 +1,7 @@
 """Pages: they say what the model says, a name in them runs nothing, and in a real browser they draw
 without an error, a request or sideways scrolling."""
 
+import itertools
 import json
 import re
 import shutil
@@ -21,15 +22,12 @@ def folder(whole, tmp_path_factory):
     """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
     `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
     folder = tmp_path_factory.mktemp("two words") / "my runs"
-    run, bare, begun = (folder / name for name in ("run", "bare", "begun"))
+    run, bare, page = (folder / name for name in ("run", "bare", "page.html"))
     shutil.copytree(whole, run)
-    for other, files in ((bare, ["config.json", "log.jsonl"]), (begun, ["config.json"])):
-        other.mkdir()
-        for name in files:
-            shutil.copy(run / name, other)
+    shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("*.pt", "ckpt"))
+    shutil.copytree(bare, folder / "begun", ignore=shutil.ignore_patterns("log.jsonl"))
     write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "q", "1b", 0.05), (1, 0, "q", "1b+1", 0.8))
     assert run_main(rows, "group", bare, "--out", folder / "runs")[0] == 0
-    page = folder / "page.html"
     code, out, err = run_main(explore, run, bare, "--out", page)
     assert code == 0 and str(page) in out, err
     return folder
@@ -38,20 +36,18 @@ def folder(whole, tmp_path_factory):
 def test_the_page_says_what_the_model_says(folder):
     """The error on each query of each sequence, against the model by hand; what is missing."""
     model, flags = train.load(folder / "run")
-    text = re.search(
-        r'id="data">(.*?)</script>', (folder / "page.html").read_text(encoding="utf-8")
-    )[1]
-    run, bare = json.loads(text)
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    run, bare = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     batch = train.sequences(flags, held_out("validation", len(run["sequences"])))
     with torch.no_grad(), train.precision(flags):
         predictions = model(batch.inputs).float()
-    errors = (predictions - batch.targets).square().view(len(batch.inputs), flags.N, -1, flags.K)
+    errors = (predictions - batch.targets).square().unflatten(-1, (-1, flags.K)).mean(-1)
     final = run["answers"][-1]
     assert len(final) == 4  # of the full model, and without each path
     for number, chains in enumerate(final[0]):
         for chain, cells in enumerate(chains):
             query = batch.positions[number, chain, 0] - (flags.problem.T - flags.N)
-            expected = errors[number, query].mean(-1).tolist()
+            expected = errors[number, query].tolist()
             assert [error for _, error in cells] == pytest.approx(expected, abs=0.002)
     missing = " ".join(bare["missing"].values())
     assert "has no weights" in missing and "There is no circuit.json" in missing
@@ -66,19 +62,16 @@ def test_nothing_in_a_name_is_run(folder, tmp_path):
     page, table = tmp_path / "runs" / "page.html", tmp_path / "index.html"
     assert run_main(explore, bad, "--out", page)[0] == 0
     code, _, err = run_main(index, tmp_path / "runs", "--out", table)
-    assert code == 0, err
-    assert "<img src=x" not in page.read_text(encoding="utf-8") + table.read_text(encoding="utf-8")
-    assert 'href="./runs/page.html#run=0"' in table.read_text(encoding="utf-8")
-    assert "begun" not in table.read_text(encoding="utf-8")
+    page, table = (path.read_text(encoding="utf-8") for path in (page, table))
+    assert code == 0 and "<img src=x" not in page + table, err
+    assert 'href="./runs/page.html#run=0"' in table and "begun" not in table
     assert_refused(index, bad / "empty", says="holds no run directories")
     assert_refused(explore, bad / "empty", says="is no run directory")
 
 
-# ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
+@pytest.mark.slow
+def test_pages_draw_without_error_request_or_sideways_scrolling(folder):
+    """In a real browser, narrow and wide."""
     chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
     if not (chromium and driver):
         pytest.skip("no chromium with its chromedriver here")
@@ -88,32 +81,26 @@ def browser():
     for flag in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", dict(browser="ALL", performance="ALL"))
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1400])
-def test_pages_draw_without_error_request_or_sideways_scrolling(width, folder, browser):
     assert run_main(index, folder, "--out", folder / "index.html")[0] == 0
-    size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     chosen = "run=0&sequence=0&checkpoint=0&layer=1&head=1"
-    for page in ("page.html", "page.html#run=1", f"page.html#{chosen}", "index.html"):
-        browser.get(f"{folder.as_uri()}/{page}")
-        browser.refresh()  # a change of the address alone loads nothing
-        assert browser.find_element("css selector", "h1").text
-        script = "return document.documentElement.scrollWidth - innerWidth"
-        assert browser.execute_script(script) <= 0, page
+    pages = "page.html", "page.html#run=1", f"page.html#{chosen}", "index.html"
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as browser:
+        for width, page in itertools.product((360, 1400), pages):
+            size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.get(f"{folder.as_uri()}/{page}")
+            browser.refresh()  # a change of the address alone loads nothing
+            assert browser.find_element("css selector", "h1").text
+            script = "return document.documentElement.scrollWidth - innerWidth"
+            assert browser.execute_script(script) <= 0, page
 
-        # the selection lives in the address; before the end, what is known of the end turns grey
-        if chosen in page:
-            assert chosen in browser.execute_script("return location.hash")
-            grey = browser.find_elements("css selector", "section.old h2")
-            assert len(grey) == 2 and all("at the end, after" in title.text for title in grey)
-    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+            # the selection lives in the address; what is known of the end alone turns grey
+            if chosen in page:
+                assert chosen in browser.execute_script("return location.hash")
+                grey = browser.find_elements("css selector", "section.old h2")
+                assert len(grey) == 2 and all("at the end, after" in title.text for title in grey)
+        assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
+        events = [json.loads(row["message"])["message"] for row in browser.get_log("performance")]
     sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
     urls = {event["params"]["request"]["url"].partition(":")[0] for event in sent}
     assert urls <= {"file", "data"}

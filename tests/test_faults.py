@@ -11,38 +11,43 @@ import torch
 
 import ablate
 import analyze
+import data
+import sweep
 import train
-from data import UserError
-from tests.common import HERE, WHOLE, assert_refused, load_tensors, run_main, train_until
+from extras.pages import film
+from test_all import HERE, is_png
+from tests.common import WHOLE, assert_refused, contents, run_main, train_until
 from tests.other_tasks import write_circuit
 
 
 @pytest.mark.parametrize(
-    "flags, says",
+    "module, flags, says",
     [
-        ("--D -1", "--D: must be at least 1, not -1"),
-        ("--lr inf", "--lr: must be at least 0"),
-        ("--layers two", "invalid int value"),
-        ("--seed -1", "--seed: must be from 0"),
-        ("--targets 1 4", "--targets must be among 1 to 3"),
-        ("--no-ic --targets 1", "leave out either it or --targets"),
-        ("--task conditional --D 4", "leave --D out"),
-        ("--rotary qk --head-size 3", "even head size"),
-        ("--device gpu", "--device gpu does not exist here"),
-        ("--init nowhere", "No such file"),
-        ("--init {whole}", "weights of a model of another shape"),
+        (train, "--lr inf", "--lr: must be at least 0"),
+        (train, "--targets 1 4", "--targets must be among 1 to 3"),
+        (train, "--no-ic --targets 1", "leave out either it or --targets"),
+        (train, "--task conditional --D 4", "leave --D out"),
+        (train, "--rotary qk --head-size 3", "even head size"),
+        (train, "--device gpu", "--device gpu does not exist here"),
+        (train, "--init nowhere", "No such file"),
+        (train, "--init {whole}", "weights of a model of another shape"),
+        (ablate, "{whole} --threshold nan", "--threshold: must be from 1e-06 to 1"),
+        (sweep, "--layers 1 --scheduler nowhere", "no Dask cluster with workers at nowhere"),
+        (film, "{whole}", "has the losses"),
     ],
 )
-def test_a_wrong_flag_gets_one_line_and_leaves_no_folder(flags, says, tmp_path, whole):
-    flags = flags.format(whole=whole).split()
-    assert_refused(train, "--out", tmp_path / "run", *flags, says=says)
-    assert not (tmp_path / "run").exists()
+def test_a_mistake_gets_one_line_and_leaves_nothing(
+    module, flags, says, tmp_path, whole, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(module, *flags.format(whole=whole).split(), says=says)
+    assert not contents(tmp_path)
 
 
-def test_a_run_that_blows_up_stops_and_keeps_the_last_good_state(tmp_path):
+def test_a_run_that_blows_up_keeps_the_last_good_state(tmp_path):
     flags = [*WHOLE, "--lr", 1000, "--clip", 0, "--out", tmp_path / "run"]
     assert_refused(train, *flags, says="the loss is not finite")
-    state = load_tensors(tmp_path / "run" / "state.pt")
+    state = train.read_tensors(tmp_path / "run" / "state.pt")
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
@@ -60,30 +65,28 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
     write_circuit(run, (0, 0, "1b", "1a", 0.9))
     (run / "emergence.json").write_text('{"steps": []}')
-    (run / "model.pt").rename(tmp_path / "model.pt")  # an unfinished run
+    resumed = [*WHOLE, "--out", run, "--resume"]
     for module, name, words in (
         (analyze, "config.json", [run]),
         (analyze, "log.jsonl", [run]),
-        (analyze, "model.pt", [run]),
         (analyze, "circuit.json", [run]),
         (analyze, "emergence.json", [run]),
         (ablate, "model.pt", [run]),
-        (train, "state.pt", [*WHOLE, "--out", run, "--resume"]),
+        (train, "state.pt", resumed),
     ):
-        if module is not train:
-            shutil.copy(tmp_path / "model.pt", run)
         kept = (run / name).read_bytes()
         damage(run / name, len(kept) // 3)
+        if module is train:
+            (run / "model.pt").unlink()  # an unfinished run
         assert_refused(module, *words, says=f"{run / name} is damaged")
         (run / name).write_bytes(kept)
-        (run / "model.pt").unlink(missing_ok=True)
     (run / "config.json").write_bytes((whole / "config.json").read_bytes()[:-9])  # cut off
     assert_refused(analyze, run, says="config.json is damaged")
 
 
 def test_no_flipped_byte_of_weights_changes_them(tmp_path, whole):
     """It is found, or it lies between the files of the archive."""
-    weights, path, found = load_tensors(whole / "model.pt"), tmp_path / "model.pt", 0
+    weights, path, found = train.read_tensors(whole / "model.pt"), tmp_path / "model.pt", 0
     size = (whole / "model.pt").stat().st_size
     for where in range(0, size, size // 60):
         shutil.copy(whole / "model.pt", path)
@@ -91,7 +94,7 @@ def test_no_flipped_byte_of_weights_changes_them(tmp_path, whole):
         try:
             read = train.read_tensors(path)
             assert all(torch.equal(weights[name], read[name]) for name in weights), where
-        except UserError as error:
+        except data.UserError as error:
             found += "is damaged" in str(error)
     assert found > 30
 
@@ -102,9 +105,11 @@ def test_no_flipped_byte_of_weights_changes_them(tmp_path, whole):
 def test_figures_have_our_style_whatever_a_user_has_set(tmp_path, whole):
     """As with text.usetex: True in a matplotlibrc, on a machine without LaTeX."""
     run = shutil.copytree(whole, tmp_path / "run")
+    (run / "circuit.json").write_text('{"verdict": "not faithful: x", "paths": []}')
     with matplotlib.rc_context({"text.usetex": True, "savefig.format": "pdf"}):
-        code, _, err = run_main(analyze, run)
-    assert code == 0 and (run / "curves.png").read_bytes().startswith(b"\x89PNG"), err
+        code, out, err = run_main(analyze, run)
+    assert code == 0 and is_png(run / "curves.png"), err
+    assert "no circuit to draw: not faithful: x" in out
 
 
 def test_a_terminal_that_has_ascii_alone(tmp_path):
@@ -119,10 +124,9 @@ def test_a_terminal_that_has_ascii_alone(tmp_path):
 
 def test_a_closed_pipe_is_no_error():
     command = f"set -o pipefail; {sys.executable} data.py --task conditional | head -1"
-    command = ["bash", "-c", command]
-    ended = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0 and not ended.stderr, ended.stderr
-    assert ended.stdout == "4 chains, 4 numbers per symbol, 68 tokens\n"
+    how = dict(cwd=HERE, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(["bash", "-c", command], **how)
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.count("\n") == 1
 
 
 def test_a_disk_that_refuses_gets_one_line(tmp_path):
@@ -135,11 +139,7 @@ def test_a_disk_that_refuses_gets_one_line(tmp_path):
 
 
 def test_an_import_changes_nothing_outside():
-    code = """
-import os, sys
-before = dict(os.environ), sys.excepthook
-import train, ablate, analyze, sweep, data
-assert (dict(os.environ), sys.excepthook) == before
-"""
+    lines = "import os, sys", "before = dict(os.environ), sys.excepthook", "import sweep"
+    code = "\n".join([*lines, "assert (dict(os.environ), sys.excepthook) == before"])
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=HERE, env=environment, check=True)

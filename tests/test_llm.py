@@ -112,11 +112,11 @@ def test_llm_questions_are_those_of_appendix_a_letter_by_letter():
 def test_llm_questions_agree_with_the_solver():
     for formulation, D in [("equations", 1), ("equations", 7), *KINDS]:
         questions = [make_question(formulation, D, 0, index) for index in range(200)]
-        answers = [correct for _, correct, _ in questions]
-        assert answers == [solve(prompt, acceptable) for prompt, _, acceptable in questions]
-        assert all(acceptable == sorted({*answers}) for _, _, acceptable in questions)
+        prompts, answers, acceptable = zip(*questions, strict=True)
+        assert [*answers] == [*map(solve, prompts, acceptable)]
+        assert all(words == sorted({*answers}) for words in acceptable)
         assert max(map(answers.count, answers)) < 2.5 * 200 / len({*answers}), "about uniform"
-        assert D == 1 or len({prompt for prompt, _, _ in questions}) == 200
+        assert D == 1 or len({*prompts}) == 200
     text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert digest[:16] == "c9997fe6b99bf7f2", "the questions have changed"
@@ -224,35 +224,27 @@ def test_llm_continues_after_a_kill(tmp_path):
 
 def test_llm_field_that_the_server_refuses_can_be_removed(tmp_path):
     def reply(prompt, n):
-        fields = requests[-1].keys() - {"model", "messages"}
-        return (
-            ANSWERS[prompt]
-            if fields == {"top_k"}
-            else error(400, f"not {' '.join(sorted(fields))}")
-        )
+        fields = sorted(requests[-1].keys() - {"model", "messages"})
+        return ANSWERS[prompt] if fields == ["top_k"] else error(400, f"not {' '.join(fields)}")
 
     extra = "--extra", '{"temperature": null, "max_tokens": null, "top_k": 1}'
     with scripted_server(reply) as requests:
-        says = "refuses all questions so far", "not max_tokens temperature", "--extra"
         code, _, err = run_main(llm, *FLAGS, tmp_path)
+        says = "refuses all questions so far", "not max_tokens temperature", "--extra"
         assert code == 2 and all(text in err for text in says) and len(requests) == llm.REQUESTS
         assert run_main(llm, *FLAGS, tmp_path, *extra)[0] == 0
 
 
-def test_llm_shows_what_is_no_completion(tmp_path):
-    messages = None, "3", {"content": 3}, {"content": ["3"]}
+def test_llm_user_errors_are_one_line(tmp_path):
+    contents_of = None, "3", {"content": 3}, {"content": ["3"]}
     bodies = "<html>", None, {}, {"choices": []}, {"choices": None}, {"choices": [{}]}
-    for body in [*bodies, *(sends(message)[1] for message in messages)]:
+    for body in [*bodies, *(sends(message)[1] for message in contents_of)]:
         with scripted_server(lambda *_, body=body: (200, body)):
             says = f"sent no chat completion: {ascii(json.dumps(body))}; check"
             assert_refused(llm, *FLAGS, tmp_path, says=says)
-
-
-def test_llm_user_errors_are_one_line(tmp_path):
-    says = "llm: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server"
     for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
         with mock.patch.dict("os.environ", variables, clear=True):
-            assert_refused(llm, "--model", "m", says=says)
+            assert_refused(llm, "--model", "m", says="llm: set OPENAI_API_KEY to use OpenAI, or")
     with scripted_server(lambda *_: error(401, f"no key {KEY}\x1b[31m\u2028")):
         assert_refused(llm, *FLAGS, tmp_path, says="no key ***")
     written = b"".join(contents(tmp_path).values()).decode()
@@ -260,8 +252,11 @@ def test_llm_user_errors_are_one_line(tmp_path):
     (tmp_path / "notes").write_text("3\n")
     assert_refused(llm, "--plot", tmp_path / "notes", says="is damaged")
     assert_refused(llm, "--plot", tmp_path / "none", says="FileNotFoundError")
-    for flags in "--n 0", "--D 0", "--temperature nan", "--extra [1]", "--extra {", "--show F1":
+    for flags in "--n 0", "--temperature nan", "--extra [1]", "--extra {", "--show F1":
         assert_refused(llm, "--model", "m", *flags.split(), says="llm: ")
+    assert_refused(weights, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
+    with mock.patch.dict("sys.modules", transformers=None):
+        assert_refused(inside, says="a package is missing")
 
 
 def test_hop_questions_are_answered_by_following_the_chain():
@@ -273,9 +268,3 @@ def test_hop_questions_are_answered_by_following_the_chain():
         for _ in range(D):
             word = old[word]
         assert f" {word}" == drawn[1] in drawn[2]
-
-
-def test_language_models_from_weights_name_what_is_missing():
-    assert_refused(weights, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
-    with mock.patch.dict("sys.modules", transformers=None):
-        assert_refused(inside, says="a package is missing")

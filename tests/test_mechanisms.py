@@ -1,8 +1,6 @@
 """Every script of extras/mechanisms against loops, gradients of PyTorch or a planted answer."""
 
-import json
 import math
-from pathlib import Path
 from unittest import mock
 
 import matplotlib.pyplot as plt
@@ -31,29 +29,18 @@ def test_command_line_measures_prints_draws_and_redraws(monkeypatch, tmp_path):
     def table(rows):
         return [("steps", "values"), *((row["steps"], row["values"]) for row in rows)]
 
-    def draw(results):
-        figure, axes = plt.subplots()
-        axes.plot(results["planted"][0]["values"])
-        return figure
-
+    draw = mock.Mock(side_effect=lambda results: plt.figure())
     monkeypatch.setattr(hops, "TASKS", [(planted, 2, [dict(steps=5), dict(steps=10)], table)])
     monkeypatch.setattr(hops, "draw", draw)
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run_main(__main__, "hops")
     printed = "|steps|values|\n|---|---|\n|5|[0, 5]|\n|10|[0, 10]|\n\n"
+    code, out, err = run_main(__main__, "hops", "--out", tmp_path)
     assert (code, err) == (0, "") and out.endswith(printed) and "planted {'steps': 10}" in out
-    path, picture = (Path(f"out/mechanisms/hops.{end}") for end in ("json", "png"))
-    results, drawn = json.loads(path.read_text()), picture.read_bytes()
-    assert results["planted"][1] == dict(steps=10, values=[0, 10])
-
-    # --plot-only measures nothing
-    picture.unlink()
-    monkeypatch.setattr(__main__, "measure", None)
-    assert run_main(__main__, "hops", "--plot-only") == (0, printed, "")
-    assert picture.read_bytes() == drawn and json.loads(path.read_text()) == results
-    path.unlink()
-    assert_refused(__main__, "hops", "--plot-only", says="hops.json")
-    assert_refused(__main__, "hop", says="invalid choice: 'hop'")
+    monkeypatch.setattr(__main__, "measure", None)  # --plot-only measures nothing
+    (tmp_path / "hops.png").unlink()
+    assert run_main(__main__, "hops", "--plot-only", "--out", tmp_path) == (0, printed, "")
+    assert draw.call_args.args[0]["planted"][1] == dict(steps=10, values=[0, 10])
+    assert (tmp_path / "hops.png").exists()
+    assert_refused(__main__, "hops", "--plot-only", "--out", tmp_path / "no", says="hops.json")
 
 
 def test_every_committed_system_is_drawn_and_printed_as_ascii():
@@ -67,10 +54,9 @@ def test_every_committed_system_is_drawn_and_printed_as_ascii():
 
 @pytest.mark.parametrize("triggers", ["fixed", "random"])
 def test_bigram_sequences_by_loops(triggers):
-    tokens, scored, cyclic, outputs = draw_bigrams(3000, 64, triggers)
     probabilities, counts = bigrams.read_bigrams()[0], torch.zeros(N, N)
-    batch = zip(tokens.tolist(), scored.tolist(), cyclic.tolist(), outputs.tolist(), strict=True)
-    for sequence, flags, cycle, output_of in batch:
+    batch = (part.tolist() for part in draw_bigrams(3000, 64, triggers))
+    for sequence, flags, cycle, output_of in zip(*batch, strict=True):
         for t, token in enumerate(sequence[:-1]):
             assert flags[t] == (output_of[token] >= 0 and token in sequence[:t])
             if output_of[token] >= 0:
@@ -146,11 +132,9 @@ def test_bisection_finds_a_planted_capacity(memory):
 
 
 def test_noisy_sequences_by_loops():
-    table = bigrams.read_bigrams()
-    tokens, scored, output = noise.sample(1500, 48, 0.5, table, seeded())
-    space, noisy = int(table[1].argmax()), []
-    batch = zip(tokens.tolist(), scored.tolist(), output.tolist(), strict=True)
-    for sequence, flags, answer in batch:
+    table, noisy = bigrams.read_bigrams(), []
+    samples, space = noise.sample(1500, 48, 0.5, table, seeded()), int(table[1].argmax())
+    for sequence, flags, answer in zip(*(part.tolist() for part in samples), strict=True):
         for t, flag in enumerate(flags):
             token, following = sequence[t : t + 2]
             assert flag == (token == space and space in sequence[:t])

@@ -1,22 +1,24 @@
-"""The transformer with heads replaced, RoPE, initial weights, bfloat16, and the optimizers."""
+"""The transformer with heads replaced, RoPE, initial weights, bfloat16, optimizers, and devices."""
 
 import itertools
 import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
+import ablate
 import data
 import train
-from model import Transformer, make_optimizers, rotate
+from model import Transformer, make_optimizers
 from tests.common import TINY
 
 
-def tiny_model(layers=3, heads=2, width=16, causal=True, mlp=True, qk=False, head_size=8):
+def tiny_model(heads=2, causal=True, mlp=True, qk=False):
     """A model of 12 tokens of 6 numbers, 2 of them queries, and 4 sequences for it."""
     torch.manual_seed(0)
-    angles = data.rotary_angles(12, head_size) if qk else None
-    model = Transformer(12, 2, 6, 5, layers, heads, width, head_size, mlp, causal, angles)
+    angles = data.rotary_angles(12, 8) if qk else None
+    model = Transformer(12, 2, 6, 5, 3, heads, 16, 8, mlp, causal, angles)
     for p in model.parameters():  # biases and gains away from 0 and 1, patterns from uniform
         p.data += 0.3 * torch.randn_like(p)
     return model, torch.randn(4, 12, 6)
@@ -27,23 +29,17 @@ def close(a, b, tolerance=1e-5):
 
 
 def test_functions_that_write_what_heads_write_change_nothing():
-    given = {}
+    """With every kind of layer, and also where only the queries are computed in the last one."""
     for causal, mlp, qk, heads in itertools.product(*[(True, False)] * 3, (1, 3)):
-        model, x = tiny_model(heads=heads, causal=causal, mlp=mlp, qk=qk)
+        model, x = tiny_model(heads, causal, mlp, qk)
         predictions, patterns = model(x, return_patterns=True)
         close(model(x), predictions)
+        for where in itertools.product(range(3), range(heads)):
+            close(model(x, {where: torch.matmul}), predictions)
         assert [pattern.shape for pattern in patterns] == [(4, heads, 12, 12)] * 3
-        for layer, head in itertools.product(range(3), range(heads)):
-
-            def write(pattern, values, layer=layer, head=head):
-                given[layer, head] = pattern
-                return pattern @ values
-
-            close(model(x, {(layer, head): write}), predictions)
-            assert torch.equal(given[layer, head], patterns[layer][:, head])
 
 
-def test_what_a_head_writes_is_replaced_and_the_layers_above_respond():
+def test_layers_above_a_replaced_head_respond():
     model, x = tiny_model()
     first = {(1, 0): lambda _, values: values[:, :1].expand(-1, 12, -1)}  # the value of token 0
     before, after = (model(x, heads, return_patterns=True)[1] for heads in ({}, first))
@@ -54,18 +50,15 @@ def test_what_a_head_writes_is_replaced_and_the_layers_above_respond():
             model(x, heads={nowhere: torch.matmul})
 
 
-def test_rotary_turns_pairs_of_numbers_as_complex_multiplication():
-    """As in Su et al. (2023). Then nothing changes when all tokens move by 5 positions."""
-    x, angles = torch.randn(20, 8), data.rotary_angles(20, 8)
-    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones(20, 4), angles)
-    close(rotate(x, angles), torch.cat([turned.real, turned.imag], -1))
+def test_rotary_encodings_tell_relative_positions():
+    """RoPE changes nothing when all tokens move by 5 positions; what is appended to a token with
+    K = 4 are four numbers, of frequencies 1 and 0.01."""
     model, x = tiny_model(qk=True)
     before, model.rotary = model(x), data.rotary_angles(17, 8)[5:]
     close(model(x), before, 1e-4)
     model.rotary = torch.zeros(12, 4)
     assert (model(x) - before).abs().max() > 0.01
 
-    # appended to a token instead: with K = 4, four numbers, of frequencies 1 and 0.01
     appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
     angles = [(t, 0.01 * t) for t in range(28)]
     expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
@@ -74,9 +67,9 @@ def test_rotary_turns_pairs_of_numbers_as_complex_multiplication():
 
 def test_weights_start_as_gpt_2s():
     """Their standard deviation is 0.02, divided by the root of the number of additions where they
-    add to the residual stream; qk_std for queries and keys. Biases are 0."""
-    shape = dict(layers=4, heads=2, width=128, head_size=64, qk_std=0.05)
-    for name, parameter in Transformer(12, 2, 64, 64, **shape).named_parameters():
+    add to the residual stream; --qk-std for queries and keys. Biases are 0."""
+    shape = "--layers 4 --heads 2 --K 64 --qk-std 0.05 --D 1 --dtype float32 --device cpu"
+    for name, parameter in train.build(train.parse_flags(shape.split())).named_parameters():
         if parameter.ndim == 2:
             adds = ".out." in name or ".down." in name
             expected = [0.05, 0.05, 0.02] if "qkv" in name else [0.02 / math.sqrt(8 if adds else 1)]
@@ -107,26 +100,21 @@ def test_bfloat16_is_float32_within_its_rounding():
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_is_pytorchs_own():
     """Which computes in bfloat16 alone, matrix by matrix."""
-    generator, weights = torch.Generator().manual_seed(0), []
-    for shape in (16, 16), (16, 64), (64, 16):
-        weights.append(torch.randn(shape, generator=generator))
-    gradients = [torch.randn(w.shape, generator=generator) for w in weights for _ in range(5)]
-    flags = train.parse_flags([*TINY, "--dtype", "bfloat16"]).replace(lr=0.1, weight_decay=0.5)
-    ours, theirs = ([w.clone().requires_grad_() for w in weights] for _ in range(2))
+    torch.manual_seed(0)
     holder = torch.nn.Module()
-    holder.blocks = torch.nn.ModuleList(torch.nn.Linear(*w.shape[::-1], bias=False) for w in ours)
-    for block, weight in zip(holder.blocks, ours, strict=True):
-        block.weight = torch.nn.Parameter(weight.detach())
-    ours = [block.weight for block in holder.blocks]
-    theirs_optimizer = torch.optim.Muon(
-        theirs, lr=0.1, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    sizes = (16, 16), (64, 16), (16, 64)
+    holder.blocks = torch.nn.ModuleList(torch.nn.Linear(*size, bias=False) for size in sizes)
+    ours = [*holder.parameters()]
+    theirs = [weight.detach().clone().requires_grad_() for weight in ours]
+    flags = train.parse_flags([*TINY, "--dtype", "bfloat16"]).replace(lr=0.1, weight_decay=0.5)
     _, muon = make_optimizers(holder, flags)
-    for step in range(5):
-        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            a.grad = b.grad = gradients[5 * number + step]
-        muon.step()
-        theirs_optimizer.step()
+    same = dict(lr=0.1, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muons = muon, torch.optim.Muon(theirs, **same)
+    for _ in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = b.grad = torch.randn(a.shape)
+        for optimizer in muons:
+            optimizer.step()
     for a, b in zip(ours, theirs, strict=True):
         close(a, b, 0.01)
 
@@ -150,3 +138,71 @@ def test_shared_weights_are_trained_once_and_gains_never_decay(optimizer):
         decays = name.endswith("weight") and ".ln" not in f".{name}"
         expected = torch.full_like(parameter, 0.8 if decays else 1)
         torch.testing.assert_close(parameter.data, expected)
+
+
+# ---- a GPU without a GPU: under FakeTensorMode tensors have a device and a shape, and no numbers.
+# No operation may mix devices, in no stage and with no flag. The device is "meta", which every
+# build of PyTorch can index; "cuda" only one that is linked with CUDA
+
+
+SMALL = "--layers 2 --heads 2 --width 16 --N 3 --batch 4 --D 2 --device cpu"
+FLAGS = [
+    "--dtype bfloat16",
+    "--rotary qk --no-causal --no-mlp --optimizer adamw --ema 0 --clip 0",
+    "--targets 2 --examples 0 --head-size 6",
+    "--task conditional --D 3 --rotary qk",
+]
+
+
+@pytest.fixture
+def meta(monkeypatch):
+    """What PyTorch itself refuses on "meta": autocast, fused AdamW, and moving a fake module, which
+    is made on its device instead."""
+    autocast, adamw, build = torch.autocast, torch.optim.AdamW, train.build
+
+    def build_there(flags):
+        with torch.device(flags.device):
+            return build(flags)
+
+    monkeypatch.setattr(train, "build", build_there)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    monkeypatch.setattr(torch, "autocast", lambda kind, *more, **how: autocast("cpu", *more, **how))
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, fused, **how: adamw(*a, **how))
+    return "meta"
+
+
+@pytest.mark.parametrize("text", FLAGS)
+def test_no_tensor_is_on_a_wrong_device(text, meta):
+    flags = train.parse_flags([*SMALL.split(), *text.split()]).replace(device=meta)
+    assert len(flags.problem.tokens) == 4  # made outside of the mode, with numbers
+    index = data.batch_index(flags.seed, 0, flags.batch, flags.examples)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        # a training step, and the evaluation of the averaged model
+        state = train.State(flags)
+        predictions, targets = train.predict(state.model, flags, index)
+        loss = data.partial_losses(predictions, targets, flags.K).mean()
+        loss.backward()
+        if flags.clip:
+            torch.nn.utils.clip_grad_norm_(state.model.parameters(), flags.clip)
+        for optimizer in state.optimizers:
+            optimizer.step()
+        state.averaged.update_parameters(state.model)
+        state.train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
+        with torch.no_grad():
+            split = data.held_out("validation", 4, flags.device)
+            evaluated, _ = train.predict(state.averaged.module, flags, split)
+
+        # patterns, and every kind of ablation
+        batch, model = train.sequences(flags, data.held_out("search", 4, flags.device)), state.model
+        with train.precision(flags), torch.no_grad():
+            _, patterns = model(batch.inputs, return_patterns=True)
+        patched = ablate.PatchedModel(model, flags, batch, ablate.Reference(model, flags, n=4))
+        ends = ablate.End(0), ablate.End(2), ablate.End(1, 1), ablate.End(2, every=True)
+        paths = [ablate.Path(0, 0, *pair) for pair in itertools.product(ends[:3], ends)]
+        outcomes = [patched.circuit(paths, by) for by in (ablate.MEAN, ablate.ANOTHER)]
+        frozen = ablate.frozen_heads(paths, flags.problem, batch.positions)
+        outcomes += [patched.knock_out(paths), patched.losses(frozen), loss, evaluated]
+        for path in paths:
+            given = ablate.attention_on(patterns[0][:, :1], path, flags.problem, batch.positions)
+            outcomes.append(given)
+    assert {tensor.device.type for tensor in outcomes} == {meta}

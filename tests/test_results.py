@@ -22,14 +22,9 @@ PAGES = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras/*/
 PRINTED = [page for page in PAGES if "[[[cog" in page.read_text(encoding="utf-8")]
 
 
-def committed_rows():
-    """Return the rows of all files, as `load` gives them."""
-    return rows.load(sorted(RESULTS.glob("runs/*.jsonl")))
-
-
 def test_committed_runs_can_be_read():
     """A folder that kept its weights says the same as its row."""
-    found = {rows.name_of(row): row for row in committed_rows()}
+    found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
     assert all(row["log"] and row["flags"].title for row in found.values())
     for folder, name in (("default_s0", "default/s0"), ("rope_s4", "rope/s4")):
         kept = rows.row_of(RESULTS / folder)

@@ -1,6 +1,9 @@
-"""Studies of many runs, over run directories and rows made by hand."""
+"""Studies of many runs, over run directories and rows made by hand; their statistics; the study of
+depth on a model whose weights are a formula. What they print of committed runs is pinned by
+test_results.py."""
 
 import json
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -11,36 +14,58 @@ import train
 from ablate import PatchedModel
 from data import held_out
 from extras import studies
-from extras.studies import circuits, claims, curriculum, literal, order, plateau, rows
-from tests.common import HERE, contents, run_main
-from train import SETTINGS
+from extras.studies import circuits, claims, curriculum, depth, order, rows, theory
+from extras.studies.stats import bootstrap, wilson
+from test_all import HERE, is_png
+from tests.common import contents, run_main
 
 
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
-def write_run(run, flags="", **losses):
-    """Write a run directory of these flags; losses: those of each symbol, every 100 steps."""
-    run.mkdir(parents=True)
-    flags = train.parse_flags(["--device", "cpu", *flags.split()])
-    settings = {name: getattr(flags, name) for name in SETTINGS}
+def write_run(run, flags="", report=None, paths=(), **losses):
+    """Write a run directory of these flags; losses: those of each symbol, every 100 steps; report:
+    that of circuit.json; paths: (layer, reader, read, step from which its attention is 1)."""
+    run.mkdir(parents=True, exist_ok=True)
+    settings = train.parse_flags(["--device", "cpu", *flags.split()]).settings
     (run / "config.json").write_text(json.dumps(settings))
     log = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_rows(run / "log.jsonl", log)
+    if report:
+        (run / "circuit.json").write_text(json.dumps(report))
+    found, steps = [], [*range(0, 500, 100)]
+    for layer, reader, read, emerged in paths:
+        mean = [float(step >= emerged) for step in steps]
+        found.append(dict(layer=layer, head=0, reader=reader, read=read, mean=mean))
+    if paths:
+        (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
     return run
 
 
-def write_emergence(run, *paths):
-    """Write emergence.json with a checkpoint every 100 steps; paths: (layer, reader, read, step
-    from which its attention is 1)."""
-    steps, found = [*range(0, 500, 100)], []
-    for layer, reader, read, emerged in paths:
-        mean = [float(step >= emerged) for step in steps]
-        found.append(dict(layer=layer, head=0, reader=reader, read=read, mean=mean, low=mean))
-    (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found, sequences=1)))
+def row_of(run, flags="", **more):
+    [row] = rows.load([write_run(run, flags, **more)])
+    return row
+
+
+# ---- statistics
+
+
+def test_wilson_agrees_with_published_values():
+    """Newcombe (1998), Table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
+    published = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)]
+    for count, n, *interval in [*published, (1, 29, 0.0061, 0.1718)]:
+        assert wilson(count, n) == pytest.approx(interval, abs=5e-5)
+
+
+def test_the_bootstrap_is_that_of_a_normal_mean():
+    """Of 400 normal numbers: 1.96 standard errors on either side, to 10%."""
+    values = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    mean, half = values.mean().item(), 1.96 * values.std().item() / math.sqrt(400)
+    interval = bootstrap(values, torch.Generator().manual_seed(1))
+    assert interval == pytest.approx((mean - half, mean + half), abs=0.1 * half)
 
 
 # ---- rows
@@ -49,41 +74,23 @@ def write_emergence(run, *paths):
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_directory(train.parse_flags(["--D", "2", "--seed", "7"])).name
-    run = write_run(tmp_path / automatic, "--D 2 --seed 7", **FALLING)
-    write_emergence(run, (1, "1b", "1a", 100))
-    (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
+    report, paths = dict(paths=[], verdict="not searched"), [(1, "1b", "1a", 100)]
+    run = write_run(tmp_path / automatic, "--D 2 --seed 7", report, paths, **FALLING)
     other = write_run(tmp_path / "mine_other", "--D 2", **FALLING)
     for _ in range(2):
         code, out, err = run_main(rows, "mine", other, run, "--out", tmp_path / "rows")
         assert code == 0 and "2 runs" in out, err
     of_file = {row["name"]: row for row in rows.load([tmp_path / "rows/mine.jsonl"])}
-    of_folders = {row["name"]: row for row in rows.load([run, other, run])}
-    of_folders["other"] = of_folders.pop("mine_other")
+    of_folders = {row["name"].removeprefix("mine_"): row for row in rows.load([run, other, run])}
     assert of_file.keys() == of_folders.keys() == {"s7", "other"}
     for name, row in of_folders.items():
-        same = {key for key in row if key not in ("folder", "group", "name")}
-        assert all(row[key] == of_file[name][key] for key in same - {"flags"})
+        same = row.keys() - {"folder", "group", "name", "flags"}
+        assert all(row[key] == of_file[name][key] for key in same)
     row = of_file["s7"]
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"]
     assert row["learned"] == dict(x_1=150, x_2=250) and row["mse"] == 0 and row["steps"] == 400
     assert row["emergence"]["paths"][0]["mean"] == [0, 1, 1, 1, 1]
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
-
-
-def test_runs_of_one_setting_differ_in_the_seed_alone(tmp_path):
-    def settings_of(*flags):
-        return rows.settings_of(train.parse_flags(["--device", "cpu", *flags]))
-
-    assert settings_of("--seed", "3", "--dtype", "float32", "--eval-every", "7") == ()
-    assert settings_of("--no-ic", "--K", "2") == ("K=2", "ic=False")
-    runs = [
-        write_run(tmp_path / "b", "--D 2 --steps 100 --seed 1", **FALLING),
-        write_run(tmp_path / "a", "--D 2 --steps 100", **FALLING),
-        write_run(tmp_path / "c", "--D 2 --steps 100 --lr 2e-3", **FALLING),
-    ]
-    groups = rows.group_by_settings(rows.load(runs))
-    names = {name: [row["name"] for row in group] for name, group in groups.items()}
-    assert names == {"D=2, steps=100": ["a", "b"], "lr=0.002": ["c"]}
 
 
 def test_a_study_writes_nothing_beside_the_runs(tmp_path):
@@ -96,13 +103,6 @@ def test_a_study_writes_nothing_beside_the_runs(tmp_path):
     code, printed, err = run_main(study, run, run.parent / "." / "a", "--out", tmp_path / "out")
     assert code == 0 and "| D=2 | 1 of 1 | 150 | 100 | 400 | 1 of 1 |" in printed, (printed, err)
     assert contents(run.parent) == before
-
-
-def test_two_values_are_printed_as_two_values():
-    assert studies.spread([30, 20]) == "20 and 30" and studies.spread([7]) == "7"
-    assert studies.spread([1, 2, 9]) == "2 (1-9)"
-    assert studies.share([True, False]) == "1 of 2"
-    assert studies.share([True] * 7 + [False] * 2) == "7 of 9 [0.45, 0.94]"
 
 
 # ---- order
@@ -135,19 +135,19 @@ def test_orders_are_counted_where_they_could_be_another(tmp_path, monkeypatch):
 
 
 def test_which_paths_came_first(tmp_path):
-    run = write_run(tmp_path / "a", "--D 2", **FALLING)
-    lower, upper = (1, "1b", "1a", 100), (2, "q", "1b", 200)
-    write_emergence(run, (3, "q", "2b", 300), upper, (4, "q", "1b", 400), lower)
-    [row] = rows.load([run])
-    assert order.first_steps(row, 0.5) == {"1b -> 1a": 50, "q -> 1b": 150, "q -> 2b": 250}
-    assert [*order.first_steps(row, 0.3)] == ["1b -> 1a", "q -> 1b", "q -> 2b"]
+    lower, upper, last = (1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300)
+    paths = last, upper, (4, "q", "1b", 400), lower
+    row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
     steps = order.first_steps(row, 0.5)
+    assert steps == {"1b -> 1a": 50, "q -> 1b": 150, "q -> 2b": 250}
+    assert [*order.first_steps(row, 0.3)] == [*steps] and claims.one_at_a_time(row)
     assert order.is_first(steps) and order.is_whole(steps) and order.reads_in_order(steps)
     late = {"q -> 2b": 1, "1b -> 1a": 50, "q -> 1b": 150}
     assert not (order.is_first(late) or order.is_whole(late) or order.reads_in_order(late))
-    assert claims.one_at_a_time(row)
-    write_emergence(run, lower, upper, (3, "q", "2b", 300), (4, "2b", "2a", 300))
-    assert not claims.one_at_a_time(*rows.load([run]))
+    two = row_of(
+        tmp_path / "b", "--D 2", paths=(lower, upper, last, (4, "2b", "2a", 300)), **FALLING
+    )
+    assert not claims.one_at_a_time(two)
 
 
 @pytest.mark.slow
@@ -168,60 +168,22 @@ def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path):
     # a token reads those before it: 21 of the 42 pairs of two of the seven roles
     kinds = dict(trained["kinds"])
     assert len(kinds) == 21 and "1a -> 1b" not in kinds and trained["loss"] < 0.02
-    attention = kinds["q -> 2b"][1]
     assert min(kinds.pop("q -> 1b")[0], kinds.pop("1b -> 1a")[0]) > 0.5
-    assert max(rise for rise, _ in kinds.values()) < 0.2
-
-    # the attention of the head that attends most, token by token
-    model, flags = train.load(A)
-    batch = train.sequences(flags, held_out("emergence", 8))
-    _, layers = model(batch.inputs, return_patterns=True)
-    q, target = (flags.problem.names.index(name) for name in ("q", "2b"))
-    means = []
-    for pattern in layers:
-        chains = enumerate(batch.positions.tolist())
-        given = [pattern[b, 0, chain[q], chain[target]] for b, row in chains for chain in row]
-        means.append(torch.stack(given).mean().item())
-    assert attention == pytest.approx(max(means), abs=0.02)
+    assert max(rise for rise, _ in kinds.values()) < 0.2 and kinds["q -> 2b"][1] > 0.5
 
 
-def test_growth_is_counted_where_the_loss_lies_on_its_plateau():
-    row = dict(steps=[0, 10, 20, 30], loss=[1, 0.82, 0.7, 0.3], excess=[0.1, 0.002, 0.02, 1])
-    assert plateau.growth(row, 0.1) == (10, pytest.approx(10))
-    assert plateau.growth(row | dict(excess=[0, 1e-9, 0.02, 1]), 0.1)[1] == pytest.approx(200)
-    assert plateau.growth(row, 0.01) == (0, 1)
-
-
-# ---- literal settings, curriculum, claims
-
-
-def test_what_weight_decay_leaves_and_what_is_lost(tmp_path):
-    flags = "--weight-decay 0.5 --lr 0.01 --warmup 0 --decay 0 --D 2"
-    runs = [
-        write_run(tmp_path / f"s{seed}", f"{flags} --seed {seed}", **FALLING) for seed in (0, 1)
-    ]
-    (runs[0] / "circuit.json").write_text(json.dumps(dict(paper=dict(held=0.03))))
-    found = rows.load(runs)
-    found[1]["older_test"] = 0.1
-    assert literal.e_folds(found[0]) == pytest.approx(400 * 0.005)
-    line = literal.decay_table(found).splitlines()[2]
-    assert line == "| muon, input, width 128 | 2 | 2 of 2 | 1 of 2 | 0.030 to 0.100 |"
-    lost = write_run(tmp_path / "run", "--D 2", x_1=[1, 1, 0, 0, 1.8, 0], x_2=[1, 1, 1, 0, 0, 0])
-    line = literal.stability_table(rows.load([lost])).splitlines()[2]
-    assert line.endswith("/run | 500 | 150, 250 | 2 of 6 | 1 | 1 | 0.000 |"), line
+# ---- curriculum
 
 
 def test_target_symbols_and_stages_are_compared(tmp_path):
-    first = write_run(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1])
-    staged = f"--targets 1 2 --init {first}"
-    runs = [
-        first,
-        write_run(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
-        write_run(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
-        write_run(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
-        write_run(tmp_path / "d", f"--init {tmp_path / 'c'}", x_1=[0.1], x_2=[0.1], x_3=[1]),
+    staged = f"--targets 1 2 --init {tmp_path}/first"
+    found = [
+        row_of(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1]),
+        row_of(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
+        row_of(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
+        row_of(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
+        row_of(tmp_path / "d", f"--init {tmp_path / 'c'}", x_1=[0.1], x_2=[0.1], x_3=[1]),
     ]
-    found = rows.load(runs)
     assert curriculum.table(found).splitlines()[2:] == [
         "| 3 | x_1 | 1 | 1: 150 |  |  |",
         "| 3 | x_1, x_3 | 2 | 2: 83 and 150 |  | 1: 120 |",
@@ -229,40 +191,19 @@ def test_target_symbols_and_stages_are_compared(tmp_path):
         "| 3 | x_1; then x_1, x_2; then x_1, x_2, x_3 | 1 | 1: 150 | 1: 350 | 0 |",
     ]
     assert curriculum.learned_despite_gap(found) == ({2: [True]}, 1)
-    control = write_run(tmp_path / "all", "", x_1=[1, 0], x_2=[1, 0], x_3=[1, 0])
-    with_control = found + rows.load([control])
-    assert curriculum.learned_despite_gap(with_control) == ({2: [False, True]}, 0)
+    control = row_of(tmp_path / "all", "", x_1=[1, 0], x_2=[1, 0], x_3=[1, 0])
+    assert curriculum.learned_despite_gap([*found, control]) == ({2: [False, True]}, 0)
     assert curriculum.draw(found, tmp_path).stat().st_size > 10_000
-
-
-def test_a_claim_has_one_of_four_verdicts():
-    verdicts = [claims.claim("", answers)[2] for answers in ([1, 1], [1, 0], [0], [])]
-    assert verdicts == ["holds", "mixed", "does not hold", "not tested"]
-    assert claims.claim("", [1, 0, 0])[1] == "1 of 3 (2 not)"
 
 
 # ---- circuits
 
 
-def test_a_search_that_finds_nothing_counts(tmp_path):
-    runs = []
-    for seed, verdict in enumerate(
-        ["validated, complete", "not faithful: all 9 paths", "not searched: x_1"]
-    ):
-        runs.append(write_run(tmp_path / f"s{seed}", f"--D 2 --seed {seed}", **FALLING))
-        path = dict(layer=0, head=0, reader="1b", read="1a")
-        report = dict(verdict=verdict, validated=not seed, paths=[path] * (not seed))
-        (runs[-1] / "circuit.json").write_text(json.dumps(report))
-    found = rows.load(runs)
-    assert circuits.counts_table(found).splitlines()[2] == "| D=2 | 1 of 2 | 0 1 |"
-    assert circuits.papers_table(found).count("\n") == 1
-
-
-def test_what_a_token_reads_of_itself_is_ablated_in_one_head(tmp_path):
+def test_what_a_token_reads_of_itself_is_ablated_in_one_head():
     """In one layer of one head, without any path, against the forward pass written out."""
-    run = write_run(tmp_path / "run", "--layers 1 --width 16 --qk-std 1", **FALLING)
     torch.manual_seed(0)
-    flags = train.read_flags(run).replace(device="cpu", dtype="float32")
+    flags = "--layers 1 --width 16 --qk-std 1 --device cpu --dtype float32"
+    flags = train.parse_flags(flags.split())
     model = train.build(flags).eval()
     model.blocks[0].out.weight.data *= 50  # so that it matters what the head reads
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 8)))
@@ -291,3 +232,66 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
     assert asked["stability"] == dict(same=[count - 1] * 2, of=[count - 1] * 2)
     assert len(asked["paths"]) == count and asked["null"]["faithful"] == 0
     assert 0 < asked["complete"]["mean"] < asked["complete"]["largest"]
+
+
+# ---- depth
+
+
+def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
+    """On a model whose mechanism is known, theory.constructed(4), with a log of our own."""
+    monkeypatch.setattr(depth, "ROWS", tmp_path / "rows.jsonl")
+    run = tmp_path / "solved"
+    run.mkdir()
+    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --steps 300 --seed 7"
+    train.open_run(train.parse_flags([*flags.split(), "--device", "cpu", "--out", str(run)]))
+    log = [dict(step=100 * i, val=loss, x_1=loss) for i, loss in enumerate((0.9, 0.5, 0.0001), 1)]
+    train.write_rows(run / "log.jsonl", log)
+    train.write_tensors(run / "model.pt", theory.constructed(4).state_dict())
+    depth.measure([run, tmp_path / "no run"])
+    (row,) = train.read_rows(depth.ROWS)
+    how = row["how"]
+    assert row["x_1"] == 0.0001 and row["fell"] == 0.4999 and row["other"] == ""
+
+    # what each head does, and reads
+    kinds = [depth.kind_of(how, f"L0H{head}") for head in range(5)]
+    assert kinds == ["place"] * 4 + ["content"] and how["address"] == ["L0H4"]
+    assert [how["reads"][f"L0H{i}"].index(1.0) for i in range(4)] == [1, 3, 5, 7]
+    assert how["own"]["L0H4"] > 0.99 > 0.8 > how["match"]["L0H4"] > 0.7
+    assert how["spread"]["L0H0"] == 1.0 <= how["spread"]["L0H4"] < 1.1
+
+    # an address of another sequence fetches the value of its slot, all else that sequence's value
+    for swap in ("swap", "swap_rest"):
+        new, old = how[swap]
+        assert new < 0.01 and 1.8 < old < 2.2
+    assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
+    assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
+    assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
+
+    # a run is measured once
+    depth.ROWS.write_text(depth.ROWS.read_text().replace('"x_1": 0.0001', '"x_1": 0.25'))
+    depth.measure([run])
+    assert depth.diagram_table().splitlines()[-1] == "| 1 | 4 | x_1 |  | 0.250* |"
+    assert "| solved | 0.000 | 1/4/0 | 1 3 5 7 (1.00) | 0.000 |" in depth.mechanism_table()
+    depth.draw_address("solved", tmp_path / "address.png")
+    assert is_png(tmp_path / "address.png")
+
+
+def test_what_counts_as_reaching_and_as_passing_the_law():
+    def row(layers, *losses):
+        return dict(layers=layers, D=len(losses), threshold=0.5) | {
+            f"x_{k}": loss for k, loss in enumerate(losses, 1)
+        }
+
+    assert not depth.passes(row(1, 0.6)) and depth.passes(row(1, 0.4))
+    assert depth.reaches(row(1, 0.4)) is None
+    assert depth.reaches(row(2, 0.1, 0.7)) and not depth.passes(row(2, 0.1, 0.7))
+    assert not depth.reaches(row(2, 0.6, 0.7)) and depth.passes(row(2, 0.1, 0.3))
+    assert not depth.passes(row(3, 0.1, 0.1, 0.1, 0.6)) and depth.passes(row(3, 0.1, 0.1, 0.1, 0.4))
+
+
+def test_ablations_of_a_head():
+    pattern, values = torch.rand(5, 6, 6), torch.rand(5, 6, 3)
+    written = (pattern @ values).mean(0)
+    torch.testing.assert_close(depth.by_place(pattern, values)[2], pattern.mean(0) @ values[2])
+    torch.testing.assert_close(depth.mean_written(pattern, values), written.expand(5, 6, 3))
+    torch.testing.assert_close(depth.from_the_next(pattern, values)[4], pattern[0] @ values[0])

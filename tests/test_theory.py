@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-from data import chain, make_batch, shuffled
+from data import chain, conditional, make_batch, shuffled
 from extras.studies import theory
 from tests.common import run_main
 from tests.other_tasks import MIXED, TRIPLES, sequences_of
-from tests.planted import symbols_reached
 
 
 def test_depth_laws_against_the_simulation():
@@ -21,61 +20,65 @@ def test_depth_laws_against_the_simulation():
         assert causal == [math.floor(math.log2(k)) + 2 for k in range(1, D + 1)]
         assert causal[-1] == theory.causal_depth(D)
         assert theory.paper_bound(D) == math.ceil(math.log(2 * D, 3) - 1e-9) <= unmasked[-1]
+        wide = theory.least_layers(task, wide=True)
+        assert wide == [layers - 1 for layers in causal] and wide[-1] == theory.wide_depth(D)
 
 
-def layers_by_sets(task, positions, causal, wide=False):
-    """The assumptions of Section 5 spelled out token by token, with all chains and the real order
-    of tokens: the layers after which the first chain's query holds its last symbol. wide: who
-    shares a piece with a token reads what all visible tokens of its slot hold."""
-    known, slot_of = {}, {}
-    for n, tokens in enumerate(positions.tolist()):
-        for role, token in zip(task.roles, tokens, strict=True):
-            slot_of[token] = token - role.place % task.blocks[role.block].size  # where it starts
-            known[token] = {("symbol", n, role.symbol), ("slot", slot_of[token])}
-    layers, query = 0, positions[0, 0].item()
-    while ("symbol", 0, task.symbols - 1) not in known[query]:
-        after = {}
-        for token, pieces in known.items():
-            visible = [other for other in known if other <= token or not causal]
-            read = {other for other in visible if known[other] & pieces}
-            slots = {slot_of[other] for other in read}
-            read |= {other for other in visible if wide and slot_of[other] in slots}
-            after[token] = set.union(*(known[other] for other in read))
-        known, layers = after, layers + 1
-    return layers
+def layers_by_sets(task, batch, causal=True, wide=False):
+    """The assumptions of Section 5 token by token, with sets, on one real sequence: the layers
+    after which the first query holds each target symbol. Where slots show the same symbols, a token
+    is attended to if no other at its place of a slot holds all that is shared. wide: whoever
+    attends to a token reads what its whole slot holds."""
+    shown = [tuple(symbol) for symbol in batch.inputs[0, :, :4].tolist()]
+    answers = [tuple(symbol.tolist()) for symbol in batch.targets[0, 0].split(4)]
+    known, slot_of, place_of = {}, {}, {}
+    for number, (start, size, slots) in enumerate(task.blocks):
+        for slot, place in itertools.product(range(slots), range(size)):
+            token = start + slot * size + place
+            slot_of[token], place_of[token] = (number, slot), (number, place)
+            known[token] = {shown[token], slot_of[token]}
+    query, layers = task.blocks[-1].start, {}
+    for layer in range(1, 9):
+        after = {token: set(pieces) for token, pieces in known.items()}
+        for token, read in itertools.product(known, known):
+            shared = known[token] & known[read]
+            rivals = {other for other in known if place_of[other] == place_of[read]} - {read}
+            unique = shared and not any(shared <= known[other] for other in rivals if task.crossed)
+            if unique and (read <= token or not causal):
+                slot = [other for other in known if slot_of[other] == slot_of[read]]
+                visible = [other for other in slot if other <= token or not causal]
+                after[token] = after[token].union(*map(known.get, visible if wide else [read]))
+        known = after
+        for answer in {*answers} & known[query]:
+            layers.setdefault(answer, layer)
+    return [layers[answer] for answer in answers]
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_depth_laws_against_sets_on_a_real_sequence(causal):
-    for D in (1, 2, 3, 4, 5, 8):
-        task, positions = chain(2, D), make_batch(D, torch.arange(1), 2, D, 2).positions[0]
-        assert layers_by_sets(task, positions, causal) == theory.least_layers(task, causal)[-1]
-    for task in (TRIPLES, MIXED):
-        positions = sequences_of(task, 1).positions[0]
-        assert layers_by_sets(task, positions, causal) == theory.least_layers(task, causal)[-1]
-
-
-def test_width_saves_one_layer():
-    for D in range(1, 41):
-        layers = theory.least_layers(chain(1, D), wide=True)
-        assert layers == [math.floor(math.log2(k)) + 1 for k in range(1, D + 1)]
-        assert layers[-1] == theory.wide_depth(D) == theory.causal_depth(D) - 1
-    for D in (1, 2, 3, 4, 8):
-        task, positions = chain(2, D), make_batch(D, torch.arange(1), 2, D, 2).positions[0]
-        assert layers_by_sets(task, positions, True, True) == theory.wide_depth(D)
+def test_least_layers_against_sets_on_a_real_sequence(causal):
+    chains = [chain(2, D) for D in (1, 2, 3, 4, 5, 8)]
+    for task in [*chains, TRIPLES, MIXED, conditional(2), conditional(3)]:
+        batch = sequences_of(task, 1)
+        assert layers_by_sets(task, batch, causal) == theory.least_layers(task, causal), task
+        if task in chains and causal:
+            wide = theory.least_layers(task, wide=True)
+            assert layers_by_sets(task, batch, wide=True) == wide
+    assert theory.least_layers(conditional(4), causal) == [2, 2, 3]
 
 
 def test_any_reading_order_against_sets_on_shuffled_sequences():
     """For D = 4 all 24 orders of the steps occur, and both ways of counting agree in each."""
     task, seen = shuffled(2, 4), {}
-    for positions in make_batch(0, torch.arange(200), 2, 4, 2, task="shuffled").positions:
-        order = tuple(1 + i for i in positions[0, 1::2].argsort().tolist())
-        layers = layers_by_sets(task, positions, True)
-        assert seen.setdefault(order, layers) == layers
-        assert theory.least_layers(theory.in_order(order))[-1] == layers
-    assert len(seen) == 24 and seen[1, 2, 4, 3] == 3 and seen[4, 3, 2, 1] == 4
-    expected = {depth: [*seen.values()].count(depth) / 24 for depth in (3, 4)}
-    assert theory.shuffled_depths(4)[-1] == pytest.approx(expected)
+    for number in range(200):
+        batch = make_batch(0, torch.tensor([number]), 2, 4, task="shuffled")
+        first = batch.positions[0, batch.positions[0, :, 0].argmin()]  # of the first query's chain
+        order = tuple(1 + i for i in first[1::2].argsort().tolist())
+        if order not in seen:
+            seen[order] = layers_by_sets(task, batch)
+            assert seen[order] == theory.least_layers(theory.in_order(order))
+    assert len(seen) == 24
+    last = [layers[-1] for layers in seen.values()]
+    assert theory.shuffled_depths(4)[-1] == pytest.approx({k: last.count(k) / 24 for k in (3, 4)})
 
 
 # ---- width
@@ -112,26 +115,19 @@ def test_one_layer_whose_weights_are_a_formula_solves_one_step(N):
     assert (read[:, :, N].gather(2, key[:, :, None]) > 0.9).all()
 
 
-def test_a_token_is_told_apart_from_its_rivals():
-    """Token 0 shares piece 0 with token 1 and its rival 2; only piece 1 is token 1's alone."""
-    known = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
-    allowed, rivals = torch.ones(3, 3, dtype=torch.bool), [(1, 2), (2, 1)]
-    assert theory.attend(known, allowed, rivals)[0].tolist() == [True, False, False]
-    assert theory.attend(known, allowed)[0].tolist() == [True, True, True]
-    known[0, 1] = True
-    assert theory.attend(known, allowed, rivals)[0].tolist() == [True, True, False]
-
-
 def test_minimal_circuits_reach_what_the_laws_allow():
-    """At every depth all symbols that it allows and no more, only along what the mask shows."""
+    """At every depth all symbols that it allows and no more, only along what the mask shows, if
+    attention follows the paths alone, between roles that share a piece."""
     for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):
         paths, law = theory.minimal_circuit(D, layers, causal), theory.DEPTH_LAWS[causal]
-        task = chain(1, D)
-        reached = symbols_reached(task, paths, layers).tolist()
-        assert reached == [law(k) <= layers for k in range(1, D + 1)], (D, layers, causal)
-        allowed = theory.may_attend(task, causal)
-        assert all(allowed[path.reader.role, path.read.role] for path in paths)
-        assert {head for _, head, *_ in paths} == ({0} if causal else {0, 1})
+        task, attended = chain(1, D), torch.zeros(layers, 2 * D + 1, 2 * D + 1, dtype=torch.bool)
+        for layer, head, reader, read in paths:
+            attended[layer, reader.role, read.role] = True
+            assert head in ((0,) if causal else (0, 1))
+        assert not (attended & ~theory.may_attend(task, causal)).any()
+        *_, reached = theory.known_to_query(task, attended)
+        expected = [law(k) <= layers for k in range(1, D + 1)]
+        assert reached.tolist() == expected, (D, layers, causal)
 
 
 def test_the_table_of_depths():

@@ -1,13 +1,12 @@
-"""One run: its losses, its flags and its files; stopped, killed, resumed, and hacked."""
+"""One run: its losses, its flags and its files; stopped, killed, resumed, and extended."""
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import shutil
 import signal
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,10 @@ import analyze
 import data
 import train
 from tests.common import (
-    HERE,
     TINY,
     WHOLE,
     assert_refused,
     contents,
-    load_tensors,
-    logged,
     run_main,
     runs_equal,
     start,
@@ -42,16 +38,12 @@ def test_partial_losses_and_crossings():
     expected = [squares[..., first : first + 4].mean((1, 2)) for first in (0, 4, 8)]
     losses = data.partial_losses(predictions, targets, 4)
     torch.testing.assert_close(losses, torch.stack(expected, -1))
-    steps = [0, 10, 20, 30]
-    assert analyze.first_below(steps, [1.0, 0.6, 0.4, 0.6], 0.5) == 15
-    assert analyze.first_below([0, 10], [1.0, 0.6], 0.5) is None
-    assert analyze.first_below(steps, [0.1, 0.2, 0.6, 0.1], 0.5) == 0  # known from the start
+    assert analyze.first_below([0, 10, 20], [0.1, 0.6, 0.1], 0.5) == 0  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, val=1.0), dict(step=10, x_1=0.0, x_2=0.6, val=0.3)]
     flags = train.parse_flags(["--D", "2"])
-    assert analyze.crossings(rows, flags) == {"x_1": 5, "x_2": None}
-    few, many = flags.replace(N=2), flags.replace(N=12)  # their plateaus are 1/2 and 11/12
-    assert analyze.crossings(rows, few) == pytest.approx({"x_1": 20 / 3, "x_2": None})
-    assert analyze.crossings(rows, many) == pytest.approx({"x_1": 35 / 9, "x_2": 35 / 3.6})
+    for N, steps in (4, [5, None]), (2, [20 / 3, None]), (12, [35 / 9, 35 / 3.6]):
+        crossings = analyze.crossings(rows, flags.replace(N=N))  # the plateau is 1 - 1/N
+        assert crossings == pytest.approx(dict(zip(("x_1", "x_2"), steps, strict=True)))
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -90,10 +82,8 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), untrained, strict=True))
     losses = train.evaluate(train.load(whole, "ckpt/000020.pt")[0], flags)
     assert abs(losses[0] - train.read_log(whole)[2]["val"]) < 1e-6
-    last, final = (load_tensors(whole / name) for name in ("ckpt/000040.pt", "model.pt"))
-    model, flags = train.load(whole)
-    assert all(torch.equal(last[name], final[name]) for name in final)
-    assert all(torch.equal(model.state_dict()[name], final[name]) for name in final)
+    last, (model, flags) = train.read_tensors(whole / "ckpt/000040.pt"), train.load(whole)
+    assert all(torch.equal(last[name], weight) for name, weight in model.state_dict().items())
     assert not model.training and flags.device == "cpu" and flags.out == whole
 
 
@@ -151,63 +141,43 @@ def test_one_run_has_one_name():
 
 # ---- stopped, killed, resumed
 
-LONG = [*WHOLE, "--examples", 100, "--steps", 400]
+
+@pytest.mark.slow
+def test_killed_and_resumed_ends_bitwise_as_uninterrupted(tmp_path):
+    long, whole = [*WHOLE, "--examples", 100, "--steps", 400], tmp_path / "whole"
+    assert run_main(train, *long, "--out", whole)[0] == 0
+    for blow, code in (signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130):
+        run = tmp_path / blow.name
+        process = start("train", *long, "--out", run)
+        wait_for(lambda log=run / "log.jsonl": log.exists() and len(train.read_rows(log)) > 10)
+        process.send_signal(blow)
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == code, err
+        assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
+        assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
+        code, out, err = run_main(train, *long, "--out", run, "--resume")
+        assert code == 0 and "resumed" in out and runs_equal(run, whole), err
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    """A run of LONG without any interruption."""
-    run = tmp_path_factory.mktemp("long") / "run"
-    code, _, err = run_main(train, *LONG, "--out", run)
-    assert code == 0 and len(train.read_log(run)) == 41, err
-    return run
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "blow, code", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
-)
-def test_killed_and_resumed_ends_bitwise_as_uninterrupted(blow, code, tmp_path, long):
-    run = tmp_path / "run"
-    process = start("train", *LONG, "--out", run)
-    wait_for(lambda: (run / "log.jsonl").exists() and len(train.read_log(run)) > 10)
-    process.send_signal(blow)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == code, err
-    assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
-    assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
-    code, out, err = run_main(train, *LONG, "--out", run, "--resume")
-    assert code == 0 and "resumed" in out, err
-    assert runs_equal(run, long)
-
-
-def train_in_child(run, killed_at=None):
-    """Train in a forked process, which kills itself before its rename number `killed_at`. Return
-    its exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    renames = itertools.count()
-
-    def kill(path, target):
-        if next(renames) == killed_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.replace(path, target)
-
-    Path.replace = kill
-    code, _, err = run_main(train, *WHOLE, "--out", run, "--resume")
-    os.write(2, err.encode())
-    os._exit(code)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_kill_before_each_write(tmp_path, whole):
+def test_a_kill_before_each_write(tmp_path, whole, monkeypatch):
     for number in itertools.count():
-        run = tmp_path / str(number)
-        if train_in_child(run, number) == 0:
+        run, renames = tmp_path / str(number), itertools.count()
+
+        def replace(path, target, number=number, renames=renames):
+            if next(renames) == number:
+                raise Killed
+            os.replace(path, target)
+
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Path, "replace", replace)
+            assert run_main(train, *WHOLE, "--out", run)[0] == 0
             break  # there was no such write
-        assert train_in_child(run) == 0, f"killed before write {number}, it cannot be resumed"
+        assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0, number
         assert runs_equal(run, whole), f"killed before write {number}, it ends otherwise"
     assert number == 15  # config.json, 3 checkpoints, 5 evaluations with state.pt, model.pt
 
@@ -231,25 +201,22 @@ def test_threads_dtype_and_younger_flags_are_restored(tmp_path, whole, monkeypat
         torch.set_num_threads(before)
 
 
-def test_run_directories_are_never_overwritten(tmp_path, whole):
+def test_a_finished_run_is_never_overwritten(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
-    before = contents(tmp_path)
-    assert_refused(train, *WHOLE, "--out", run, says="--resume")
     assert_refused(train, *WHOLE, "--lr", 0.5, "--out", run, "--resume", says="lr 0.001, not 0.5")
-    code, again, _ = run_main(train, *WHOLE, "--out", run, "--resume")
-    assert (code, again, contents(tmp_path)) == (0, train.summary(run) + "\n", before)
+    ended = run_main(train, *WHOLE, "--out", run, "--resume")[:2]
+    assert ended == (0, train.summary(run) + "\n") and contents(run) == contents(whole)
 
 
 # ---- every flag
 
 FEW = "--layers 2 --heads 2 --width 16 --D 3 --N 2 --batch 8 --steps 4 --eval-every 2 --warmup 1"
 FEW = f"{FEW} --stop-below 0 --device cpu --dtype float32".split()
-OTHER = dict(task="conditional", N="3", D="2", K="2", ic="", targets="1", examples="16")
-OTHER |= dict(rotary="qk", layers="3", heads="4", width="24", head_size="4")
-OTHER |= dict(mlp="", causal="", optimizer="adamw", steps="3", stop_below="2", batch="4", lr="0.01")
-OTHER |= dict(warmup="3", decay="0", beta2="0.5", weight_decay="50", ema="0.9", clip="1e-4")
-OTHER |= dict(qk_std="0.5", init="{init}", seed="1", dtype="bfloat16", eval_every="1")
-OTHER |= dict(save_every="1")
+OTHER = """task=conditional N=3 D=2 K=2 ic= targets=1 examples=16 rotary=qk layers=3 heads=4
+    width=24 head_size=4 mlp= causal= optimizer=adamw steps=3 stop_below=2 batch=4 lr=0.01 warmup=3
+    decay=0 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 init={init} seed=1
+    dtype=bfloat16 eval_every=1 save_every=1"""
+OTHER = dict(flag.split("=") for flag in OTHER.split())
 EXCLUDED = {"task", "targets", "stop_below", "init"}
 
 
@@ -266,80 +233,46 @@ def quick(monkeypatch):
     monkeypatch.setattr(train, "evaluate", lambda *arguments: real(*arguments[:2], n=64))
 
 
-def as_lists(saved):
-    """Return dicts, lists and tensors with lists instead of tensors."""
-    if isinstance(saved, dict):
-        return {name: as_lists(value) for name, value in saved.items()}
-    if isinstance(saved, list):
-        return [as_lists(value) for value in saved]
-    return saved.tolist() if isinstance(saved, torch.Tensor) else saved
-
-
 def trained(run, *words):
-    """Train, and return the log and all weights of the run."""
     code, _, err = run_main(train, *FEW, *words, "--out", run, "--resume")
     assert code == 0, err
-    files = [run / "model.pt", *train.checkpoints_of(run)]
-    return logged(run), {file.name: as_lists(load_tensors(file)) for file in files}
+    return run
 
 
 def test_every_flag_does_something(tmp_path, quick):
     """All flags but those of the machine, which may differ when a run is resumed."""
     assert OTHER.keys() == {*train.SETTINGS}
-    short = ["--steps", 2]
-    base = trained(tmp_path / "base", *short)
+    base = trained(tmp_path / "base", "--steps", 2)
     for name in OTHER:
-        words = typed(name, tmp_path / "base")
-        assert trained(tmp_path / name, *short, *words) != base, name
+        other = trained(tmp_path / name, "--steps", 2, *typed(name, base))
+        assert not runs_equal(base, other), name
 
 
 def test_a_run_with_every_flag_resumes_bitwise(tmp_path, quick):
     """All flags but two that exclude others, and --stop-below, which would end the run."""
     words = [word for name in OTHER.keys() - EXCLUDED for word in typed(name)]
-    trained(tmp_path / "first", *words)
-    words += ["--init", tmp_path / "first"]
-    whole = trained(tmp_path / "whole", *words)
+    words += ["--init", trained(tmp_path / "first", *words)]
     train_until(2, *FEW, *words, "--out", tmp_path / "stopped")
-    assert trained(tmp_path / "stopped", *words) == whole
+    stopped = trained(tmp_path / "stopped", *words)
+    assert runs_equal(stopped, trained(tmp_path / "whole", *words))
 
 
-# ---- what a researcher changes in a copy of the code
+# ---- what a researcher adds
 
 
-def test_a_hack_resumes_bitwise_and_its_column_is_no_symbol(tmp_path, monkeypatch):
-    text = (HERE / "train.py").read_text()
-    for old, more in (
-        (
-            "predictions, targets = predict(model, flags, index)\n",
-            "        predictions = predictions + torch.randn_like(predictions)\n",
-        ),
-        ("        self.rows = []  # of log.jsonl\n", "        self.mean = torch.zeros(())\n"),
-        (
-            "        saved |= dict(step=self.step, seconds=self.seconds, rows=self.rows)\n",
-            "        saved['mean'] = self.mean\n",
-        ),
-        (
-            '        self.train_loss = saved["train_loss"]\n',
-            '        self.mean = saved["mean"]\n',
-        ),
-        ("        state.step += 1\n", "        state.mean.lerp_(loss.detach(), 0.1)\n"),
-        ("        val=sum(losses) / len(losses),\n", "        x_9=state.mean.item(),\n"),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, old + more)
-    hacked = types.ModuleType("train")
-    hacked.__file__ = str(HERE / "train.py")
-    monkeypatch.setitem(sys.modules, "train", hacked)
-    exec(compile(text, "train.py", "exec"), vars(hacked))
-    monkeypatch.setattr(hacked, "cpu_capabilities", train.cpu_capabilities)
-    with monkeypatch.context() as patch:
-        stopped = []
-        patch.setattr(hacked, "print_row", lambda flags, rows: stopped.extend(rows[2:]))
-        flags = hacked.parse_flags([*WHOLE, "--out", str(tmp_path / "stopped")])
-        assert not hacked.run_once(flags, stopped)
-    for name in "stopped", "whole":
-        code, out, err = run_main(hacked, *WHOLE, "--out", tmp_path / name, "--resume")
-        assert code == 0 and "\nx_9: " in out, err
-    assert runs_equal(tmp_path / "stopped", tmp_path / "whole")
-    rows = train.read_log(tmp_path / "whole")
-    assert [*analyze.crossings(rows, train.read_flags(tmp_path / "whole"))] == ["x_1"]
+def test_noise_of_yours_resumes_bitwise_and_a_column_is_no_symbol(tmp_path, monkeypatch):
+    predict, evaluation = train.predict, train.evaluation
+
+    def noisy(model, flags, index):
+        predictions, targets = predict(model, flags, index)
+        training = torch.is_grad_enabled()
+        return predictions + training * torch.randn_like(predictions), targets
+
+    monkeypatch.setattr(train, "predict", noisy)
+    monkeypatch.setattr(train, "evaluation", lambda *state: evaluation(*state) | dict(x_9=0.1))
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    train_until(20, *WHOLE, "--out", stopped)
+    for run in stopped, whole:
+        assert run_main(train, *WHOLE, "--out", run, "--resume")[0] == 0
+    assert runs_equal(stopped, whole)
+    assert [*analyze.crossings(train.read_log(whole), train.read_flags(whole))] == ["x_1"]
