@@ -14,7 +14,7 @@ import train
 from ablate import PatchedModel
 from data import held_out
 from extras import studies
-from extras.studies import circuits, claims, curriculum, depth, order, rows, theory
+from extras.studies import circuits, claims, curriculum, depth, late, onset, order, rows, theory
 from extras.studies.stats import bootstrap, wilson
 from test_all import HERE, is_png
 from tests.common import contents, run_main
@@ -151,7 +151,7 @@ def test_which_paths_came_first(tmp_path):
 
 
 @pytest.mark.slow
-def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path):
+def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path, monkeypatch):
     """Checkpoints: untrained weights, then those of A, whose circuit is known."""
     A, run = HERE / "results/A", tmp_path / "a/s0"
     (run / "ckpt").mkdir(parents=True)
@@ -160,16 +160,51 @@ def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path):
     torch.save(train.build(train.read_flags(A)).state_dict(), run / "ckpt/000000.pt")
     shutil.copy(A / "model.pt", run / "ckpt/000010.pt")
     [row] = rows.load([run])
-    untrained, trained = measured = order.measure_run(row, whole=True, n=8)
-    assert untrained["loss"] > 0.7 and max(untrained["kinds"].values())[0] < 0.1
-    assert order.measure_run(row, whole=False, n=8) == [trained]
-    order.draw_induction(measured, 8, tmp_path / "induction.png")
+    trained = order.measure_run(row, n=8)
+    assert trained["step"] == 10
 
     # a token reads those before it: 21 of the 42 pairs of two of the seven roles
     kinds = dict(trained["kinds"])
     assert len(kinds) == 21 and "1a -> 1b" not in kinds and trained["loss"] < 0.02
     assert min(kinds.pop("q -> 1b")[0], kinds.pop("1b -> 1a")[0]) > 0.5
     assert max(rise for rise, _ in kinds.values()) < 0.2 and kinds["q -> 2b"][1] > 0.5
+
+    # the onsets: A knows x_1, reads what its circuit reads, and untrained weights do neither
+    monkeypatch.setattr(onset, "N_SEQUENCES", 128)
+    measured = onset.measure_onsets(run, learned=10)
+    assert measured["steps"] == [0, 10] and measured["losses"][0] > 0.7 > measured["losses"][1]
+    assert all(measured["onsets"][kind] == 10 for kind in ("x_1", "q -> 1b", "1b -> 1a"))
+    assert measured["onsets"]["1a -> 3b"] is None and min(measured["slots"]["q -> 1b"]) > 0.5
+
+
+def test_a_late_read_is_as_if_the_token_were_not_there():
+    words = "--layers 2 --heads 2 --width 16 --D 2 --N 3 --dtype float32 --device cpu"
+    flags = train.parse_flags(words.split())
+    torch.manual_seed(0)
+    model, batch = train.build(flags), train.sequences(flags, torch.tensor([5]))
+    for weights in model.parameters():
+        weights.data *= 9  # so that attention matters
+    late_heads = late.heads_without("1b -> 1a", flags, batch.positions)
+    without, ever = model(batch.inputs, late_heads), model(batch.inputs)
+    reader, read = (flags.problem.names.index(name) for name in ("1b", "1a"))
+    model.mask[batch.positions[0, :, reader], batch.positions[0, :, read]] = -math.inf
+    torch.testing.assert_close(model(batch.inputs), without)
+    assert not torch.allclose(ever, without, atol=1e-3)
+
+
+def test_a_late_read_is_free_from_its_step_on(tmp_path):
+    words = "--layers 1 --width 8 --D 1 --N 2 --batch 4 --steps 6 --eval-every 2 --device cpu"
+    flags, seen = train.parse_flags([*words.split(), "--out", str(tmp_path / "run")]), []
+    heads_without = late.heads_without
+
+    def recorded(read, flags, positions):
+        seen.append(torch.is_grad_enabled())
+        return heads_without(read, flags, positions)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late, "heads_without", recorded)
+        late.run_once(flags, "1b -> 1a", 3)
+    assert seen.count(True) == 3 and train.read_log(flags.out)[-1]["step"] == 6
 
 
 # ---- curriculum

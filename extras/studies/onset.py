@@ -162,6 +162,16 @@ def side(onsets, kind):
     return None if a is None else (a > b) - (a < b)
 
 
+def leads():
+    """Return the sentence on how long before x_1 the reads of an induction head begin."""
+    rows, texts = load_onsets()[0], []
+    for kind in HEADS:
+        before = [row["onsets"]["x_1"] - row["onsets"][kind] for row in rows if row["onsets"][kind]]
+        count = sum(lead > 0 for lead in before)
+        texts.append(f"{kind} in {count} of {len(rows)}, by {studies.spread(before)} steps")
+    return f"Before the knowledge of x_1 begin {'; '.join(texts)} (median and range)."
+
+
 def late_table():
     """Return a row per seed: when x_1 is learned as ever, and with a read ablated until a step."""
     plain, late = load_onsets()
@@ -170,10 +180,14 @@ def late_table():
     for seed in sorted({row["seed"] for row in late}):
         of_seed = {row["late"][0]: row["learned"] for row in late if row["seed"] == seed}
         [ever] = [row["learned"] for row in plain if row["seed"] == seed]
-        lines.append((seed, *studies.steps_text([ever, *map(of_seed.get, reads)]).split(", ")))
-    [until] = {row["late"][1] for row in late}
+        cells = [f"{ever:.0f}"]
+        for read in reads:
+            step = of_seed.get(read)
+            cells.append(f"{step:.0f} ({step - ever:+.0f})" if step else "")
+        lines.append((seed, *cells))
+    until = late[0]["late"][1]
     head = [f"without {read} until step {until}" for read in reads]
-    return studies.markdown(["seed", "as ever", *head], *lines)
+    return studies.markdown(["seed", "x_1 learned as ever", *head], *lines)
 
 
 def draw_onsets(file):
@@ -181,31 +195,29 @@ def draw_onsets(file):
     x_1 with a read ablated until a step."""
     plain, late = load_onsets()
     seeds = sorted({row["seed"] for row in late})
-    shape = dict(figsize=(11, 4.2), layout="constrained")
-    figure, (left, *right) = plt.subplots(1, 1 + len(seeds), **shape, sharey=False)
+    size = dict(figsize=(4 + 2.6 * len(seeds), 4.2), layout="constrained")
+    figure, (left, *right) = plt.subplots(1, 1 + len(seeds), **size)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
-    left.plot([row["learned"] for row in plain], [row["seed"] for row in plain], "k|", ms=9)
-    left.set(xlabel="training step of the onset (bar: $x_1$ below 0.5)", ylabel="seed")
-    left.set_yticks([row["seed"] for row in plain])
-    left.set_title(f"onsets, n = {len(plain)} runs", fontsize="medium")
+    learned = [row["learned"] for row in plain]
+    left.plot(learned, [row["seed"] for row in plain], "k|", ms=9, label="$x_1$ below 0.5")
+    left.set(xlabel="training step", ylabel="seed", yticks=[row["seed"] for row in plain])
+    left.set_title(f"onsets, {len(plain)} runs", fontsize="medium")
 
+    colors = {None: "black", "1b -> 1a": "tab:blue", "2b -> 2a": "tab:orange"}
     for axes, seed in zip(right, seeds, strict=True):
-        curves = [("as ever", row, "black") for row in plain if row["seed"] == seed]
-        for row, color in zip(
-            [row for row in late if row["seed"] == seed], ("tab:orange", "tab:green"), strict=False
-        ):
-            curves.append((f"without {row['late'][0]}", row, color))
-        for name, row, color in curves:
-            axes.plot(row["steps"], row["losses"], color=color, label=name)
-        until = next(row["late"][1] for row in late)
-        axes.axvline(until, color="gray", ls=":")
+        for row in [row for row in plain + late if row["seed"] == seed]:
+            read, _ = row["late"] or (None, None)
+            name = f"without {read} until the dots" if read else "as ever"
+            axes.plot(row["steps"], row["losses"], color=colors[read], label=name)
+        axes.axvline(late[0]["late"][1], color="gray", ls=":")
         axes.set(xlabel="training step", ylim=(0, 1.1))
-        axes.set_title(f"loss of $x_1$, seed {seed}", fontsize="medium")
-    right[0].legend(fontsize="small", title=f"until step {until}", loc="lower left")
-    left.legend(fontsize="small", loc="outside upper left")
+        axes.set_title(f"loss of $x_1$, seed {seed} (n = 1)", fontsize="medium")
+    below = dict(loc="outside lower center", ncols=4, fontsize="small")
+    entries = [axes.get_legend_handles_labels() for axes in (left, right[0])]
+    figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
     analyze.save_figure(figure, file)
 
 
