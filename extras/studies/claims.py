@@ -10,7 +10,7 @@ from ablate import by_head, paths_in
 from data import command_line, program
 from extras import studies
 from extras.llm import weights
-from extras.studies import circuits, curriculum, markdown, order
+from extras.studies import circuits, curriculum, depth, markdown, order
 from extras.studies.rows import committed, settings_of
 from extras.studies.theory import least_layers, paper_bound
 from train import Flags
@@ -233,13 +233,14 @@ def section_9():
     ]
 
 
-def not_tested():
-    """Return the rows that no run of ours decides."""
+def other_sections():
+    few = [not depth.solves(row) for row in depth.bound_rows()]
     llm, cells = "../extras/llm/README", itertools.product((False, True), weights.MODELS)
     hops = [weights.count_marks(model, beyond) for beyond, model in cells]
     small = "two small ones: one step above chance in {} and {} settings, more in {} and {}"
     return [
         claim("4: large language models solve the problem", [], small.format(*hops), llm),
+        claim("10.1: no model solves x_D in fewer layers than reading by content takes", few, "", "depth"),
         claim("10.1: with too few layers no metric shows learning", [], "", "depth"),
         claim("10.2: natural language has such a curriculum", [], "", "curriculum"),
     ]
@@ -250,7 +251,7 @@ def table():
     rows = []
     for section, claims in ("7.2", section_5_and_7()), ("8.2", section_8()), ("9.2", section_9()):
         rows += [(section, *row) for row in claims]
-    rows += [("", *row) for row in not_tested()]
+    rows += [("", *row) for row in other_sections()]
     lines = [
         [section, f"[{text}]({page}.md)", counts, verdict]
         for section, text, counts, verdict, page in rows

@@ -331,9 +331,8 @@ def print_counts(out):
     out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
     missing = len(PREDICTED) - len(found)
     out(f"Cells of one run: {single}. Predicted, but not run: {missing} of {len(PREDICTED)}.")
-    rows = [row for group in cells().values() for row in group]
-    bound = [row for row in rows if causal_depth(row["D"]) > row["layers"]]
-    solved = sum(row[f"x_{row['D']}"] < MATTERS for row in bound)
+    rows, bound = [row for group in cells().values() for row in group], bound_rows()
+    solved = sum(map(solves, bound))
     out(f"Of {len(bound)} runs with fewer layers than the law of content demands,")
     passed = sum(map(passes, bound))
     out(f"{passed} passed it (see above), and {solved} solved x_D (below {MATTERS}).")
@@ -342,6 +341,17 @@ def print_counts(out):
         ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
         below = [loss < least - MATTERS for loss, least in ends if least > 0]
         out(f"Where {text} is above 0, {sum(below)} of {len(below)} end more than 0.05 below it.")
+
+
+def bound_rows():
+    """Return the rows with fewer layers than the law of content demands for x_D."""
+    rows = [row for group in cells().values() for row in group]
+    return [row for row in rows if causal_depth(row["D"]) > row["layers"]]
+
+
+def solves(row):
+    """Return whether a run solved x_D."""
+    return row[f"x_{row['D']}"] < MATTERS
 
 
 def binding_table():
