@@ -240,7 +240,7 @@ def other_sections():
     small = "two small ones: one step above chance in {} and {} settings, more in {} and {}"
     return [
         claim("4: large language models solve the problem", [], small.format(*hops), llm),
-        claim("10.1: no model solves x_D in fewer layers than reading by content takes", few, "", "depth"),
+        claim("10.1: no model solves x_D in fewer layers than by content", few, "", "depth"),
         claim("10.1: with too few layers no metric shows learning", [], "", "depth"),
         claim("10.2: natural language has such a curriculum", [], "", "curriculum"),
     ]
