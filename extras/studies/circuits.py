@@ -184,7 +184,7 @@ COLUMNS = {
     "least necessary": least_necessary,
 }
 OLDER = [*COLUMNS][:2] + [*COLUMNS][3:5]  # what the reports of the older search hold
-WITH_WEIGHTS = "[ABCD]", "default/s0", "rope/s4", "one_layer/*"
+PRESENT = "[ABCD]", "default/s0", "onset/s1", "rope/s4", "one_layer/*"  # of the present search
 
 
 def circuits_table(rows, columns=COLUMNS):
@@ -201,15 +201,15 @@ def is_older(row):
     return bool(row["report"].get("paths")) and "resampled" not in row["report"]
 
 
-def with_weights():
+def present_search():
     """Return the table of the runs that the present search has searched, and their count."""
-    rows = committed(*WITH_WEIGHTS)
+    rows = committed(*PRESENT)
     complete = sum("complete" in row["report"]["verdict"] for row in rows)
     count = f"**{complete} of {len(rows)} runs have a circuit that is validated and complete.**"
     return f"{circuits_table(rows)}\n\n{count}"
 
 
-def without_weights():
+def older_search():
     """Return the counts of the runs that only the older search has searched."""
     rows = committed("default/*", "rope/*", "conditional/*")
     return counts_table([row for row in rows if is_older(row)])
@@ -287,7 +287,7 @@ def papers_tables():
     count = (
         f"**{passed} of {len(tested)} circuits pass it**; {held} pass step 5, a loss below 0.05."
     )
-    return f"{papers_table(committed(*WITH_WEIGHTS))}\n\n{count}"
+    return f"{papers_table(committed(*PRESENT))}\n\n{count}"
 
 
 def counts_table(rows):
