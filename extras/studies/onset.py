@@ -138,28 +138,25 @@ def load_onsets(rotary="input"):
 
 
 def onset_table():
-    """Return a row per kind of read that begins in more than half of the runs: its onset, and in
-    how many runs it comes before, with and after that of x_1."""
+    """Return a row per kind of read that begins in more than half of the runs, of RoPE only those
+    of an induction head: its onset, and in how many runs it comes before, with and after x_1."""
     lines = []
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
-        rows, _ = load_onsets(rotary)
-        for kind in rows[0]["onsets"]:
-            onsets = [row["onsets"][kind] for row in rows if row["onsets"][kind] is not None]
-            if 2 * len(onsets) > len(rows):
-                lines.append((title, len(rows), statistics.median(onsets), kind, onsets, rows))
-    cells = []
-    for title, n, _, kind, onsets, rows in sorted(lines, key=lambda line: line[:3]):
-        sides = [side(row["onsets"], kind) for row in rows]
-        counts = [sides.count(value) for value in (-1, 0, 1)]
-        cells.append((title, kind, studies.spread(onsets), f"{len(onsets)} of {n}", *counts))
+        rows, begun = load_onsets(rotary)[0], {}
+        onsets = {kind: [row["onsets"][kind] for row in rows] for kind in rows[0]["onsets"]}
+        for kind, steps in onsets.items():
+            found = [step for step in steps if step is not None]
+            shown = rotary == "input" or kind in (*HEADS, "x_1")
+            if shown and 2 * len(found) > len(rows):
+                begun[kind] = found
+        for kind in sorted(begun, key=lambda kind: statistics.median(begun[kind])):
+            pairs = zip(onsets[kind], onsets["x_1"], strict=True)
+            signs = [(a > b) - (a < b) for a, b in pairs if a is not None]
+            counts = [signs.count(sign) for sign in (-1, 0, 1)] if kind != "x_1" else [""] * 3
+            cells = studies.spread(begun[kind]), f"{len(begun[kind])} of {len(rows)}"
+            lines.append((title, kind, *cells, *counts))
     head = "runs", "", "onset (step)", "begins in", "before x_1", "with x_1", "after x_1"
-    return studies.markdown(head, *cells)
-
-
-def side(onsets, kind):
-    """Return -1, 0 or 1: a kind of read begins before, with or after x_1; None if it does not."""
-    a, b = onsets[kind], onsets["x_1"]
-    return None if a is None else (a > b) - (a < b)
+    return studies.markdown(head, *lines)
 
 
 def leads():
@@ -169,7 +166,13 @@ def leads():
         before = [row["onsets"]["x_1"] - row["onsets"][kind] for row in rows if row["onsets"][kind]]
         count = sum(lead > 0 for lead in before)
         texts.append(f"{kind} in {count} of {len(rows)}, by {studies.spread(before)} steps")
-    return f"Before the knowledge of x_1 begin {'; '.join(texts)} (median and range)."
+    slots = sum((row["slots"]["q -> 1b"] for row in rows), [])
+    high, low = sum(slot > 0.8 for slot in slots), sum(slot < 0.2 for slot in slots)
+    return f"""\
+Before the knowledge of x_1 begin, of the main command, {"; ".join(texts)} (median
+and range). When x_1 is learned the head with most of q -> 1b gives it more than 0.8 in {high} of
+the {len(slots)} slots of these runs, and less than 0.2 in {low}: it is there for some slots and
+not for others."""
 
 
 def late_table():
@@ -215,6 +218,7 @@ def draw_onsets(file):
         axes.axvline(late[0]["late"][1], color="gray", ls=":")
         axes.set(xlabel="training step", ylim=(0, 1.1))
         axes.set_title(f"loss of $x_1$, seed {seed} (n = 1)", fontsize="medium")
+    right[0].set_ylabel("MSE")
     below = dict(loc="outside lower center", ncols=4, fontsize="small")
     entries = [axes.get_legend_handles_labels() for axes in (left, right[0])]
     figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
