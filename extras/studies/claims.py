@@ -10,7 +10,7 @@ from ablate import by_head, paths_in
 from data import command_line, program
 from extras import studies
 from extras.llm import weights
-from extras.studies import circuits, curriculum, depth, markdown, order
+from extras.studies import circuits, curriculum, depth, markdown, onset, order
 from extras.studies.rows import committed, settings_of
 from extras.studies.theory import least_layers, paper_bound
 from train import Flags
@@ -213,6 +213,8 @@ def section_9():
     late = ", ".join(f"{gap:.0f} at {level}" for level, (_, gap, _) in lasts.items())
     late = f" thresholds, n = 1 run: steps from the path before to the last: {late}"
     held, page = D[0]["report"]["paper"]["held"], "emergence"
+    onsets = [row["onsets"] for rotary in ("input", "qk") for row in onset.load_onsets(rotary)[0]]
+    begun = [max(steps[kind] for kind in order.HEADS) < steps["x_1"] for steps in onsets]
     in_order = [*map(order.reads_in_order, steps[0.5])]
     slow = [row["learned"]["x_1"] >= 3600 for row in D]
     return [
@@ -224,6 +226,7 @@ def section_9():
             page,
         ),
         claim("x_1 needs both q -> 1b and 1b -> 1a", lost, other, page),
+        claim("both reads begin before the knowledge of x_1", begun, "", page),
         claim("later symbols reuse the induction head", reused, control, page),
         claim("the query comes to read 1b, 2b, ... in this order", in_order, "", page),
         claim("heads emerge one at a time", [*map(one_at_a_time, rows)], "", page),
