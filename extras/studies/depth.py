@@ -387,13 +387,19 @@ def described():
 
 
 def memory_of(row):
-    """Return which tokens heads of the last layer read by place, and the least attention that one
-    pays to its token from the queries, as text."""
+    """Return [(token, attention), ...]: what each head of the last layer that reads by place reads
+    most, and how much the queries attend to it."""
     how, last = row["how"], f"L{row['layers'] - 1}"
     heads = [head for head in how["reads"] if head.startswith(last)]
     memory = [how["reads"][head] for head in heads if kind_of(how, head) == "place"]
-    tokens = " ".join(str(token) for token in sorted(reads.index(max(reads)) for reads in memory))
-    return f"{tokens} ({min(map(max, memory)):.2f})" if memory else ""
+    return sorted((reads.index(max(reads)), max(reads)) for reads in memory)
+
+
+def memory_text(row):
+    """Return "1 3 5 7 (0.95)": the tokens, and the least attention to one."""
+    memory = memory_of(row)
+    tokens = " ".join(str(token) for token, _ in memory)
+    return f"{tokens} ({min(attention for _, attention in memory):.2f})" if memory else ""
 
 
 def slashed(numbers):
@@ -410,7 +416,7 @@ def mechanism_table():
         for layer in range(row["layers"]):
             found = [kind_of(how, head) for head in how["mean"] if head.startswith(f"L{layer}")]
             kinds.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
-        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds), memory_of(row)]
+        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds), memory_text(row)]
         cell.append(f"{how['place_others'][-1]:.3f}")
         cell += [slashed(losses[-1] for losses in how[name]) for name in ("place_layers", "mlp")]
         rows.append([*cell, slashed(how["moved"])])
@@ -422,6 +428,15 @@ def print_swaps(out):
     """Print what becomes of the models that have address heads when these, or all other heads,
     write what they write in another sequence."""
     found = [row["how"] for row in described() if row["how"].get("address")]
+    wide = [row for row in described() if row["layers"] == 1 and row["heads"] > row["N"]]
+    wide = [row for row in wide if not row["other"]]
+    values = [{token for token, _ in memory_of(row)} for row in wide]
+    both = [
+        bool(row["how"].get("address")) and tokens >= {*range(1, 2 * row["N"], 2)}
+        for row, tokens in zip(wide, values, strict=True)
+    ]
+    out(f"Of {len(wide)} models of one layer with N + 1 heads or more, {sum(both)} have an address")
+    out("head and read every token 1b by place.")
     shares = [how["own"][head] for how in found for head in how["address"]]
     share = math.floor(100 * min(shares)) / 100  # bounds are rounded outward
     out(f"{len(found)} models of one layer have address heads, with at least {share:.2f} of")
