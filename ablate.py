@@ -8,9 +8,8 @@ paper's arrow points to what is read. q -> 1b* is a star: the query reads the to
 chains. A circuit is a set of paths. What heads read outside of it is ablated: replaced by its mean
 over reference sequences at that position, or by what they read in another sequence, drawn at random
 for all heads together. What a token reads of itself moves nothing between tokens, and stays.
-Attention is what the model computes under the ablation, so that one loss tells both whether the
-paths carry the answer and whether they suffice to find what they read. A circuit is validated if it
-is
+Attention is what the model computes under the ablation: so one loss tells both whether the paths
+carry the answer and whether they suffice to find what they read. A validated circuit is
 
     faithful     with all else ablated, the loss of every symbol stays below 0.05, and at most 1% of
                  the sequences lose a symbol that the full model has
@@ -49,9 +48,8 @@ MEAN, ANOTHER, NOTHING = "the mean", "another sequence", "nothing"  # instead of
 
 
 class End(NamedTuple):
-    """One end of a path, a token of a chain: the one with a role or, with an offset, an
-    intermediate token so many tokens after it (before it, if negative). every: that of all chains,
-    which only the end that is read can be."""
+    """One end of a path, a token of a chain: the one with a role or, with an offset, that so many
+    tokens after it (before it, if negative). every: of all chains, of the end that is read."""
 
     role: int  # an index of task.roles
     offset: int = 0
@@ -134,9 +132,8 @@ def mask_of(paths, task, positions):
 
 
 def attention_on(pattern, path, task, positions):
-    """Return how much the reader of each chain attends along a path, (..., B, N, 1), or for a star
-    to each of the N chains, (..., B, N, N), in patterns (..., B, T, T); 0 where an end of the path
-    does not exist."""
+    """Return how much the reader of each chain attends along a path, (..., B, N, 1), or a star,
+    (..., B, N, N) to each chain, in patterns (..., B, T, T); 0 where an end does not exist."""
     reader, read, exist = path.pairs(task, positions)
     sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
     return pattern[..., sequence, reader, read] * exist
@@ -186,9 +183,8 @@ class Reference:
 
 
 class PatchedModel:
-    """A model on one batch, with some of what its heads read ablated. reference: what replaces it,
-    by default what the model reads in 256 held-out sequences. Losses are (B, symbols): the squared
-    error of each sequence on each symbol."""
+    """A model on one batch, with some of what its heads read replaced by that of a reference, by
+    default 256 held-out sequences. Losses are the squared errors of each sequence, (B, symbols)."""
 
     def __init__(self, model, flags, batch, reference=None):
         self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
@@ -280,8 +276,7 @@ def attended(reference, task):
 
 
 def prune(ranked, faithful):
-    """Return the frozenset of paths that is left when those of a list are dropped, the first ones
-    first, as long as faithful(paths)."""
+    """Return the paths of a list that are left if all that can go do, first ones first."""
     remaining, before = frozenset(ranked), None
     while remaining and remaining != before:
         before, groups = remaining, [[path for path in ranked if path in remaining]]
@@ -309,8 +304,7 @@ def reached(paths, task):
 
 
 def intervals(losses, flags):
-    """Return {symbol: [mean, low, high]}, two standard errors on either side of the mean, of losses
-    (sequences, symbols)."""
+    """Return {symbol: [mean, mean - 2 errors, mean + 2 errors]} of losses (sequences, symbols)."""
     mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
     rows = torch.stack([mean, mean - 2 * error, mean + 2 * error], 1).tolist()
     return dict(zip(flags.target_names, rows, strict=True))
@@ -324,8 +318,8 @@ def worst_of(rows):
 
 def holds(patched, losses, limit):
     """Return whether these losses of a circuit are those of a faithful one."""
-    high = max(high for _, _, high in intervals(losses, patched.flags).values())
-    return high < limit and patched.lost(losses) <= LOST
+    highest = max(high for *_, high in intervals(losses, patched.flags).values())
+    return highest < limit and patched.lost(losses) <= LOST
 
 
 def passes(patched, paths, ablations, limit):
@@ -334,10 +328,9 @@ def passes(patched, paths, ablations, limit):
 
 
 def papers_test(patched, paths, threshold):
-    """Return steps 5 and 6 of Appendix E: heads with paths attend hard along them and to nothing
-    else, each other head is uniform or the identity, whichever costs the full model less; then
-    every later path is removed, and the first useful head is made uniform. passed: below the
-    threshold at first, and at least 0.17 after every removal."""
+    """Return steps 5 and 6 of Appendix E: heads with paths attend hard along them alone, others are
+    uniform or the identity, whichever costs the full model less; then every later path is removed,
+    and the first useful head is made uniform. passed: below the threshold, then at least 0.17."""
     task, positions, first = patched.task, patched.batch.positions, min(paths)
     allowed = torch.ones(task.T, task.T).tril(0 if patched.flags.causal else task.T)
     uniform, identity = (
