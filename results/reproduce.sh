@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
-mkdir -p "$runs"/{default,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
+mkdir -p "$runs"/{default,onset,qk_std0.02,last,again,decay,shorter,adamw,rope,rope_twice,without_curriculum,float32,curriculum,conditional,cleaning,literal,depth}
 
 # reads lines of MINUTES WHAT NAME FLAGS: trains a run of this name and, if WHAT is circuit, finds its circuit and draws it
 make_runs() {
@@ -42,6 +42,21 @@ main="--layers 12 --heads 1 --D 3"
 for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed --save-every 10"
 done | make_runs
+
+# the main command in float32, with a checkpoint every 2 steps, most of them until x_1 is learned, and without a read until step
+# 200 (emergence.md)
+make_runs <<< "20 circuit runs/onset/s1 $main --save-every 2 --seed 1"
+for seed in 0 2 3 4; do
+  echo "10 loss onset/s$seed $main --save-every 2 --eval-every 10 --stop-below 0.6 --seed $seed"
+done | make_runs
+make_runs <<< "9 loss onset/rope_s0 $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6"
+for seed in 1 2 3; do
+  for read in "1b -> 1a" "2b -> 2a"; do
+    run="$folder/onset/${read// -> /_}_s$seed"
+    # shellcheck disable=SC2086
+    [ -e "$run/model.pt" ] || python -m extras.studies.late "$read" 200 $main --eval-every 10 --stop-below 0.6 --seed "$seed" --out "$run"
+  done
+done
 
 # the same, where W_Q and W_K start as small as all other weights (emergence.md)
 for seed in {0..8}; do
@@ -227,6 +242,7 @@ make_rows() {
 make_rows
 figures="$folder/figures"
 python -m extras.studies.order "$runs"/default/s* --out "$figures"
+python -m extras.studies.onset "$runs/onset/s1" "$folder"/onset/* --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
 python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 "$runs"/rope/s4 --out "$figures"
 python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"

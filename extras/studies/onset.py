@@ -130,9 +130,9 @@ def measure(row):
 # ---- the table, the sentence, the figure
 
 
-def load_onsets(rotary="input"):
-    """Return ([rows with onsets], [rows of late.py]) of the committed onset.jsonl."""
-    rows = train.read_rows(RESULTS / "figures/onset.jsonl")
+def load_onsets(rotary="input", folder=RESULTS / "figures"):
+    """Return ([rows with onsets], [rows of late.py]) of the onset.jsonl in a folder."""
+    rows = train.read_rows(folder / "onset.jsonl")
     rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
     return [row for row in rows if row["onsets"]], [row for row in rows if row["late"]]
 
@@ -193,10 +193,10 @@ def late_table():
     return studies.markdown(["seed", "x_1 learned as ever", *head], *lines)
 
 
-def draw_onsets(file):
+def draw_onsets(folder):
     """Draw the onset of each read of an induction head and of x_1, a line per run, and the loss of
-    x_1 with a read ablated until a step."""
-    plain, late = load_onsets()
+    x_1 with a read ablated until a step, of the onset.jsonl in a folder, into it."""
+    plain, late = load_onsets(folder=folder)
     seeds = sorted({row["seed"] for row in late})
     size = dict(figsize=(4 + 2.6 * len(seeds), 4.2), layout="constrained")
     figure, (left, *right) = plt.subplots(1, 1 + len(seeds), **size)
@@ -222,16 +222,13 @@ def draw_onsets(file):
     below = dict(loc="outside lower center", ncols=4, fontsize="small")
     entries = [axes.get_legend_handles_labels() for axes in (left, right[0])]
     figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
-    analyze.save_figure(figure, file)
+    analyze.save_figure(figure, folder / "onset.png")
 
 
 def draw(rows, out):
     """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it."""
-    file, rows = out / "onset.jsonl", [row for row in rows if row["folder"]]
-    if rows:
-        train.write_rows(file, map(measure, rows))
-    if file.exists():
-        draw_onsets(out / "onset.png")
+    train.write_rows(out / "onset.jsonl", [measure(row) for row in rows if row["folder"]])
+    draw_onsets(out)
     return out / "onset.png"
 
 
