@@ -238,7 +238,7 @@ def compiled_table():
 
 
 def asked_table():
-    """Return a row per run of the committed circuits.jsonl."""
+    """Return a row per circuit of the committed circuits.jsonl."""
     lines = []
     for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
         if "paths" not in row:
@@ -249,7 +249,7 @@ def asked_table():
         other = "{faithful} of {sets}".format(**row["null"]) if row["null"]["sets"] else "no other"
         itself = " ".join(row["itself"]) or "none"
         lines.append([row["run"], len(row["paths"]), again, other, differ, itself])
-    head = "run", "paths", "of those of five other searches", "other sets faithful"
+    head = "run", "paths", "of those of other searches", "other sets faithful"
     return markdown([*head, "differs without two by", "own token needed in"], *lines)
 
 
