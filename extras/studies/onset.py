@@ -141,7 +141,7 @@ def onset_table():
     """Return a row per kind of read that begins in more than half of the runs, of RoPE only those
     of an induction head: its onset, and in how many runs it comes before, with and after x_1."""
     lines = []
-    for title, rotary in ("main command", "input"), ("RoPE", "qk"):
+    for title, rotary in ("main", "input"), ("RoPE", "qk"):
         rows, begun = load_onsets(rotary)[0], {}
         onsets = {kind: [row["onsets"][kind] for row in rows] for kind in rows[0]["onsets"]}
         for kind, steps in onsets.items():
@@ -152,11 +152,10 @@ def onset_table():
         for kind in sorted(begun, key=lambda kind: statistics.median(begun[kind])):
             pairs = zip(onsets[kind], onsets["x_1"], strict=True)
             signs = [(a > b) - (a < b) for a, b in pairs if a is not None]
-            counts = [signs.count(sign) for sign in (-1, 0, 1)] if kind != "x_1" else [""] * 3
-            cells = studies.spread(begun[kind]), f"{len(begun[kind])} of {len(rows)}"
-            lines.append((title, kind, *cells, *counts))
-    head = "runs", "", "onset (step)", "begins in", "before x_1", "with x_1", "after x_1"
-    return studies.markdown(head, *lines)
+            counts = "/".join(str(signs.count(sign)) for sign in (-1, 0, 1))
+            counts = counts if kind != "x_1" else ""
+            lines.append((title, kind, studies.spread(begun[kind]), counts))
+    return studies.markdown(("runs", "", "onset (step)", "before/with/after x_1"), *lines)
 
 
 def leads():
@@ -169,10 +168,9 @@ def leads():
     slots = sum((row["slots"]["q -> 1b"] for row in rows), [])
     high, low = sum(slot > 0.8 for slot in slots), sum(slot < 0.2 for slot in slots)
     return f"""\
-Before the knowledge of x_1 begin, of the main command, {"; ".join(texts)} (median
-and range). When x_1 is learned the head with most of q -> 1b gives it more than 0.8 in {high} of
-the {len(slots)} slots of these runs, and less than 0.2 in {low}: it is there for some slots and
-not for others."""
+Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
+(median and range). When x_1 is learned the head with most of q -> 1b gives it more than 0.8 in
+{high} of the {len(slots)} slots of these runs, and less than 0.2 in {low}."""
 
 
 def late_table():

@@ -134,28 +134,8 @@ def first_steps(row, level):
     return steps
 
 
-def paths_table():
-    """Return a row per group: at each level, in how many runs the first path to emerge is one of
-    an induction head, both of its paths come before any other read of the query, and the reads of
-    1b, 2b, ... by the query come in this order."""
-    lines = []
-    for title, patterns in EMERGED.items():
-        rows, cells = [row for row in committed(*patterns) if row["emergence"]], []
-        firsts = {level: [first_steps(row, level) for row in rows] for level in LEVELS}
-        for test in (is_first, is_whole, reads_in_order):
-            cells.append(", ".join(str(sum(map(test, firsts[level]))) for level in LEVELS))
-        lines.append([title, len(rows), *cells])
-    head = "first path is of an induction head", "whole head before other reads"
-    return studies.markdown(["runs", "n", *head, "1b, 2b, ... read in order"], *lines)
-
-
 def is_first(steps):
     return next(iter(steps), None) in HEADS
-
-
-def is_whole(steps):
-    others = [step for kind, step in steps.items() if kind[0] == "q" and kind not in HEADS]
-    return max(steps.get(kind, math.inf) for kind in HEADS) < min(others, default=math.inf)
 
 
 def reads_in_order(steps):
