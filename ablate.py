@@ -48,8 +48,8 @@ MEAN, ANOTHER, NOTHING = "the mean", "another sequence", "nothing"  # instead of
 
 
 class End(NamedTuple):
-    """One end of a path, a token of a chain: the one with a role or, with an offset, an intermediate
-    token so many after it (before it, if negative). every: of all chains, if it is what is read."""
+    """One end of a path, a token of a chain: the one with a role or, with an offset, the
+    intermediate token so many after it (before it, if negative). every: of all chains, if read."""
 
     role: int  # an index of task.roles
     offset: int = 0
