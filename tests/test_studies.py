@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train
-from ablate import PatchedModel
+from ablate import PatchedModel, path_name, paths_in
 from data import held_out
 from extras import studies
 from extras.studies import circuits, claims, curriculum, depth, late, onset, order, rows, theory
@@ -267,6 +267,15 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
     assert asked["stability"] == dict(same=[count - 1] * 2, of=[count - 1] * 2)
     assert len(asked["paths"]) == count and asked["null"]["faithful"] == 0
     assert 0 < asked["complete"]["mean"] < asked["complete"]["largest"]
+
+    # without one of its paths, that path's head is the one to free
+    model, flags = train.load(row["folder"])
+    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 16)))
+    paths = {*paths_in(row["report"], flags.problem)}
+    missing = next(path for path in paths if path_name(path, flags.problem).endswith(": q -> 1b"))
+    (before, _), head, (after, lost) = circuits.freed(patched, paths - {missing})["the mean"]
+    assert head == f"L{missing.layer}H{missing.head}" and lost < 0.1
+    assert max(before) > 0.5 > 0.05 > max(after)
 
 
 # ---- depth
