@@ -95,7 +95,7 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
 
 def test_a_study_writes_nothing_beside_the_runs(tmp_path):
     def main():
-        studies.command(order.__file__, "", order.order_table, order.draw)
+        studies.command(order.__file__, "", order.order_table, order.write_induction)
 
     study = SimpleNamespace(__file__=order.__file__, main=main)
     run = write_run(tmp_path / "runs" / "a", "--D 2", **FALLING)
