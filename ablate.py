@@ -218,11 +218,11 @@ class PatchedModel:
         instead = ablated[self.drawn] if by == ANOTHER else ablated.mean(0) * (by == MEAN)
         return lambda pattern, values: (pattern * here) @ values + instead.to(values)
 
-    def circuit(self, paths, by=MEAN):
-        """Return the losses with everything outside of these paths ablated."""
-        groups = by_head(paths)
-        heads = self.reference.reads
-        return self.losses({head: self.ablate(head, groups.get(head, ()), by=by) for head in heads})
+    def circuit(self, paths, by=MEAN, changed=None):
+        """Return the losses with all outside of these paths ablated, but for changed {head: f}."""
+        groups, reads = by_head(paths), self.reference.reads
+        heads = {head: self.ablate(head, groups.get(head, ()), by=by) for head in reads}
+        return self.losses(heads | (changed or {}))
 
     def knock_out(self, paths):
         """Return the losses of the full model with only these paths ablated."""

@@ -12,7 +12,7 @@ import torch
 
 import train
 from ablate import PatchedModel, path_name, paths_in
-from data import held_out
+from data import UserError, held_out
 from extras import studies
 from extras.studies import circuits, claims, curriculum, depth, late, onset, order, rows, theory
 from extras.studies.stats import bootstrap, wilson
@@ -192,19 +192,30 @@ def test_a_late_read_is_as_if_the_token_were_not_there():
     assert not torch.allclose(ever, without, atol=1e-3)
 
 
-def test_a_late_read_is_free_from_its_step_on(tmp_path):
+def test_a_late_read_is_free_from_its_step_on(tmp_path, monkeypatch):
+    """Also after a stop before that step: at most the steps since the last evaluation are done
+    again, and without the read."""
     words = "--layers 1 --width 8 --D 1 --N 2 --batch 4 --steps 6 --eval-every 2 --device cpu"
-    flags, seen = train.parse_flags([*words.split(), "--out", str(tmp_path / "run")]), []
-    heads_without = late.heads_without
+    heads_without, seen = late.heads_without, []
 
     def recorded(read, flags, positions):
         seen.append(torch.is_grad_enabled())
+        if seen.count(True) == stop_at:
+            raise KeyboardInterrupt
         return heads_without(read, flags, positions)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(late, "heads_without", recorded)
-        late.run_once(flags, "1b -> 1a", 3)
-    assert seen.count(True) == 3 and train.read_log(flags.out)[-1]["step"] == 6
+    monkeypatch.setattr(late, "heads_without", recorded)
+    for stop_at, without in (None, 4), (3, 3 + 2):
+        flags = train.parse_flags([*words.split(), "--out", str(tmp_path / str(stop_at))])
+        seen.clear()
+        if stop_at:
+            with pytest.raises(KeyboardInterrupt):
+                late.run_once(flags, "1b -> 1a", 4)
+            with pytest.raises(UserError, match="add --resume"):
+                late.run_once(flags, "1b -> 1a", 4)
+            stop_at, flags = None, flags.replace(resume=True)
+        late.run_once(flags, "1b -> 1a", 4)
+        assert seen.count(True) == without and train.read_log(flags.out)[-1]["step"] == 6
 
 
 # ---- curriculum

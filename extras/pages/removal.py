@@ -17,6 +17,7 @@ import analyze
 import train
 from ablate import PatchedModel, path_name, paths_in
 from data import UserError, command_line, held_out, program, progress
+from extras.studies.stats import knock_out_rises
 
 
 def measure(folder, run):
@@ -49,12 +50,9 @@ def draw_removal(run, emergence):
     begin = min((step for step in learned if step is not None), default=4) / 4
     figure, grid = analyze.panels(len(losses), len(losses), 3.6, height, sharey=True)
 
-    for axes, step, (symbol, curve) in zip(grid, learned, losses.items(), strict=True):
+    for axes, step, symbol in zip(grid, learned, losses, strict=True):
         # a row for each path
-        rises = []
-        for row in paths.values():
-            pairs = zip(row["without"][symbol], curve, strict=True)
-            rises.append([without - loss for without, loss in pairs])
+        rises = [knock_out_rises(emergence, row)[symbol] for row in paths.values()]
         image = axes.pcolormesh(edges, rows, rises, cmap="Reds", vmin=0, vmax=1)
 
         if step is not None:

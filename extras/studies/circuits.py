@@ -46,15 +46,15 @@ from extras.studies.theory import least_layers
 def without_itself(patched, paths, head):
     """Return the losses of a circuit, (sequences, symbols), in which one head reads the mean over
     sequences where a token reads itself."""
-    groups, (pattern, values) = by_head(paths), patched.reference.reads[head]
-    heads = {key: patched.ablate(key, groups.get(key, ())) for key in patched.reference.reads}
+    pattern, values = patched.reference.reads[head]
     own = (pattern.diagonal(dim1=1, dim2=2)[..., None] * values).mean(0)  # (T, size)
-    others, kept = 1 - torch.eye(pattern.shape[-1]), heads[head]
+    others = 1 - torch.eye(pattern.shape[-1])
+    kept = patched.ablate(head, by_head(paths).get(head, ()))
 
     def write(pattern, values):
         return kept(pattern * others, values) + own.to(values)
 
-    return patched.losses(heads | {head: write})
+    return patched.circuit(paths, changed={head: write})
 
 
 def searches(model, flags, threshold, count):
@@ -68,24 +68,18 @@ def searches(model, flags, threshold, count):
 
 def freed(patched, paths):
     """Return {ablation: [losses, "L1H0", losses with nothing in this head ablated]}."""
-    groups, found = by_head(paths), {}
+    found = {}
     for by in MEAN, ANOTHER:
-        reads = patched.reference.reads
-        heads = {head: patched.ablate(head, groups.get(head, ()), by=by) for head in reads}
         without = {}
-        for head in progress("freed head", [*reads]):
-            others = {key: write for key, write in heads.items() if key != head}
-            without[head] = patched.losses(others)
+        for head in progress("freed head", [*patched.reference.reads]):
+            without[head] = patched.circuit(paths, by, {head: torch.matmul})
         best = min(without, key=lambda head: without[head].mean(0).max().item())
         rows = []
-        for losses in patched.losses(heads), without[best]:
-            rows.append([[*map(to_digits, losses.mean(0).tolist())], patched.lost(losses)])
+        for losses in patched.circuit(paths, by), without[best]:
+            means = [float(f"{loss:.4g}") for loss in losses.mean(0).tolist()]
+            rows.append([means, patched.lost(losses)])
         found[by] = [rows[0], "L{}H{}".format(*best), rows[1]]
     return found
-
-
-def to_digits(loss):
-    return float(f"{loss:.4g}")
 
 
 @torch.no_grad()

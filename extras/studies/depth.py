@@ -331,7 +331,7 @@ def print_counts(out):
     out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
     missing = len(PREDICTED) - len(found)
     out(f"Cells of one run: {single}. Predicted, but not run: {missing} of {len(PREDICTED)}.")
-    rows, bound = [row for group in cells().values() for row in group], bound_rows()
+    rows, bound = all_rows(), bound_rows()
     solved = sum(map(solves, bound))
     out(f"Of {len(bound)} runs with fewer layers than the law of content demands,")
     passed = sum(map(passes, bound))
@@ -343,10 +343,14 @@ def print_counts(out):
         out(f"Where {text} is above 0, {sum(below)} of {len(below)} end more than 0.05 below it.")
 
 
+def all_rows():
+    """Return the committed rows, sorted."""
+    return [row for group in cells().values() for row in group]
+
+
 def bound_rows():
     """Return the rows with fewer layers than the law of content demands for x_D."""
-    rows = [row for group in cells().values() for row in group]
-    return [row for row in rows if causal_depth(row["D"]) > row["layers"]]
+    return [row for row in all_rows() if causal_depth(row["D"]) > row["layers"]]
 
 
 def solves(row):
@@ -383,7 +387,7 @@ def binding_table():
 
 def described():
     """Return the rows that say how a model does it, sorted."""
-    return [row for group in cells().values() for row in group if "how" in row]
+    return [row for row in all_rows() if "how" in row]
 
 
 def memory_of(row):
@@ -393,6 +397,11 @@ def memory_of(row):
     heads = [head for head in how["reads"] if head.startswith(last)]
     memory = [how["reads"][head] for head in heads if kind_of(how, head) == "place"]
     return sorted((reads.index(max(reads)), max(reads)) for reads in memory)
+
+
+def remembers_all(row):
+    """Return whether heads of a model of one layer read every token 1b by place."""
+    return {*range(1, 2 * row["N"], 2)} <= {token for token, _ in memory_of(row)}
 
 
 def memory_text(row):
@@ -428,14 +437,10 @@ def print_swaps(out):
     """Print what becomes of the models that have address heads when these, or all other heads,
     write what they write in another sequence."""
     found = [row["how"] for row in described() if row["how"].get("address")]
-    wide = [row for row in described() if row["layers"] == 1 and row["heads"] > row["N"]]
+    wide = [row for row in all_rows() if row["layers"] == 1 and row["heads"] > row["N"]]
     wide = [row for row in wide if not row["other"]]
-    values = [{token for token, _ in memory_of(row)} for row in wide]
-    both = [
-        bool(row["how"].get("address")) and tokens >= {*range(1, 2 * row["N"], 2)}
-        for row, tokens in zip(wide, values, strict=True)
-    ]
-    out(f"Of {len(wide)} models of one layer with N + 1 heads or more, {sum(both)} have an address")
+    both = [row for row in wide if row.get("how", {}).get("address") and remembers_all(row)]
+    out(f"Of {len(wide)} models of one layer with N + 1 heads or more, {len(both)} have an address")
     out("head and read every token 1b by place.")
     shares = [how["own"][head] for how in found for head in how["address"]]
     share = math.floor(100 * min(shares)) / 100  # bounds are rounded outward

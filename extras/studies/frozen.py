@@ -15,22 +15,31 @@ from data import command_line, program
 from extras.studies.theory import frozen_paths
 
 
-def run_once(flags, circuit, stopped=()):
-    """Train a run, or continue it, like train.run_once, with this circuit."""
-    paths = frozen_paths(flags, circuit)
+def run_with(flags, heads_of, note, stopped=()):
+    """Train a run, or continue it, like train.run_once, with the head functions heads_of(positions
+    (B, N, roles)) in every prediction; note: what config.json says of them, a dict."""
 
     def predict(model, flags, index):
         batch = train.sequences(flags, index.to(flags.device))
         with train.precision(flags):
-            heads = frozen_heads(paths, flags.problem, batch.positions)
-            return model(batch.inputs, heads), batch.targets
+            return model(batch.inputs, heads_of(batch.positions)), batch.targets
 
     with mock.patch.object(train, "predict", predict):
         ended = train.run_once(flags, stopped)
     file = flags.out / "config.json"
-    saved = json.loads(file.read_text(encoding="utf-8")) | dict(circuit=circuit)
+    saved = json.loads(file.read_text(encoding="utf-8")) | note
     train.write_text(file, json.dumps(saved, indent=1) + "\n")
     return ended
+
+
+def run_once(flags, circuit, stopped=()):
+    """Train a run, or continue it, like train.run_once, with this circuit."""
+    paths = frozen_paths(flags, circuit)
+
+    def heads_of(positions):
+        return frozen_heads(paths, flags.problem, positions)
+
+    return run_with(flags, heads_of, dict(circuit=circuit), stopped)
 
 
 if __name__ == "__main__":

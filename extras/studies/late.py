@@ -7,14 +7,12 @@ The reader attends as if the token that it reads were not there. config.json of 
 "late": ["1b -> 1a", 200] beside the flags.
 """
 
-import json
-from unittest import mock
-
 import torch
 
 import train
 from ablate import mask_of, path_from
 from data import UserError, command_line, number, program
+from extras.studies.frozen import run_with
 
 
 def heads_without(read, flags, positions):
@@ -33,25 +31,20 @@ def heads_without(read, flags, positions):
 
 def run_once(flags, read, until):
     """Train a run, or continue it, like train.run_once, without this read until a step."""
-    trained, stopped = [], []
+    state, stopped = flags.out / "state.pt", []
+    steps = train.read_tensors(state)["step"] if state.exists() else 0  # done by then
 
-    def predict(model, flags, index):
+    def heads_of(positions):
+        nonlocal steps
         if torch.is_grad_enabled():  # a training step, not an evaluation
-            trained.append(index)
-            stopped.extend([True] * (len(trained) == until))
-        batch = train.sequences(flags, index.to(flags.device))
-        with train.precision(flags):
-            heads = heads_without(read, flags, batch.positions)
-            return model(batch.inputs, heads), batch.targets
+            steps += 1
+            stopped.extend([True] * (steps == until))
+        return heads_without(read, flags, positions)
 
-    if not (flags.out / "state.pt").exists():
-        with mock.patch.object(train, "predict", predict):
-            train.run_once(flags, stopped)
-    flags.resume = True
+    if steps < until:
+        run_with(flags, heads_of, dict(late=[read, until]), stopped)
+        flags = flags.replace(resume=True)
     train.run_once(flags)
-    file = flags.out / "config.json"
-    saved = json.loads(file.read_text(encoding="utf-8")) | dict(late=[read, until])
-    train.write_text(file, json.dumps(saved, indent=1) + "\n")
 
 
 def main():

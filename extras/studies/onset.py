@@ -26,9 +26,8 @@ import train
 from ablate import End, Path, attention_on
 from data import held_out, progress
 from extras import studies
-from extras.studies.order import HEADS
+from extras.studies.order import HEADS, kinds_of_read
 from extras.studies.rows import RESULTS
-from extras.studies.theory import may_attend
 
 
 N_SEQUENCES = 1024
@@ -43,17 +42,15 @@ def excesses(model, flags):
     """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)} of a model, and the mean
     loss of x_1."""
     found, losses, task = {}, [], flags.problem
-    kinds = may_attend(task, flags.causal).fill_diagonal_(False).nonzero().tolist()
     for index in held_out("emergence", N_SEQUENCES).split(128):
         batch = train.sequences(flags, index)
         with train.precision(flags):
             predictions, patterns = model(batch.inputs, return_patterns=True)
         patterns = torch.cat([layer.float() for layer in patterns], 1).transpose(0, 1)
-        for reader, read in kinds:
+        for kind, (reader, read) in kinds_of_read(flags).items():
             star = Path(0, 0, End(reader), End(read, every=True))
             given = attention_on(patterns, star, task, batch.positions)  # (heads, B, N, N)
-            name = f"{task.names[reader]} -> {task.names[read]}"
-            found.setdefault(name, []).append(own_above_others(given).T)
+            found.setdefault(kind, []).append(own_above_others(given).T)
 
         # the error of each query's x_1 to the x_1 of each chain, (B, N, N)
         x1, targets = predictions.float()[..., : flags.K], batch.targets[..., : flags.K]
@@ -76,7 +73,7 @@ def by_slot(model, flags, kind, head):
     task, batch = flags.problem, train.sequences(flags, held_out("emergence", 128))
     with train.precision(flags):
         _, patterns = model(batch.inputs, return_patterns=True)
-    reader, read = (task.names.index(name) for name in kind.split(" -> "))
+    reader, read = kinds_of_read(flags)[kind]
     path = Path(*divmod(head, flags.heads), End(reader), End(read))
     given = attention_on(patterns[path.layer][:, path.head], path, task, batch.positions)[..., 0]
     slots = batch.positions[:, :, read].argsort(1).argsort(1)
@@ -122,7 +119,8 @@ def measure(row):
     measured |= dict(onsets=None, slots=None)
     if not late:
         measured = measure_onsets(row["folder"], row["learned"]["x_1"])
-    learned = analyze.first_below(measured["steps"], measured["losses"], 0.5)
+    level = flags.problem.learned_below
+    learned = analyze.first_below(measured["steps"], measured["losses"], level)
     run = dict(run=row["name"], rotary=flags.rotary, seed=flags.seed, late=late, learned=learned)
     return run | measured
 
@@ -207,7 +205,8 @@ def draw_onsets(folder):
     left.set(xlabel="training step", ylabel="seed", yticks=[row["seed"] for row in plain])
     left.set_title(f"onsets, {len(plain)} runs", fontsize="medium")
 
-    colors = {None: "black", "1b -> 1a": "tab:blue", "2b -> 2a": "tab:orange"}
+    reads = [*dict.fromkeys(row["late"][0] for row in late)]
+    colors = {None: "black"} | {read: f"C{number}" for number, read in enumerate(reads)}
     for axes, seed in zip(right, seeds, strict=True):
         for row in [row for row in plain + late if row["seed"] == seed]:
             read, _ = row["late"] or (None, None)

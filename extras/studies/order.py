@@ -146,16 +146,22 @@ def reads_in_order(steps):
 # ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
 
 
+def kinds_of_read(flags):
+    """Return {"q -> 1b": (reader, read), ...}, the roles of all pairs of which the reader sees the
+    other."""
+    names, readable = flags.problem.names, may_attend(flags.problem, flags.causal)
+    pairs = readable.fill_diagonal_(False).nonzero().tolist()
+    return {f"{names[reader]} -> {names[read]}": (reader, read) for reader, read in pairs}
+
+
 def kinds_of(patched):
     """Return what a row of induction.jsonl says of each kind of read in one model."""
     kinds, task, positions = {}, patched.task, patched.batch.positions
     reads = reads_of(patched.model, patched.flags, patched.batch)
-    readable = may_attend(task, patched.flags.causal).fill_diagonal_(False)
-    for reader, read in readable.nonzero().tolist():
+    for name, (reader, read) in kinds_of_read(patched.flags).items():
         paths = [Path(*head, End(reader), End(read)) for head in reads]
         rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
         means = [attention_on(reads[p[:2]][0], p, task, positions).mean() for p in paths]
-        name = f"{task.names[reader]} -> {task.names[read]}"
         kinds[name] = [round(rise, 4), round(max(means).item(), 4)]
     return kinds
 
