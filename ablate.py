@@ -76,20 +76,21 @@ class Path(NamedTuple):
     read: End
 
     def pairs(self, task, positions):
-        """Return the tokens of reader and read and a mask of where both exist, (B, N, 1) each, or
-        (B, N, N) for a star: the reader of each chain with every token that it reads."""
+        """Return the numbers of the sequences, the tokens of reader and read, and where both exist:
+        they broadcast to (B, N, 1) or, for a star, (B, N, N), each reader with all that it reads.
+        """
+        sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
         (reader, exists), (read, exists_too) = (
             [x[..., None] for x in end.tokens(task, positions)] for end in self[2:]
         )
         if self.read.every:
             read, exists_too = read.mT, exists_too.mT  # (B, 1, N)
-        return torch.broadcast_tensors(reader, read, exists & exists_too)
+        return sequence, reader, read, exists & exists_too
 
 
 def to_row(path, task):
     """Return a path as it is written into JSON."""
-    reader, read = path.reader.name(task), path.read.name(task)
-    return dict(layer=path.layer, head=path.head, reader=reader, read=read)
+    return path._asdict() | dict(reader=path.reader.name(task), read=path.read.name(task))
 
 
 def path_from(row, task):
@@ -124,19 +125,17 @@ def paths_in(report, task, kind="paths"):
 def mask_of(paths, task, positions):
     """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
     named = torch.zeros(len(positions), task.T, task.T, device=positions.device)
-    sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
     for path in paths:
-        reader, read, exist = path.pairs(task, positions)
-        named.index_put_((sequence, reader, read), exist.float(), accumulate=True)
+        *index, exist = path.pairs(task, positions)
+        named.index_put_(index, exist.float(), accumulate=True)
     return named > 0
 
 
 def attention_on(pattern, path, task, positions):
     """Return how much the reader of each chain attends along a path, (..., B, N, 1), or a star,
     (..., B, N, N) to each chain, in patterns (..., B, T, T); 0 where an end does not exist."""
-    reader, read, exist = path.pairs(task, positions)
-    sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
-    return pattern[..., sequence, reader, read] * exist
+    *index, exist = path.pairs(task, positions)
+    return pattern[(..., *index)] * exist
 
 
 def by_head(paths):
@@ -159,27 +158,23 @@ def frozen_heads(paths, task, positions):
 # ---- a model with parts of it ablated
 
 
-@torch.no_grad()
-def reads_of(model, flags, batch):
-    """Return {(layer, head): (pattern (B, T, T), values (B, T, size))} of a model on a batch."""
-    # in this order, in whichever a model calls them
-    reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
-
-    def record(pattern, values, head):
-        reads[head] = pattern.float(), values.float()
-        return pattern @ values
-
-    with precision(flags):
-        model(batch.inputs, {head: functools.partial(record, head=head) for head in reads})
-    return reads
-
-
 class Reference:
-    """What the heads of a model read in held-out sequences, which replaces what is ablated."""
+    """What the heads of a model read in a batch, by default n held-out sequences, which replaces
+    what is ablated: reads {(layer, head): (pattern (B, T, T), values (B, T, size))}."""
 
-    def __init__(self, model, flags, n=256):
-        self.batch = sequences(flags, held_out("means", n, flags.device))
-        self.reads = reads_of(model, flags, self.batch)
+    @torch.no_grad()
+    def __init__(self, model, flags, n=256, batch=None):
+        self.batch = batch or sequences(flags, held_out("means", n, flags.device))
+        # in this order, in whichever a model calls them
+        self.reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
+
+        def record(pattern, values, head):
+            self.reads[head] = pattern.float(), values.float()
+            return pattern @ values
+
+        heads = {head: functools.partial(record, head=head) for head in self.reads}
+        with precision(flags):
+            model(self.batch.inputs, heads)
 
 
 class PatchedModel:
@@ -191,11 +186,7 @@ class PatchedModel:
         self.reference = reference or Reference(model, flags)
         generator, count = torch.Generator().manual_seed(0), len(self.reference.batch.inputs)
         self.drawn = torch.randint(count, (len(batch.inputs),), generator=generator)  # for ANOTHER
-
-    @functools.cached_property
-    def baseline(self):
-        """The losses of the full model."""
-        return self.losses({})
+        self.baseline = self.losses({})  # of the full model
 
     @torch.no_grad()
     def losses(self, heads):
@@ -239,9 +230,9 @@ class PatchedModel:
 
 
 def attended(reference, task):
-    """Return ({Path, ...}, {star, ...}) along which the full model attends: more to its own chain
-    than to others, or with a large share to a role of all chains. Intermediate tokens count where
-    they have read something of the chain before they are read."""
+    """Return ({Path, ...}, {star, ...}): where the full model attends more to its own chain than to
+    others, or with a large share to a role of all chains. Intermediate tokens must have read before
+    they are read."""
     # all roles, and the intermediate tokens before and after their slots
     ends = []
     for role, (_, _, block, place) in enumerate(task.roles):
@@ -316,15 +307,14 @@ def worst_of(rows):
     return f"{name} {rows[name][0]:.3f}"
 
 
-def holds(patched, losses, limit):
-    """Return whether these losses of a circuit are those of a faithful one."""
-    highest = max(high for *_, high in intervals(losses, patched.flags).values())
-    return highest < limit and patched.lost(losses) <= LOST
-
-
 def passes(patched, paths, ablations, limit):
     """Return whether a circuit is faithful under each of these ablations."""
-    return all(holds(patched, patched.circuit(paths, by), limit) for by in ablations)
+    for by in ablations:
+        losses = patched.circuit(paths, by)
+        highest = max(high for *_, high in intervals(losses, patched.flags).values())
+        if highest >= limit or patched.lost(losses) > LOST:
+            return False
+    return True
 
 
 def papers_test(patched, paths, threshold):
@@ -355,37 +345,34 @@ def papers_test(patched, paths, threshold):
 @torch.no_grad()
 def check_model(model, flags):
     """Raise UserError, in one line, if a model cannot be called as find_circuit calls it."""
-    batch, B, T = sequences(flags, held_out("means", 16)), 16, flags.problem.T
+    T = flags.problem.T
 
     def predict(heads):
         with precision(flags):
-            return model(batch.inputs, heads)
+            return model(reference.batch.inputs, heads)
 
     try:
-        reads, predictions, again = reads_of(model, flags, batch), predict({}), predict({})
-    except Exception as error:  # a model of others may fail in any way
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"the model cannot be called as find_circuit says: {reason}") from None
-    shape = batch.targets.shape
-    if not isinstance(predictions, torch.Tensor) or predictions.shape != shape:
-        raise UserError(f"the model must return its predictions, a tensor of shape {(*shape,)}")
-    if not predictions.isfinite().all():
-        raise UserError("the model returns predictions that are not finite")
-    if not torch.allclose(predictions.float(), again.float(), atol=0.01):
-        raise UserError("the model answers otherwise the second time: call eval(), no dropout")
+        reference = Reference(model, flags, 16)
+        predictions, again, shape = predict({}), predict({}), (*reference.batch.targets.shape,)
+        if getattr(predictions, "shape", None) != shape:
+            raise ValueError(f"it must return a tensor of shape {shape}")
+        if not predictions.isfinite().all():
+            raise ValueError("it returns predictions that are not finite")
+        if not torch.allclose(predictions.float(), again.float(), atol=0.01):
+            raise ValueError("it answers otherwise the second time: call eval(), no dropout")
 
-    # each head alone: what is given to its function, and whether what it returns is used
-    for (layer, head), read in reads.items():
-        f = f"f of layer {layer}, head {head}"
-        if not read:
-            raise UserError(f"the model never calls {f}")
-        pattern, values = read
-        if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
-            raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
-        other = predict({(layer, head): lambda _, values: values + 100 * torch.randn_like(values)})
-        if values.any() and torch.equal(other, predictions):
-            why = "it must be written; the values of a head that does nothing are 0"
-            raise UserError(f"predictions do not depend on what {f} returns: {why}")
+        # each head alone: what is given to its function, and whether what it returns is used
+        for head, read in reference.reads.items():
+            f = "f of layer {}, head {}".format(*head)
+            if not read:
+                raise ValueError(f"it never calls {f}")
+            if (read[0].shape, read[1].shape[:2]) != ((16, T, T), (16, T)):
+                raise ValueError(f"it must give {f} a pattern (B, T, T) and values (B, T, size)")
+            other = predict({head: lambda _, values: values + 100 * torch.randn_like(values)})
+            if read[1].any() and torch.equal(other, predictions):
+                raise ValueError(f"it does not use what {f} returns (or give it values 0)")
+    except Exception as error:  # a model of others may fail in any way
+        raise UserError(f"the model cannot be searched: {error!r}") from None
 
 
 @torch.no_grad()
@@ -425,10 +412,8 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         losses = most.circuit(paths)
         left = f"{worst_of(intervals(losses, flags))}, {most.lost(losses):.1%} of sequences lost"
         verdict = f"not faithful: all {len(paths)} paths along which the model attends leave {left}"
-        for by in (ANOTHER, NOTHING):
-            if passes(most, paths, [by], limit):
-                verdict += f"; the mean is at fault, since with {by} in its place they suffice"
-                break
+        if enough := [by for by in (ANOTHER, NOTHING) if passes(most, paths, [by], limit)]:
+            verdict += f"; the mean is at fault, since with {enough[0]} in its place they suffice"
         return report | dict(verdict=verdict)
 
     # drop stars first, and the paths whose ablation costs the full model least
@@ -465,7 +450,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     for by, name in (MEAN, "faithful"), (ANOTHER, "resampled"):
         losses = fresh.circuit(paths, by)
         report[name], report["lost"][name] = intervals(losses, flags), fresh.lost(losses)
-        if by in ablations and not holds(fresh, losses, threshold):
+        if by in ablations and not passes(fresh, paths, [by], threshold):
             text = f"{worst_of(report[name])}, {fresh.lost(losses):.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)
@@ -484,11 +469,11 @@ def print_report(report):
     """Print the report in lines that explain themselves."""
     print(f"MSE on {report['sequences']} fresh sequences, with two standard errors")
     titles = dict(full_model="full model", faithful="all else at its mean", resampled="of another")
-    for key in [key for key in titles if key in report]:
-        form, items = "{} {:.4f} [{:.4f}, {:.4f}]", report[key].items()
-        rows = [form.format(name, *row) for name, row in items]
-        lost = f"  {report['lost'][key]:.1%} lost" if key in report.get("lost", {}) else ""
-        print(f"  {titles[key]:22s}{'  '.join(rows)}{lost}")
+    for key in filter(report.get, titles):
+        form, lost = "{} {:.4f} [{:.4f}, {:.4f}]", report.get("lost", {}).get(key)
+        rows = [form.format(name, *row) for name, row in report[key].items()]
+        rows += [] if lost is None else [f"{lost:.1%} lost"]
+        print(f"  {titles[key]:22s}{'  '.join(rows)}")
     if report["paths"]:
         print("\npath                 attention   full model loses   MSE of the circuit without it")
         for row in report["paths"]:

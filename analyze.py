@@ -29,7 +29,7 @@ from matplotlib.patches import FancyArrowPatch
 
 import train
 from ablate import End, attention_on, path_name, paths_in, read_report, to_row, worst_of
-from data import Task, command_line, held_out, program, token_names
+from data import Task, command_line, held_out, program, progress, token_names
 from train import load, precision, read_json, read_log, sequences, write_text
 
 
@@ -47,11 +47,6 @@ class Run(NamedTuple):
     report: dict  # of ablate.py, {} without circuit.json
     paths: dict  # {Path: its row in the report} of the circuit, {} if none was found
     emergence: dict  # {} if it was not measured
-
-    @property
-    def title(self):
-        """12 layers x 1 head, D=3, seed 0, step 1100."""
-        return f"{self.flags.title}, step {self.log[-1]['step']}"
 
 
 def read_run(folder):
@@ -74,7 +69,7 @@ def panels(count, columns, width, height, **options):
 
 def add_title(figure, run, caption):
     """Name the run above a figure, and say there what the figure shows."""
-    figure.suptitle(f"{run.title}\n{caption}", fontsize=10)
+    figure.suptitle(f"{run.flags.title}, step {run.log[-1]['step']}\n{caption}", fontsize=10)
 
 
 def save_figure(figure, path):
@@ -221,8 +216,22 @@ def draw_diagram(axes, task, paths, labels, colors):
     """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
     path; labels and colors are {path: that of its arrow}. Return {path: (arrow, label)}."""
     layers, columns = sorted({path.layer for path in paths}), columns_of(task, paths)
-    draw_columns(axes, task, layers, columns)
     several_heads, drawn = any(path.head for path in paths), {}
+
+    # a line for each token, with a dot at the input and after each layer
+    names = []
+    for end, x in columns.items():
+        axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
+        axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
+        symbol = task.roles[end.role].symbol
+        text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
+        names.append(f"{'intermediate' if end.offset else text}\n{end.name(task)}")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
+    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
+    offset = "; intermediate token: role + offset in tokens" * any(end.offset for end in columns)
+    axes.set(xlabel=f"symbol and role{offset}", ylabel="layer")
+    axes.spines[:].set_visible(False)
 
     def across(path):
         return columns[path.read._replace(every=False)], columns[path.reader]
@@ -245,24 +254,6 @@ def draw_diagram(axes, task, paths, labels, colors):
         text = f"H{path.head}: " * several_heads + labels[path]
         drawn[path] = arrow, axes.text(x0 + share * (x1 - x0), y + share, text, **style)
     return drawn
-
-
-def draw_columns(axes, task, layers, columns):
-    """Draw a line for each token, with a dot at the input and after each of these layers."""
-    names = []
-    for end, x in columns.items():
-        axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
-        axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
-        symbol = task.roles[end.role].symbol
-        text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
-        names.append(f"{'intermediate' if end.offset else text}\n{end.name(task)}")
-    axes.set_xticks(range(len(names)), names)
-    axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
-    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    offset = "; intermediate token: role + offset in tokens"
-    axes.set_ylabel("layer")
-    axes.set_xlabel("symbol and role" + offset * any(end.offset for end in columns))
-    axes.spines[:].set_visible(False)
 
 
 # ---- Figures 5 and 7, left: the circuit
@@ -299,7 +290,7 @@ def measure_emergence(run, flags, paths, n=32):
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
         rows.append(to_row(path, task) | {name: [] for name in ("mean", "low", "high", "hits")})
-    for file in files:
+    for file in progress("checkpoints", files):
         model, flags = load(run, f"ckpt/{file.name}")
         with precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
@@ -312,10 +303,9 @@ def measure_emergence(run, flags, paths, n=32):
             largest = pattern.amax(-1).gather(1, readers)
             hits = ((given.amax(-1) == largest) & exist).float().mean().item()
             low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
-            row["mean"].append(round(attention.mean().item(), 4))
-            row["low"].append(round(low, 4))
-            row["high"].append(round(high, 4))
-            row["hits"].append(round(hits, 4))
+            measured = dict(mean=attention.mean().item(), low=low, high=high, hits=hits)
+            for name, value in measured.items():
+                row[name].append(round(value, 4))
     return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
 
 
@@ -406,27 +396,22 @@ CIRCUIT_FIGURES = {"circuit.png": draw_circuit}
 EMERGENCE_FIGURES = {"emergence.png": draw_emergence, "paths.png": draw_paths}
 
 
-def draw(folder):
-    """Draw all figures of a run into its directory."""
-    run, figures = read_run(folder), dict(FIGURES)
-    if run.paths:
-        figures |= CIRCUIT_FIGURES
-    if run.paths and run.emergence:
-        figures |= EMERGENCE_FIGURES
-    for name, draw_figure in figures.items():
-        save_figure(draw_figure(run), folder / name)
-        print(folder / name, flush=True)
-    if not run.paths:
-        reason = run.report.get("verdict", f"run python ablate.py {folder} first")
-        print(f"there is no circuit to draw: {reason}")
-
-
 def main():
     p = command_line("analyze.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-    args = p.parse_args()
+    folder = p.parse_args().run
     with program("analyze.py"):
-        draw(args.run)
+        run, figures = read_run(folder), dict(FIGURES)
+        if run.paths:
+            figures |= CIRCUIT_FIGURES
+        if run.paths and run.emergence:
+            figures |= EMERGENCE_FIGURES
+        for name, draw_figure in figures.items():
+            save_figure(draw_figure(run), folder / name)
+            print(folder / name, flush=True)
+        if not run.paths:
+            reason = run.report.get("verdict", f"run python ablate.py {folder} first")
+            print(f"there is no circuit to draw: {reason}")
 
 
 if __name__ == "__main__":

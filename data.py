@@ -31,8 +31,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -152,16 +150,6 @@ class Block(NamedTuple):
     slots: int  # N, or N*N if crossed
 
 
-class Tokens(NamedTuple):
-    """The tokens of a sequence before its slots are shuffled, each field (T,)."""
-
-    block: torch.Tensor
-    slot: torch.Tensor
-    place: torch.Tensor
-    symbol: torch.Tensor  # n * symbols + k for x_k of chain n, larger numbers for distractors
-
-
-@dataclass(frozen=True)
 class Task:
     """N chains per sequence and the table of their roles, the query first, from which everything
     else follows. A distractor is a symbol of no chain. ValueError if two roles have one name.
@@ -169,88 +157,53 @@ class Task:
     A block has one slot for each chain. A crossed block has one for each pair of chains (i, j),
     slot i*N + j before the shuffle: it shows a symbol of chain i, one of chain j, and a third that
     is shown nowhere else. The slot (n, n) is that of chain n; the third of others is a distractor.
+    mixed: the pairs of a block, of all steps of all chains, are shuffled together.
     """
 
-    title: str  # D=3
-    N: int
-    roles: tuple[Role, ...]
-    crossed: tuple[int, ...] = ()  # blocks
-    mixed: bool = False  # the pairs of a block, of all steps of all chains, are shuffled together
+    def __init__(self, title, N, roles, crossed=(), mixed=False):
+        self.title, self.N, self.roles, self.crossed = title, N, roles, crossed
+        self.names = [role.name for role in roles]
+        if len({*self.names}) < len(roles):
+            raise ValueError(f"two roles of task {title} have the same name")
+        self.symbols = 1 + max(role.symbol for role in roles)  # per chain, x_0 included
 
-    def __post_init__(self):
-        if len({*self.names}) < len(self.names):
-            raise ValueError(f"two roles of task {self.title} have the same name")
+        # the numbers of the roles in the order in which the sequence shows them
+        self.in_reading_order = sorted(range(len(roles)), key=lambda number: roles[number][2:])
 
-    @functools.cached_property
-    def names(self):
-        return [role.name for role in self.roles]
-
-    @functools.cached_property
-    def blocks(self):
-        """[Block, ...] in the order of the sequence."""
-        blocks, start = [], 0
-        for number in range(1 + max(role.block for role in self.roles)):
-            size = sum(role.block == number for role in self.roles)
-            slots = self.N**2 if number in self.crossed else self.N
-            pairs = size // 2 if self.mixed and size > 1 else 1
-            blocks.append(Block(start, size // pairs, slots * pairs))
-            start += slots * size
-        return blocks
-
-    @property
-    def T(self):
-        return sum(block.slots * block.size for block in self.blocks)
-
-    @property
-    def symbols(self):
-        """The number of symbols per chain, x_0 included."""
-        return 1 + max(role.symbol for role in self.roles)
-
-    @functools.cached_property
-    def tokens(self):
-        rows, distractors = [], itertools.count(self.N * self.symbols)
-        for number, block in enumerate(self.blocks):
-            roles = [self.roles[i] for i in self.in_reading_order if self.roles[i].block == number]
-            slots = block.slots * block.size // len(roles)
-            for slot, role in itertools.product(range(slots), roles):
-                i, j = divmod(slot, self.N) if number in self.crossed else (slot, slot)
+        # the blocks; of each token before the slots are shuffled, its block, slot, place and
+        # symbol: n * symbols + k for x_k of chain n, or a larger number for a distractor
+        self.blocks, tokens, distractors = [], [], itertools.count(N * self.symbols)
+        for number in range(1 + max(role.block for role in roles)):
+            shown = [roles[i] for i in self.in_reading_order if roles[i].block == number]
+            slots = N**2 if number in crossed else N
+            size = min(2, len(shown)) if mixed else len(shown)
+            self.blocks.append(Block(len(tokens), size, slots * len(shown) // size))
+            for slot, role in itertools.product(range(slots), shown):
+                i, j = divmod(slot, N) if number in crossed else (slot, slot)
                 owner = j if role.place == 1 else i
                 in_chain = role.symbol >= 0 and (role.place < 2 or i == j)
                 symbol = owner * self.symbols + role.symbol if in_chain else next(distractors)
-                place = slot * len(roles) + role.place
-                rows.append((number, *divmod(place, block.size), symbol))
-        return Tokens(*torch.tensor(rows).T)
+                place = slot * len(shown) + role.place
+                tokens.append((number, *divmod(place, size), symbol))
+        self.T, self.tokens = len(tokens), [*torch.tensor(tokens).T]  # (T,) each
 
-    @functools.cached_property
-    def in_reading_order(self):
-        """The numbers of the roles in the order in which the sequence shows them."""
-        return sorted(range(len(self.roles)), key=lambda number: self.roles[number][2:])
+        # (loss, what a model with it does), the highest first; an average of n leaves 1 - 1/n
+        self.plateaus = [(1, "knows nothing")]
+        if N > 1 and not crossed:
+            self.plateaus.append((1 - 1 / N, f"averages the {N} candidates"))
+        elif N > 1:
+            x, y, z = (f"$x_{self.role_at(*crossed, place).symbol}$" for place in range(3))
+            self.plateaus.append((1 - 1 / N**2, f"{z}: averages all {N**2}"))
+            self.plateaus.append((1 - 1 / N, f"averages {N} candidates; {z}: knows {x} or {y}"))
+
+        # the losses below which a symbol is learned (0.5 if N = 4, as in the paper) and above which
+        # it is lost
+        lowest, _ = self.plateaus[-1]
+        self.learned_below, self.lost_above = lowest * 2 / 3, lowest / 2
 
     def role_at(self, block, place):
         """The Role of this block and place."""
         return next(role for role in self.roles if role[2:] == (block, place))
-
-    @property
-    def plateaus(self):
-        """[(loss, what a model with it does), ...] of a symbol, the highest loss first."""
-        N, plateaus = self.N, [(1, "knows nothing")]  # the average of n candidates has 1 - 1/n
-        if N > 1 and not self.crossed:
-            plateaus.append((1 - 1 / N, f"averages the {N} candidates"))
-        elif N > 1:
-            x, y, z = (f"$x_{self.role_at(*self.crossed, place).symbol}$" for place in range(3))
-            plateaus.append((1 - 1 / N**2, f"{z}: averages all {N**2}"))
-            plateaus.append((1 - 1 / N, f"averages {N} candidates; {z}: knows {x} or {y}"))
-        return plateaus
-
-    @property
-    def lost_above(self):
-        """The loss above which a symbol counts as lost: half of the lowest plateau."""
-        return self.plateaus[-1][0] / 2
-
-    @property
-    def learned_below(self):
-        """The loss below which a symbol counts as learned: 0.5 if N = 4, as in the paper."""
-        return self.plateaus[-1][0] * 2 / 3
 
 
 @functools.lru_cache
@@ -317,16 +270,10 @@ def rotary_numbers(T, K, device=None):
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 
-class Encoding(NamedTuple):
-    """How a model is given the position of a token."""
-
-    appended: Callable  # (T, K, device) -> (T, any size), numbers appended to each token
-    angles: Callable | None  # (T, head size) -> (T, head size/2), rotates queries and keys (RoPE)
-
-
+# name: (what is appended to each token, angles by which queries and keys are rotated, or None)
 ENCODINGS = {
-    "input": Encoding(appended=rotary_numbers, angles=None),
-    "qk": Encoding(lambda T, K, device=None: torch.empty(T, 0, device=device), rotary_angles),
+    "input": (rotary_numbers, None),
+    "qk": (lambda T, K, device=None: torch.empty(T, 0, device=device), rotary_angles),
 }
 
 
@@ -350,7 +297,8 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # draw the keys of the shuffle, as many for each block as the largest needs, and the symbols
     most = max(block.slots for block in task.blocks)
-    drawn, symbols = most * len(task.blocks), 1 + max(task.tokens.symbol.tolist())
+    *_, symbol = task.tokens
+    drawn, symbols = most * len(task.blocks), 1 + max(symbol.tolist())
     bits = random_bits(seed, index, drawn + symbols * K)
     keys = bits[:, :drawn].view(B, most, -1).flip(-1)  # (B, most, blocks) the queries' came first
     vectors = standard_normal(bits[:, drawn:]).view(B, symbols, K)
@@ -369,8 +317,9 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # every token shows its symbol, followed by the numbers of its position
     shown = vectors.new_empty(B, task.T, K)
-    shown[sequence, torch.cat(all_tokens, 1)] = vectors[:, task.tokens.symbol.to(device)]
-    numbers = ENCODINGS[rotary].appended(task.T, K, device).expand(B, -1, -1)
+    shown[sequence, torch.cat(all_tokens, 1)] = vectors[:, symbol.to(device)]
+    appended, _ = ENCODINGS[rotary]
+    numbers = appended(task.T, K, device).expand(B, -1, -1)
 
     # the target symbols of each chain, in the order of the queries
     chains = vectors[:, : N * task.symbols].view(B, N, task.symbols, K)

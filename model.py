@@ -40,19 +40,20 @@ class Layer(nn.Module):
             self.down = nn.Linear(4 * width, width)
         self.mlp = mlp
 
-    def attention(self, x, mask, angles, readers, changed):
-        """Return what the last `readers` tokens read from all T, (B, readers, width), and the
-        pattern, (B, heads, readers, T). changed: {head: f} as in Transformer.forward, with
-        readers = T."""
+    def forward(self, x, mask, angles, readers, changed):
+        """The residual stream of all tokens (B, T, width) -> that of the last `readers` tokens
+        after this layer (B, readers, width), and what these attend to (B, heads, readers, T).
+        changed: {head: f} as in Transformer.forward, with readers = T."""
         B, T, _ = x.shape
         A = self.heads * self.head_size
 
         # queries, keys and values; tokens before the last `readers` need no queries
+        normal, x = self.ln1(x), x[:, -readers:]
         if readers == T:
-            q, k, v = self.qkv(x).chunk(3, -1)
+            q, k, v = self.qkv(normal).chunk(3, -1)
         else:
-            q = F.linear(x[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
-            k, v = F.linear(x, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
+            q = F.linear(normal[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
+            k, v = F.linear(normal, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
         q, k, v = (
             z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v)
         )  # (B, heads, readers or T, head_size) each
@@ -68,19 +69,10 @@ class Layer(nn.Module):
             pattern = scores.softmax(-1)  # (B * heads, readers, T)
             written = (pattern @ v).view(B, self.heads, readers, self.head_size)
             pattern, v = (z.view(B, self.heads, *z.shape[1:]) for z in (pattern, v))
-            if changed:
-                heads = list(written.unbind(1))
-                for head, write in changed.items():
-                    heads[head] = write(pattern[:, head], v[:, head])
-                written = torch.stack(heads, 1)
-        written = written.transpose(1, 2).reshape(B, readers, A)
-        return self.out(written), pattern
+            for head, write in changed.items():
+                written[:, head] = write(pattern[:, head], v[:, head])
 
-    def forward(self, x, mask, angles, readers, changed):
-        """x (B, T, width) -> the residual stream of the last `readers` tokens (B, readers, width),
-        and the pattern (B, heads, readers, T)."""
-        written, pattern = self.attention(self.ln1(x), mask, angles, readers, changed)
-        x = x[:, -readers:] + written
+        x = x + self.out(written.transpose(1, 2).reshape(B, readers, A))
         if self.mlp:
             x = x + self.down(F.gelu(self.up(self.ln2(x))))
         return x, pattern

@@ -3,11 +3,10 @@
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
 python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
 python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4"  # any grid of train.py
-python sweep.py --preset laptop --plot-only  # the figure again, from results.jsonl alone
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. After a stop the same command continues. On a GPU several workers share the card.
+run ends. After a stop the same command continues; when all have ended it draws the figure again.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
 clone of this repository. Whoever reaches a scheduler can run any code on its workers: keep it in a
@@ -160,23 +159,6 @@ def sweep(to_do, table, path, client):
         print(f"{progress}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
 
 
-def run_and_draw(to_do, folder, args):
-    """Run what has no row yet, then draw the table, also when the cluster is lost before."""
-    path = folder / "results.jsonl"
-    table = read_table(path)
-    done = {name for name, row in table.items() if not row["error"]}
-    try:
-        if missing := [flags for flags in to_do if flags.out.name not in done]:
-            with connect(args.scheduler, args.workers) as client:
-                sweep(missing, table, path, client)
-    finally:
-        if rows := section_7(row for row in table.values() if not row["error"]):
-            save_figure(figure_4(rows), folder / "figure4.png")
-            print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
-    if failed := [flags for flags in to_do if table[flags.out.name]["error"]]:
-        raise UserError(f"{len(failed)} runs failed, see {path}; the same command tries them again")
-
-
 # ---- Figure 4, from the table alone
 
 
@@ -243,7 +225,6 @@ def main():
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
-    p.add_argument("--plot-only", action="store_true", help="draw the table, run nothing")
     # the value of --flags begins with --, which argparse takes only after =
     args = p.parse_args(shlex.split(shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")))
     if bool(args.preset) == bool(args.layers or args.flags or args.seeds) or not (
@@ -255,7 +236,21 @@ def main():
         groups = [(text, args.layers, args.seeds or 3) for text in args.flags or [""]]
         to_do = grid(PRESETS.get(args.preset, groups), folder.absolute())
         folder.mkdir(parents=True, exist_ok=True)
-        run_and_draw([] if args.plot_only else to_do, folder, args)
+        path = folder / "results.jsonl"
+        table = read_table(path)
+        done = {name for name, row in table.items() if not row["error"]}
+
+        # run what has no row yet, then draw the table, also when the cluster is lost before
+        try:
+            if missing := [flags for flags in to_do if flags.out.name not in done]:
+                with connect(args.scheduler, args.workers) as client:
+                    sweep(missing, table, path, client)
+        finally:
+            if rows := section_7(row for row in table.values() if not row["error"]):
+                save_figure(figure_4(rows), folder / "figure4.png")
+                print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
+        if failed := sum(bool(table[flags.out.name]["error"]) for flags in to_do):
+            raise UserError(f"{failed} runs failed, see {path}; the same command tries them again")
 
 
 if __name__ == "__main__":

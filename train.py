@@ -43,8 +43,7 @@ def parser():
     """Return the ArgumentParser of train.py. To add a flag, add a line."""
     p = data.command_line("train.py", __doc__)
     count, size, seed = data.number(int, 1), data.number(int, 0), data.number(int, 0, 2**63 - 1)
-    real, share = data.number(float, 0), data.number(float, 0, 1)
-    memory = data.number(float, 0, 0.999999)
+    real, share, memory = (data.number(float, 0, high) for high in (math.inf, 1, 0.999999))
 
     add = p.add_argument_group("problem").add_argument  # Section 6
     add("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
@@ -147,7 +146,7 @@ def parse_flags(arguments=None):
         p.error("--no-ic means x_D alone: leave out either it or --targets")
     if flags.width % flags.heads and not flags.head_size:
         p.error(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
-    if data.ENCODINGS[flags.rotary].angles and flags.size % 2:
+    if data.ENCODINGS[flags.rotary][1] and flags.size % 2:
         p.error(f"--rotary {flags.rotary} needs an even head size, not {flags.size}")
 
     flags.out = flags.out or run_directory(flags)  # before dtype is settled: no machine differs
@@ -175,20 +174,17 @@ def run_directory(flags):
     return pathlib.Path("out", f"{name}_s{flags.seed}")
 
 
+CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch says nothing
+
+
 def native_dtype(device):
     """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
     processors only those with AMX do; the others take twice as long."""
     kind = torch.device(device).type
     native = kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if kind == "cpu":
-        cpu = cpu_capabilities()
-        native = cpu.get("amx_bf16") or cpu.get("avx512_bf16") and "AMD" in cpu.get("cpu_name", "")
+        native = CPU.get("amx_bf16") or CPU.get("avx512_bf16") and "AMD" in CPU.get("cpu_name", "")
     return "bfloat16" if native else "float32"
-
-
-def cpu_capabilities():
-    """Return what torch says of the processor, {} if this torch says nothing."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 # ---- the run directory
@@ -265,11 +261,11 @@ def checkpoints_of(run):
 
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
-    T, encoding = flags.problem.T, data.ENCODINGS[flags.rotary]
+    T, (appended, angles) = flags.problem.T, data.ENCODINGS[flags.rotary]
     names = "layers", "heads", "width", "mlp", "causal", "qk_std"
     shape = {name: getattr(flags, name) for name in names} | dict(head_size=flags.size)
-    shape["rotary"] = encoding.angles and encoding.angles(T, flags.size)
-    inputs = flags.K + encoding.appended(T, flags.K).shape[1]
+    shape["rotary"] = angles and angles(T, flags.size)
+    inputs = flags.K + appended(T, flags.K).shape[1]
     return Transformer(T, flags.N, inputs, flags.K * len(flags.target_symbols), **shape)
 
 
@@ -306,9 +302,10 @@ def precision(flags):
 
 
 def open_run(flags):
-    """Write config.json of a new run; UserError if its directory holds a run with other flags, or
-    this run already, and there is no --resume."""
+    """Make the directory of a run with its config.json; UserError if it holds a run with other
+    flags, or this run already, and there is no --resume."""
     run, path = flags.out, flags.out / "config.json"
+    run.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return write_text(path, json.dumps(flags.settings | provenance_of(flags), indent=1) + "\n")
     saved = read_flags(run)
@@ -324,7 +321,7 @@ def provenance_of(flags):
     """Return what config.json says beside the flags; git is empty outside of a clone."""
     folder = shlex.quote(str(pathlib.Path(__file__).parent))
     failed, git = subprocess.getstatusoutput(f"git -C {folder} describe --always --dirty")
-    cpu = cpu_capabilities().get("cpu_name", platform.machine())
+    cpu = CPU.get("cpu_name", platform.machine())
     hardware = torch.cuda.get_device_name() if "cuda" in flags.device else cpu
     machine = dict(device=flags.device, hardware=hardware, threads=torch.get_num_threads())
     return machine | dict(torch=torch.__version__, git="" if failed else git)
@@ -347,9 +344,8 @@ class State:
             load_weights(self.model, pathlib.Path(flags.init, "model.pt"))
         self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema))
         self.optimizers = make_optimizers(self.model, flags)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.rows = 0, 0.0, []  # rows of log.jsonl
         self.train_loss = torch.zeros(2, device=flags.device)  # sum, count since the last row
-        self.rows = []  # of log.jsonl
 
     def state_dict(self):
         """Return all of it; a running mean of yours goes in here, and out in load_state_dict."""
@@ -485,7 +481,6 @@ def keep_freed_memory():
 def run_once(flags, stopped=()):
     """Train the run in its directory, or continue it; return and raise what `train` does."""
     run, state = flags.out, State(flags)
-    run.mkdir(parents=True, exist_ok=True)
     open_run(flags)
     if (run / "model.pt").exists():
         return True

@@ -14,7 +14,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on another processor
     found = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
-    train.cpu_capabilities = lambda: found
+    train.CPU = found
 
 
 def pytest_configure(config):

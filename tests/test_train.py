@@ -61,7 +61,7 @@ def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch, whole):
         ("AMD EPYC", "avx512_bf16", "bfloat16"),
     ):
         found = {capability: True, "cpu_name": name}
-        monkeypatch.setattr(train, "cpu_capabilities", lambda found=found: found)
+        monkeypatch.setattr(train, "CPU", found)
         assert train.native_dtype("cpu") == dtype == train.parse_flags(["--device", "cpu"]).dtype
 
         # a run that was trained in bfloat16 is loaded so where that is fast

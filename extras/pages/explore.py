@@ -258,7 +258,8 @@ def data_of(run):
 def about(run):
     """Return the text above the views, the legend and the settings of a run."""
     last, report, task = train.read_log(run.folder)[-1], run.report, run.task
-    summary = f"{run.title}: MSE {last.get('confirmed', last['val']):.4f}."
+    loss = last.get("confirmed", last["val"])
+    summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:
         verdict = "validated" if report["validated"] else f"not validated: {report['verdict']}"
         worst = max(report["faithful"], key=lambda name: report["faithful"][name][0])

@@ -15,7 +15,7 @@ import math
 
 import analyze
 import train
-from ablate import End, PatchedModel, Path, attention_on, reads_of
+from ablate import End, PatchedModel, Path, Reference, attention_on
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
@@ -157,7 +157,7 @@ def kinds_of_read(flags):
 def kinds_of(patched):
     """Return what a row of induction.jsonl says of each kind of read in one model."""
     kinds, task, positions = {}, patched.task, patched.batch.positions
-    reads = reads_of(patched.model, patched.flags, patched.batch)
+    reads = Reference(patched.model, patched.flags, batch=patched.batch).reads
     for name, (reader, read) in kinds_of_read(patched.flags).items():
         paths = [Path(*head, End(reader), End(read)) for head in reads]
         rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
