@@ -31,6 +31,7 @@ from extras.studies.rows import RESULTS
 
 
 N_SEQUENCES = 1024
+FOLDER = RESULTS / "figures"  # of the committed onset.jsonl
 NEAR = 80  # steps before x_1 is learned from which on each checkpoint is measured, not each tenth
 
 
@@ -128,20 +129,21 @@ def measure(row):
 # ---- the table, the sentence, the figure
 
 
-def load_onsets(rotary="input", folder=RESULTS / "figures"):
+def load_onsets(rotary="input", folder=FOLDER):
     """Return ([rows with onsets], [rows of late.py]) of the onset.jsonl in a folder."""
     rows = train.read_rows(folder / "onset.jsonl")
     rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
     return [row for row in rows if row["onsets"]], [row for row in rows if row["late"]]
 
 
-def onset_table():
+def onset_table(folder=FOLDER):
     """Return a row per kind of read that begins in more than half of the runs, of RoPE only those
     of an induction head: its onset, and in how many runs it comes before, with and after x_1."""
     lines = []
     for title, rotary in ("main", "input"), ("RoPE", "qk"):
-        rows, begun = load_onsets(rotary)[0], {}
-        onsets = {kind: [row["onsets"][kind] for row in rows] for kind in rows[0]["onsets"]}
+        rows, begun = load_onsets(rotary, folder)[0], {}
+        kinds = rows[0]["onsets"] if rows else []
+        onsets = {kind: [row["onsets"][kind] for row in rows] for kind in kinds}
         for kind, steps in onsets.items():
             found = [step for step in steps if step is not None]
             shown = rotary == "input" or kind in (*HEADS, "x_1")
@@ -171,9 +173,9 @@ Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
 {high} of the {len(slots)} slots of these runs, and less than 0.2 in {low}."""
 
 
-def late_table():
+def late_table(folder=FOLDER):
     """Return a row per seed: when x_1 is learned as ever, and with a read ablated until a step."""
-    plain, late = load_onsets()
+    plain, late = load_onsets(folder=folder)
     reads = [*dict.fromkeys(row["late"][0] for row in late)]
     lines = []
     for seed in sorted({row["seed"] for row in late}):
@@ -184,8 +186,7 @@ def late_table():
             step = of_seed.get(read)
             cells.append(f"{step:.0f} ({step - ever:+.0f})" if step else "")
         lines.append((seed, *cells))
-    until = late[0]["late"][1]
-    head = [f"without {read} until step {until}" for read in reads]
+    head = [f"without {read} until step {late[0]['late'][1]}" for read in reads]
     return studies.markdown(["seed", "x_1 learned as ever", *head], *lines)
 
 
@@ -194,8 +195,8 @@ def draw_onsets(folder):
     x_1 with a read ablated until a step, of the onset.jsonl in a folder, into it."""
     plain, late = load_onsets(folder=folder)
     seeds = sorted({row["seed"] for row in late})
-    size = dict(figsize=(4 + 2.6 * len(seeds), 4.2), layout="constrained")
-    figure, (left, *right) = plt.subplots(1, 1 + len(seeds), **size)
+    size = dict(figsize=(4 + 2.6 * len(seeds), 4.2), layout="constrained", squeeze=False)
+    figure, [(left, *right)] = plt.subplots(1, 1 + len(seeds), **size)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
@@ -215,19 +216,20 @@ def draw_onsets(folder):
         axes.axvline(late[0]["late"][1], color="gray", ls=":")
         axes.set(xlabel="training step", ylim=(0, 1.1))
         axes.set_title(f"loss of $x_1$, seed {seed} (n = 1)", fontsize="medium")
-    right[0].set_ylabel("MSE")
+        right[0].set_ylabel("MSE")
     below = dict(loc="outside lower center", ncols=4, fontsize="small")
-    entries = [axes.get_legend_handles_labels() for axes in (left, right[0])]
+    entries = [axes.get_legend_handles_labels() for axes in (left, *right[:1])]
     figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
     analyze.save_figure(figure, folder / "onset.png")
 
 
 def draw(rows, out):
-    """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it."""
+    """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it; return
+    its tables as text."""
     train.write_rows(out / "onset.jsonl", [measure(row) for row in rows if row["folder"]])
     draw_onsets(out)
-    return out / "onset.png"
+    return f"{onset_table(out)}\n\n{late_table(out)}\n\n{out / 'onset.png'}"
 
 
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, lambda rows: f"{onset_table()}\n\n{late_table()}", draw)
+    studies.command(__file__, __doc__, lambda rows: f"{len(rows)} runs", draw)
