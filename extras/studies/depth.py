@@ -404,11 +404,10 @@ def remembers_all(row):
     return {*range(1, 2 * row["N"], 2)} <= {token for token, _ in memory_of(row)}
 
 
-def memory_text(row):
-    """Return "1 3 5 7 (0.95)": the tokens, and the least attention to one."""
-    memory = memory_of(row)
-    tokens = " ".join(str(token) for token, _ in memory)
-    return f"{tokens} ({min(attention for _, attention in memory):.2f})" if memory else ""
+def span(values, form="{:.2f}"):
+    """Return "0.28-0.31", the range of some numbers; one number if they look the same."""
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low}-{high}"
 
 
 def slashed(numbers):
@@ -417,20 +416,36 @@ def slashed(numbers):
 
 
 def mechanism_table():
-    """Return the table of interventions on the models that passed the law: losses of x_D, by layer
-    where an intervention is on one."""
-    rows = []
-    for row in filter(passes, described()):
-        how, kinds = row["how"], []
-        for layer in range(row["layers"]):
-            found = [kind_of(how, head) for head in how["mean"] if head.startswith(f"L{layer}")]
-            kinds.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
-        cell = [row["run"], f"{how['full'][-1]:.3f}", ", ".join(kinds), memory_text(row)]
-        cell.append(f"{how['place_others'][-1]:.3f}")
-        cell += [slashed(losses[-1] for losses in how[name]) for name in ("place_layers", "mlp")]
-        rows.append([*cell, slashed(how["moved"])])
-    head = "run", "loss", "heads: content/place/idle", "tokens by place", "all but content by place"
-    return markdown((*head, "all by place", "MLP at its mean", "content moved: next/own"), *rows)
+    """Return the table of interventions on the models that passed the law, a row per cell: ranges
+    over its runs of the losses of x_D, by layer where an intervention is on one."""
+    lines = []
+    for (other, layers, N, heads, _), group in cells().items():
+        passed = [row for row in group if passes(row)]
+        hows = [row["how"] for row in passed]
+        if not passed:
+            continue
+        line = [layers, heads, N, f"`{other}`" if other else "", f"{len(passed)} of {len(group)}"]
+
+        # how many heads of each kind there are in each layer
+        kinds = []
+        for layer in range(layers):
+            names = [f"L{layer}H{head}" for head in range(heads)]
+            found = [[kind_of(how, name) for name in names] for how in hows]
+            counts = [[kind.count(name) for kind in found] for name in ("content", "place", "idle")]
+            kinds.append("/".join(span(numbers, "{}") for numbers in counts))
+        line += [", ".join(kinds), sum(map(remembers_all, passed)) if layers == 1 else ""]
+
+        # the losses
+        line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
+        line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))
+        for name in "place_layers", "mlp":
+            by_layer = zip(*(how[name] for how in hows), strict=True)
+            line.append(", ".join(span([loss[-1] for loss in layer]) for layer in by_layer))
+        line += [span(errors) for errors in zip(*(how["moved"] for how in hows), strict=True)]
+        lines.append(line)
+    head = "layers", "heads", "N", "flags", "passed", "content/place/idle", "all 1b by place"
+    losses = "loss", "all but content by place", "all by place", "MLP at its mean"
+    return markdown((*head, *losses, "moved: next", "own"), *lines)
 
 
 def print_swaps(out):
