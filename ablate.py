@@ -47,33 +47,17 @@ MEAN, ANOTHER, NOTHING = "the mean", "another sequence", "nothing"  # instead of
 # ---- paths
 
 
-class End(NamedTuple):
-    """One end of a path, a token of a chain: the one with a role or, with an offset, the
-    intermediate token so many after it (before it, if negative). every: of all chains, if read."""
-
-    role: int  # an index of task.roles
-    offset: int = 0
-    every: bool = False
-
-    def name(self, task):
-        """Return 3b, 3b+1, 3b*, ..."""
-        offset = f"{self.offset:+d}" if self.offset else ""
-        return task.names[self.role] + offset + "*" * self.every
-
-    def tokens(self, task, positions):
-        """Return the token of each chain (B, N), and a mask (B, N) of where it exists, from the
-        positions of all roles (B, N, roles)."""
-        tokens = positions[:, :, self.role] + self.offset
-        return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
-
-
 class Path(NamedTuple):
-    """In this layer and head, the token `reader` reads the token `read`."""
+    """In this layer and head, the token `reader` reads the token `read`. Each has the name of its
+    role, 3b; an intermediate token is 3b+1, so many after it; and 3b* is read in all chains."""
 
     layer: int
     head: int
-    reader: End
-    read: End
+    reader: str
+    read: str
+
+    def __str__(self):
+        return "L{}H{}: {} -> {}".format(*self)
 
     def pairs(self, task, positions):
         """Return the numbers of the sequences, the tokens of reader and read, and where both exist:
@@ -81,30 +65,25 @@ class Path(NamedTuple):
         """
         sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
         (reader, exists), (read, exists_too) = (
-            [x[..., None] for x in end.tokens(task, positions)] for end in self[2:]
+            [x[..., None] for x in tokens_of(end, task, positions)] for end in self[2:]
         )
-        if self.read.every:
+        if self.read.endswith("*"):
             read, exists_too = read.mT, exists_too.mT  # (B, 1, N)
         return sequence, reader, read, exists & exists_too
 
 
-def to_row(path, task):
-    """Return a path as it is written into JSON."""
-    return path._asdict() | dict(reader=path.reader.name(task), read=path.read.name(task))
+def parts_of(end):
+    """Return (role, offset) of an end of a path: ("3b", 1) of 3b+1, ("3b", 0) of 3b*."""
+    role, offset = re.fullmatch(r"(\w+)([+-]\d+)?\*?", end).groups()
+    return role, int(offset or 0)
 
 
-def path_from(row, task):
-    """Return the Path that to_row wrote."""
-    ends = []
-    for name in (row["reader"], row["read"]):
-        role, offset, star = re.fullmatch(r"(\w+)([+-]\d+)?(\*?)", name).groups()
-        ends.append(End(task.names.index(role), int(offset or 0), bool(star)))
-    return Path(row["layer"], row["head"], *ends)
-
-
-def path_name(path, task):
-    """Return a path as it is printed: L6H0: q -> 1b."""
-    return "L{layer}H{head}: {reader} -> {read}".format(**to_row(path, task))
+def tokens_of(end, task, positions):
+    """Return the token of each chain (B, N), and a mask (B, N) of where it exists, from the
+    positions of all roles (B, N, roles)."""
+    role, offset = parts_of(end)
+    tokens = positions[:, :, task.names.index(role)] + offset
+    return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
 
 
 def read_report(run):
@@ -113,10 +92,10 @@ def read_report(run):
     return read_json(file) if file.exists() else {}
 
 
-def paths_in(report, task, kind="paths"):
+def paths_in(report, kind="paths"):
     """Return {Path: its row} of the circuit in a report, {} if it holds none; with
     kind="candidates" of all paths that the search began with."""
-    return {path_from(row, task): row for row in report.get(kind, [])}
+    return {Path(*map(row.get, Path._fields)): row for row in report.get(kind, [])}
 
 
 # ---- attention along paths
@@ -234,17 +213,17 @@ def attended(reference, task):
     others, or with a large share to a role of all chains. Intermediate tokens must have read before
     they are read."""
     # all roles, and the intermediate tokens before and after their slots
-    ends = []
-    for role, (_, _, block, place) in enumerate(task.roles):
-        first = -REACH if place == 0 else 0
-        last = REACH if place == task.blocks[block].size - 1 else 0
-        ends += [End(role, offset) for offset in range(first, last + 1)]
+    ends = [*task.names]
+    for role, _, block, place in task.roles:
+        before = [f"{role}{-offset}" for offset in range(1, REACH + 1)]
+        after = [f"{role}+{offset}" for offset in range(1, REACH + 1)]
+        ends += before * (place == 0) + after * (place == task.blocks[block].size - 1)
 
     heads, patterns = [*reference.reads], torch.stack([p for p, _ in reference.reads.values()])
     N, plain, stars = task.N, set(), set()
     for reader, read in progress("pairs of ends", [*itertools.product(ends, ends)]):
         # what a reader gives to its own chain, and to all others together, (heads,) each
-        star = Path(0, 0, reader, read._replace(every=True))
+        star = Path(0, 0, reader, read + "*")
         given = attention_on(patterns, star, task, reference.batch.positions).mean(1)
         own = given.diagonal(dim1=1, dim2=2).sum(1) / N
         others = given.sum((1, 2)) / N - own
@@ -252,14 +231,14 @@ def attended(reference, task):
         surplus = (own - others / (N - 1)) * (reader != read)
         for index in (surplus >= ATTENDED / N).nonzero().flatten().tolist():
             plain.add(Path(*heads[index], reader, read))
-        share = (others + own * (reader != read)) * (not reader.offset and not read.offset)
+        share = (others + own * (reader != read)) * ({reader, read} <= {*task.names})
         for index in (share >= STAR).nonzero().flatten().tolist():
             stars.add(star._replace(layer=heads[index][0], head=heads[index][1]))
 
     def idle(path):
         fed = any(path.read == other.reader and path.layer > other.layer for other in plain)
         used = any(path.reader == other.read and path.layer < other.layer for other in plain)
-        return path.read.offset and not fed or path.reader.offset and not used
+        return not (fed or path.read in task.names) or not (used or path.reader in task.names)
 
     while found := {path for path in plain if idle(path)}:
         plain -= found
@@ -283,12 +262,12 @@ def prune(ranked, faithful):
 def reached(paths, task):
     """Return the set of k for which x_k can reach the query along these paths, if every role starts
     with the symbol that it shows, and a reader takes all that what it reads holds (Section 5)."""
-    holds = {End(number): {role.symbol} for number, role in enumerate(task.roles)}
+    holds = {role.name: {role.symbol} for role in task.roles}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
-        taken = [(path.reader, holds.get(path.read._replace(every=False), set())) for path in layer]
+        taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]
         for reader, symbols in taken:
             holds[reader] = holds.get(reader, set()) | symbols
-    return holds[End(0)]
+    return holds[task.names[0]]
 
 
 # ---- what is said of a circuit
@@ -416,7 +395,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
             verdict += f"; the mean is at fault, since with {enough[0]} in its place they suffice"
         return report | dict(verdict=verdict)
 
-    # drop stars first, and the paths whose ablation costs the full model least
+    # drop stars first, and of all others those whose ablation costs the full model least
     costs = {}
     for path in progress("paths along which it attends", sorted(paths)):
         costs[path] = intervals(few.knock_out([path]) - few.baseline, flags)
@@ -427,12 +406,15 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     def faithful(paths, patched):
         return not hopeless(paths) and passes(patched, paths, ablations, limit)
 
+    def rank(path):
+        return "*" not in path.read, max(costs[path].values()), path
+
     for patched in many, most:
-        ranked = sorted(paths, key=lambda path: (not path.read.every, max(costs[path].values())))
+        ranked = sorted(paths, key=rank)
         paths = prune(ranked, functools.cache(functools.partial(faithful, patched=patched)))
 
     # what is said of each path that matters, and of each path of the circuit
-    rows = {path: to_row(path, task) | dict(necessary=costs[path]) for path in costs}
+    rows = {path: path._asdict() | dict(necessary=costs[path]) for path in costs}
     matters = [path for path in costs if max(costs[path].values())[0] >= MATTERS or path in paths]
     report["candidates"], reasons = [rows[path] for path in matters], []
     for path in progress("paths of the circuit", sorted(paths)):
@@ -443,7 +425,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         attention = given.sum(-1).mean().item()
         report["paths"].append(rows[path] | dict(attention=attention, minimal=minimal))
         if passes(patched, fewer, ablations, limit):
-            reasons.append(f"not minimal: {path_name(path, task)} can go")
+            reasons.append(f"not minimal: {path} can go")
 
     # the verdict, on fresh sequences
     report["lost"] = {}
@@ -476,10 +458,9 @@ def print_report(report):
         print(f"  {titles[key]:22s}{'  '.join(rows)}")
     if report["paths"]:
         print("\npath                 attention   full model loses   MSE of the circuit without it")
-        for row in report["paths"]:
-            name = "L{layer}H{head}: {reader} -> {read}".format(**row)
+        for path, row in paths_in(report).items():
             rise, loss = (max(row[key].values())[0] for key in ("necessary", "minimal"))
-            print(f"{name:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}")
+            print(f"{path!s:21s}{row['attention']:9.2f}{rise:19.3f}{loss:32.3f}")
         print("\nthe paper's test: MSE {held:.3f}, passed: {passed}".format(**report["paper"]))
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 

@@ -28,7 +28,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
 import train
-from ablate import End, attention_on, path_name, paths_in, read_report, to_row, worst_of
+from ablate import attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
 from data import Task, command_line, held_out, program, progress, token_names
 from train import load, precision, read_json, read_log, sequences, write_text
 
@@ -53,7 +53,7 @@ def read_run(folder):
     """Return the Run in a run directory."""
     model, flags = load(folder)
     report, log = read_report(folder), read_log(folder)
-    paths, emergence = paths_in(report, flags.problem), read_emergence(folder)
+    paths, emergence = paths_in(report), read_emergence(folder)
     return Run(folder, model, flags, flags.problem, log, report, paths, emergence)
 
 
@@ -197,13 +197,16 @@ ARROWS = "arrows point from the attended token to the token that reads it"
 
 
 def columns_of(task, paths):
-    """Return {End: its column}: the roles in reading order, each followed by the intermediate
-    tokens that are counted from it."""
-    ends = {End(role) for role in range(len(task.roles))}
-    ends |= {end._replace(every=False) for path in paths for end in path[2:]}
-    order = {role: index for index, role in enumerate(task.in_reading_order)}
-    ends = sorted(ends, key=lambda end: (order[end.role], end.offset))
-    return {end: column for column, end in enumerate(ends)}
+    """Return {end of a path: its column}: the roles in reading order, each followed by the
+    intermediate tokens that are counted from it."""
+    order = {task.names[role]: index for index, role in enumerate(task.in_reading_order)}
+
+    def place(end):
+        role, offset = parts_of(end)
+        return order[role], offset
+
+    ends = {*order} | {end.rstrip("*") for path in paths for end in path[2:]}
+    return {end: column for column, end in enumerate(sorted(ends, key=place))}
 
 
 def diagram_size(task, paths):
@@ -223,18 +226,19 @@ def draw_diagram(axes, task, paths, labels, colors):
     for end, x in columns.items():
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
-        symbol = task.roles[end.role].symbol
+        role, offset = parts_of(end)
+        symbol = task.roles[task.names.index(role)].symbol
         text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
-        names.append(f"{'intermediate' if end.offset else text}\n{end.name(task)}")
+        names.append(f"{'intermediate' if offset else text}\n{end}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    offset = "; intermediate token: role + offset in tokens" * any(end.offset for end in columns)
-    axes.set(xlabel=f"symbol and role{offset}", ylabel="layer")
+    more = "; intermediate token: role + offset in tokens" * (len(columns) > len(task.roles))
+    axes.set(xlabel=f"symbol and role{more}", ylabel="layer")
     axes.spines[:].set_visible(False)
 
     def across(path):
-        return columns[path.read._replace(every=False)], columns[path.reader]
+        return columns[path.read.rstrip("*")], columns[path.reader]
 
     for path in sorted(paths, key=lambda path: max(across(path)) - min(across(path))):
         # upward from what is read to its reader; bent if another head of the layer has this path
@@ -242,7 +246,7 @@ def draw_diagram(axes, task, paths, labels, colors):
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
         style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
-        style |= dict(ls="--" if path.read.every else "-")
+        style |= dict(ls="--" if "*" in path.read else "-")
         arrow = axes.add_patch(FancyArrowPatch((x0, y), (x1, y + 1), **style))
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
@@ -273,7 +277,7 @@ def draw_circuit(run):
     draw_mean_attention(axes, run)
     report = run.report
     verdict = report["verdict"] if report["validated"] else "not validated"
-    dashed = ", dashed from all chains" * any(path.read.every for path in run.paths)
+    dashed = ", dashed from all chains" * any("*" in path.read for path in run.paths)
     caption = f"circuit, {verdict}; {ARROWS}{dashed}\n"
     caption += f"with all else at its mean, {worst_of(report['faithful'])} is the worst symbol"
     add_title(figure, run, f"{caption} (n = {report['sequences']} sequences)")
@@ -289,7 +293,7 @@ def measure_emergence(run, flags, paths, n=32):
     task, files = flags.problem, train.checkpoints_of(run)
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
-        rows.append(to_row(path, task) | {name: [] for name in ("mean", "low", "high", "hits")})
+        rows.append(path._asdict() | {name: [] for name in ("mean", "low", "high", "hits")})
     for file in progress("checkpoints", files):
         model, flags = load(run, f"ckpt/{file.name}")
         with precision(flags):
@@ -299,7 +303,7 @@ def measure_emergence(run, flags, paths, n=32):
             pattern = patterns[path.layer][:, path.head].float()
             given = attention_on(pattern, path, task, batch.positions)  # (B, N, 1) or (B, N, N)
             attention = given.sum(-1)
-            readers, exist = path.reader.tokens(task, batch.positions)
+            readers, exist = tokens_of(path.reader, task, batch.positions)
             largest = pattern.amax(-1).gather(1, readers)
             hits = ((given.amax(-1) == largest) & exist).float().mean().item()
             low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
@@ -312,21 +316,20 @@ def measure_emergence(run, flags, paths, n=32):
 def read_emergence(run):
     """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
     and a path of circuit.json is not in the file, measure all paths first and write the file."""
-    file, flags = pathlib.Path(run, "emergence.json"), train.read_flags(run)
-    report = read_report(run)
+    file, report = pathlib.Path(run, "emergence.json"), read_report(run)
     emergence = read_json(file) if file.exists() else {}
-    paths = {*paths_in(report, flags.problem), *paths_in(report, flags.problem, "candidates")}
-    if train.checkpoints_of(run) and not paths <= paths_in(emergence, flags.problem).keys():
-        emergence = measure_emergence(run, flags, sorted(paths))
+    paths = {*paths_in(report), *paths_in(report, "candidates")}
+    if train.checkpoints_of(run) and not paths <= paths_in(emergence).keys():
+        emergence = measure_emergence(run, train.read_flags(run), sorted(paths))
         write_text(file, json.dumps(emergence) + "\n")
     return emergence
 
 
-def emergence_steps(emergence, task):
+def emergence_steps(emergence):
     """Return {path: the step, linearly interpolated, at which its mean attention first passes 0.5,
     or None}."""
     # a curve that passes above 0.5 is one whose negative passes below -0.5
-    steps, rows = emergence["steps"], paths_in(emergence, task)
+    steps, rows = emergence["steps"], paths_in(emergence)
     return {path: first_below(steps, [-x for x in row["mean"]], -0.5) for path, row in rows.items()}
 
 
@@ -338,7 +341,7 @@ def draw_emergence(run):
     draw_mean_attention(left, run)
 
     # right: the step of each path, dark if late; viridis's brightest colours are too faint
-    steps, labels, colors = emergence_steps(run.emergence, run.task), {}, {}
+    steps, labels, colors = emergence_steps(run.emergence), {}, {}
     known = [steps[path] for path in run.paths if steps.get(path) is not None]
     shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
     scale = ScalarMappable(plt.Normalize(min(known, default=0), max(known, default=1)), shades)
@@ -357,7 +360,7 @@ def draw_emergence(run):
 
 def draw_paths(run):
     """Appendix D: the attention of each path over training."""
-    emergence, steps = run.emergence, emergence_steps(run.emergence, run.task)
+    emergence, steps = run.emergence, emergence_steps(run.emergence)
     figure, grid = panels(len(steps), 4, 3.2, 2.1, sharex=True, sharey=True)
     for axes, (path, step), row in zip(grid, steps.items(), emergence["paths"], strict=True):
         # its attention
@@ -374,7 +377,7 @@ def draw_paths(run):
             axes.axvline(step, color=CIRCUIT, lw=1)
             beside = dict(xytext=(3, 0), textcoords="offset points", color=CIRCUIT, fontsize=9)
             axes.annotate(f"{step:.0f}", (step, 0.05), **beside)
-        axes.set_title(path_name(path, run.task), fontsize=10)
+        axes.set_title(str(path), fontsize=10)
         axes.set(ylim=(-0.03, 1.03))
 
     for axes in grid[-4:]:

@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex
 
 import analyze
 import train
-from ablate import End, PatchedModel, path_name, paths_in, read_report
+from ablate import PatchedModel, parts_of, paths_in, read_report, tokens_of
 from data import command_line, held_out, program, progress, token_names
 from extras.pages.information import information
 from extras.studies.stats import knock_out_rises
@@ -40,7 +40,7 @@ def read_run(folder):
         return analyze.read_run(folder)
     flags, report = train.read_flags(folder), read_report(folder)
     task, log, emergence = flags.problem, train.read_log(folder), analyze.read_emergence(folder)
-    paths = paths_in(report, task)
+    paths = paths_in(report)
     return analyze.Run(folder, None, flags, task, log, report, paths, emergence)
 
 
@@ -76,7 +76,7 @@ def describe_sequences(run, batch):
     """Return a dict for each sequence: the name and the chain (-1: distractor) of each token, the
     query of each chain, and of each path and chain its [reader, read], None if not both exist."""
     sequences = []
-    ends = [[place.tokens(run.task, batch.positions) for place in path[2:]] for path in run.paths]
+    ends = [[tokens_of(end, run.task, batch.positions) for end in path[2:]] for path in run.paths]
     for number, positions in enumerate(batch.positions):
         chains, pairs = torch.full((run.task.T,), -1), []
         chains[positions] = torch.arange(len(positions))[:, None]
@@ -155,13 +155,13 @@ def information_of(run):
 def new_symbols(run):
     """Return {path: the k of the symbols x_k that it brings to its reader}, if each token starts
     with its symbol and takes all that what it reads holds (Section 5)."""
-    known = {End(n): {role.symbol} - {-1} for n, role in enumerate(run.task.roles)}
+    known = {role.name: {role.symbol} - {-1} for role in run.task.roles}
     brought = {}
     for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
         before = {place: set(symbols) for place, symbols in known.items()}
         for path in layer:
             source = before.get(path.reader, set())
-            read = before.get(path.read._replace(every=False), set())
+            read = before.get(path.read.rstrip("*"), set())
             brought[path] = sorted(read - source)
             known.setdefault(path.reader, set()).update(brought[path])
     return brought
@@ -171,10 +171,10 @@ def path_rows(run, steps, letters):
     """Return a dict for each path: its ends in the diagram, its attention at each of the steps,
     what circuit.json says of it, and its history."""
     rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
-    histories = paths_in(run.emergence, run.task)
+    histories = paths_in(run.emergence)
     for path, measured in run.paths.items():
-        row = dict(title=path_name(path, run.task), layer=path.layer, head=path.head)
-        read = columns[path.read._replace(every=False)]
+        row = dict(title=str(path), layer=path.layer, head=path.head)
+        read = columns[path.read.rstrip("*")]
         row |= dict(reader=columns[path.reader], read=read)
         row["brings"] = [letters[k] for k in brought[path]]
         row |= {name: measured[name] for name in ("necessary", "minimal")}
@@ -227,8 +227,9 @@ def data_of(run):
     letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
     places = []
     for place in analyze.columns_of(task, run.paths):
-        symbol = [*letters, "distractor"][task.roles[place.role].symbol]
-        places.append([place.name(task), "intermediate" if place.offset else symbol])
+        role, offset = parts_of(place)
+        symbol = [*letters, "distractor"][task.roles[task.names.index(role)].symbol]
+        places.append([place, "intermediate" if offset else symbol])
     return dict(
         name=run.folder.as_posix(),
         about=about(run),

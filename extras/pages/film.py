@@ -12,7 +12,7 @@ from PIL import Image
 
 import analyze
 import train
-from ablate import paths_in
+from ablate import parts_of, paths_in
 from analyze import ARROWS, diagram_size, draw_diagram, read_run
 from data import UserError, command_line, program
 
@@ -22,13 +22,14 @@ def draw_film(run, file, frames=44):
     symbol. It is slow where much changes."""
     # what stays: the places, and an arrow in the colour of the symbol that is read
     emergence, task, last = run.emergence, run.task, run.task.symbols - 1
-    paths, steps = paths_in(emergence, task), emergence["steps"]
+    paths, steps = paths_in(emergence), emergence["steps"]
     width, height = diagram_size(task, paths)
     shape = dict(figsize=(0.8 * width, 0.8 * (height + 3)), height_ratios=[height, 2.8])
     figure, (above, below) = plt.subplots(2, 1, layout="constrained", **shape)
     colors = {}
     for path in paths:
-        symbol = max(1, task.roles[path.read.role].symbol)
+        role, _ = parts_of(path.read)
+        symbol = max(1, task.roles[task.names.index(role)].symbol)
         colors[path] = analyze.symbol_color(symbol, last)
     drawn, dots = draw_diagram(above, task, paths, dict.fromkeys(paths, "0.00"), colors), {}
     for symbol, losses in emergence["losses"].items():

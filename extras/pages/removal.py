@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator
 
 import analyze
 import train
-from ablate import PatchedModel, path_name, paths_in
+from ablate import PatchedModel, paths_in
 from data import UserError, command_line, held_out, program, progress
 from extras.studies.stats import knock_out_rises
 
@@ -30,7 +30,7 @@ def measure(folder, run):
     for file in progress("checkpoints", train.checkpoints_of(folder)):
         patched = PatchedModel(train.load(folder, f"ckpt/{file.name}")[0], flags, batch)
         measured = [(emergence["losses"], patched.baseline)]
-        for path, row in paths_in(emergence, run.task).items():
+        for path, row in paths_in(emergence).items():
             measured.append((row["without"], patched.knock_out([path])))
         for curves, losses in measured:
             for curve, loss in zip(curves.values(), losses.mean(0).tolist(), strict=True):
@@ -41,7 +41,7 @@ def measure(folder, run):
 
 def draw_removal(run, emergence):
     """Return the figure: by how much the loss of each symbol rises without each path."""
-    steps, paths = emergence["steps"], paths_in(emergence, run.task)
+    steps, paths = emergence["steps"], paths_in(emergence)
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
     edges = [1, *middles, steps[-1]]  # the steps may be unequally spaced; a log axis has no 0
     rows = [number - 0.5 for number in range(len(paths) + 1)]
@@ -63,7 +63,7 @@ def draw_removal(run, emergence):
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
 
-    grid[0].set_yticks(range(len(paths)), [path_name(p, run.task) for p in paths], fontsize=9)
+    grid[0].set_yticks(range(len(paths)), [*map(str, paths)], fontsize=9)
     figure.colorbar(image, ax=grid, label="rise of the symbol's MSE, drawn up to 1", extend="max")
     caption = "rise of the full model's loss with one path ablated to its mean (n = "
     caption += f"{emergence['sequences']} sequences); dashed: the symbol is learned"

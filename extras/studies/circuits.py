@@ -31,7 +31,6 @@ from ablate import (
     by_head,
     find_circuit,
     passes,
-    path_name,
     paths_in,
 )
 from data import held_out, progress
@@ -62,7 +61,7 @@ def searches(model, flags, threshold, count):
     found = []
     for seed in progress("search", range(10**6, 10**6 + count)):
         report = find_circuit(model, flags.replace(seed=seed), threshold)
-        found.append({*paths_in(report, flags.problem)})
+        found.append({*paths_in(report)})
     return found
 
 
@@ -88,7 +87,7 @@ def ask(row, count=3, n=64):
     sequences of all other questions."""
     model, flags = train.load(row["folder"])
     report, threshold = row["report"], row["report"]["threshold"]
-    paths = frozenset(paths_in(report, flags.problem))
+    paths = frozenset(paths_in(report))
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", n)))
     answers = dict(run=name_of(row))
     if "complete" not in report["verdict"]:
@@ -104,7 +103,7 @@ def ask(row, count=3, n=64):
         differences.append((circuit.mean() - full.mean()).abs().item())
 
     # null: random sets of the candidates
-    candidates, draws = sorted(paths_in(report, flags.problem, "candidates")), random.Random(0)
+    candidates, draws = sorted(paths_in(report, "candidates")), random.Random(0)
     sets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
     faithful = [passes(patched, s, [MEAN], threshold) for s in progress("random set", [*sets])]
 
@@ -115,7 +114,7 @@ def ask(row, count=3, n=64):
             needed.append("L{}H{}".format(*head))
     again = searches(model, flags, threshold, count)
     return answers | dict(
-        paths=[path_name(path, flags.problem) for path in sorted(paths)],
+        paths=[*map(str, sorted(paths))],
         complete=dict(mean=sum(differences) / len(differences), largest=max(differences)),
         null=dict(sets=len(sets), faithful=sum(faithful)),
         stability=dict(same=[len(paths & other) for other in again], of=[*map(len, again)]),

@@ -6,7 +6,7 @@ python -m extras.studies.claims    # prints the table
 import bisect
 import itertools
 
-from ablate import by_head, paths_in
+from ablate import by_head, parts_of, paths_in
 from data import command_line, program
 from extras import studies
 from extras.llm import weights
@@ -101,15 +101,17 @@ def searched_and_faithful():
 
 
 def heads_of(row):
-    return by_head(paths_in(row["report"], row["flags"].problem))
+    return by_head(paths_in(row["report"]))
 
 
 def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
-    heads = heads_of(row)
-    ends = [path[2:] for path in heads[min(heads)]]
-    places = [(a.role + a.offset, b.role + b.offset, b.every) for a, b in ends]
-    return all(reader == read + 1 and not every for reader, read, every in places)
+    heads, names = heads_of(row), row["flags"].problem.names
+    for path in heads[min(heads)]:
+        reader, read = (names.index(role) + offset for role, offset in map(parts_of, path[2:]))
+        if reader != read + 1 or "*" in path.read:
+            return False
+    return True
 
 
 def later_kinds(row):

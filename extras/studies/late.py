@@ -10,7 +10,7 @@ The reader attends as if the token that it reads were not there. config.json of 
 import torch
 
 import train
-from ablate import mask_of, path_from
+from ablate import Path, mask_of
 from data import UserError, command_line, number, program
 from extras.studies.frozen import run_with
 
@@ -19,8 +19,7 @@ def heads_without(read, flags, positions):
     """Return {(layer, head): f} of all heads, whose readers cannot see what they read; read: two
     roles, "1b -> 1a"; positions (B, N, roles)."""
     reader, token = read.split(" -> ")
-    path = path_from(dict(layer=0, head=0, reader=reader, read=token), flags.problem)
-    seen = ~mask_of([path], flags.problem, positions)
+    seen = ~mask_of([Path(0, 0, reader, token)], flags.problem, positions)
 
     def write(pattern, values):
         pattern = pattern * seen

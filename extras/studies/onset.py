@@ -23,7 +23,7 @@ import torch
 
 import analyze
 import train
-from ablate import End, Path, attention_on
+from ablate import Path, attention_on, tokens_of
 from data import held_out, progress
 from extras import studies
 from extras.studies.order import HEADS, kinds_of_read
@@ -49,7 +49,7 @@ def excesses(model, flags):
             predictions, patterns = model(batch.inputs, return_patterns=True)
         patterns = torch.cat([layer.float() for layer in patterns], 1).transpose(0, 1)
         for kind, (reader, read) in kinds_of_read(flags).items():
-            star = Path(0, 0, End(reader), End(read, every=True))
+            star = Path(0, 0, reader, read + "*")
             given = attention_on(patterns, star, task, batch.positions)  # (heads, B, N, N)
             found.setdefault(kind, []).append(own_above_others(given).T)
 
@@ -75,9 +75,9 @@ def by_slot(model, flags, kind, head):
     with train.precision(flags):
         _, patterns = model(batch.inputs, return_patterns=True)
     reader, read = kinds_of_read(flags)[kind]
-    path = Path(*divmod(head, flags.heads), End(reader), End(read))
+    path = Path(*divmod(head, flags.heads), reader, read)
     given = attention_on(patterns[path.layer][:, path.head], path, task, batch.positions)[..., 0]
-    slots = batch.positions[:, :, read].argsort(1).argsort(1)
+    slots = tokens_of(read, task, batch.positions)[0].argsort(1).argsort(1)
     return [round(given[slots == slot].mean().item(), 3) for slot in range(flags.N)]
 
 

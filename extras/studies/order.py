@@ -15,7 +15,7 @@ import math
 
 import analyze
 import train
-from ablate import End, PatchedModel, Path, Reference, attention_on
+from ablate import PatchedModel, Path, Reference, attention_on
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
@@ -147,11 +147,10 @@ def reads_in_order(steps):
 
 
 def kinds_of_read(flags):
-    """Return {"q -> 1b": (reader, read), ...}, the roles of all pairs of which the reader sees the
-    other."""
+    """Return {"q -> 1b": ("q", "1b"), ...}, all pairs of roles of which one sees the other."""
     names, readable = flags.problem.names, may_attend(flags.problem, flags.causal)
     pairs = readable.fill_diagonal_(False).nonzero().tolist()
-    return {f"{names[reader]} -> {names[read]}": (reader, read) for reader, read in pairs}
+    return {f"{names[i]} -> {names[j]}": (names[i], names[j]) for i, j in pairs}
 
 
 def kinds_of(patched):
@@ -159,7 +158,7 @@ def kinds_of(patched):
     kinds, task, positions = {}, patched.task, patched.batch.positions
     reads = Reference(patched.model, patched.flags, batch=patched.batch).reads
     for name, (reader, read) in kinds_of_read(patched.flags).items():
-        paths = [Path(*head, End(reader), End(read)) for head in reads]
+        paths = [Path(*head, reader, read) for head in reads]
         rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
         means = [attention_on(reads[p[:2]][0], p, task, positions).mean() for p in paths]
         kinds[name] = [round(rise, 4), round(max(means).item(), 4)]

@@ -17,8 +17,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ablate import End, Path
-from data import Task, UserError, chain, command_line, conditional, program, rotary_numbers
+from ablate import Path
+from data import Task, UserError, chain, command_line, program, rotary_numbers
 from model import Transformer
 
 
@@ -338,18 +338,18 @@ def minimal_circuit(D, layers, causal):
             # each further layer doubles what the query, or a kb, holds
             step = 2**layer
             ends += [(layer, 0, b, b + step) for b in range(0, last + 1 - step, 2)]
-    return [Path(layer, head, *map(End, pair)) for layer, head, *pair in ends]
+    names = chain(1, D).names
+    return [Path(layer, head, names[a], names[b]) for layer, head, a, b in ends]
 
 
 def conditional_circuit(D, layers, causal):
     """Return the paths along which the query of conditional retrieval comes to hold x and y in two
     layers and z in three, with a mask or without. One head of each layer finds x, the other y."""
-    names = conditional(1).names
     steps = ["0 1b 1a", "0 3c 3a", "1 2b 2a", "1 3c 3b"], ["0 q 1b", "1 q 2b"], ["0 q 3c"]
     paths = []
     for layer, texts in enumerate(steps[:layers]):
         for head, *pair in map(str.split, texts):
-            paths.append(Path(layer, int(head), *(End(names.index(name)) for name in pair)))
+            paths.append(Path(layer, int(head), *pair))
     return paths
 
 
