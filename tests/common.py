@@ -25,6 +25,13 @@ def run_main(module, *arguments):
     return test_all.run_main(module, shlex.join(map(str, arguments)))
 
 
+def output_of(module, *arguments):
+    """Run a command line in this process, which must succeed; return what it prints."""
+    code, out, err = run_main(module, *arguments)
+    assert code == 0, err
+    return out
+
+
 def start(script, *arguments, **options):
     """Start a command line as its own process, which a test can kill; script: "train", ..."""
     command, pipe = [sys.executable, "-m", script, *map(str, arguments)], subprocess.PIPE
