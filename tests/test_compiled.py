@@ -1,6 +1,6 @@
 """The retrieval problem in RASP, compiled by Tracr of DeepMind (Lindner et al. 2023): transformers
-whose circuit others have built. They solve the problem along the paths that their programs say, and
-ablate.find_circuit finds these paths and no others.
+whose circuit others have built. ablate.find_circuit finds the paths that their programs say, and no
+others.
 
     pip install --no-deps tracr-pypi; pip install networkx absl-py
 """
@@ -8,7 +8,6 @@ ablate.find_circuit finds these paths and no others.
 
 import copy
 import functools
-import itertools
 import sys
 import types
 from pathlib import Path
@@ -83,16 +82,12 @@ def compile_program(outputs, symbols, T):
     return craft_graph_to_model(graph, extracted[-1].sources)
 
 
-def number_symbols(tokens, count):
-    """tokens (B, T, K) -> the number of each token's symbol (B, T), from 0 to count - 1 by the size
-    of its first coordinate, and the symbol of each number (B, count, K)."""
-    same = (tokens[:, :, None] == tokens[:, None]).all(-1)
-    is_first = same.int().argmax(-1) == torch.arange(tokens.shape[1])
-    smaller = tokens[:, None, :, 0] < tokens[:, :, None, 0]
-    numbers = (smaller & is_first[:, None]).sum(-1)
-    symbols = tokens.new_zeros(len(tokens), count, tokens.shape[-1])
-    symbols.scatter_(1, numbers[..., None].expand_as(tokens), tokens)
-    return numbers, symbols
+def number_symbols(tokens):
+    """tokens (B, T, K) -> the number of each token's symbol (B, T), by the order of their size, and
+    the symbol of each number (B, symbols, K)."""
+    pairs = [sequence.unique(dim=0, return_inverse=True) for sequence in tokens]
+    symbols, numbers = zip(*pairs, strict=True)
+    return torch.stack(numbers), torch.stack(symbols)
 
 
 class Compiled(torch.nn.Module):
@@ -101,13 +96,13 @@ class Compiled(torch.nn.Module):
     weighted by the residual stream of the query. A token that selects no other attends to Tracr's
     BOS token. That brings the value 0, so patterns leave it out: their rows sum to at most 1."""
 
-    def __init__(self, D, doubling, N=4, K=4):
+    def __init__(self, D, doubling, N=4):
         super().__init__()
-        self.task, self.K, self.symbols = chain(N, D), K, N * (D + 1)
+        self.N, symbols, T = N, N * (D + 1), chain(N, D).T
         outputs = program(N, D, doubling)
-        craft = compile_program(outputs, self.symbols, self.task.T)
+        craft = compile_program(outputs, symbols, T)
         blocks = [list(block.heads()) for block in craft.blocks]
-        self.layers, self.heads = shape = len(blocks), max(map(len, blocks))
+        self.layers, self.heads = len(blocks), max(map(len, blocks))
 
         # the residual stream has a dimension for each value of each S-Op
         space = craft.residual_space
@@ -117,53 +112,43 @@ class Compiled(torch.nn.Module):
             return [space.index_by_direction[BasisDirection(name, value)] for value in range(size)]
 
         one, bos = basis[space.index_by_direction[ONE]], basis[space.index_by_direction[BOS]]
-        self.token_embedding = torch.nn.Parameter(basis[dimensions("tokens", self.symbols)] + one)
-        self.position_embedding = torch.nn.Parameter(basis[dimensions("indices", self.task.T)])
+        self.token_embedding = torch.nn.Parameter(basis[dimensions("tokens", symbols)] + one)
+        self.position_embedding = torch.nn.Parameter(basis[dimensions("indices", T)])
         self.bos = torch.nn.Parameter(bos + one)
-        self.read_out = [dimensions(output.label, self.symbols) for output in outputs]
+        self.read_out = [dimensions(output.label, symbols) for output in outputs]
 
         # the heads; where a layer has fewer than others, the weights stay zero
-        width, size = len(basis), max(len(head.w_qk.matrix.T) for heads in blocks for head in heads)
-        self.query = torch.nn.Parameter(torch.zeros(*shape, width, size))
-        self.key = torch.nn.Parameter(torch.zeros(*shape, width, size))
-        self.value = torch.nn.Parameter(torch.zeros(*shape, width, self.symbols))
-        self.output = torch.nn.Parameter(torch.zeros(*shape, self.symbols, width))
+        zeros = torch.zeros(2, self.layers, self.heads, *basis.shape)
+        self.qk, self.ov = map(torch.nn.Parameter, zeros)
         for layer, heads in enumerate(blocks):
             for number, head in enumerate(heads):
                 qk, ov = head.w_qk, head.w_ov
-                for parameter, matrix in (
-                    (self.query, project(space, qk.left_space).matrix @ qk.matrix),
-                    (self.key, project(space, qk.right_space).matrix),
-                    (self.value, project(space, ov.input_space).matrix @ ov.matrix),
-                    (self.output, project(ov.output_space, space).matrix),
-                ):
-                    parameter.data[layer, number, :, : matrix.shape[1]] = torch.tensor(matrix)
+                query = project(space, qk.left_space).matrix @ qk.matrix
+                key = project(space, qk.right_space).matrix
+                value = project(space, ov.input_space).matrix @ ov.matrix
+                output = project(ov.output_space, space).matrix
+                self.qk.data[layer, number] = torch.tensor(query @ key.T)
+                self.ov.data[layer, number] = torch.tensor(value @ output)
 
-    def forward(self, x, heads=None, return_patterns=False):
-        B, T, _ = x.shape
-        numbers, symbols = number_symbols(x[..., : self.K], self.symbols)
+    def forward(self, x, heads=()):
+        numbers, symbols = number_symbols(x[..., :4])
         residual = self.token_embedding[numbers] + self.position_embedding  # (B, T, width)
-        later = torch.ones(T, 1 + T, dtype=torch.bool).triu(2)
-        patterns = []
+        B, T, _ = residual.shape
+        later, functions = torch.ones(T, 1 + T, dtype=torch.bool).triu(2), dict(heads)
         for layer in range(self.layers):
             # attention to the BOS token, which comes first, and to all tokens; then to these alone
-            read = torch.cat([self.bos.expand(B, 1, -1), residual], 1)
-            queries = residual[:, None] @ self.query[layer]  # (B, heads, T, size)
-            keys = read[:, None] @ self.key[layer]  # (B, heads, 1 + T, size)
-            scores = (queries @ keys.mT).masked_fill(later, -torch.inf)
-            pattern = scores.softmax(-1)[..., 1:]  # (B, heads, T, T)
-            patterns.append(pattern)
+            read = torch.cat([self.bos.expand(B, 1, -1), residual], 1)[:, None]
+            scores = residual[:, None] @ self.qk[layer] @ read.mT  # (B, heads, T, 1 + T)
+            pattern = scores.masked_fill(later, -torch.inf).softmax(-1)[..., 1:]
 
             # what each head writes
-            values = residual[:, None] @ self.value[layer]  # (B, heads, T, symbols)
+            values = residual[:, None] @ self.ov[layer]  # (B, heads, T, width)
             for head in range(self.heads):
-                write = (heads or {}).get((layer, head), torch.matmul)
-                written = write(pattern[:, head], values[:, head])
-                residual = residual + written @ self.output[layer, head]
+                write = functions.get((layer, head), torch.matmul)
+                residual = residual + write(pattern[:, head], values[:, head])
 
-        weights = residual[:, -self.task.N :, self.read_out]  # (B, N, D, symbols)
-        predictions = (weights @ symbols[:, None]).flatten(2)
-        return (predictions, patterns) if return_patterns else predictions
+        weights = residual[:, -self.N :, self.read_out]  # (B, N, D, symbols)
+        return (weights @ symbols[:, None]).flatten(2)
 
 
 # ---- what they compute, and what is found
@@ -181,38 +166,15 @@ def paths_of(D, doubling):
     return paths | {(k, 0, "q", f"{k}b") for k in range(2, D + 1)}
 
 
-def measure(model, heads=None):
-    """The loss of each symbol (D,) on 64 held-out sequences, the patterns, and the Batch."""
-    batch = make_batch(0, held_out("search", 64), model.task.N, model.task.symbols - 1)
-    with torch.no_grad():
-        predictions, patterns = model(batch.inputs, heads=heads, return_patterns=True)
-    return partial_losses(predictions, batch.targets, model.K).mean(0), patterns, batch
+@pytest.mark.parametrize("D, doubling", [*CASES, (7, True)])
+def test_programs_solve_the_problem_in_as_many_layers_as_they_say(D, doubling):
+    model, batch = compiled(D, doubling), make_batch(0, held_out("search", 64), D=D)
+    assert partial_losses(model(batch.inputs), batch.targets, 4).mean(0).max() < 0.01
+    assert model.layers == (D.bit_length() + 1 if doubling else D + 1)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_solves_the_problem_along_its_paths(case):
-    model = compiled(*case)
-    loss, patterns, batch = measure(model)
-    assert loss.max() < 0.01
-    assert not any(pattern.triu(1).any() for pattern in patterns)
-    sequence, names = torch.arange(64)[:, None], model.task.names
-    for layer, head, reader, read in paths_of(*case):
-        rows, columns = (batch.positions[:, :, names.index(role)] for role in (reader, read))
-        assert patterns[layer][sequence, head, rows, columns].min() > 0.99
-
-    # without attention in a head that has paths, and in no other, a symbol is lost
-    for head in itertools.product(range(model.layers), range(model.heads)):
-        lost = measure(model, {head: lambda pattern, values: 0 * pattern @ values})[0]
-        assert (lost.max() > 0.5) == (head in {path[:2] for path in paths_of(*case)})
-
-
-def test_doubling_solves_seven_steps_in_four_layers():
-    model = compiled(7, True)
-    assert model.layers == 4 and measure(model)[0].max() < 0.01
-
-
-# noise of 0.1: with 0.2 the loss of the model itself is 0.12
-SLOW = [*((case, 0) for case in CASES[2:]), ((3, False), 0.1), ((3, True), 0.1)]
+# with noise the loss of the model itself is 0.03
+SLOW = [*((case, 0) for case in CASES[2:]), ((3, False), 0.15), ((3, True), 0.15)]
 SLOW = [pytest.param(*search, marks=pytest.mark.slow) for search in SLOW]
 
 
