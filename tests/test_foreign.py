@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import ablate
 from data import UserError, make_batch
-from test_all import address_and_values, planted
+from test_all import planted
 from tests import adversaries
 from tests.foreign import Mine
 from tests.planted import paths_from, settings
@@ -50,19 +50,6 @@ def test_the_only_circuit_of_an_adversary_is_found(model, circuit):
 def test_what_no_circuit_explains_is_not_validated(model, verdict):
     report, _ = report_on(model)
     assert not report["validated"] and verdict in report["verdict"], report["verdict"]
-
-
-# ---- other ways to call the functions
-
-
-def test_heads_may_be_called_in_another_order():
-    def last_first(x, heads):
-        return address_and_values(x, {(0, 4 - head): f for (_, head), f in heads.items()})
-
-    flags = settings(1, 1, 5)
-    report = ablate.find_circuit(last_first, flags, count=256)
-    circuit = paths_from(flags.problem, "0.4 q 1a", *(f"0.{head} q 1b*" for head in range(4)))
-    assert report["validated"] and {*ablate.paths_in(report, flags.problem)} == {*circuit}
 
 
 @pytest.mark.parametrize("pattern", [torch.eye(12), torch.full((12, 12), 1 / 12)])

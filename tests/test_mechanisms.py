@@ -97,15 +97,6 @@ def test_flow_is_small_step_gradient_descent(S, R, D):
             assert curve[round(time / lr)][i] == pytest.approx(loss, abs=0.02)
 
 
-def test_training_passes_through_the_plateau():
-    S, R, D = 16, 2, 4
-    entry, leaves, *flow = recall.plateau(0, (S, R, D, 1e-3))
-    assert [entry, leaves] == pytest.approx(flow, rel=0.08) and entry < leaves
-    rows = recall.train_linear(0, S, R, D, 1e-3, steps=round(leaves / 0.5), lr=0.5, batch=512)
-    middle = min(rows, key=lambda row: abs(row[0] - (entry + leaves) / 2))
-    assert middle[1:] == pytest.approx([math.log(D), 0, math.log(D), 3 / 4], abs=0.06)
-
-
 @pytest.mark.parametrize("hop_token", [False, True])
 def test_ring_by_walking(hop_token):
     k, n = 8, 5

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
@@ -91,15 +90,12 @@ def test_the_cluster_of_the_docstring(tmp_path):
 @pytest.mark.slow
 def test_a_server_of_another_kind_is_no_cluster(tmp_path):
     """It lets a client wait for ever: sweep.py keeps its patience, whatever listens."""
-    began = time.time()
-    assert start("sweep").wait() == 2  # an error at once: the time of the imports
-    imports = time.time() - began
     server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address, began = f"tcp://127.0.0.1:{server.server_port}", time.time()
+    address = f"tcp://127.0.0.1:{server.server_port}"
     process = start("sweep", *GRID, "--out", tmp_path, "--scheduler", address)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 2 and time.time() - began < 2 * sweep.PATIENCE + 5 + 3 * imports
+    out, err = process.communicate(timeout=2 * sweep.PATIENCE + 60)  # the imports are slow too
+    assert process.returncode == 2
     assert_one_line(err, f"no Dask cluster with workers at {address}")
     server.shutdown()
 

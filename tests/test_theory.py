@@ -8,7 +8,6 @@ import torch
 
 from data import chain, conditional, make_batch, shuffled
 from extras.studies import theory
-from tests.common import run_main
 from tests.other_tasks import MIXED, TRIPLES, sequences_of
 
 
@@ -128,10 +127,3 @@ def test_minimal_circuits_reach_what_the_laws_allow():
         *_, reached = theory.known_to_query(task, attended)
         expected = [law(k) <= layers for k in range(1, D + 1)]
         assert reached.tolist() == expected, (D, layers, causal)
-
-
-def test_the_table_of_depths():
-    code, out, _ = run_main(theory)
-    rows = [line.split() for line in out.splitlines()[1:]]
-    assert code == 0 and [row[0] for row in rows] == [str(D) for D in range(1, 21)]
-    assert rows[4] == "5 3 3 3 4 4 3 3".split()  # the paper's bound, no mask, a mask, width
