@@ -9,7 +9,7 @@ import torch
 
 import data
 from tests.common import bits_behind, output_of
-from tests.other_tasks import PAIR, TASKS, distracted, sequences_of, table
+from tests.other_tasks import TASKS, distracted, sequences_of
 
 
 def test_random_bits_are_splitmix64():
@@ -51,6 +51,10 @@ def test_batches_are_those_of_the_first_release():
             for tensor in (*symbols, batch.positions):
                 digest.update(tensor.contiguous().numpy().tobytes())
         assert digest.hexdigest()[:16] == expected
+
+
+def test_without_a_number_of_examples_no_example_comes_twice():
+    assert torch.equal(data.batch_index(0, 3, 16, 0), torch.arange(48, 64))
 
 
 @pytest.mark.parametrize("title", TASKS)
@@ -95,15 +99,6 @@ def test_plateaus_are_what_averaging_gives():
     means = [torch.zeros_like(targets), z.mean(1, keepdim=True).expand_as(targets), fits @ z / N]
     for predictions, (loss, _) in zip(means, data.conditional(N).plateaus, strict=True):
         assert abs(data.partial_losses(predictions, targets, 4).mean() - loss) < 0.02
-
-
-def test_mistakes_in_python_are_errors_and_examples_are_endless():
-    with pytest.raises(ValueError, match="two roles of task twice have the same name"):
-        table("twice", 2, ("q", 0, 1, 0), *PAIR, PAIR[0])
-    for split, examples in data.SPLITS.items():
-        with pytest.raises(ValueError, match="sequences held out for"):
-            data.held_out(split, len(examples) + 1)
-    assert torch.equal(data.batch_index(0, 3, 16, 0), torch.arange(48, 64))
 
 
 def test_a_worked_sequence_can_be_solved_from_its_text():

@@ -233,20 +233,12 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
 # ---- depth
 
 
-def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
-    """On a model whose mechanism is known, theory.constructed(4), with a log of our own."""
-    monkeypatch.setattr(depth, "ROWS", tmp_path / "rows.jsonl")
-    run = tmp_path / "solved"
-    run.mkdir()
-    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --steps 300 --seed 7"
-    train.open_run(train.parse_flags([*flags.split(), "--device", "cpu", "--out", str(run)]))
-    log = [dict(step=100 * i, val=loss, x_1=loss) for i, loss in enumerate((0.9, 0.5, 0.0001), 1)]
-    train.write_rows(run / "log.jsonl", log)
-    train.write_tensors(run / "model.pt", theory.constructed(4).state_dict())
-    depth.measure([run, tmp_path / "no run"])
-    (row,) = train.read_rows(depth.ROWS)
-    how = row["how"]
-    assert row["x_1"] == 0.0001 and row["fell"] == 0.4999 and row["other"] == ""
+def test_interventions_find_the_address_and_the_memory(tmp_path):
+    """On a model whose mechanism is known, theory.constructed(4)."""
+    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --seed 7 --device cpu"
+    train.open_run(train.parse_flags([*flags.split(), "--out", str(tmp_path)]))
+    train.write_tensors(tmp_path / "model.pt", theory.constructed(4).state_dict())
+    how = depth.mechanism(tmp_path)
 
     # what each head does, and reads
     kinds = [depth.kind_of(how, f"L0H{head}") for head in range(5)]
@@ -262,12 +254,6 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
     assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
     assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
-
-    # a run is measured once
-    depth.ROWS.write_text(depth.ROWS.read_text().replace('"x_1": 0.0001', '"x_1": 0.25'))
-    depth.measure([run])
-    assert depth.diagram_table().splitlines()[-1] == "| 1 | 4 | x_1 |  | 0.250* |"
-    assert "| solved | 0.000 | 1/4/0 | 1 3 5 7 (1.00) | 0.000 |" in depth.mechanism_table()
 
 
 def test_what_counts_as_reaching_and_as_passing_the_law():
