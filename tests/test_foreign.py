@@ -31,25 +31,14 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
     assert {*ablate.paths_in(report, flags.problem)} == circuit
 
 
-def report_on(model):
-    """The report on an adversary, and its task."""
-    D = model.task.symbols - 1 if hasattr(model, "task") else 1
-    flags = settings(D, getattr(model, "layers", 2), getattr(model, "heads", 2))
-    return ablate.find_circuit(model, flags, count=512), flags.problem
-
-
-@pytest.mark.parametrize("model, circuit", adversaries.CIRCUITS)
-def test_the_only_circuit_of_an_adversary_is_found(model, circuit):
-    report, task = report_on(model)
-    star = model is adversaries.star_with_a_checksum  # one of two ablations does not see it
-    assert report["verdict"] == f"validated, {'at the mean alone' if star else 'complete'}"
-    assert {*ablate.paths_in(report, task)} == {*paths_from(task, *circuit.split(", "))}
-
-
-@pytest.mark.parametrize("model, verdict", adversaries.REFUSED)
-def test_what_no_circuit_explains_is_not_validated(model, verdict):
-    report, _ = report_on(model)
-    assert not report["validated"] and verdict in report["verdict"], report["verdict"]
+@pytest.mark.parametrize("model, circuit, verdict", adversaries.ALL)
+def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(model, circuit, verdict):
+    flags = settings(1, getattr(model, "layers", 2), getattr(model, "heads", 2))
+    report = ablate.find_circuit(model, flags, count=512)
+    assert verdict in report["verdict"] and report["validated"] == bool(circuit), report["verdict"]
+    if circuit:
+        paths = paths_from(flags.problem, *circuit.split(", "))
+        assert {*ablate.paths_in(report, flags.problem)} == {*paths}
 
 
 @pytest.mark.parametrize("pattern", [torch.eye(12), torch.full((12, 12), 1 / 12)])

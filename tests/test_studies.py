@@ -4,7 +4,6 @@ test_results.py."""
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 import train
 from ablate import PatchedModel, path_name, paths_in
 from data import UserError, held_out
-from extras.studies import circuits, claims, curriculum, depth, late, onset, order, rows, theory
+from extras.studies import circuits, claims, curriculum, depth, late, order, rows, theory
 from extras.studies.stats import wilson
 from tests.common import HERE, output_of
 
@@ -118,21 +117,6 @@ def test_which_paths_came_first(tmp_path):
     assert not (order.is_first(late) or order.reads_in_order(late))
     paths = lower, upper, last, (4, "2b", "2a", 300)
     assert not claims.one_at_a_time(row_of(tmp_path / "b", "--D 2", paths=paths, **FALLING))
-
-
-@pytest.mark.slow
-def test_transformer_a_knows_x_1_when_both_its_heads_read(tmp_path, monkeypatch):
-    """Checkpoints: untrained weights, then those of A, whose circuit is known."""
-    A, run = HERE / "results/A", tmp_path / "run"
-    (run / "ckpt").mkdir(parents=True)
-    shutil.copy(A / "config.json", run)
-    torch.save(train.build(train.read_flags(A)).state_dict(), run / "ckpt/000000.pt")
-    shutil.copy(A / "model.pt", run / "ckpt/000010.pt")
-    monkeypatch.setattr(onset, "N_SEQUENCES", 128)
-    measured = onset.measure_onsets(run, learned=10)
-    assert measured["steps"] == [0, 10] and measured["losses"][0] > 0.7 > measured["losses"][1]
-    assert all(measured["onsets"][kind] == 10 for kind in ("x_1", "q -> 1b", "1b -> 1a"))
-    assert measured["onsets"]["1a -> 3b"] is None and min(measured["slots"]["q -> 1b"]) > 0.5
 
 
 def test_a_late_read_is_as_if_the_token_were_not_there():
