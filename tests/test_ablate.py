@@ -217,9 +217,9 @@ def test_planted_circuits_of_other_tasks_are_found(name, heads, texts, monkeypat
 
 def write_run(folder, flags):
     """A run directory with the untrained weights of these flags."""
-    flags = train.parse_flags(["--dtype", "float32", *TINY, *flags.split()])
+    flags = train.parse_flags(["--dtype", "float32", *TINY, *flags.split(), "--out", str(folder)])
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(flags.settings))
+    train.open_run(flags)
     train.write_tensors(folder / "model.pt", train.build(flags).state_dict())
     return folder
 

@@ -6,8 +6,6 @@ others.
 """
 # ruff: noqa: E402  (a package must be replaced before it is imported)
 
-import copy
-import functools
 import sys
 import types
 from pathlib import Path
@@ -82,14 +80,6 @@ def compile_program(outputs, symbols, T):
     return craft_graph_to_model(graph, extracted[-1].sources)
 
 
-def number_symbols(tokens):
-    """tokens (B, T, K) -> the number of each token's symbol (B, T), by the order of their size, and
-    the symbol of each number (B, symbols, K)."""
-    pairs = [sequence.unique(dim=0, return_inverse=True) for sequence in tokens]
-    symbols, numbers = zip(*pairs, strict=True)
-    return torch.stack(numbers), torch.stack(symbols)
-
-
 class Compiled(torch.nn.Module):
     """A transformer with the weights that Tracr gives it: no MLPs, no layer norm. Its vocabulary is
     the numbers of a sequence's symbols; each x_k that it predicts is the sum of all symbols,
@@ -131,7 +121,9 @@ class Compiled(torch.nn.Module):
                 self.ov.data[layer, number] = torch.tensor(value @ output)
 
     def forward(self, x, heads=()):
-        numbers, symbols = number_symbols(x[..., :4])
+        # the symbols (B, symbols, 4) of each sequence by their size, and the number of each token's
+        pairs = [sequence.unique(dim=0, return_inverse=True) for sequence in x[..., :4]]
+        symbols, numbers = map(torch.stack, zip(*pairs, strict=True))
         residual = self.token_embedding[numbers] + self.position_embedding  # (B, T, width)
         B, T, _ = residual.shape
         later, functions = torch.ones(T, 1 + T, dtype=torch.bool).triu(2), dict(heads)
@@ -154,7 +146,6 @@ class Compiled(torch.nn.Module):
 # ---- what they compute, and what is found
 
 
-compiled = functools.cache(Compiled)
 CASES = [(1, False), (2, False), (3, False), (4, False), (3, True)]  # D, doubling
 
 
@@ -168,7 +159,7 @@ def paths_of(D, doubling):
 
 @pytest.mark.parametrize("D, doubling", [*CASES, (7, True)])
 def test_programs_solve_the_problem_in_as_many_layers_as_they_say(D, doubling):
-    model, batch = compiled(D, doubling), make_batch(0, held_out("search", 64), D=D)
+    model, batch = Compiled(D, doubling), make_batch(0, held_out("search", 64), D=D)
     assert partial_losses(model(batch.inputs), batch.targets, 4).mean(0).max() < 0.01
     assert model.layers == (D.bit_length() + 1 if doubling else D + 1)
 
@@ -181,7 +172,7 @@ SLOW = [pytest.param(*search, marks=pytest.mark.slow) for search in SLOW]
 @pytest.mark.parametrize("case, noise", [(CASES[0], 0), (CASES[1], 0), *SLOW])
 def test_find_circuit_finds_the_compiled_paths(case, noise):
     """Also with Gaussian noise, in units of the standard deviation of each weight matrix."""
-    model, generator = copy.deepcopy(compiled(*case)), torch.Generator().manual_seed(0)
+    model, generator = Compiled(*case), torch.Generator().manual_seed(0)
     for weights in model.parameters():
         weights.data += noise * weights.std() * torch.randn(weights.shape, generator=generator)
     report = ablate.find_circuit(model, settings(case[0], model.layers, model.heads))

@@ -19,25 +19,23 @@ from tests.common import HERE, output_of
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
-def write_run(run, flags="", report=None, paths=(), **losses):
-    """Write a run directory of these flags; losses: those of each symbol, every 100 steps; report:
-    that of circuit.json; paths: (layer, reader, read, step from which its attention is 1)."""
-    run.mkdir(parents=True, exist_ok=True)
-    settings = train.parse_flags(["--device", "cpu", *flags.split()]).settings
-    (run / "config.json").write_text(json.dumps(settings))
+def write_run(run, flags="", paths=(), **losses):
+    """Write a run directory of these flags; losses: those of each symbol, every 100 steps; paths:
+    (layer, reader, read, step from which its attention is 1)."""
+    run.mkdir(parents=True)
+    flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
+    train.open_run(train.parse_flags(flags))
     log = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_rows(run / "log.jsonl", log)
-    if report:
-        (run / "circuit.json").write_text(json.dumps(report))
+    (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
     found, steps = [], [*range(0, 500, 100)]
     for layer, reader, read, emerged in paths:
         mean = [float(step >= emerged) for step in steps]
         found.append(dict(layer=layer, head=0, reader=reader, read=read, mean=mean))
-    if paths:
-        (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
+    (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
     return run
 
 
@@ -62,8 +60,7 @@ def test_wilson_agrees_with_published_values():
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_directory(train.parse_flags(["--D", "2", "--seed", "7"])).name
-    report, paths = dict(paths=[], verdict="not searched"), [(1, "1b", "1a", 100)]
-    run = write_run(tmp_path / automatic, "--D 2 --seed 7", report, paths, **FALLING)
+    run = write_run(tmp_path / automatic, "--D 2 --seed 7", [(1, "1b", "1a", 100)], **FALLING)
     other = write_run(tmp_path / "mine_other", "--D 2", **FALLING)
     for _ in range(2):
         assert "2 runs" in output_of(rows, "mine", other, run, "--out", tmp_path / "rows")
@@ -78,6 +75,7 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     row = of_file["s7"]
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"]
     assert row["learned"] == dict(x_1=150, x_2=250) and row["mse"] == 0 and row["steps"] == 400
+    assert row["report"]["verdict"] == "not searched"
     assert row["emergence"]["paths"][0]["mean"] == [0, 1, 1, 1, 1]
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 
