@@ -44,7 +44,7 @@ def row_of(run, flags="", **more):
     return row
 
 
-# ---- statistics
+# ---- statistics and rows
 
 
 def test_wilson_agrees_with_published_values():
@@ -52,9 +52,6 @@ def test_wilson_agrees_with_published_values():
     published = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)]
     for count, n, *interval in [*published, (1, 29, 0.0061, 0.1718)]:
         assert wilson(count, n) == pytest.approx(interval, abs=5e-5)
-
-
-# ---- rows
 
 
 def test_a_row_says_what_the_run_directory_says(tmp_path):
@@ -181,7 +178,7 @@ def test_target_symbols_and_stages_are_compared(tmp_path):
     assert curriculum.learned_despite_gap([*found, control]) == ({2: [False, True]}, 0)
 
 
-# ---- circuits
+# ---- circuits and depth
 
 
 @pytest.mark.slow
@@ -212,9 +209,6 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
     assert max(before) > 0.5 > 0.05 > max(after)
 
 
-# ---- depth
-
-
 def test_interventions_find_the_address_and_the_memory(tmp_path):
     """On a model whose mechanism is known, theory.constructed(4)."""
     flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --seed 7 --device cpu"
@@ -236,16 +230,3 @@ def test_interventions_find_the_address_and_the_memory(tmp_path):
     assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
     assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
     assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
-
-
-def test_what_counts_as_reaching_and_as_passing_the_law():
-    def row(layers, *losses):
-        return dict(layers=layers, D=len(losses), threshold=0.5) | {
-            f"x_{k}": loss for k, loss in enumerate(losses, 1)
-        }
-
-    assert not depth.passes(row(1, 0.6)) and depth.passes(row(1, 0.4))
-    assert depth.reaches(row(1, 0.4)) is None
-    assert depth.reaches(row(2, 0.1, 0.7)) and not depth.passes(row(2, 0.1, 0.7))
-    assert not depth.reaches(row(2, 0.6, 0.7)) and depth.passes(row(2, 0.1, 0.3))
-    assert not depth.passes(row(3, 0.1, 0.1, 0.1, 0.6)) and depth.passes(row(3, 0.1, 0.1, 0.1, 0.4))

@@ -95,10 +95,8 @@ def test_one_layer_whose_weights_are_a_formula_solves_one_step(N):
     batch = make_batch(0, torch.arange(512), N, 1, 4)
     losses = []
     for scale in (25, 50, 100):
-        with torch.no_grad():
-            predictions, (pattern,) = theory.constructed(N, scale)(
-                batch.inputs, return_patterns=True
-            )
+        model = theory.constructed(N, scale)
+        predictions, (pattern,) = model(batch.inputs, return_patterns=True)
         losses.append((predictions - batch.targets).square().mean().item())
     assert losses[0] / 8 > losses[1] and losses[1] / 8 > losses[2] and losses[2] < 2e-5
 
