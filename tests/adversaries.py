@@ -16,12 +16,11 @@ CHAIN, AT_Q = chain(4, 1), End(0)
 PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
 
 
-def one_step(look, layers=2, heads=1, gains=(), intermediate=False, added=None):
+def one_step(look, layers=2, heads=1, gains=(), intermediate=False):
     """A model of one step. look(head, match, b) -> [(tokens (B, N), shares (B, N)), ...], where a
     query attends in a head above layer 0; match (B, N): how well 1b is found, at tokens b. It reads
     what these show and, with intermediate, what they have read before. gains: of the heads of layer
-    1. added(layer, written, holds, add): what a layer adds, instead of add(layer, written, holds).
-    """
+    1."""
 
     def attend(head, holds, positions):
         if head[0] == 0:
@@ -36,10 +35,7 @@ def one_step(look, layers=2, heads=1, gains=(), intermediate=False, added=None):
     moves = dict.fromkeys(itertools.product(range(1, layers), range(heads)), reading(1.0))
     moves |= {(0, head): [(0, 1, 0.01 if head else 1.0)] for head in range(heads)}
     moves |= {(1, head): reading(gain) for head, gain in enumerate(gains)}
-    model = Planted(CHAIN, attend, layers, heads, moves)
-    if added:
-        model.added = lambda *state, add=model.added: added(*state, add)
-    return model
+    return Planted(CHAIN, attend, layers, heads, moves)
 
 
 def direct(head, match, b):
@@ -77,23 +73,23 @@ def of_another_chain(b):
 # ---- attention that does not say whose
 
 
-def pointer(layer, written, holds, add):
+def averages_and_a_pointer():
     """Head 1 averages all tokens, and brings all candidates; of them that is said whose x_0 head 0
     brings, and nothing else of what head 0 brings."""
-    total = add(layer, written, holds)
-    if layer == 1:
-        key = written[0][:, :, 1, :, 0, None]  # (B, T, N, 1)
+    model = one_step(direct, heads=2)
+    find, add, uniform = model.attend, model.added, torch.ones(12, 12).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+
+    def added(layer, written, holds):
+        if layer == 0:
+            return add(layer, written, holds)
+        total, key = torch.zeros_like(holds), written[0][:, :, 1, :, 0, None]  # (B, T, N, 1)
         x_1 = (12 * written[1][:, :, 0, :, 1, None]).clamp(0, 1)
-        total = torch.zeros_like(total)
-        total[:, :, -1, :, 1:] = key * x_1
-        total[:, :-4] = 0
-    return total
+        total[:, -4:, -1, :, 1:] = (key * x_1)[:, -4:]
+        return total
 
-
-def averages_and_a_pointer():
-    model = one_step(direct, heads=2, added=pointer)
-    attend, uniform = model.attend, torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None]
-    model.attend = lambda head, *state: uniform if head == (1, 1) else attend(head, *state)
+    model.attend = lambda head, *state: uniform if head == (1, 1) else find(head, *state)
+    model.added = added
     return model
 
 

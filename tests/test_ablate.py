@@ -182,6 +182,8 @@ def test_planted_circuits_are_validated(D, heads, texts):
     assert report["verdict"] == "validated, complete"
     rows, batch = ablate.paths_in(report, task), make_batch(0, torch.arange(64), D=D)
     assert sorted(rows) == sorted(paths) and report["lost"] == dict(faithful=0, resampled=0)
+
+    # what is lost without each path
     for path, text in zip(paths, texts, strict=True):
         others = [other for other in texts if other != text]
         predictions = plant(task, others, layers, heads)(batch.inputs)

@@ -25,12 +25,16 @@ def write_run(run, flags="", paths=(), **losses):
     run.mkdir(parents=True)
     flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
     train.open_run(train.parse_flags(flags))
+
+    # the losses, and that no circuit was searched
     log = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_rows(run / "log.jsonl", log)
     (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
+
+    # how the paths emerged
     found, steps = [], [*range(0, 500, 100)]
     for layer, reader, read, emerged in paths:
         mean = [float(step >= emerged) for step in steps]

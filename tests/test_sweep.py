@@ -69,6 +69,7 @@ def test_the_cluster_of_the_docstring(tmp_path):
         how = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         return subprocess.Popen(["bash", "-c", command], cwd=HERE, start_new_session=True, **how)
 
+    # a scheduler and a worker, then the sweep
     cluster = [in_a_shell(command) for command in sweep.__doc__.strip().splitlines()[-2:]]
     where = re.search(r"--scheduler .*? --out /shared", sweep.__doc__)[0]
     swept = f"python sweep.py --layers 1 --seeds 2 --flags '{TINY} --steps 10' {where}/grid"
