@@ -77,7 +77,7 @@ def averages_and_a_pointer():
     """Head 1 averages all tokens, and brings all candidates; of them that is said whose x_0 head 0
     brings, and nothing else of what head 0 brings."""
     model = one_step(direct, heads=2)
-    find, add, uniform = model.attend, model.added, torch.ones(12, 12).tril()
+    other_heads, add, uniform = model.attend, model.added, torch.ones(12, 12).tril()
     uniform /= uniform.sum(-1, keepdim=True)
 
     def added(layer, written, holds):
@@ -88,7 +88,7 @@ def averages_and_a_pointer():
         total[:, -4:, -1, :, 1:] = (key * x_1)[:, -4:]
         return total
 
-    model.attend = lambda head, *state: uniform if head == (1, 1) else find(head, *state)
+    model.attend = lambda head, *state: uniform if head == (1, 1) else other_heads(head, *state)
     model.added = added
     return model
 
