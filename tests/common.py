@@ -25,11 +25,17 @@ def run_main(module, *arguments):
     return test_all.run_main(module, shlex.join(map(str, arguments)))
 
 
-def start(script, *arguments, **options):
+def output_of(module, *arguments):
+    """Run a command line in this process, which must succeed; return what it prints."""
+    code, out, err = run_main(module, *arguments)
+    assert code == 0, err
+    return out
+
+
+def start(script, *arguments):
     """Start a command line as its own process, which a test can kill; script: "train", ..."""
     command, pipe = [sys.executable, "-m", script, *map(str, arguments)], subprocess.PIPE
-    options = dict(cwd=HERE, text=True, stdout=pipe, stderr=pipe) | options
-    return subprocess.Popen(command, **options)
+    return subprocess.Popen(command, cwd=HERE, text=True, stdout=pipe, stderr=pipe)
 
 
 def wait_for(condition, seconds=60):
@@ -64,17 +70,14 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
-def logged(run):
-    """Return the rows of log.jsonl without the seconds, which differ from run to run."""
-    return [row | dict(seconds=0) for row in train.read_log(run)]
-
-
 def runs_equal(*runs):
-    """Return whether two runs have the same log, weights and checkpoints, bit for bit."""
-    a, b = ([path for path in contents(run) if path.suffix == ".pt"] for run in runs)
-    if {*a} != {*b} or logged(runs[0]) != logged(runs[1]):
+    """Return whether two runs have the same log, but for the seconds, and the same weights and
+    checkpoints, bit for bit."""
+    logs = [[row | dict(seconds=0) for row in train.read_log(run)] for run in runs]
+    names, others = ([path for path in contents(run) if path.suffix == ".pt"] for run in runs)
+    if {*names} != {*others} or logs[0] != logs[1]:
         return False
-    for name in [path for path in a if path.stem != "state"]:
+    for name in [path for path in names if path.stem != "state"]:
         a, b = (train.read_tensors(Path(run, name)) for run in runs)
         if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
             return False

@@ -6,7 +6,6 @@ import torch
 
 import train
 from ablate import path_from
-from data import chain
 
 
 def paths_from(task, *texts):
@@ -151,14 +150,13 @@ CIRCUITS = [  # D, heads, paths
 ]
 
 
-def plant(D, texts, layers, heads=1):
-    """(Planted, its task, its paths)"""
-    task = chain(4, D)
+def plant(task, texts, layers, heads=1):
+    """A model whose circuit these paths are."""
     paths, moves = paths_from(task, *texts), {}
     for path in paths:
         move = (path.read.offset, path.reader.offset, 1.0)
         moves[path[:2]] = list({*moves.get(path[:2], []), move})
-    return Planted(task, following(task, paths), layers, heads, moves), task, paths
+    return Planted(task, following(task, paths), layers, heads, moves)
 
 
 def settings(D, layers, heads=1):

@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import re
 import shutil
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ import analyze
 import train
 from ablate import End, Path, paths_in, to_row
 from data import held_out
-from extras.pages import film, information
+from extras.pages import information
 from model import Transformer
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
 
@@ -30,12 +28,6 @@ def run_of(folder, task, paths=(), heads=1):
 
 
 PATHS = Path(0, 0, End(2), End(1)), Path(1, 0, End(0), End(2, 1))
-
-
-def emergence_of(steps, losses, *means):
-    """What emergence.json holds of PATHS, of the task MIXED, with these mean attentions."""
-    rows = [to_row(path, MIXED) | dict(mean=mean) for path, mean in zip(PATHS, means, strict=True)]
-    return dict(sequences=32, steps=steps, losses=losses, paths=rows)
 
 
 # ---- tasks with other roles
@@ -145,21 +137,10 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
 
 
 def test_steps_are_interpolated_and_what_was_not_measured_is_said(whole):
-    known = emergence_of([0, 100, 200], {}, [0.1, 0.2, 0.8], [0, 0.2, 0.1])
+    means = [0.1, 0.2, 0.8], [0, 0.2, 0.1]
+    rows = [to_row(path, MIXED) | dict(mean=mean) for path, mean in zip(PATHS, means, strict=True)]
+    known = dict(sequences=32, steps=[0, 100, 200], losses={}, paths=rows)
     assert [*analyze.emergence_steps(known, MIXED).values()] == [150.0, None]
     run = run_of(whole, MIXED, [*PATHS, Path(1, 0, End(4), End(3))])
     texts = analyze.draw_emergence(run._replace(emergence=known)).axes[1].texts
     assert {text.get_text() for text in texts} == {"150", "never", "not measured"}
-
-
-def test_the_film_names_what_is_learned_in_each_frame(whole, tmp_path, monkeypatch):
-    losses = dict(x_1=[1.0] * 20 + [0.3] * 20 + [0.6] * 20, x_2=[0.9] * 40 + [0.3] * 20)
-    rising, titles = [k / 60 for k in range(60)], []
-    known = emergence_of([*range(0, 600, 10)], losses, rising, rising)
-    monkeypatch.setattr(plt.Axes, "set_title", lambda axes, text, **how: titles.append(text))
-    film.draw_film(run_of(whole, MIXED)._replace(emergence=known), tmp_path / "film.gif", frames=9)
-    learned = dict(re.findall(r"Step (\d+): .* learned (.*)", "\n".join(titles)))
-    assert {"0", "590"} <= learned.keys()
-    for step, names in learned.items():
-        assert names == ["nothing", "$x_{1}$", "$x_{2}$"][int(step) // 200], step
-    assert (tmp_path / "film.gif").read_bytes().startswith(b"GIF89a")

@@ -16,7 +16,7 @@ import sweep
 import train
 from extras.pages import film
 from test_all import HERE, is_png
-from tests.common import WHOLE, assert_refused, contents, run_main, train_until
+from tests.common import WHOLE, assert_refused, contents, output_of, train_until
 from tests.other_tasks import write_circuit
 
 
@@ -36,9 +36,7 @@ from tests.other_tasks import write_circuit
         (film, "{whole}", "has the losses"),
     ],
 )
-def test_a_mistake_gets_one_line_and_leaves_nothing(
-    module, flags, says, tmp_path, whole, monkeypatch
-):
+def test_a_mistake_leaves_nothing(module, flags, says, tmp_path, whole, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_refused(module, *flags.format(whole=whole).split(), says=says)
     assert not contents(tmp_path)
@@ -107,9 +105,8 @@ def test_figures_have_our_style_whatever_a_user_has_set(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "circuit.json").write_text('{"verdict": "not faithful: x", "paths": []}')
     with matplotlib.rc_context({"text.usetex": True, "savefig.format": "pdf"}):
-        code, out, err = run_main(analyze, run)
-    assert code == 0 and is_png(run / "curves.png"), err
-    assert "no circuit to draw: not faithful: x" in out
+        out = output_of(analyze, run)
+    assert is_png(run / "curves.png") and "no circuit to draw: not faithful: x" in out
 
 
 def test_a_terminal_that_has_ascii_alone(tmp_path):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import ablate
 from data import UserError, make_batch
-from test_all import address_and_values, planted
+from test_all import planted
 from tests import adversaries
 from tests.foreign import Mine
 from tests.planted import paths_from, settings
@@ -31,38 +31,14 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
     assert {*ablate.paths_in(report, flags.problem)} == circuit
 
 
-def report_on(model):
-    """The report on an adversary, and its task."""
-    D = model.task.symbols - 1 if hasattr(model, "task") else 1
-    flags = settings(D, getattr(model, "layers", 2), getattr(model, "heads", 2))
-    return ablate.find_circuit(model, flags, count=512), flags.problem
-
-
-@pytest.mark.parametrize("model, circuit", adversaries.CIRCUITS)
-def test_the_only_circuit_of_an_adversary_is_found(model, circuit):
-    report, task = report_on(model)
-    star = model is adversaries.star_with_a_checksum  # one of two ablations does not see it
-    assert report["verdict"] == f"validated, {'at the mean alone' if star else 'complete'}"
-    assert {*ablate.paths_in(report, task)} == {*paths_from(task, *circuit.split(", "))}
-
-
-@pytest.mark.parametrize("model, verdict", adversaries.REFUSED)
-def test_what_no_circuit_explains_is_not_validated(model, verdict):
-    report, _ = report_on(model)
-    assert not report["validated"] and verdict in report["verdict"], report["verdict"]
-
-
-# ---- other ways to call the functions
-
-
-def test_heads_may_be_called_in_another_order():
-    def last_first(x, heads):
-        return address_and_values(x, {(0, 4 - head): f for (_, head), f in heads.items()})
-
-    flags = settings(1, 1, 5)
-    report = ablate.find_circuit(last_first, flags, count=256)
-    circuit = paths_from(flags.problem, "0.4 q 1a", *(f"0.{head} q 1b*" for head in range(4)))
-    assert report["validated"] and {*ablate.paths_in(report, flags.problem)} == {*circuit}
+@pytest.mark.parametrize("model, circuit, verdict", adversaries.ALL)
+def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(model, circuit, verdict):
+    flags = settings(1, getattr(model, "layers", 2), getattr(model, "heads", 2))
+    report = ablate.find_circuit(model, flags, count=512)
+    assert verdict in report["verdict"] and report["validated"] == bool(circuit), report["verdict"]
+    if circuit:
+        paths = paths_from(flags.problem, *circuit.split(", "))
+        assert {*ablate.paths_in(report, flags.problem)} == {*paths}
 
 
 @pytest.mark.parametrize("pattern", [torch.eye(12), torch.full((12, 12), 1 / 12)])

@@ -1,4 +1,4 @@
-"""extras/llm: questions against Appendix A and a solver, runs against a scripted server."""
+"""extras/llm: questions against a solver, runs against a scripted server."""
 
 import contextlib
 import gzip
@@ -12,60 +12,13 @@ import threading
 import time
 from unittest import mock
 
-import numpy as np
+import pytest
 
 from extras.llm import __main__ as llm
 from extras.llm import inside, weights
 from extras.llm.questions import FORMULATIONS, make_question
-from tests.common import assert_refused, contents, run_main, start, wait_for
+from tests.common import assert_refused, contents, output_of, run_main, start, wait_for
 
-
-# The five examples of the paper, with some of their lines separated by | instead.
-APPENDIX_A = """\
-b = 2 | c = 3 | d = 0 | a = 1 | e = b | g = a | h = d | f = c | k = e | i = f | l = g | j = h
-n = k | p = l | o = i | m = j | q = n | s = p | r = o | t = m
-What is the value of s? Say directly only the numeric value, without any other words. | Correct: 1
-Acceptable: 0, 1, 2, 3
-
-Charlie lives in Cairo | David lives in Delhi | Alice lives in Berlin | Bob lives in Amsterdam
-Henry lives with David | Eve lives with Charlie | Frank lives with Alice | Grace lives with Bob
-Kate lives with Grace | Larry lives with Frank | Jack lives with Eve | Isabelle lives with Henry
-Mary lives with Jack | Olivia lives with Isabelle | Nick lives with Kate | Peter lives with Larry
-Rose lives with Peter | Queen lives with Nick | Tom lives with Olivia | Sam lives with Mary
-Where does Rose live? Say directly only the name of the city, without any other words.
-Correct: Berlin | Acceptable: Amsterdam, Berlin, Cairo, Delhi
-
-Bob lives in Silvania. | Alice lives in Novaria. | Charlie lives in Aurora.
-David lives in Florinia. | Silvanians believe in celestianism. | Novarians believe in harmonianism.
-Aurorans believe in elysianism. | Florinians believe in luminism. | Luminists eat beef.
-Elysianists eat pork. | Harmonianists eat lamb. | Celestianists eat chicken.
-Beef contains Astralyte. | Chicken contains Nephryon. | Lamb contains Zephyrium.
-Pork contains Virellium. | Zephyrium causes Chronogy. | Astralyte causes Aetherflux.
-Virellium causes Somnosis. | Nephryon causes Synthemia.
-Who has Chronogy? Say directly the name without other words. | Correct: Alice
-Acceptable: Alice, Bob, Charlie, David
-
-a(0) = 3 | a(1) = 2 | a(2) = 0 | a(3) = 1 | b(0) = 1 | b(1) = 3 | b(2) = 2 | b(3) = 0 | c(0) = 1
-c(1) = 0 | c(2) = 3 | c(3) = 2 | d(0) = 1 | d(1) = 0 | d(2) = 2 | d(3) = 3 | e = b | f = a | g = c
-h = d | i = 0 | j = 2 | k = 3 | l = 1
-What is the value of f(i)? Say directly only the numeric value, without any other words.
-Correct: 3 | Acceptable: 0, 1, 2, 3
-
-Penny lives in Canada. | Lily lives in Brazil. | Isabelle lives in France. | Cathy lives in Kenya.
-George lives in Italy. | Adam lives in Mexico. | Kevin lives in Peru. | Ed lives in Laos.
-Hank lives in Germany. | Mike lives in Japan. | Jane lives in England. | Fred lives in Hungary.
-Dana lives in Norway. | Olivia lives in Qatar. | Bob lives in Denmark. | Nancy lives in Argentina.
-Johns mother is Jane. | Johns sister is Olivia. | Johns father is Ed. | Johns brother is Mike.
-Chriss mother is Penny. | Chriss sister is Dana. | Chriss father is Adam.
-Chriss brother is George. | Dianas mother is Nancy. | Dianas sister is Isabelle.
-Dianas father is Hank. | Dianas brother is Bob. | Eves mother is Lily. | Eves sister is Cathy.
-Eves father is Fred. | Eves brother is Kevin. | Doctors live with their brothers.
-Lawyers live with their mothers. | Teachers live with their sisters.
-Engineers live with their fathers. | John works as a doctor. | Chris works as an engineer.
-Diana works as a teacher. | Eve works as a lawyer.
-Where does Eve live? Say directly only the name, without any other words. | Correct: Brazil
-Acceptable: Argentina, Brazil, Canada, Denmark, England, France, Germany, Hungary, Italy, Japan, \
-Kenya, Laos, Mexico, Norway, Peru, Qatar"""
 
 KEY, LOGIN = "sk-test-0123456789", "user:pa55word"
 FLAGS = "--model", "m", "--D", 5, "--n", 6, "--out"
@@ -95,20 +48,6 @@ def solve(prompt, acceptable):
     return answer
 
 
-def test_llm_questions_are_those_of_appendix_a_letter_by_letter():
-    examples = APPENDIX_A.replace(" | ", "\n").split("\n\n")
-    for formulation, example in zip(FORMULATIONS, examples, strict=True):
-        prompt, correct, acceptable = re.split("\nCorrect: |\nAcceptable: ", example)
-        assert solve(prompt, acceptable.split(", ")) == correct, "the solver is wrong"
-
-        # at each place, some questions have the word of the example, and all have one of its words
-        shown = [run_main(llm, "--show", formulation, "--seed", seed)[1] for seed in range(300)]
-        columns = [*zip(*(re.split(r"(\W)", text) for text in shown), strict=True)]
-        words = re.split(r"(\W)", example + "\n")
-        assert all(word in column for word, column in zip(words, columns, strict=True))
-        assert {*words} == {word for column in columns for word in column}
-
-
 def test_llm_questions_agree_with_the_solver():
     for formulation, D in [("equations", 1), ("equations", 7), *KINDS]:
         questions = [make_question(formulation, D, 0, index) for index in range(200)]
@@ -117,9 +56,13 @@ def test_llm_questions_agree_with_the_solver():
         assert all(words == sorted({*answers}) for words in acceptable)
         assert max(map(answers.count, answers)) < 2.5 * 200 / len({*answers}), "about uniform"
         assert D == 1 or len({*prompts}) == 200
+
+    # those that 466961a:tests/test_llm.py compared with Appendix A letter by letter
     text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert digest[:16] == "c9997fe6b99bf7f2", "the questions have changed"
+    prompt, answer, _ = make_question("relatives", 5, 7, 0)
+    assert f"{prompt}\nCorrect: {answer}\n" in output_of(llm, "--show", "relatives", "--seed", 7)
 
 
 def sends(message, finish="stop"):
@@ -191,13 +134,13 @@ def test_llm_counts_and_figure(tmp_path):
     ]
     (packed := tmp_path / "m.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     with mock.patch.object(llm, "save_figure") as save:
-        assert run_main(llm, "--plot", path, packed, "--out", tmp_path)[0] == 0
+        output_of(llm, "--plot", path, packed, "--out", tmp_path)
     above, below = save.call_args.args[0].axes[1::2]
     for lines in above.containers:
-        assert np.allclose(lines.lines[0].get_ydata(), [500 / 6, 100, 0, 50, 100])
-    heights = [[bar.get_height() for bar in bars] for bars in below.containers[:3]]
-    expected = [[0, 0, 400, 0, 0], [0, 0, 200, 0, 0], [100, 0, 0, 0, 0]]  # by FAILURES
-    assert np.allclose(heights, np.array(expected) / 6)
+        assert lines.lines[0].get_ydata() == pytest.approx([500 / 6, 100, 0, 50, 100])
+    bars = [bar.get_height() for bars in below.containers[:3] for bar in bars]
+    failed = [0, 0, 4, 0, 0] + [0, 0, 2, 0, 0] + [1, 0, 0, 0, 0]  # of 6, by FAILURES
+    assert bars == pytest.approx([100 / 6 * count for count in failed])
 
 
 def test_llm_continues_after_a_kill(tmp_path):
@@ -211,8 +154,8 @@ def test_llm_continues_after_a_kill(tmp_path):
         finished = path.read_text().count("\n")
         time.sleep(0.5)  # until the server has answered what the process had asked
         requests.clear()
-        assert finished > 2 and run_main(llm, *FLAGS, tmp_path)[0] == 0
-        assert len(requests) == 30 - finished
+        output_of(llm, *FLAGS, tmp_path)
+        assert finished > 2 and len(requests) == 30 - finished
         assert_refused(llm, *FLAGS, tmp_path, "--seed", 1, says="has other settings")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({(line["formulation"], line["index"]) for line in lines}) == len(lines) == 30
@@ -232,7 +175,7 @@ def test_llm_field_that_the_server_refuses_can_be_removed(tmp_path):
         code, _, err = run_main(llm, *FLAGS, tmp_path)
         says = "refuses all questions so far", "not max_tokens temperature", "--extra"
         assert code == 2 and all(text in err for text in says) and len(requests) == llm.REQUESTS
-        assert run_main(llm, *FLAGS, tmp_path, *extra)[0] == 0
+        output_of(llm, *FLAGS, tmp_path, *extra)
 
 
 def test_llm_user_errors_are_one_line(tmp_path):

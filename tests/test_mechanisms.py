@@ -1,9 +1,8 @@
-"""Every script of extras/mechanisms against loops, gradients of PyTorch or a planted answer."""
+"""Each script of extras/mechanisms against a loop, gradients of PyTorch or a planted answer."""
 
 import math
 from unittest import mock
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -11,36 +10,11 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
 from extras.mechanisms.bigrams import N
-from tests.common import assert_refused, run_main
+from tests.common import run_main
 
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def draw_bigrams(B, T, triggers="random"):
-    return bigrams.sample(B, T, triggers, bigrams.read_bigrams(), seeded())
-
-
-def test_command_line_measures_prints_draws_and_redraws(monkeypatch, tmp_path):
-    def planted(seed, steps):
-        return seed * steps
-
-    def table(rows):
-        return [("steps", "values"), *((row["steps"], row["values"]) for row in rows)]
-
-    draw = mock.Mock(side_effect=lambda results: plt.figure())
-    monkeypatch.setattr(hops, "TASKS", [(planted, 2, [dict(steps=5), dict(steps=10)], table)])
-    monkeypatch.setattr(hops, "draw", draw)
-    printed = "|steps|values|\n|---|---|\n|5|[0, 5]|\n|10|[0, 10]|\n\n"
-    code, out, err = run_main(__main__, "hops", "--out", tmp_path)
-    assert (code, err) == (0, "") and out.endswith(printed) and "planted {'steps': 10}" in out
-    monkeypatch.setattr(__main__, "measure", None)  # --plot-only measures nothing
-    (tmp_path / "hops.png").unlink()
-    assert run_main(__main__, "hops", "--plot-only", "--out", tmp_path) == (0, printed, "")
-    assert draw.call_args.args[0]["planted"][1] == dict(steps=10, values=[0, 10])
-    assert (tmp_path / "hops.png").exists()
-    assert_refused(__main__, "hops", "--plot-only", "--out", tmp_path / "no", says="hops.json")
 
 
 def test_every_committed_system_is_drawn_and_printed_as_ascii():
@@ -52,30 +26,6 @@ def test_every_committed_system_is_drawn_and_printed_as_ascii():
             assert all(panel.get_xlabel() and panel.get_ylabel() for panel in axes)
 
 
-@pytest.mark.parametrize("triggers", ["fixed", "random"])
-def test_bigram_sequences_by_loops(triggers):
-    probabilities, counts = bigrams.read_bigrams()[0], torch.zeros(N, N)
-    batch = (part.tolist() for part in draw_bigrams(3000, 64, triggers))
-    for sequence, flags, cycle, output_of in zip(*batch, strict=True):
-        for t, token in enumerate(sequence[:-1]):
-            assert flags[t] == (output_of[token] >= 0 and token in sequence[:t])
-            if output_of[token] >= 0:
-                assert sequence[t + 1] == output_of[token]
-            else:
-                counts[token, sequence[t + 1]] += 1
-        chosen = [token for token in range(N) if output_of[token] >= 0]
-        ends = list(chosen)
-        for _ in range(2 * N):
-            ends = [output_of[token] for token in ends if output_of[token] >= 0]
-        assert len(chosen) == bigrams.K and cycle == bool(ends)
-
-    # the frequent bigrams lie within 5 standard errors
-    expected = counts.sum(1, keepdim=True) * probabilities
-    z = (counts - expected) / (expected * (1 - probabilities)).sqrt()
-    enough = (expected > 25) & (probabilities < 0.99)
-    assert (counts[probabilities == 0] == 0).all() and z[enough].abs().max() < 5
-
-
 def test_planted_induction_head_is_recalled_and_solves_the_task():
     d = 512
     model = bigrams.Simplified(d, 64, 1.0, seeded(3))
@@ -84,7 +34,8 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
         model.W_OV2.copy_(30 * model.U.T @ E / d)
         model.W_KQ2.copy_(15 * E.T @ E @ model.W_OV1.T / d**1.5)
         model.W_KQ1.copy_(15 * P[1:].T @ P[:-1] / d**1.5)
-        tokens, scored, cyclic, _ = draw_bigrams(100, 64)
+        how = "random", bigrams.read_bigrams(), seeded()
+        tokens, scored, cyclic, _ = bigrams.sample(100, 64, *how)
         logits, _ = model(tokens[:, :-1])
     assert model.recalls(range(N)) == [1.0] * 3
     # the first token has no previous token: L0H0 attends to the token itself, which misleads
@@ -97,21 +48,6 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
     assert model.recalls(range(N)) == pytest.approx([1, 1 - 1 / N, 1])
 
 
-def test_first_gradient_is_the_sum_of_the_lemma():
-    """W_OV2 at zero: the sum of (p - 1{right}) u times the mean of what the head reads."""
-    model = bigrams.Simplified(32, 12, 1.0, seeded())
-    tokens, scored, _, _ = draw_bigrams(6, 12)
-    logits = model(tokens[:, :-1])[0][scored]
-    cross_entropy(logits, tokens[:, 1:][scored], reduction="sum").backward()
-    expected = torch.zeros(32, 32)
-    for b, t in scored.nonzero().tolist():
-        x = model.E[tokens[b, : t + 1]] + model.P[: t + 1]
-        x = torch.stack([x[s] + model.W_OV1 @ x[: s + 1].mean(0) for s in range(t + 1)])
-        error = (model.U @ x[-1]).softmax(0) - one_hot(tokens[b, t + 1], N)
-        expected += torch.outer(model.U.T @ error, x.mean(0))
-    torch.testing.assert_close(model.W_OV2.grad, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_one_step_recall_is_that_of_autograd():
     generator, right = seeded(), 0
     for _ in range(33):
@@ -120,30 +56,6 @@ def test_one_step_recall_is_that_of_autograd():
         cross_entropy(E @ W.T @ U.T, torch.arange(123)).backward()
         right += int(((E @ -W.grad.T @ U.T).argmax(1) == torch.arange(123)).sum())
     assert memories.one_step_recall(0, 123, 64) == pytest.approx(right / (33 * 123), abs=1e-3)
-
-
-@pytest.mark.parametrize("memory", memories.WIDTHS)
-def test_bisection_finds_a_planted_capacity(memory):
-    recalls = mock.Mock(side_effect=lambda seed, facts, d: float(facts <= 137))
-    learns = mock.Mock(side_effect=lambda facts, *_: facts <= 137)
-    with mock.patch.multiple(memories, one_step_recall=recalls, learns=learns):
-        assert 137 / 1.02 - 1 <= memories.capacity(0, memory, 40, steps=1) <= 137
-    assert recalls.called == (memory == "one step") != learns.called
-
-
-def test_noisy_sequences_by_loops():
-    table, noisy = bigrams.read_bigrams(), []
-    samples, space = noise.sample(1500, 48, 0.5, table, seeded()), int(table[1].argmax())
-    for sequence, flags, answer in zip(*(part.tolist() for part in samples), strict=True):
-        for t, flag in enumerate(flags):
-            token, following = sequence[t : t + 2]
-            assert flag == (token == space and space in sequence[:t])
-            if token == space:
-                assert following in (answer, noise.NOISE) and answer != space
-                noisy.append(following == noise.NOISE)
-            elif token != noise.NOISE:
-                assert table[0][token, following] > 0
-    assert np.mean(noisy) == pytest.approx(0.5, abs=0.03)
 
 
 def test_planted_bigram_is_measured_and_truncated(monkeypatch):
@@ -183,15 +95,6 @@ def test_flow_is_small_step_gradient_descent(S, R, D):
     for i, kind in enumerate([(R, R, D), (S, D, R)]):
         for time, loss in list(recall.flow(*kind, init, end=5900 * lr))[::50]:
             assert curve[round(time / lr)][i] == pytest.approx(loss, abs=0.02)
-
-
-def test_training_passes_through_the_plateau():
-    S, R, D = 16, 2, 4
-    entry, leaves, *flow = recall.plateau(0, (S, R, D, 1e-3))
-    assert [entry, leaves] == pytest.approx(flow, rel=0.08) and entry < leaves
-    rows = recall.train_linear(0, S, R, D, 1e-3, steps=round(leaves / 0.5), lr=0.5, batch=512)
-    middle = min(rows, key=lambda row: abs(row[0] - (entry + leaves) / 2))
-    assert middle[1:] == pytest.approx([math.log(D), 0, math.log(D), 3 / 4], abs=0.06)
 
 
 @pytest.mark.parametrize("hop_token", [False, True])

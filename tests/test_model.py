@@ -174,8 +174,8 @@ def meta(monkeypatch):
 @pytest.mark.parametrize("text", FLAGS)
 def test_no_tensor_is_on_a_wrong_device(text, meta):
     flags = train.parse_flags([*SMALL.split(), *text.split()]).replace(device=meta)
-    assert len(flags.problem.tokens) == 4  # made outside of the mode, with numbers
-    index = data.batch_index(flags.seed, 0, flags.batch, flags.examples)
+    task, index = flags.problem, data.batch_index(flags.seed, 0, flags.batch, flags.examples)
+    assert len(task.tokens) == 4  # made outside of the mode, with numbers
     with FakeTensorMode(allow_non_fake_inputs=True):
         # a training step, and the evaluation of the averaged model
         state = train.State(flags)
@@ -189,20 +189,18 @@ def test_no_tensor_is_on_a_wrong_device(text, meta):
         state.averaged.update_parameters(state.model)
         state.train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
         with torch.no_grad():
-            split = data.held_out("validation", 4, flags.device)
-            evaluated, _ = train.predict(state.averaged.module, flags, split)
+            evaluated, _ = train.predict(state.averaged.module, flags, index)
 
-        # patterns, and every kind of ablation
-        batch, model = train.sequences(flags, data.held_out("search", 4, flags.device)), state.model
-        with train.precision(flags), torch.no_grad():
-            _, patterns = model(batch.inputs, return_patterns=True)
-        patched = ablate.PatchedModel(model, flags, batch, ablate.Reference(model, flags, n=4))
+        # attention, and every kind of ablation
+        batch = train.sequences(flags, data.held_out("search", 4, flags.device))
+        reference = ablate.Reference(state.model, flags, n=4)
+        patched = ablate.PatchedModel(state.model, flags, batch, reference)
         ends = ablate.End(0), ablate.End(2), ablate.End(1, 1), ablate.End(2, every=True)
         paths = [ablate.Path(0, 0, *pair) for pair in itertools.product(ends[:3], ends)]
         outcomes = [patched.circuit(paths, by) for by in (ablate.MEAN, ablate.ANOTHER)]
-        frozen = ablate.frozen_heads(paths, flags.problem, batch.positions)
+        frozen = ablate.frozen_heads(paths, task, batch.positions)
         outcomes += [patched.knock_out(paths), patched.losses(frozen), loss, evaluated]
         for path in paths:
-            given = ablate.attention_on(patterns[0][:, :1], path, flags.problem, batch.positions)
-            outcomes.append(given)
+            pattern, _ = reference.reads[path[:2]]
+            outcomes.append(ablate.attention_on(pattern, path, task, batch.positions))
     assert {tensor.device.type for tensor in outcomes} == {meta}

@@ -4,8 +4,6 @@ test_results.py."""
 
 import json
 import math
-import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,35 +11,35 @@ import torch
 import train
 from ablate import PatchedModel, path_name, paths_in
 from data import UserError, held_out
-from extras import studies
-from extras.studies import circuits, claims, curriculum, depth, late, onset, order, rows, theory
-from extras.studies.stats import bootstrap, wilson
-from test_all import HERE, is_png
-from tests.common import contents, run_main
+from extras.studies import circuits, claims, curriculum, depth, late, order, rows, theory
+from extras.studies.stats import wilson
+from tests.common import HERE, output_of
 
 
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
-def write_run(run, flags="", report=None, paths=(), **losses):
-    """Write a run directory of these flags; losses: those of each symbol, every 100 steps; report:
-    that of circuit.json; paths: (layer, reader, read, step from which its attention is 1)."""
-    run.mkdir(parents=True, exist_ok=True)
-    settings = train.parse_flags(["--device", "cpu", *flags.split()]).settings
-    (run / "config.json").write_text(json.dumps(settings))
+def write_run(run, flags="", paths=(), **losses):
+    """Write a run directory of these flags; losses: those of each symbol, every 100 steps; paths:
+    (layer, reader, read, step from which its attention is 1)."""
+    run.mkdir(parents=True)
+    flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
+    train.open_run(train.parse_flags(flags))
+
+    # the losses, and that no circuit was searched
     log = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_rows(run / "log.jsonl", log)
-    if report:
-        (run / "circuit.json").write_text(json.dumps(report))
+    (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
+
+    # how the paths emerged
     found, steps = [], [*range(0, 500, 100)]
     for layer, reader, read, emerged in paths:
         mean = [float(step >= emerged) for step in steps]
         found.append(dict(layer=layer, head=0, reader=reader, read=read, mean=mean))
-    if paths:
-        (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
+    (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
     return run
 
 
@@ -50,7 +48,7 @@ def row_of(run, flags="", **more):
     return row
 
 
-# ---- statistics
+# ---- statistics and rows
 
 
 def test_wilson_agrees_with_published_values():
@@ -60,78 +58,49 @@ def test_wilson_agrees_with_published_values():
         assert wilson(count, n) == pytest.approx(interval, abs=5e-5)
 
 
-def test_the_bootstrap_is_that_of_a_normal_mean():
-    """Of 400 normal numbers: 1.96 standard errors on either side, to 10%."""
-    values = torch.randn(400, generator=torch.Generator().manual_seed(0))
-    mean, half = values.mean().item(), 1.96 * values.std().item() / math.sqrt(400)
-    interval = bootstrap(values, torch.Generator().manual_seed(1))
-    assert interval == pytest.approx((mean - half, mean + half), abs=0.1 * half)
-
-
-# ---- rows
-
-
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_directory(train.parse_flags(["--D", "2", "--seed", "7"])).name
-    report, paths = dict(paths=[], verdict="not searched"), [(1, "1b", "1a", 100)]
-    run = write_run(tmp_path / automatic, "--D 2 --seed 7", report, paths, **FALLING)
+    run = write_run(tmp_path / automatic, "--D 2 --seed 7", [(1, "1b", "1a", 100)], **FALLING)
     other = write_run(tmp_path / "mine_other", "--D 2", **FALLING)
     for _ in range(2):
-        code, out, err = run_main(rows, "mine", other, run, "--out", tmp_path / "rows")
-        assert code == 0 and "2 runs" in out, err
+        assert "2 runs" in output_of(rows, "mine", other, run, "--out", tmp_path / "rows")
     of_file = {row["name"]: row for row in rows.load([tmp_path / "rows/mine.jsonl"])}
     of_folders = {row["name"].removeprefix("mine_"): row for row in rows.load([run, other, run])}
     assert of_file.keys() == of_folders.keys() == {"s7", "other"}
     for name, row in of_folders.items():
         same = row.keys() - {"folder", "group", "name", "flags"}
         assert all(row[key] == of_file[name][key] for key in same)
+
+    # what is added to what the files say
     row = of_file["s7"]
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"]
     assert row["learned"] == dict(x_1=150, x_2=250) and row["mse"] == 0 and row["steps"] == 400
+    assert row["report"]["verdict"] == "not searched"
     assert row["emergence"]["paths"][0]["mean"] == [0, 1, 1, 1, 1]
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
-
-
-def test_a_study_writes_nothing_beside_the_runs(tmp_path):
-    def main():
-        studies.command(order.__file__, "", order.order_table, order.write_induction)
-
-    study = SimpleNamespace(__file__=order.__file__, main=main)
-    run = write_run(tmp_path / "runs" / "a", "--D 2", **FALLING)
-    before = contents(run.parent)
-    code, printed, err = run_main(study, run, run.parent / "." / "a", "--out", tmp_path / "out")
-    assert code == 0 and "| D=2 | 1 of 1 | 150 | 100 | 400 | 1 of 1 |" in printed, (printed, err)
-    assert contents(run.parent) == before
 
 
 # ---- order
 
 
-def test_orders_are_counted_where_they_could_be_another(tmp_path, monkeypatch):
+def test_orders_are_counted_where_they_could_be_another(monkeypatch):
     """Crossings at 150 and 250 are told apart by evaluations 100 steps apart, not 400; a second run
     of the same settings and seed can refute the first."""
-    late = dict(x_1=[1, 1, 1, 0], x_2=[1, 0, 0, 0])
-    for group, flags, losses in (
-        ("a", "--eval-every 100", FALLING),
-        ("a", "--eval-every 100 --seed 1", FALLING),
-        ("b", "--eval-every 100 --seed 1", late),
-        ("c", "--eval-every 400 --seed 2", FALLING),
-        ("c", "--eval-every 100 --seed 3 --targets 1 2", FALLING),
-        ("c", "--seed 4", dict(x_1=[1, 0], x_2=[1, 1])),
+    runs = []
+    for words, *steps in (
+        ("--eval-every 100", 150, 250),
+        ("--eval-every 100 --seed 1", 150, 250),
+        ("--eval-every 100 --seed 1", 250, 150),
+        ("--eval-every 400 --seed 2", 150, 250),
+        ("--eval-every 100 --seed 3 --targets 1 2", 150, 250),
+        ("--seed 4", 150, None),
     ):
-        run = write_run(tmp_path / group / flags.replace(" ", ""), f"--D 2 {flags}", **losses)
-        assert run_main(rows, group, run, "--out", tmp_path / "results/runs")[0] == 0
-    for name in "sweep", "longer":
-        (tmp_path / "results" / name).mkdir()
-    monkeypatch.chdir(tmp_path)
-    rows.all_committed.cache_clear()
-    try:
-        counts = order.count_orders()
-    finally:
-        rows.all_committed.cache_clear()
+        flags = train.parse_flags(["--D", "2", *words.split()])
+        runs.append((flags, dict(zip(("x_1", "x_2"), steps, strict=True)), 0.0))
+    monkeypatch.setattr(order, "all_chains", lambda: runs)
     subset = {"with a subset of targets": [True]}
-    assert counts == {"resolved": [True, False], "unresolved": [True]} | subset
+    assert order.count_orders() == {"resolved": [True, False], "unresolved": [True]} | subset
 
 
 def test_which_paths_came_first(tmp_path):
@@ -140,41 +109,13 @@ def test_which_paths_came_first(tmp_path):
     row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
     steps = order.first_steps(row, 0.5)
     assert steps == {"1b -> 1a": 50, "q -> 1b": 150, "q -> 2b": 250}
-    assert [*order.first_steps(row, 0.3)] == [*steps] and claims.one_at_a_time(row)
-    assert order.is_first(steps) and order.reads_in_order(steps)
+    assert order.is_first(steps) and order.reads_in_order(steps) and claims.one_at_a_time(row)
+
+    # otherwise: the upper slot first, and two heads at once
     late = {"q -> 2b": 1, "1b -> 1a": 50, "q -> 1b": 150}
     assert not (order.is_first(late) or order.reads_in_order(late))
-    two = row_of(
-        tmp_path / "b", "--D 2", paths=(lower, upper, last, (4, "2b", "2a", 300)), **FALLING
-    )
-    assert not claims.one_at_a_time(two)
-
-
-@pytest.mark.slow
-def test_x_1_of_transformer_a_needs_both_heads_once_it_is_learned(tmp_path, monkeypatch):
-    """Checkpoints: untrained weights, then those of A, whose circuit is known."""
-    A, run = HERE / "results/A", tmp_path / "a/s0"
-    (run / "ckpt").mkdir(parents=True)
-    for name in ("config.json", "log.jsonl"):
-        shutil.copy(A / name, run)
-    torch.save(train.build(train.read_flags(A)).state_dict(), run / "ckpt/000000.pt")
-    shutil.copy(A / "model.pt", run / "ckpt/000010.pt")
-    [row] = rows.load([run])
-    trained = order.measure_run(row, n=8)
-    assert trained["step"] == 10
-
-    # a token reads those before it: 21 of the 42 pairs of two of the seven roles
-    kinds = dict(trained["kinds"])
-    assert len(kinds) == 21 and "1a -> 1b" not in kinds and trained["loss"] < 0.02
-    assert min(kinds.pop("q -> 1b")[0], kinds.pop("1b -> 1a")[0]) > 0.5
-    assert max(rise for rise, _ in kinds.values()) < 0.2 and kinds["q -> 2b"][1] > 0.5
-
-    # the onsets: A knows x_1, reads what its circuit reads, and untrained weights do neither
-    monkeypatch.setattr(onset, "N_SEQUENCES", 128)
-    measured = onset.measure_onsets(run, learned=10)
-    assert measured["steps"] == [0, 10] and measured["losses"][0] > 0.7 > measured["losses"][1]
-    assert all(measured["onsets"][kind] == 10 for kind in ("x_1", "q -> 1b", "1b -> 1a"))
-    assert measured["onsets"]["1a -> 3b"] is None and min(measured["slots"]["q -> 1b"]) > 0.5
+    paths = lower, upper, last, (4, "2b", "2a", 300)
+    assert not claims.one_at_a_time(row_of(tmp_path / "b", "--D 2", paths=paths, **FALLING))
 
 
 def test_a_late_read_is_as_if_the_token_were_not_there():
@@ -228,7 +169,7 @@ def test_target_symbols_and_stages_are_compared(tmp_path):
         row_of(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
         row_of(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
         row_of(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
-        row_of(tmp_path / "d", f"--init {tmp_path / 'c'}", x_1=[0.1], x_2=[0.1], x_3=[1]),
+        row_of(tmp_path / "d", f"--init {tmp_path}/c", x_1=[0.1], x_2=[0.1], x_3=[1]),
     ]
     assert curriculum.table(found).splitlines()[2:] == [
         "| 3 | x_1 | 1 | 1: 150 |  |  |",
@@ -239,26 +180,9 @@ def test_target_symbols_and_stages_are_compared(tmp_path):
     assert curriculum.learned_despite_gap(found) == ({2: [True]}, 1)
     control = row_of(tmp_path / "all", "", x_1=[1, 0], x_2=[1, 0], x_3=[1, 0])
     assert curriculum.learned_despite_gap([*found, control]) == ({2: [False, True]}, 0)
-    assert curriculum.draw(found, tmp_path).stat().st_size > 10_000
 
 
-# ---- circuits
-
-
-def test_what_a_token_reads_of_itself_is_ablated_in_one_head():
-    """In one layer of one head, without any path, against the forward pass written out."""
-    torch.manual_seed(0)
-    flags = "--layers 1 --width 16 --qk-std 1 --device cpu --dtype float32"
-    flags = train.parse_flags(flags.split())
-    model = train.build(flags).eval()
-    model.blocks[0].out.weight.data *= 50  # so that it matters what the head reads
-    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 8)))
-    pattern, values = patched.reference.reads[0, 0]
-    mean = (pattern @ values).mean(0)
-    expected = patched.losses({(0, 0): lambda pattern, values: mean.expand_as(values)})
-    got = circuits.without_itself(patched, frozenset(), (0, 0))
-    assert torch.allclose(got, expected, atol=1e-4)
-    assert not torch.allclose(patched.circuit(frozenset()), expected, atol=1e-4)
+# ---- circuits and depth
 
 
 @pytest.mark.slow
@@ -289,23 +213,12 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
     assert max(before) > 0.5 > 0.05 > max(after)
 
 
-# ---- depth
-
-
-def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
-    """On a model whose mechanism is known, theory.constructed(4), with a log of our own."""
-    monkeypatch.setattr(depth, "ROWS", tmp_path / "rows.jsonl")
-    run = tmp_path / "solved"
-    run.mkdir()
-    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --steps 300 --seed 7"
-    train.open_run(train.parse_flags([*flags.split(), "--device", "cpu", "--out", str(run)]))
-    log = [dict(step=100 * i, val=loss, x_1=loss) for i, loss in enumerate((0.9, 0.5, 0.0001), 1)]
-    train.write_rows(run / "log.jsonl", log)
-    train.write_tensors(run / "model.pt", theory.constructed(4).state_dict())
-    depth.measure([run, tmp_path / "no run"])
-    (row,) = train.read_rows(depth.ROWS)
-    how = row["how"]
-    assert row["x_1"] == 0.0001 and row["fell"] == 0.4999 and row["other"] == ""
+def test_interventions_find_the_address_and_the_memory(tmp_path):
+    """On a model whose mechanism is known, theory.constructed(4)."""
+    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --seed 7 --device cpu"
+    train.open_run(train.parse_flags([*flags.split(), "--out", str(tmp_path)]))
+    train.write_tensors(tmp_path / "model.pt", theory.constructed(4).state_dict())
+    how = depth.mechanism(tmp_path)
 
     # what each head does, and reads
     kinds = [depth.kind_of(how, f"L0H{head}") for head in range(5)]
@@ -321,32 +234,3 @@ def test_interventions_find_the_address_and_the_memory(tmp_path, monkeypatch):
     assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
     assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
     assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
-
-    # a run is measured once
-    depth.ROWS.write_text(depth.ROWS.read_text().replace('"x_1": 0.0001', '"x_1": 0.25'))
-    depth.measure([run])
-    assert depth.diagram_table().splitlines()[-1] == "| 1 | 4 | x_1 |  | 0.250* |"
-    assert "| solved | 0.000 | 1/4/0 | 1 3 5 7 (1.00) | 0.000 |" in depth.mechanism_table()
-    depth.draw_address("solved", tmp_path / "address.png")
-    assert is_png(tmp_path / "address.png")
-
-
-def test_what_counts_as_reaching_and_as_passing_the_law():
-    def row(layers, *losses):
-        return dict(layers=layers, D=len(losses), threshold=0.5) | {
-            f"x_{k}": loss for k, loss in enumerate(losses, 1)
-        }
-
-    assert not depth.passes(row(1, 0.6)) and depth.passes(row(1, 0.4))
-    assert depth.reaches(row(1, 0.4)) is None
-    assert depth.reaches(row(2, 0.1, 0.7)) and not depth.passes(row(2, 0.1, 0.7))
-    assert not depth.reaches(row(2, 0.6, 0.7)) and depth.passes(row(2, 0.1, 0.3))
-    assert not depth.passes(row(3, 0.1, 0.1, 0.1, 0.6)) and depth.passes(row(3, 0.1, 0.1, 0.1, 0.4))
-
-
-def test_ablations_of_a_head():
-    pattern, values = torch.rand(5, 6, 6), torch.rand(5, 6, 3)
-    written = (pattern @ values).mean(0)
-    torch.testing.assert_close(depth.by_place(pattern, values)[2], pattern.mean(0) @ values[2])
-    torch.testing.assert_close(depth.mean_written(pattern, values), written.expand(5, 6, 3))
-    torch.testing.assert_close(depth.from_the_next(pattern, values)[4], pattern[0] @ values[0])

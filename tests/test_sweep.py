@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
@@ -16,7 +15,7 @@ import pytest
 import sweep
 import train
 from data import UserError
-from tests.common import HERE, assert_one_line, contents, run_main, start, wait_for
+from tests.common import HERE, assert_one_line, contents, output_of, run_main, start, wait_for
 from train import Flags
 
 
@@ -48,25 +47,19 @@ def test_a_sweep_survives_a_killed_worker_and_runs_nothing_twice(tmp_path):
     # nothing is left to run
     before = contents(tmp_path)
     (tmp_path / "figure4.png").unlink()
-    code, out, err = run_main(sweep, *GRID, "--out", tmp_path)
-    assert code == 0 and "runs to do" not in out, out + err
+    assert "runs to do" not in output_of(sweep, *GRID, "--out", tmp_path)
     assert contents(tmp_path) == before
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.slow
 def test_the_cluster_of_the_docstring(tmp_path):
     """Its own commands, each in a shell in this clone, with ports and a folder of this test."""
-    scheduler, worker = sweep.__doc__.strip().splitlines()[-2:]
-    with socket.socket() as one, socket.socket() as two:
-        ports = []
-        for listening in one, two:
-            listening.bind(("127.0.0.1", 0))
-            ports.append(f"127.0.0.1:{listening.getsockname()[1]}")
-    grid = f"--layers 1 --seeds 2 --flags '{TINY} --steps 10' --out /shared/grid"
-    swept = (
-        f"python sweep.py {grid} --scheduler {re.search(r'--scheduler (.*?) ', sweep.__doc__)[1]}"
-    )
-    here = dict(zip(("10.0.0.1:8786", "127.0.0.1:8787"), ports, strict=True))
+    here = {"10.0.0.1:8786": free_address(), "127.0.0.1:8787": free_address()}
     here |= {"--nworkers 16": "--nworkers 1", "/shared": str(tmp_path)}
 
     def in_a_shell(command):
@@ -75,7 +68,10 @@ def test_the_cluster_of_the_docstring(tmp_path):
         how = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         return subprocess.Popen(["bash", "-c", command], cwd=HERE, start_new_session=True, **how)
 
-    processes = [in_a_shell(command) for command in (scheduler, worker)]
+    # a scheduler and a worker, then the sweep
+    cluster = [in_a_shell(command) for command in sweep.__doc__.strip().splitlines()[-2:]]
+    where = re.search(r"--scheduler .*? --out /shared", sweep.__doc__)[0]
+    swept = f"python sweep.py --layers 1 --seeds 2 --flags '{TINY} --steps 10' {where}/grid"
     try:
         for _ in range(5):  # the scheduler may still be starting
             process = in_a_shell(swept)
@@ -84,7 +80,7 @@ def test_the_cluster_of_the_docstring(tmp_path):
                 break
         assert process.returncode == 0 and "2/2 runs" in out, out
     finally:
-        for started in processes:
+        for started in cluster:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
     rows = sweep.read_table(tmp_path / "grid/results.jsonl").values()
@@ -94,15 +90,12 @@ def test_the_cluster_of_the_docstring(tmp_path):
 @pytest.mark.slow
 def test_a_server_of_another_kind_is_no_cluster(tmp_path):
     """It lets a client wait for ever: sweep.py keeps its patience, whatever listens."""
-    began = time.time()
-    assert start("sweep").wait() == 2  # an error at once: the time of the imports
-    imports = time.time() - began
     server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address, began = f"tcp://127.0.0.1:{server.server_port}", time.time()
+    address = f"tcp://127.0.0.1:{server.server_port}"
     process = start("sweep", *GRID, "--out", tmp_path, "--scheduler", address)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 2 and time.time() - began < 2 * sweep.PATIENCE + 5 + 3 * imports
+    out, err = process.communicate(timeout=2 * sweep.PATIENCE + 60)  # the imports are slow too
+    assert process.returncode == 2
     assert_one_line(err, f"no Dask cluster with workers at {address}")
     server.shutdown()
 
@@ -129,8 +122,7 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     assert code == 2 and out.count("it blew up") == 2 and "figure4.png" in out, out
     assert_one_line(err, "2 runs failed")
     monkeypatch.setattr(sweep, "run_and_report", untrained)
-    code, out, _ = run_main(sweep, *flags)
-    assert code == 0 and "2 runs to do" in out
+    assert "2 runs to do" in output_of(sweep, *flags)
     table = sweep.read_table(tmp_path / "results.jsonl").values()
     assert [(row["layers"], row["error"]) for row in table] == [(3, None)] * 2 + [(1, None)] * 2
 
@@ -169,18 +161,18 @@ def test_figure_4_holds_every_run():
     """A dot per run and symbol, at its own loss, and bars at the two middle runs of eight."""
     table = sweep.read_table(HERE / "results/sweep/results.jsonl")
     rows = sweep.section_7(table.values())
+    with_ic = [row for row in rows if row["ic"]]
     above, below = sweep.figure_4(rows).axes
 
-    def dots(axes):
-        lines = [line for line in axes.lines if line.get_marker() == "o"]
+    def points(lines):
         return sorted((round(x), y) for line in lines for x, y in line.get_xydata())
 
-    with_ic = [row for row in rows if row["ic"]]
-    symbols = [(row["layers"], row[f"x_{k}"]) for row in with_ic for k in range(1, 6)]
-    assert dots(above) == sorted((row["layers"], row["val"]) for row in rows)
-    assert dots(below) == sorted(symbols)
-    [line] = [line for line in above.lines if line.get_label().startswith("with ")]
-    bars = sorted((round(x), y) for x, y in line.get_xydata())
+    for axes, expected in (
+        (above, [(row["layers"], row["val"]) for row in rows]),
+        (below, [(row["layers"], row[f"x_{k}"]) for row in with_ic for k in range(1, 6)]),
+    ):
+        assert points(line for line in axes.lines if line.get_marker() == "o") == sorted(expected)
+    bars = points(line for line in above.lines if line.get_label().startswith("with "))
     for layers in range(1, 9):
         losses = sorted(row["val"] for row in with_ic if row["layers"] == layers)
         assert bars[2 * layers - 2 : 2 * layers] == [(layers, y) for y in losses[3:5]]
