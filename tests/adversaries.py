@@ -6,13 +6,12 @@ import itertools
 
 import torch
 
-from ablate import End
 from data import chain
 from test_all import address_and_values
 from tests.planted import Planted, attending
 
 
-CHAIN, AT_Q = chain(4, 1), End(0)
+CHAIN = chain(4, 1)
 PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
 
 
@@ -27,7 +26,7 @@ def one_step(look, layers=2, heads=1, gains=(), intermediate=False):
             return PREVIOUS if head[1] == 0 else torch.eye(CHAIN.T)
         b, rows = positions[:, :, 2], torch.arange(len(positions))[:, None]
         given = look(head, holds[rows, b, 1, torch.arange(4), 0], b)
-        return attending(CHAIN, positions, *[(AT_Q, *target) for target in given])
+        return attending(CHAIN, positions, *[("q", *target) for target in given])
 
     def reading(gain):
         return [(lane, -1, gain) for lane in range(1 + intermediate)]

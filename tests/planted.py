@@ -5,17 +5,17 @@ import itertools
 import torch
 
 import train
-from ablate import path_from
+from ablate import Path, parts_of, tokens_of
 
 
-def paths_from(task, *texts):
+def paths_from(*texts):
     """[Path, ...] from texts such as "1 q 1b": layer 1, head 0, from q to 1b; "1.2 q 1b+1" is head
     2 of layer 1, and leads to the token after 1b."""
     paths = []
     for text in texts:
-        where, source, target = text.split()
+        where, *ends = text.split()
         layer, head = map(int, f"{where}.0".split(".")[:2])
-        paths.append(path_from(dict(layer=layer, head=head, reader=source, read=target), task))
+        paths.append(Path(layer, head, *ends))
     return paths
 
 
@@ -94,11 +94,11 @@ class Planted:
 
 def attending(task, positions, *given):
     """(B, T, T) every token attends to itself, but for the share that it gives to others; given:
-    (source End, (B, N) tokens, (B, N) shares), ..."""
+    (end of a path, (B, N) tokens, (B, N) shares), ..."""
     pattern = torch.eye(task.T).repeat(len(positions), 1, 1)
     sequence = torch.arange(len(positions))[:, None]
     for source, tokens, share in given:
-        rows, there = source.tokens(task, positions)
+        rows, there = tokens_of(source, task, positions)
         pattern[sequence, rows, rows] -= share * there
         pattern[sequence, rows, tokens] += share * there
     return pattern
@@ -109,13 +109,14 @@ def evidence(task, path, holds, positions):
     its own slot, else as much as it shares a symbol with it (Assumption 1 of Section 5); a triple
     is told by x and y together, or by z."""
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
-    (source, there), (target, too) = (end.tokens(task, positions) for end in path[2:])
-    ends = [task.roles[end.role] for end in path[2:]]
+    (source, there), (target, too) = (tokens_of(end, task, positions) for end in path[2:])
+    names, offsets = zip(*map(parts_of, path[2:]), strict=True)
+    ends = [task.roles[task.names.index(name)] for name in names]
     if ends[0].block == ends[1].block:
         return (there & too).float()
     held = [
-        holds[sequence, tokens, end.offset, chains]
-        for tokens, end in ((source, path.reader), (target, path.read))
+        holds[sequence, tokens, offset, chains]
+        for tokens, offset in zip((source, target), offsets, strict=True)
     ]
     shared = torch.minimum(*held)
     if ends[1].block in task.crossed:
@@ -133,7 +134,7 @@ def following(task, paths):
         given = []
         for path, share in zip(members, shares, strict=True):
             rivals = [s for p, s in zip(members, shares, strict=True) if p[2] == path[2]]
-            tokens, _ = path.read.tokens(task, positions)
+            tokens, _ = tokens_of(path.read, task, positions)
             given.append((path.reader, tokens, share / sum(rivals).clamp(min=1)))
         return attending(task, positions, *given)
 
@@ -152,9 +153,9 @@ CIRCUITS = [  # D, heads, paths
 
 def plant(task, texts, layers, heads=1):
     """A model whose circuit these paths are."""
-    paths, moves = paths_from(task, *texts), {}
+    paths, moves = paths_from(*texts), {}
     for path in paths:
-        move = (path.read.offset, path.reader.offset, 1.0)
+        move = (parts_of(path.read)[1], parts_of(path.reader)[1], 1.0)
         moves[path[:2]] = list({*moves.get(path[:2], []), move})
     return Planted(task, following(task, paths), layers, heads, moves)
 

@@ -1,7 +1,6 @@
 """Paths, ablation and the search, against loops; the report on planted circuits; ablate.py."""
 
 import itertools
-import json
 from unittest import mock
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 import ablate
 import data
 import train
-from ablate import ANOTHER, MEAN, NOTHING, End, PatchedModel, Path
+from ablate import ANOTHER, MEAN, NOTHING, PatchedModel, Path
 from data import chain, conditional, held_out, make_batch, partial_losses
 from test_all import address_and_values, planted
 from tests.common import TINY, assert_refused, output_of
@@ -18,14 +17,15 @@ from tests.other_tasks import MIXED, TRIPLES, distracted, sequences_of
 from tests.planted import CIRCUITS, paths_from, plant, settings
 
 
-def pairs_of(path, positions, b, T):
+def pairs_of(path, task, positions, b):
     """[(n, reader, read), ...] the tokens of a path in sequence b, where they exist, by a loop; n
     is the chain of the reader."""
     pairs = []
     for n, m in itertools.product(range(positions.shape[1]), repeat=2):
-        ends = (n, path.reader), (m, path.read)
-        tokens = [positions[b, chain, end.role].item() + end.offset for chain, end in ends]
-        if (n == m or path.read.every) and all(0 <= token < T for token in tokens):
+        tokens = []
+        for number, (role, offset) in zip((n, m), map(ablate.parts_of, path[2:]), strict=True):
+            tokens.append(positions[b, number, task.names.index(role)].item() + offset)
+        if (n == m or path.read[-1] == "*") and all(0 <= token < task.T for token in tokens):
             pairs.append((n, *tokens))
     return pairs
 
@@ -34,7 +34,7 @@ def mask_by_loops(paths, task, positions):
     """(B, T, T) bool: what is read along these paths."""
     mask = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool)
     for b, path in itertools.product(range(len(positions)), paths):
-        for _, reader, read in pairs_of(path, positions, b, task.T):
+        for _, reader, read in pairs_of(path, task, positions, b):
             mask[b, reader, read] = True
     return mask
 
@@ -49,23 +49,22 @@ def test_paths_against_loops(task):
     """Attention along a path, and the path from JSON; hard attention is shared among what is read
     along several paths."""
     T, pattern = task.T, torch.rand(3, task.T, task.T)
-    positions = sequences_of(task, 3).positions
-    ends = [End(*end) for end in itertools.product(range(len(task.roles)), range(-2, 3))]
+    positions, ends = sequences_of(task, 3).positions, []
+    for name, offset in itertools.product(task.names, ("-2", "-1", "", "+1", "+2")):
+        ends.append(name + offset)
+        assert ablate.parts_of(f"{name}{offset}*") == (name, int(offset or 0))
     pairs = itertools.islice(itertools.product(ends, ends), 0, 999, 7)
-    for (reader, read), every in itertools.product(pairs, (False, True)):
-        path, expected = Path(3, 1, reader, read._replace(every=every)), torch.zeros(3, task.N)
+    for (reader, read), star in itertools.product(pairs, ("", "*")):
+        path, expected = Path(3, 1, reader, read + star), torch.zeros(3, task.N)
         for b in range(3):
-            for n, i, j in pairs_of(path, positions, b, T):
+            for n, i, j in pairs_of(path, task, positions, b):
                 expected[b, n] += pattern[b, i, j]
         given = ablate.attention_on(pattern, path, task, positions).sum(-1)  # (B, N)
         torch.testing.assert_close(given, expected)
-        row = json.loads(json.dumps(ablate.to_row(path, task)))
-        assert ablate.path_from(row, task) == path
-    name = ablate.path_name(Path(3, 1, End(0), End(2, 1, True)), task)
-    assert name == f"L3H1: q -> {task.names[2]}+1*"
+        assert [*ablate.paths_in(dict(paths=[path._asdict()]))] == [path]
+    assert str(Path(3, 1, "q", "1b+1*")) == "L3H1: q -> 1b+1*"
 
-    star = End(1, every=True)
-    several = (End(0), End(1)), (End(0), End(2, 1)), (End(2), star), (End(1, 1), End(2, -1))
+    several = ("q", "1a"), ("q", "1b+1"), ("1b", "1a*"), ("1a+1", "1b-1")
     paths = [Path(0, 0, *pair) for pair in several]
     mask = mask_by_loops(paths, task, positions).float()
     written = ablate.frozen_heads(paths, task, positions)[0, 0](None, torch.eye(T).expand(3, T, T))
@@ -94,7 +93,7 @@ def test_ablation_against_loops(patched, by):
     by that of one sequence for all heads, or 0. None: the paths alone are replaced by their mean,
     and the layers above respond."""
     task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
-    ends = (End(0), End(2, 1)), (End(2), End(1)), (End(4), End(3, every=True)), (End(0), End(4))
+    ends = ("q", "1b+1"), ("1b", "1a"), ("2b", "2a*"), ("q", "2b")
     where = (0, 1), (0, 1), (0, 0), (1, 0)
     circuit = [Path(*head, *pair) for head, pair in zip(where, ends, strict=True)]
     for head, (pattern, values) in patched.reference.reads.items():
@@ -133,20 +132,21 @@ def test_attended_paths_against_loops():
         patterns[1, b, q] = torch.eye(task.T)[b2]
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
     plain, stars = ablate.attended(mock.Mock(reads=reads, batch=batch), task)
-    roles, expected, expected_stars = [End(role) for role in range(5)], set(), set()
-    for layer, reader, read in itertools.product((0, 1), roles, roles):
+    expected, expected_stars = set(), set()
+    for layer, reader, read in itertools.product((0, 1), task.names, task.names):
         own, others = 0.0, 0.0
         for b, n, m in itertools.product(range(6), range(3), range(3)):
-            i, j = batch.positions[b, n, reader.role], batch.positions[b, m, read.role]
+            i = batch.positions[b, n, task.names.index(reader)]
+            j = batch.positions[b, m, task.names.index(read)]
             given = patterns[layer, b, i, j].item() / 18
             own, others = (own + given, others) if n == m else (own, others + given)
         if reader != read and own - others / 2 >= 0.4 / 3:
             expected.add(Path(layer, 0, reader, read))
         if others + own * (reader != read) >= 0.4:
-            expected_stars.add(Path(layer, 0, reader, read._replace(every=True)))
-    assert {path for path in plain if not (path.reader.offset or path.read.offset)} == expected
-    assert stars == expected_stars and Path(0, 0, End(0), End(2, every=True)) in stars
-    assert Path(1, 0, End(0), End(4)) in plain
+            expected_stars.add(Path(layer, 0, reader, read + "*"))
+    assert {path for path in plain if {*path[2:]} <= {*task.names}} == expected
+    assert stars == expected_stars and Path(0, 0, "q", "1b*") in stars
+    assert Path(1, 0, "q", "2b") in plain
 
 
 def test_an_intermediate_token_that_has_read_nothing_is_no_end():
@@ -156,7 +156,7 @@ def test_an_intermediate_token_that_has_read_nothing_is_no_end():
 
 def test_a_set_is_left_from_which_nothing_can_be_dropped():
     """Of 6 paths, one is needed, and one of a pair that can replace each other."""
-    paths, tried = [Path(layer, 0, End(0), End(1)) for layer in range(6)], []
+    paths, tried = [Path(layer, 0, "q", "1a") for layer in range(6)], []
 
     def faithful(kept):
         tried.append(kept)
@@ -177,10 +177,10 @@ def test_planted_circuits_are_validated(D, heads, texts):
     predict. So does the circuit, which then reads of another sequence and may lose more. What is
     predicted is reached along the paths."""
     task, layers = chain(4, D), 1 + max(int(text[0]) for text in texts)
-    model, paths = plant(task, texts, layers, heads), paths_from(task, *texts)
+    model, paths = plant(task, texts, layers, heads), paths_from(*texts)
     report = ablate.find_circuit(model, settings(D, layers, heads), count=256)
     assert report["verdict"] == "validated, complete"
-    rows, batch = ablate.paths_in(report, task), make_batch(0, torch.arange(64), D=D)
+    rows, batch = ablate.paths_in(report), make_batch(0, torch.arange(64), D=D)
     assert sorted(rows) == sorted(paths) and report["lost"] == dict(faithful=0, resampled=0)
 
     # what is lost without each path
@@ -211,7 +211,7 @@ def test_planted_circuits_of_other_tasks_are_found(name, heads, texts, monkeypat
     task, texts = flags.problem, texts.split(",")
     report = ablate.find_circuit(plant(task, texts, 3, heads), flags, count=256)
     assert report["validated"], report["verdict"]
-    assert sorted(ablate.paths_in(report, task)) == sorted(paths_from(task, *texts))
+    assert sorted(ablate.paths_in(report)) == sorted(paths_from(*texts))
 
 
 # ---- the command line

@@ -9,7 +9,7 @@ import torch
 
 import analyze
 import train
-from ablate import End, Path, paths_in, to_row
+from ablate import Path, parts_of, paths_in
 from data import held_out
 from extras.pages import information
 from model import Transformer
@@ -27,7 +27,7 @@ def run_of(folder, task, paths=(), heads=1):
     return analyze.Run(folder, model, flags, task, train.read_log(folder), report, paths, {})
 
 
-PATHS = Path(0, 0, End(2), End(1)), Path(1, 0, End(0), End(2, 1))
+PATHS = Path(0, 0, "1b", "1a"), Path(1, 0, "q", "1b+1")
 
 
 # ---- tasks with other roles
@@ -39,7 +39,7 @@ def test_attention_maps_of_any_task(name, whole, monkeypatch):
     task, batch = TASKS[name], sequences_of(TASKS[name], 1)
     borders = [-0.5, 5.5] if name == "triples" else [-0.5, 3.5, 7.5]
     monkeypatch.setattr(analyze, "sequences", lambda flags, index: batch)
-    run = run_of(whole, task, [Path(1, 0, End(0), End(2))], heads=2)
+    run = run_of(whole, task, [Path(1, 0, "q", "1b")], heads=2)
     *grid, _ = analyze.draw_attention_maps(run).axes  # without the colour bar
     assert [axes.get_title() for axes in grid] == ["L0H0", "L0H1", "L1H0", "L1H1"]
     colors = [axes.title.get_color() for axes in grid]
@@ -76,13 +76,12 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
 
 
 def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
-    (q, a1, b1, a2, b2), intermediate = map(End, range(5)), End(2, 1)
     expected = {  # where an arrow begins and ends, and its label; the columns are those below
-        Path(1, 0, b2, a2): ((4, 0), (3, 1), "H0: 0.80"),
-        Path(1, 1, intermediate, b1): ((1, 0), (2, 1), "H1: 0.80"),
-        Path(5, 0, q, b1): ((1, 1), (5, 2), "H0: 0.40"),
-        Path(5, 1, q, b1._replace(every=True)): ((1, 1), (5, 2), "H1: 0.40"),
-        Path(5, 0, a1, a2): ((4, 1), (0, 2), "H0: 0.40"),
+        Path(1, 0, "2b", "2a"): ((4, 0), (3, 1), "H0: 0.80"),
+        Path(1, 1, "1b+1", "1b"): ((1, 0), (2, 1), "H1: 0.80"),
+        Path(5, 0, "q", "1b"): ((1, 1), (5, 2), "H0: 0.40"),
+        Path(5, 1, "q", "1b*"): ((1, 1), (5, 2), "H1: 0.40"),
+        Path(5, 0, "1a", "2a"): ((4, 1), (0, 2), "H0: 0.40"),
     }
     figure = analyze.draw_circuit(run_of(whole, MIXED, expected))
     (axes,) = figure.axes
@@ -115,9 +114,10 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
         model, flags = train.load(run, f"ckpt/{step:06d}.pt")
         with torch.no_grad(), train.precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
-        for path, row in paths_in(known, flags.problem).items():
+        for path, row in paths_in(known).items():
             pattern = torch.nn.functional.pad(patterns[path.layer][:, path.head], (0, 1))
-            reader, read = (batch.positions[..., end.role] + end.offset for end in path[2:])
+            ends = [(flags.problem.names.index(role), n) for role, n in map(parts_of, path[2:])]
+            reader, read = (batch.positions[..., role] + offset for role, offset in ends)
             given = pattern[sequence, reader, read]  # of a token after the last, 0
             hits = (given == pattern[sequence, reader].amax(-1)).float().mean()
             low, high = given.mean(1).quantile(torch.tensor([0.1, 0.9]))
@@ -138,9 +138,9 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
 
 def test_steps_are_interpolated_and_what_was_not_measured_is_said(whole):
     means = [0.1, 0.2, 0.8], [0, 0.2, 0.1]
-    rows = [to_row(path, MIXED) | dict(mean=mean) for path, mean in zip(PATHS, means, strict=True)]
+    rows = [path._asdict() | dict(mean=mean) for path, mean in zip(PATHS, means, strict=True)]
     known = dict(sequences=32, steps=[0, 100, 200], losses={}, paths=rows)
-    assert [*analyze.emergence_steps(known, MIXED).values()] == [150.0, None]
-    run = run_of(whole, MIXED, [*PATHS, Path(1, 0, End(4), End(3))])
+    assert [*analyze.emergence_steps(known).values()] == [150.0, None]
+    run = run_of(whole, MIXED, [*PATHS, Path(1, 0, "2b", "2a")])
     texts = analyze.draw_emergence(run._replace(emergence=known)).axes[1].texts
     assert {text.get_text() for text in texts} == {"150", "never", "not measured"}

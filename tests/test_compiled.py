@@ -3,12 +3,14 @@ whose circuit others have built. ablate.find_circuit finds the paths that their 
 others.
 
     pip install --no-deps tracr-pypi; pip install networkx absl-py
+    python -m tests.test_compiled    # writes results/figures/compiled.jsonl, for circuits.md
 """
 # ruff: noqa: E402  (a package must be replaced before it is imported)
 
+import pathlib
 import sys
+import time
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ tracr = pytest.importorskip("tracr", reason="this file says how to install Tracr
 
 # the package itself imports JAX and Haiku, which the modules below do not need
 compiler = types.ModuleType("tracr.compiler")
-compiler.__path__ = [str(Path(tracr.__file__).parent / "compiler")]
+compiler.__path__ = [str(pathlib.Path(tracr.__file__).parent / "compiler")]
 sys.modules.setdefault("tracr.compiler", compiler)
 
 from tracr.compiler.basis_inference import infer_bases
@@ -31,8 +33,11 @@ from tracr.craft.vectorspace_fns import project
 from tracr.rasp import rasp
 
 import ablate
+import train
+from ablate import Path
 from data import chain, held_out, make_batch, partial_losses
-from tests.planted import settings
+from test_all import HERE
+from tests.planted import paths_from, settings
 
 
 ONE, BOS = BasisDirection("one"), BasisDirection("tokens", "bos")  # the names that Tracr gives
@@ -150,11 +155,11 @@ CASES = [(1, False), (2, False), (3, False), (4, False), (3, True)]  # D, doubli
 
 
 def paths_of(D, doubling):
-    """The paths of a program: {(layer, head, reader, read)}."""
-    paths = {(0, 0, f"{k}b", f"{k}a") for k in range(1, D + 1)} | {(1, 0, "q", "1b")}
+    """The paths of a program."""
+    paths = {Path(0, 0, f"{k}b", f"{k}a") for k in range(1, D + 1)} | {Path(1, 0, "q", "1b")}
     if doubling:  # D = 3
-        return paths | {(1, 0, "2b", "3b"), (2, 0, "q", "2b"), (2, 1, "q", "2b")}
-    return paths | {(k, 0, "q", f"{k}b") for k in range(2, D + 1)}
+        return paths | {*paths_from("1 2b 3b", "2 q 2b", "2.1 q 2b")}
+    return paths | {Path(k, 0, "q", f"{k}b") for k in range(2, D + 1)}
 
 
 @pytest.mark.parametrize("D, doubling", [*CASES, (7, True)])
@@ -164,18 +169,41 @@ def test_programs_solve_the_problem_in_as_many_layers_as_they_say(D, doubling):
     assert model.layers == (D.bit_length() + 1 if doubling else D + 1)
 
 
-# with noise the loss of the model itself is 0.03
-SLOW = [*((case, 0) for case in CASES[2:]), ((3, False), 0.15), ((3, True), 0.15)]
-SLOW = [pytest.param(*search, marks=pytest.mark.slow) for search in SLOW]
+NOISY = [(case, noise) for noise in (0.05, 0.1, 0.15, 0.3) for case in ((3, False), (3, True))]
+SLOW = [pytest.param(*search, marks=pytest.mark.slow) for search in NOISY[4:6]]
+SLOW += [pytest.param(case, 0, marks=pytest.mark.slow) for case in CASES[2:]]
+
+
+def search(case, noise):
+    """The compiled model, with Gaussian noise in units of the standard deviation of each weight
+    matrix, and the report on it."""
+    model, generator = Compiled(*case), torch.Generator().manual_seed(0)
+    for weights in model.parameters():
+        weights.data += noise * weights.std() * torch.randn(weights.shape, generator=generator)
+    return model, ablate.find_circuit(model, settings(case[0], model.layers, model.heads))
 
 
 @pytest.mark.parametrize("case, noise", [(CASES[0], 0), (CASES[1], 0), *SLOW])
 def test_find_circuit_finds_the_compiled_paths(case, noise):
-    """Also with Gaussian noise, in units of the standard deviation of each weight matrix."""
-    model, generator = Compiled(*case), torch.Generator().manual_seed(0)
-    for weights in model.parameters():
-        weights.data += noise * weights.std() * torch.randn(weights.shape, generator=generator)
-    report = ablate.find_circuit(model, settings(case[0], model.layers, model.heads))
-    assert report["validated"], report["verdict"]
-    names = "layer", "head", "reader", "read"
-    assert {tuple(row[name] for name in names) for row in report["paths"]} == paths_of(*case)
+    _, report = search(case, noise)
+    assert report["validated"] and {*ablate.paths_in(report)} == paths_of(*case), report["verdict"]
+
+
+def main():
+    """Write precision, recall and seconds of the search in every case, and in noise."""
+    rows = []
+    for case, noise in [*((case, 0) for case in CASES), *NOISY]:
+        began, truth = time.time(), paths_of(*case)
+        model, report = search(case, noise)
+        paths = {*ablate.paths_in(report)}
+        row = dict(program=f"{'doubling' if case[1] else 'chain'}, D={case[0]}", noise=noise)
+        row |= dict(shape=f"{model.layers} x {model.heads}", paths=len(truth))
+        row |= dict(precision=len(paths & truth) / max(1, len(paths)))
+        row |= dict(recall=len(paths & truth) / len(truth))
+        row |= dict(validated=report["validated"], seconds=round(time.time() - began))
+        rows.append(row | dict(loss=max(mean for mean, _, _ in report["full_model"].values())))
+    train.write_rows(HERE / "results/figures/compiled.jsonl", rows)
+
+
+if __name__ == "__main__":
+    main()

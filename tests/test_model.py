@@ -195,8 +195,8 @@ def test_no_tensor_is_on_a_wrong_device(text, meta):
         batch = train.sequences(flags, data.held_out("search", 4, flags.device))
         reference = ablate.Reference(state.model, flags, n=4)
         patched = ablate.PatchedModel(state.model, flags, batch, reference)
-        ends = ablate.End(0), ablate.End(2), ablate.End(1, 1), ablate.End(2, every=True)
-        paths = [ablate.Path(0, 0, *pair) for pair in itertools.product(ends[:3], ends)]
+        pairs = itertools.product(("q", "1b", "1a+1"), ("q", "1b", "1a+1", "1b*"))
+        paths = [ablate.Path(0, 0, *pair) for pair in pairs]
         outcomes = [patched.circuit(paths, by) for by in (ablate.MEAN, ablate.ANOTHER)]
         frozen = ablate.frozen_heads(paths, task, batch.positions)
         outcomes += [patched.knock_out(paths), patched.losses(frozen), loss, evaluated]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from ablate import PatchedModel, path_name, paths_in
+from ablate import PatchedModel, paths_in
 from data import UserError, held_out
 from extras.studies import circuits, claims, curriculum, depth, late, order, rows, theory
 from extras.studies.stats import wilson
@@ -206,8 +206,8 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
     # without one of its paths, that path's head is the one to free
     model, flags = train.load(row["folder"])
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 16)))
-    paths = {*paths_in(row["report"], flags.problem)}
-    missing = next(path for path in paths if path_name(path, flags.problem).endswith(": q -> 1b"))
+    paths = {*paths_in(row["report"])}
+    missing = next(path for path in paths if str(path).endswith(": q -> 1b"))
     (before, _), head, (after, lost) = circuits.freed(patched, paths - {missing})["the mean"]
     assert head == f"L{missing.layer}H{missing.head}" and lost < 0.1
     assert max(before) > 0.5 > 0.05 > max(after)

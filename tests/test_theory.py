@@ -114,7 +114,7 @@ def test_minimal_circuits_reach_what_the_laws_allow():
         paths, law = theory.minimal_circuit(D, layers, causal), theory.DEPTH_LAWS[causal]
         task, attended = chain(1, D), torch.zeros(layers, 2 * D + 1, 2 * D + 1, dtype=torch.bool)
         for layer, head, reader, read in paths:
-            attended[layer, reader.role, read.role] = True
+            attended[layer, task.names.index(reader), task.names.index(read)] = True
             assert head in ((0,) if causal else (0, 1))
         assert not (attended & ~theory.may_attend(task, causal)).any()
         *_, reached = theory.known_to_query(task, attended)
