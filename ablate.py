@@ -6,10 +6,10 @@ A path (the paper's word; others say attention edge) is (layer, head, reader, re
 from 0. L6H0: q -> 1b says that in layer 6, head 0, the query reads token 1b of its own chain; the
 paper's arrow points to what is read. q -> 1b* is a star: the query reads the tokens 1b of all
 chains. A circuit is a set of paths. What heads read outside of it is ablated: replaced by its mean
-over reference sequences at that position, or by what they read in another sequence, drawn at random
-for all heads together. What a token reads of itself moves nothing between tokens, and stays.
-Attention is what the model computes under the ablation: so one loss tells both whether the paths
-carry the answer and whether they suffice to find what they read. A validated circuit is
+over reference sequences at that position, or by what all heads read in another one, drawn at
+random. What a token reads of itself moves nothing between tokens, and stays. Attention is computed
+under the ablation: so one loss tells both whether the paths carry the answer and whether they
+suffice to find what they read. A validated circuit is
 
     faithful     with all else ablated, the loss of every symbol stays below 0.05, and at most 1% of
                  the sequences lose a symbol that the full model has
@@ -60,9 +60,8 @@ class Path(NamedTuple):
         return "L{}H{}: {} -> {}".format(*self)
 
     def pairs(self, task, positions):
-        """Return the numbers of the sequences, the tokens of reader and read, and where both exist:
-        they broadcast to (B, N, 1) or, for a star, (B, N, N), each reader with all that it reads.
-        """
+        """Return the numbers of the sequences, the tokens of reader and read, and whether both
+        exist. They broadcast to (B, N, 1) or, for a star, to (B, N, N)."""
         sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
         (reader, exists), (read, exists_too) = (
             [x[..., None] for x in tokens_of(end, task, positions)] for end in self[2:]
@@ -93,9 +92,9 @@ def read_report(run):
 
 
 def paths_in(report, kind="paths"):
-    """Return {Path: its row} of the circuit in a report, {} if it holds none; with
-    kind="candidates" of all paths that the search began with."""
-    return {Path(*map(row.get, Path._fields)): row for row in report.get(kind, [])}
+    """Return {Path: its row} of the circuit in a report; with kind="candidates", of all that the
+    search began with and that matter."""
+    return {Path(*(row[name] for name in Path._fields)): row for row in report.get(kind, [])}
 
 
 # ---- attention along paths
@@ -138,12 +137,12 @@ def frozen_heads(paths, task, positions):
 
 
 class Reference:
-    """What the heads of a model read in a batch, by default n held-out sequences, which replaces
-    what is ablated: reads {(layer, head): (pattern (B, T, T), values (B, T, size))}."""
+    """What the heads of a model read in n held-out sequences, which replaces what is ablated:
+    reads {(layer, head): (pattern (n, T, T), values (n, T, size))}."""
 
     @torch.no_grad()
-    def __init__(self, model, flags, n=256, batch=None):
-        self.batch = batch or sequences(flags, held_out("means", n, flags.device))
+    def __init__(self, model, flags, n=256):
+        self.batch = sequences(flags, held_out("means", n, flags.device))
         # in this order, in whichever a model calls them
         self.reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
 
@@ -175,9 +174,8 @@ class PatchedModel:
         return partial_losses(predictions, self.batch.targets, self.flags.K)
 
     def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return a function for a head in which all that it reads is ablated, but for what it reads
-        along these paths and of the token itself; or, with keep=False, these paths alone. by: what
-        replaces it, MEAN, ANOTHER or NOTHING."""
+        """Return a function for a head that ablates all that it reads but along these paths and of
+        the token itself; with keep=False, these paths alone. by: MEAN, ANOTHER or NOTHING."""
         batches = self.batch, self.reference.batch
         here, there = (mask_of(paths, self.task, batch.positions) for batch in batches)
         itself = torch.eye(self.task.T, dtype=torch.bool, device=here.device)
@@ -210,8 +208,7 @@ class PatchedModel:
 
 def attended(reference, task):
     """Return ({Path, ...}, {star, ...}): where the full model attends more to its own chain than to
-    others, or with a large share to a role of all chains. Intermediate tokens must have read before
-    they are read."""
+    others, or much to a role of all. Intermediate tokens must have read before they are read."""
     # all roles, and the intermediate tokens before and after their slots
     ends = [*task.names]
     for role, _, block, place in task.roles:
@@ -231,14 +228,15 @@ def attended(reference, task):
         surplus = (own - others / (N - 1)) * (reader != read)
         for index in (surplus >= ATTENDED / N).nonzero().flatten().tolist():
             plain.add(Path(*heads[index], reader, read))
-        share = (others + own * (reader != read)) * ({reader, read} <= {*task.names})
-        for index in (share >= STAR).nonzero().flatten().tolist():
-            stars.add(star._replace(layer=heads[index][0], head=heads[index][1]))
+        share = others + own * (reader != read)
+        if reader in task.names and read in task.names:
+            for index in (share >= STAR).nonzero().flatten().tolist():
+                stars.add(Path(*heads[index], reader, read + "*"))
 
     def idle(path):
-        fed = any(path.read == other.reader and path.layer > other.layer for other in plain)
-        used = any(path.reader == other.read and path.layer < other.layer for other in plain)
-        return not (fed or path.read in task.names) or not (used or path.reader in task.names)
+        earlier = {other.reader for other in plain if other.layer < path.layer}
+        later = {other.read for other in plain if other.layer > path.layer}
+        return path.read not in earlier | {*task.names} or path.reader not in later | {*task.names}
 
     while found := {path for path in plain if idle(path)}:
         plain -= found
@@ -286,14 +284,15 @@ def worst_of(rows):
     return f"{name} {rows[name][0]:.3f}"
 
 
+def holds(patched, losses, limit):
+    """Return whether these losses of a circuit are those of a faithful one."""
+    highest = max(high for *_, high in intervals(losses, patched.flags).values())
+    return highest < limit and patched.lost(losses) <= LOST
+
+
 def passes(patched, paths, ablations, limit):
     """Return whether a circuit is faithful under each of these ablations."""
-    for by in ablations:
-        losses = patched.circuit(paths, by)
-        highest = max(high for *_, high in intervals(losses, patched.flags).values())
-        if highest >= limit or patched.lost(losses) > LOST:
-            return False
-    return True
+    return all(holds(patched, patched.circuit(paths, by), limit) for by in ablations)
 
 
 def papers_test(patched, paths, threshold):
@@ -324,34 +323,39 @@ def papers_test(patched, paths, threshold):
 @torch.no_grad()
 def check_model(model, flags):
     """Raise UserError, in one line, if a model cannot be called as find_circuit calls it."""
-    T = flags.problem.T
+    B, T = 16, flags.problem.T
 
     def predict(heads):
         with precision(flags):
             return model(reference.batch.inputs, heads)
 
     try:
-        reference = Reference(model, flags, 16)
-        predictions, again, shape = predict({}), predict({}), (*reference.batch.targets.shape,)
+        reference = Reference(model, flags, B)
+        predictions, again = predict({}), predict({})
+        shape = (*reference.batch.targets.shape,)
         if getattr(predictions, "shape", None) != shape:
-            raise ValueError(f"it must return a tensor of shape {shape}")
+            raise UserError(f"the model must return its predictions, a tensor of shape {shape}")
         if not predictions.isfinite().all():
-            raise ValueError("it returns predictions that are not finite")
+            raise UserError("the model returns predictions that are not finite")
         if not torch.allclose(predictions.float(), again.float(), atol=0.01):
-            raise ValueError("it answers otherwise the second time: call eval(), no dropout")
+            raise UserError("the model answers otherwise the second time: call eval(), no dropout")
 
         # each head alone: what is given to its function, and whether what it returns is used
         for head, read in reference.reads.items():
             f = "f of layer {}, head {}".format(*head)
             if not read:
-                raise ValueError(f"it never calls {f}")
-            if (read[0].shape, read[1].shape[:2]) != ((16, T, T), (16, T)):
-                raise ValueError(f"it must give {f} a pattern (B, T, T) and values (B, T, size)")
+                raise UserError(f"the model never calls {f}")
+            pattern, values = read
+            if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
+                raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
             other = predict({head: lambda _, values: values + 100 * torch.randn_like(values)})
-            if read[1].any() and torch.equal(other, predictions):
-                raise ValueError(f"it does not use what {f} returns (or give it values 0)")
+            if values.any() and torch.equal(other, predictions):
+                raise UserError(f"the model does not use what {f} returns (or give it values 0)")
+    except UserError:
+        raise
     except Exception as error:  # a model of others may fail in any way
-        raise UserError(f"the model cannot be searched: {error!r}") from None
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"the model cannot be called as find_circuit says: {reason}") from None
 
 
 @torch.no_grad()
@@ -432,8 +436,8 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     for by, name in (MEAN, "faithful"), (ANOTHER, "resampled"):
         losses = fresh.circuit(paths, by)
         report[name], report["lost"][name] = intervals(losses, flags), fresh.lost(losses)
-        if by in ablations and not passes(fresh, paths, [by], threshold):
-            text = f"{worst_of(report[name])}, {fresh.lost(losses):.1%} of sequences lost"
+        if by in ablations and not holds(fresh, losses, threshold):
+            text = f"{worst_of(report[name])}, {report['lost'][name]:.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)
     reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
@@ -451,11 +455,11 @@ def print_report(report):
     """Print the report in lines that explain themselves."""
     print(f"MSE on {report['sequences']} fresh sequences, with two standard errors")
     titles = dict(full_model="full model", faithful="all else at its mean", resampled="of another")
-    for key in filter(report.get, titles):
-        form, lost = "{} {:.4f} [{:.4f}, {:.4f}]", report.get("lost", {}).get(key)
-        rows = [form.format(name, *row) for name, row in report[key].items()]
-        rows += [] if lost is None else [f"{lost:.1%} lost"]
-        print(f"  {titles[key]:22s}{'  '.join(rows)}")
+    for key in [key for key in titles if key in report]:
+        form = "{} {:.4f} [{:.4f}, {:.4f}]".format
+        cells = [form(name, *row) for name, row in report[key].items()]
+        lost = f"  {report['lost'][key]:.1%} lost" if key in report.get("lost", {}) else ""
+        print(f"  {titles[key]:22s}{'  '.join(cells)}{lost}")
     if report["paths"]:
         print("\npath                 attention   full model loses   MSE of the circuit without it")
         for path, row in paths_in(report).items():

@@ -288,9 +288,10 @@ def draw_circuit(run):
 
 
 @torch.no_grad()
-def measure_emergence(run, flags, paths, n=32):
+def measure_emergence(run, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    task, files = flags.problem, train.checkpoints_of(run)
+    flags, files = train.read_flags(run), train.checkpoints_of(run)
+    task = flags.problem
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
         rows.append(path._asdict() | {name: [] for name in ("mean", "low", "high", "hits")})
@@ -320,7 +321,7 @@ def read_emergence(run):
     emergence = read_json(file) if file.exists() else {}
     paths = {*paths_in(report), *paths_in(report, "candidates")}
     if train.checkpoints_of(run) and not paths <= paths_in(emergence).keys():
-        emergence = measure_emergence(run, train.read_flags(run), sorted(paths))
+        emergence = measure_emergence(run, sorted(paths))
         write_text(file, json.dumps(emergence) + "\n")
     return emergence
 

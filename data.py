@@ -152,19 +152,21 @@ class Block(NamedTuple):
 
 class Task:
     """N chains per sequence and the table of their roles, the query first, from which everything
-    else follows. A distractor is a symbol of no chain. ValueError if two roles have one name.
+    else follows. A distractor is a symbol of no chain. ValueError if two roles have one name, or a
+    name has other characters than letters and digits.
 
     A block has one slot for each chain. A crossed block has one for each pair of chains (i, j),
     slot i*N + j before the shuffle: it shows a symbol of chain i, one of chain j, and a third that
     is shown nowhere else. The slot (n, n) is that of chain n; the third of others is a distractor.
-    mixed: the pairs of a block, of all steps of all chains, are shuffled together.
+    mixed: the pairs of a block, of all steps of all chains, are shuffled together. crossed: the
+    numbers of these blocks, at most one.
     """
 
     def __init__(self, title, N, roles, crossed=(), mixed=False):
         self.title, self.N, self.roles, self.crossed = title, N, roles, crossed
         self.names = [role.name for role in roles]
-        if len({*self.names}) < len(roles):
-            raise ValueError(f"two roles of task {title} have the same name")
+        if len({*self.names}) < len(roles) or not "".join(self.names).isalnum():
+            raise ValueError(f"names of roles of task {title}: one each, of letters and digits")
         self.symbols = 1 + max(role.symbol for role in roles)  # per chain, x_0 included
 
         # the numbers of the roles in the order in which the sequence shows them
@@ -270,7 +272,8 @@ def rotary_numbers(T, K, device=None):
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 
-# name: (what is appended to each token, angles by which queries and keys are rotated, or None)
+# name: (f(T, K, device) -> (T, any), numbers that are appended to each token; and
+# f(T, head size) -> (T, head size/2), angles by which queries and keys are rotated, or None)
 ENCODINGS = {
     "input": (rotary_numbers, None),
     "qk": (lambda T, K, device=None: torch.empty(T, 0, device=device), rotary_angles),
@@ -297,8 +300,8 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # draw the keys of the shuffle, as many for each block as the largest needs, and the symbols
     most = max(block.slots for block in task.blocks)
-    *_, symbol = task.tokens
-    drawn, symbols = most * len(task.blocks), 1 + max(symbol.tolist())
+    *_, shown_symbols = task.tokens
+    drawn, symbols = most * len(task.blocks), 1 + max(shown_symbols.tolist())
     bits = random_bits(seed, index, drawn + symbols * K)
     keys = bits[:, :drawn].view(B, most, -1).flip(-1)  # (B, most, blocks) the queries' came first
     vectors = standard_normal(bits[:, drawn:]).view(B, symbols, K)
@@ -317,7 +320,7 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # every token shows its symbol, followed by the numbers of its position
     shown = vectors.new_empty(B, task.T, K)
-    shown[sequence, torch.cat(all_tokens, 1)] = vectors[:, symbol.to(device)]
+    shown[sequence, torch.cat(all_tokens, 1)] = vectors[:, shown_symbols.to(device)]
     appended, _ = ENCODINGS[rotary]
     numbers = appended(task.T, K, device).expand(B, -1, -1)
 

@@ -43,17 +43,18 @@ class Layer(nn.Module):
     def forward(self, x, mask, angles, readers, changed):
         """The residual stream of all tokens (B, T, width) -> that of the last `readers` tokens
         after this layer (B, readers, width), and what these attend to (B, heads, readers, T).
-        changed: {head: f} as in Transformer.forward, with readers = T."""
+        mask (T, T) is added to the scores; angles (T, head_size/2) or None; changed: {head: f} as
+        in Transformer.forward, with readers = T."""
         B, T, _ = x.shape
         A = self.heads * self.head_size
 
         # queries, keys and values; tokens before the last `readers` need no queries
-        normal, x = self.ln1(x), x[:, -readers:]
+        normed, x = self.ln1(x), x[:, -readers:]
         if readers == T:
-            q, k, v = self.qkv(normal).chunk(3, -1)
+            q, k, v = self.qkv(normed).chunk(3, -1)
         else:
-            q = F.linear(normal[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
-            k, v = F.linear(normal, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
+            q = F.linear(normed[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
+            k, v = F.linear(normed, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
         q, k, v = (
             z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v)
         )  # (B, heads, readers or T, head_size) each
@@ -69,8 +70,11 @@ class Layer(nn.Module):
             pattern = scores.softmax(-1)  # (B * heads, readers, T)
             written = (pattern @ v).view(B, self.heads, readers, self.head_size)
             pattern, v = (z.view(B, self.heads, *z.shape[1:]) for z in (pattern, v))
-            for head, write in changed.items():
-                written[:, head] = write(pattern[:, head], v[:, head])
+            if changed:
+                heads = list(written.unbind(1))
+                for head, write in changed.items():
+                    heads[head] = write(pattern[:, head], v[:, head])
+                written = torch.stack(heads, 1)  # refuses another shape
 
         x = x + self.out(written.transpose(1, 2).reshape(B, readers, A))
         if self.mlp:

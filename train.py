@@ -36,6 +36,9 @@ from data import UserError, program
 from model import Transformer, make_optimizers
 
 
+CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch says nothing
+
+
 # ---- the flags of a run
 
 
@@ -43,7 +46,8 @@ def parser():
     """Return the ArgumentParser of train.py. To add a flag, add a line."""
     p = data.command_line("train.py", __doc__)
     count, size, seed = data.number(int, 1), data.number(int, 0), data.number(int, 0, 2**63 - 1)
-    real, share, memory = (data.number(float, 0, high) for high in (math.inf, 1, 0.999999))
+    real, share = data.number(float, 0), data.number(float, 0, 1)
+    memory = data.number(float, 0, 0.999999)
 
     add = p.add_argument_group("problem").add_argument  # Section 6
     add("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
@@ -146,7 +150,8 @@ def parse_flags(arguments=None):
         p.error("--no-ic means x_D alone: leave out either it or --targets")
     if flags.width % flags.heads and not flags.head_size:
         p.error(f"--width must be divisible by --heads {flags.heads}, or set --head-size")
-    if data.ENCODINGS[flags.rotary][1] and flags.size % 2:
+    _, angles = data.ENCODINGS[flags.rotary]
+    if angles and flags.size % 2:
         p.error(f"--rotary {flags.rotary} needs an even head size, not {flags.size}")
 
     flags.out = flags.out or run_directory(flags)  # before dtype is settled: no machine differs
@@ -172,9 +177,6 @@ def run_directory(flags):
             text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
             name += f"_no-{key}" if value is False else f"_{key}{text}".replace("/", "-")
     return pathlib.Path("out", f"{name}_s{flags.seed}")
-
-
-CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch says nothing
 
 
 def native_dtype(device):
@@ -261,7 +263,8 @@ def checkpoints_of(run):
 
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
-    T, (appended, angles) = flags.problem.T, data.ENCODINGS[flags.rotary]
+    T = flags.problem.T
+    appended, angles = data.ENCODINGS[flags.rotary]
     names = "layers", "heads", "width", "mlp", "causal", "qk_std"
     shape = {name: getattr(flags, name) for name in names} | dict(head_size=flags.size)
     shape["rotary"] = angles and angles(T, flags.size)

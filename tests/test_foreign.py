@@ -76,14 +76,14 @@ def by_layer(x, heads):
 
 
 REFUSED = [  # model, heads, what the line says
-    (unused, 1, "it does not use what f of layer 1, head 0 returns"),
-    (planted, 2, "it never calls f of layer 0, head 1"),
+    (unused, 1, "the model does not use what f of layer 1, head 0 returns"),
+    (planted, 2, "the model never calls f of layer 0, head 1"),
     (lambda x, heads: planted(x, heads)[:, :1], 1, "a tensor of shape (16, 4, 4)"),
     (lambda x, heads: (planted(x, heads), 0), 1, "a tensor of shape (16, 4, 4)"),
     (lambda x, heads: planted(x, heads) * torch.nan, 1, "predictions that are not finite"),
     (lambda x: planted(x, {}), 1, "takes 1 positional argument but 2 were given"),
     (by_layer, 1, "a pattern (B, T, T)"),
-    (lambda x, heads: F.dropout(planted(x, heads)), 1, "it answers otherwise the second"),
+    (lambda x, heads: F.dropout(planted(x, heads)), 1, "the model answers otherwise the second"),
 ]
 
 

@@ -131,9 +131,8 @@ def measure(run, weights, batch, sequences, count):
     model = train.load(run.folder, weights)[0]
     with train.precision(run.flags):
         patterns = model(batch.inputs[:count], return_patterns=True)[1]
-    patterns = (
-        (100 * torch.stack(patterns, 1).float()).round().byte()
-    )  # (count, layers, heads, T, T)
+    patterns = torch.stack(patterns, 1)  # (count, layers, heads, T, T)
+    patterns = (100 * patterns.float()).round().byte()
     full = Predictions(model, run.flags, batch)
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
@@ -196,7 +195,7 @@ def first_choice(run, sequences, answers):
     paths, token = list(run.paths), run.task.T - 1
     if not paths:
         return dict(layer=run.flags.layers - 1, head=0, path=0, token=token)
-    path = next((path for path in paths if path.reader == (0, 0)), paths[-1])
+    path = next((path for path in paths if path.reader == run.task.names[0]), paths[-1])
     number = paths.index(path)
     if answers:
         errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
@@ -333,9 +332,7 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     with program("extras.pages.explore"):
         args = p.parse_args()
-        data = []
-        for folder in args.run:
-            data.append(data_of(read_run(folder)))
+        data = [data_of(read_run(folder)) for folder in args.run]
         runs = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
         script = (HERE / "explorer.js").read_text(encoding="utf-8")
         write(args.out, page("Inside a transformer", BODY, data, script, runs))

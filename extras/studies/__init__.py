@@ -18,7 +18,7 @@ RESULTS = Path("results")
 
 def command(script, description, tables, draw=None):
     """Run the command line of a study: tables(rows) returns the text to print, draw(rows, out)
-    draws a figure into the folder out and returns its path."""
+    draws a figure into the folder out and returns what is printed last, its path."""
     from extras.studies import rows  # here, because rows is a command too
 
     name = f"python -m extras.studies.{Path(script).stem}"

@@ -23,16 +23,7 @@ import random
 import torch
 
 import train
-from ablate import (
-    ANOTHER,
-    MEAN,
-    PatchedModel,
-    attended,
-    by_head,
-    find_circuit,
-    passes,
-    paths_in,
-)
+from ablate import ANOTHER, MEAN, PatchedModel, attended, by_head, find_circuit, passes, paths_in
 from data import held_out, progress
 from extras.studies import command, markdown, share
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of

@@ -415,27 +415,29 @@ def slashed(numbers):
     return "/".join(f"{number:.2f}" for number in numbers)
 
 
+def kinds_text(row):
+    """Return "1/4/3, 2/2/4", how many heads of each kind a model has in each layer."""
+    texts = []
+    for layer in range(row["layers"]):
+        names = [f"L{layer}H{head}" for head in range(row["heads"])]
+        found = [kind_of(row["how"], name) for name in names]
+        texts.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
+    return ", ".join(texts)
+
+
 def mechanism_table():
-    """Return the table of interventions on the models that passed the law, a row per cell: ranges
-    over its runs of the losses of x_D, by layer where an intervention is on one."""
+    """Return the table of interventions on the models that passed the law, a line for the runs of a
+    cell whose heads are of the same kinds: ranges over them of the losses of x_D, by layer where an
+    intervention is on one."""
+    groups = collections.defaultdict(list)
+    for cell, row in ((cell, row) for cell, group in cells().items() for row in group):
+        if passes(row):
+            groups[cell, kinds_text(row)].append(row)
     lines = []
-    for (other, layers, N, heads, _), group in cells().items():
-        passed = [row for row in group if passes(row)]
+    for ((other, layers, N, heads, D), kinds), passed in groups.items():
         hows = [row["how"] for row in passed]
-        if not passed:
-            continue
-        line = [layers, heads, N, f"`{other}`" if other else "", f"{len(passed)} of {len(group)}"]
-
-        # how many heads of each kind there are in each layer
-        kinds = []
-        for layer in range(layers):
-            names = [f"L{layer}H{head}" for head in range(heads)]
-            found = [[kind_of(how, name) for name in names] for how in hows]
-            counts = [[kind.count(name) for kind in found] for name in ("content", "place", "idle")]
-            kinds.append("/".join(span(numbers, "{}") for numbers in counts))
-        line += [", ".join(kinds), sum(map(remembers_all, passed)) if layers == 1 else ""]
-
-        # the losses
+        line = [layers, heads, N, f"x_{D}", f"`{other}`" if other else "", len(passed), kinds]
+        line.append(sum(map(remembers_all, passed)) if layers == D == 1 else "")
         line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
         line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))
         for name in "place_layers", "mlp":
@@ -443,9 +445,9 @@ def mechanism_table():
             line.append(", ".join(span([loss[-1] for loss in layer]) for layer in by_layer))
         line += [span(errors) for errors in zip(*(how["moved"] for how in hows), strict=True)]
         lines.append(line)
-    head = "layers", "heads", "N", "flags", "passed", "content/place/idle", "all 1b by place"
-    losses = "loss", "all but content by place", "all by place", "MLP at its mean"
-    return markdown((*head, *losses, "moved: next", "own"), *lines)
+    head = "layers", "heads", "N", "of", "flags", "runs", "content/place/idle", "all 1b by place"
+    more = "loss", "all but content by place", "all by place", "MLP at its mean"
+    return markdown((*head, *more, "moved: next", "own"), *lines)
 
 
 def print_swaps(out):
@@ -597,10 +599,8 @@ def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")
     right.set_xticks([0], ["own 1a"], fontsize=7)
     right.set_title("by content", fontsize="medium")
     figure.colorbar(image, label="attention")
-    title = (
-        f"One layer of {row['heads']} heads, loss {row['x_1']:.3f}: mean attention of the queries"
-    )
-    figure.suptitle(f"{title} over {how['n']} sequences", fontsize="medium")
+    title = f"One layer of {row['heads']} heads, loss {row['x_1']:.3f}: mean attention of the"
+    figure.suptitle(f"{title} queries over {how['n']} sequences", fontsize="medium")
     analyze.save_figure(figure, path)
 
 

@@ -180,11 +180,12 @@ def late_table(folder=FOLDER):
     lines = []
     for seed in sorted({row["seed"] for row in late}):
         of_seed = {row["late"][0]: row["learned"] for row in late if row["seed"] == seed}
-        [ever] = [row["learned"] for row in plain if row["seed"] == seed]
-        cells = [f"{ever:.0f}"]
+        ever = {row["seed"]: row["learned"] for row in plain}.get(seed)
+        cells = [f"{ever:.0f}" if ever else ""]
         for read in reads:
             step = of_seed.get(read)
-            cells.append(f"{step:.0f} ({step - ever:+.0f})" if step else "")
+            later = f" ({step - ever:+.0f})" if step and ever else ""
+            cells.append(f"{step:.0f}{later}" if step else "")
         lines.append((seed, *cells))
     head = [f"without {read} until step {late[0]['late'][1]}" for read in reads]
     return studies.markdown(["seed", "x_1 learned as ever", *head], *lines)
@@ -216,7 +217,8 @@ def draw_onsets(folder):
         axes.axvline(late[0]["late"][1], color="gray", ls=":")
         axes.set(xlabel="training step", ylim=(0, 1.1))
         axes.set_title(f"loss of $x_1$, seed {seed} (n = 1)", fontsize="medium")
-        right[0].set_ylabel("MSE")
+    for axes in right[:1]:
+        axes.set_ylabel("MSE")
     below = dict(loc="outside lower center", ncols=4, fontsize="small")
     entries = [axes.get_legend_handles_labels() for axes in (left, *right[:1])]
     figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
@@ -226,7 +228,8 @@ def draw_onsets(folder):
 def draw(rows, out):
     """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it; return
     its tables as text."""
-    train.write_rows(out / "onset.jsonl", [measure(row) for row in rows if row["folder"]])
+    if measured := [measure(row) for row in rows if row["folder"]]:
+        train.write_rows(out / "onset.jsonl", measured)
     draw_onsets(out)
     return f"{onset_table(out)}\n\n{late_table(out)}\n\n{out / 'onset.png'}"
 

@@ -13,9 +13,11 @@ roles.
 import itertools
 import math
 
+import torch
+
 import analyze
 import train
-from ablate import PatchedModel, Path, Reference, attention_on
+from ablate import PatchedModel, Path, attention_on
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
@@ -155,12 +157,16 @@ def kinds_of_read(flags):
 
 def kinds_of(patched):
     """Return what a row of induction.jsonl says of each kind of read in one model."""
-    kinds, task, positions = {}, patched.task, patched.batch.positions
-    reads = Reference(patched.model, patched.flags, batch=patched.batch).reads
+    kinds, task, batch = {}, patched.task, patched.batch
+    with torch.no_grad(), train.precision(patched.flags):
+        _, patterns = patched.model(batch.inputs, return_patterns=True)
     for name, (reader, read) in kinds_of_read(patched.flags).items():
-        paths = [Path(*head, reader, read) for head in reads]
+        paths = [Path(*head, reader, read) for head in patched.reference.reads]
         rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
-        means = [attention_on(reads[p[:2]][0], p, task, positions).mean() for p in paths]
+        means = []
+        for path in paths:
+            pattern = patterns[path.layer][:, path.head].float()
+            means.append(attention_on(pattern, path, task, batch.positions).mean())
         kinds[name] = [round(rise, 4), round(max(means).item(), 4)]
     return kinds
 
