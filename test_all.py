@@ -116,6 +116,7 @@ def test_an_epoch_holds_each_example_once_and_held_out_ones_are_others():
     for epoch in torch.cat(steps).split(24):
         assert sorted(epoch.tolist()) == [*range(24)]
     assert not torch.equal(steps[0], steps[4])
+    assert torch.equal(data.batch_index(0, 3, 16, examples=0), torch.arange(48, 64))  # no epochs
     seen = [data.held_out(split, 1000) for split in data.SPLITS]
     assert len(torch.cat(seen).unique()) == 1000 * len(seen) and torch.cat(seen).max() < 0
 

@@ -53,10 +53,6 @@ def test_batches_are_those_of_the_first_release():
         assert digest.hexdigest()[:16] == expected
 
 
-def test_without_a_number_of_examples_no_example_comes_twice():
-    assert torch.equal(data.batch_index(0, 3, 16, 0), torch.arange(48, 64))
-
-
 @pytest.mark.parametrize("title", TASKS)
 def test_positions_are_where_the_roles_stand(title):
     """Every role of a chain shows its symbol, at its place of a slot that it shares with the other

@@ -133,10 +133,3 @@ def test_a_disk_that_refuses_gets_one_line(tmp_path):
     (tmp_path / "run/log.jsonl").unlink()
     (tmp_path / "run/log.jsonl").mkdir()
     assert_refused(train, *WHOLE, "--out", tmp_path / "run", "--resume", says="Is a directory")
-
-
-def test_an_import_changes_nothing_outside():
-    lines = "import os, sys", "before = dict(os.environ), sys.excepthook", "import sweep"
-    code = "\n".join([*lines, "assert (dict(os.environ), sys.excepthook) == before"])
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    subprocess.run([sys.executable, "-c", code], cwd=HERE, env=environment, check=True)

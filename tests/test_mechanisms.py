@@ -111,8 +111,3 @@ def test_ring_by_walking(hop_token):
                     number = sequence[i % k * n + int(task.pi[0, i % k, number])]
                 walked.append(number)
             assert targets[output, b].tolist() == walked
-
-
-def test_a_mixture_of_hops_is_learned():
-    rows = hops.train(0, 2, 3, "mixture", False, 300)
-    assert rows[-1][0] < 300 and rows[-1][-1] >= hops.SOLVED
