@@ -212,18 +212,19 @@ def attended(reference, task):
     # all roles, and the intermediate tokens before and after their slots
     ends = [*task.names]
     for role, _, block, place in task.roles:
+        size = task.blocks[block].size
         before = [f"{role}{-offset}" for offset in range(1, REACH + 1)]
         after = [f"{role}+{offset}" for offset in range(1, REACH + 1)]
-        ends += before * (place == 0) + after * (place == task.blocks[block].size - 1)
+        ends += before * (place % size == 0) + after * (place % size == size - 1)
 
     heads, patterns = [*reference.reads], torch.stack([p for p, _ in reference.reads.values()])
     N, plain, stars = task.N, set(), set()
     for reader, read in progress("pairs of ends", [*itertools.product(ends, ends)]):
-        # what a reader gives to its own chain, and to all others together, (heads,) each
+        # (heads, chains of the reader, chains of what it reads); to the own chain, to all others
         star = Path(0, 0, reader, read + "*")
         given = attention_on(patterns, star, task, reference.batch.positions).mean(1)
-        own = given.diagonal(dim1=1, dim2=2).sum(1) / N
-        others = given.sum((1, 2)) / N - own
+        own = given.diagonal(dim1=1, dim2=2).mean(1)
+        others = given.sum(2).mean(1) - own
 
         surplus = (own - others / (N - 1)) * (reader != read)
         for index in (surplus >= ATTENDED / N).nonzero().flatten().tolist():
@@ -234,9 +235,9 @@ def attended(reference, task):
                 stars.add(Path(*heads[index], reader, read + "*"))
 
     def idle(path):
-        earlier = {other.reader for other in plain if other.layer < path.layer}
-        later = {other.read for other in plain if other.layer > path.layer}
-        return path.read not in earlier | {*task.names} or path.reader not in later | {*task.names}
+        fed = {*task.names, *(other.reader for other in plain if other.layer < path.layer)}
+        used = {*task.names, *(other.read for other in plain if other.layer > path.layer)}
+        return path.read not in fed or path.reader not in used
 
     while found := {path for path in plain if idle(path)}:
         plain -= found
@@ -244,7 +245,7 @@ def attended(reference, task):
 
 
 def prune(ranked, faithful):
-    """Return the paths of a list that are left if all that can go do, first ones first."""
+    """Drop paths, the first ones of a list first, until none can go; return the rest."""
     remaining, before = frozenset(ranked), None
     while remaining and remaining != before:
         before, groups = remaining, [[path for path in ranked if path in remaining]]
@@ -284,7 +285,7 @@ def worst_of(rows):
     return f"{name} {rows[name][0]:.3f}"
 
 
-def holds(patched, losses, limit):
+def is_faithful(patched, losses, limit):
     """Return whether these losses of a circuit are those of a faithful one."""
     highest = max(high for *_, high in intervals(losses, patched.flags).values())
     return highest < limit and patched.lost(losses) <= LOST
@@ -292,7 +293,7 @@ def holds(patched, losses, limit):
 
 def passes(patched, paths, ablations, limit):
     """Return whether a circuit is faithful under each of these ablations."""
-    return all(holds(patched, patched.circuit(paths, by), limit) for by in ablations)
+    return all(is_faithful(patched, patched.circuit(paths, by), limit) for by in ablations)
 
 
 def papers_test(patched, paths, threshold):
@@ -360,8 +361,7 @@ def check_model(model, flags):
 
 @torch.no_grad()
 def find_circuit(model, flags, threshold=0.05, count=1024):
-    """Find the circuit of a model, validate it, and return the report, the dict that main writes
-    into circuit.json.
+    """Find the circuit of a model, validate it, and return the report: the dict in circuit.json.
 
     model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
     f}, and returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens. flags: of a
@@ -377,7 +377,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
 
     # sequences to search on, and fresh ones to validate on
     reference = Reference(model, flags)
-    index = [*held_out("search", sum(SIZES)).split(SIZES), held_out("validate", count)]
+    index = [*held_out("search", sum(SIZES)).split(SIZES), held_out("circuits", count)]
     few, many, most, fresh = (
         PatchedModel(model, flags, sequences(flags, examples), reference) for examples in index
     )
@@ -386,7 +386,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     if not all(mean < threshold for mean, _, _ in full.values()):
         return report | dict(verdict=f"not searched: the full model has {worst_of(full)}")
 
-    # all paths along which it attends; what is asked of them is the most that all together pass
+    # all paths along which it attends, and the most ablations that they pass: the first that do
     (plain, stars), both, limit = attended(reference, task), (MEAN, ANOTHER), MARGIN * threshold
     for ablations, paths in itertools.product((both, both[:1]), (plain, plain | stars)):
         if passes(most, paths, ablations, limit):
@@ -399,7 +399,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
             verdict += f"; the mean is at fault, since with {enough[0]} in its place they suffice"
         return report | dict(verdict=verdict)
 
-    # drop stars first, and of all others those whose ablation costs the full model least
+    # drop stars first, then what costs the full model least: these lists compare by their means
     costs = {}
     for path in progress("paths along which it attends", sorted(paths)):
         costs[path] = intervals(few.knock_out([path]) - few.baseline, flags)
@@ -436,7 +436,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     for by, name in (MEAN, "faithful"), (ANOTHER, "resampled"):
         losses = fresh.circuit(paths, by)
         report[name], report["lost"][name] = intervals(losses, flags), fresh.lost(losses)
-        if by in ablations and not holds(fresh, losses, threshold):
+        if by in ablations and not is_faithful(fresh, losses, threshold):
             text = f"{worst_of(report[name])}, {report['lost'][name]:.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
     missing = {*flags.target_symbols} - reached(paths, task)

@@ -139,7 +139,7 @@ class Role(NamedTuple):
     name: str  # q, 1a, 1b, ...
     symbol: int  # k if it shows x_k of its chain; -1 if it shows a distractor
     block: int  # the sequence shows block 0 first
-    place: int  # its place within the slot: 0 or 1 in a pair
+    place: int  # among the roles of its block: 0 or 1 in a pair
 
 
 class Block(NamedTuple):
@@ -185,8 +185,8 @@ class Task:
                 owner = j if role.place == 1 else i
                 in_chain = role.symbol >= 0 and (role.place < 2 or i == j)
                 symbol = owner * self.symbols + role.symbol if in_chain else next(distractors)
-                place = slot * len(shown) + role.place
-                tokens.append((number, *divmod(place, size), symbol))
+                token = slot * len(shown) + role.place
+                tokens.append((number, *divmod(token, size), symbol))
         self.T, self.tokens = len(tokens), [*torch.tensor(tokens).T]  # (T,) each
 
         # (loss, what a model with it does), the highest first; an average of n leaves 1 - 1/n
@@ -303,7 +303,7 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     *_, shown_symbols = task.tokens
     drawn, symbols = most * len(task.blocks), 1 + max(shown_symbols.tolist())
     bits = random_bits(seed, index, drawn + symbols * K)
-    keys = bits[:, :drawn].view(B, most, -1).flip(-1)  # (B, most, blocks) the queries' came first
+    keys = bits[:, :drawn].view(B, most, -1).flip(-1)  # (B, most, blocks), queries drawn first
     vectors = standard_normal(bits[:, drawn:]).view(B, symbols, K)
 
     # shuffle each block: its slots move to the ranks of their keys. The keys 70 20 50 sort as slots
@@ -313,7 +313,8 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
         rank = keys[:, :count, number].argsort(1).argsort(1)  # (B, count)
         moved = start + size * rank[..., None] + torch.arange(size, device=device)  # tokens
         all_tokens.append(moved.flatten(1))
-        role_tokens.append(moved[:, :: N + 1 if number in task.crossed else 1])  # (B, N, size)
+        own = slice(None, None, N + 1 if number in task.crossed else 1)  # the slots (n, n)
+        role_tokens.append(moved[:, own])  # (B, N, size)
     role_tokens = [tokens.reshape(B, N, -1) for tokens in role_tokens]  # of the block, if mixed
     roles = torch.tensor(task.in_reading_order, device=device)
     positions = torch.cat(role_tokens, 2)[:, :, roles.argsort()]
@@ -343,7 +344,7 @@ SPLITS = {
     "confirmation": range(1024, 2**20),  # at the end of a run
     "search": range(2**20, 2**20 + 2**16),  # for circuits
     "means": range(2**20 + 2**16, 2**21),  # of what heads read
-    "validate": range(2**21, 2**22),  # circuits
+    "circuits": range(2**21, 2**22),  # to validate them
     "emergence": range(2**22, 2**23),
     "information": range(2**23, 2**24),
 }

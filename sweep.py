@@ -57,8 +57,7 @@ def grid(groups, folder):
         for count in layers:
             for seed in range(seeds):
                 run = f"{text} --layers {count} --seed {seed} --resume"
-                flags = train.parse_flags(shlex.split(run))
-                flags.out = folder / flags.out.name
+                flags = train.parse_flags(shlex.split(run), folder)
                 by_name[flags.out.name] = flags
     return sorted(by_name.values(), key=cost, reverse=True)
 

@@ -261,7 +261,7 @@ def test_a_planted_circuit_is_found_and_another_is_not_faithful(model, layers, h
     assert report["verdict"] == "validated, complete"
 
     # without a path, or with a path of another head or between other tokens in its place
-    batch = train.sequences(flags, data.held_out("validate", 64))
+    batch = train.sequences(flags, data.held_out("circuits", 64))
     patched = ablate.PatchedModel(model, flags, batch)
     for path in paths:
         elsewhere = path._replace(layer=(path.layer + 1) % layers, head=(path.head + 1) % heads)
@@ -272,7 +272,7 @@ def test_a_planted_circuit_is_found_and_another_is_not_faithful(model, layers, h
 def test_the_circuit_of_transformer_a_is_needed():
     model, flags = train.load(HERE / "results/A")
     paths = {*ablate.paths_in(ablate.read_report(HERE / "results/A"))}
-    batch = train.sequences(flags, data.held_out("validate", 64))
+    batch = train.sequences(flags, data.held_out("circuits", 64))
     reference = ablate.Reference(model, flags, n=128)
     patched = ablate.PatchedModel(model, flags, batch, reference)
     for by in ablate.MEAN, ablate.ANOTHER:

@@ -1,6 +1,6 @@
 """Train one transformer on the retrieval problem and leave a run directory for every later stage.
 
-python train.py --layers 12 --heads 1 --D 3           # transformers A, B, C (Section 8.1)
+python train.py --layers 12 --heads 1 --D 3           # the size of transformers A, B, C
 python train.py --layers 12 --heads 1 --D 3 --resume  # continue after a stop, to the same bits
 python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02
 python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
@@ -138,9 +138,9 @@ class Flags(argparse.Namespace):
         return Flags(**(vars(self) | changes))
 
 
-def parse_flags(arguments=None):
+def parse_flags(arguments=None, folder="out"):
     """Return the Flags of a run from the command line, with the device, the dtype and the run
-    directory settled. What cannot be trained ends the program in one line."""
+    directory settled, in this folder. What cannot be trained ends the program in one line."""
     p = parser()
     flags = p.parse_args(arguments, Flags())
     data.check_problem(p, flags)
@@ -154,7 +154,7 @@ def parse_flags(arguments=None):
     if angles and flags.size % 2:
         p.error(f"--rotary {flags.rotary} needs an even head size, not {flags.size}")
 
-    flags.out = flags.out or run_directory(flags)  # before dtype is settled: no machine differs
+    flags.out = flags.out or pathlib.Path(folder, run_name(flags))  # before a machine sets dtype
     if flags.device == "auto":
         fallback = "mps" if torch.backends.mps.is_available() else "cpu"
         flags.device = "cuda" if torch.cuda.is_available() else fallback
@@ -168,15 +168,15 @@ def parse_flags(arguments=None):
     return flags
 
 
-def run_directory(flags):
-    """Return out/L12_H1_D3_s0, with every other flag that differs from its default in the name."""
+def run_name(flags):
+    """Return L12_H1_D3_s0, with every other flag that differs from its default in the name."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title.replace('=', '')}"
     for key, value in flags.settings.items():
         not_in_name = key in ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
         if not not_in_name and value != DEFAULTS[key]:
             text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
             name += f"_no-{key}" if value is False else f"_{key}{text}".replace("/", "-")
-    return pathlib.Path("out", f"{name}_s{flags.seed}")
+    return f"{name}_s{flags.seed}"
 
 
 def native_dtype(device):

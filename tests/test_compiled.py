@@ -200,8 +200,8 @@ def main():
         row |= dict(shape=f"{model.layers} x {model.heads}", paths=len(truth))
         row |= dict(precision=len(paths & truth) / max(1, len(paths)))
         row |= dict(recall=len(paths & truth) / len(truth))
-        row |= dict(validated=report["validated"], seconds=round(time.time() - began))
-        rows.append(row | dict(loss=max(mean for mean, _, _ in report["full_model"].values())))
+        row |= dict(verdict=report["verdict"], seconds=round(time.time() - began))
+        rows.append(row)
     train.write_rows(HERE / "results/figures/compiled.jsonl", rows)
 
 

@@ -60,7 +60,7 @@ def test_wilson_agrees_with_published_values():
 
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
-    automatic = train.run_directory(train.parse_flags(["--D", "2", "--seed", "7"])).name
+    automatic = train.run_name(train.parse_flags(["--D", "2", "--seed", "7"]))
     run = write_run(tmp_path / automatic, "--D 2 --seed 7", [(1, "1b", "1a", 100)], **FALLING)
     other = write_run(tmp_path / "mine_other", "--D 2", **FALLING)
     for _ in range(2):
@@ -205,7 +205,7 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
 
     # without one of its paths, that path's head is the one to free
     model, flags = train.load(row["folder"])
-    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", 16)))
+    patched = PatchedModel(model, flags, train.sequences(flags, held_out("circuits", 16)))
     paths = {*paths_in(row["report"])}
     missing = next(path for path in paths if str(path).endswith(": q -> 1b"))
     (before, _), head, (after, lost) = circuits.freed(patched, paths - {missing})["the mean"]

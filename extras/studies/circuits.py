@@ -79,7 +79,7 @@ def ask(row, count=3, n=64):
     model, flags = train.load(row["folder"])
     report, threshold = row["report"], row["report"]["threshold"]
     paths = frozenset(paths_in(report))
-    patched = PatchedModel(model, flags, train.sequences(flags, held_out("validate", n)))
+    patched = PatchedModel(model, flags, train.sequences(flags, held_out("circuits", n)))
     answers = dict(run=name_of(row))
     if "complete" not in report["verdict"]:
         found = paths or attended(patched.reference, flags.problem)[0]
@@ -128,28 +128,20 @@ def worst_symbol(losses):
 
 
 def size(row):
-    """Return "9/6 in 5/3": the paths and layers of a circuit, each with the fewest possible."""
+    """Return "9/6 in 5/3, 4 stars": the paths and layers of a circuit, each with the fewest
+    possible, and how many paths lead to a role of all chains."""
     task, paths = row["flags"].problem, row["report"]["paths"]
     roles = sum(role.symbol >= 0 for role in task.roles[1:])  # each must be reached by a path
     layers = max(least_layers(task, row["flags"].causal))
-    return f"{len(paths)}/{roles} in {len({path['layer'] for path in paths})}/{layers}"
-
-
-def intermediate(row):
-    """Return the number of paths that begin or end at an intermediate token."""
-    names = [path["reader"] + path["read"] for path in row["report"]["paths"]]
-    return sum("+" in name or "-" in name for name in names)
+    stars = sum(path["read"].endswith("*") for path in paths)
+    text = f"{len(paths)}/{roles} in {len({path['layer'] for path in paths})}/{layers}"
+    return text + f", {stars} stars" * bool(stars)
 
 
 def least_necessary(row):
     """Return the least that the full model loses of a symbol if a path is ablated."""
     paths = row["report"]["paths"]
     return f"{min(max(path['necessary'].values())[0] for path in paths):.3f}"
-
-
-def stars(row):
-    """Return the number of paths to a role of all chains."""
-    return sum(path["read"].endswith("*") for path in row["report"]["paths"])
 
 
 def lost(row):
@@ -159,16 +151,14 @@ def lost(row):
 
 COLUMNS = {
     "paths/least in layers/least": size,
-    "by intermediate tokens": intermediate,
-    "stars": stars,
     "full model, worst symbol": lambda row: worst_symbol(row["report"]["full_model"]),
     "all else at its mean": lambda row: worst_symbol(row["report"]["faithful"]),
     "of another sequence": lambda row: worst_symbol(row["report"]["resampled"]),
     "sequences lost": lost,
     "least necessary": least_necessary,
 }
-OLDER = [*COLUMNS][:2] + [*COLUMNS][3:5]  # what the reports of the older search hold
-PRESENT = "[ABCD]", "default/s0", "onset/s1", "rope/s4", "one_layer/*"  # of the present search
+OLDER = [*COLUMNS][:3]  # what the reports of the older search hold
+PRESENT = "[ABCD]", "default/s0", "onset/*", "rope/s4", "one_layer/*"  # of the present search
 
 
 def circuits_table(rows, columns=COLUMNS):
@@ -214,10 +204,11 @@ def compiled_table():
     """Return a row per compiled model: what the search finds of the circuit that is known."""
     lines = []
     for row in train.read_rows(RESULTS / "figures/compiled.jsonl"):
+        verdict, _, reason = row["verdict"].partition(": ")
         found = [f"{row['precision']:.2f}", f"{row['recall']:.2f}", row["seconds"]]
-        found = found if row["validated"] else ["not searched", "", ""]
-        lines.append([row["program"], row["shape"], row["noise"], row["paths"], *found])
-    head = "program", "layers x heads", "noise on the weights", "paths"
+        found = ["", "", ""] if reason else found
+        lines.append([row["program"], row["shape"], row["noise"], row["paths"], verdict, *found])
+    head = "program", "layers x heads", "noise on the weights", "paths", "verdict"
     return markdown([*head, "precision", "recall", "seconds"], *lines)
 
 

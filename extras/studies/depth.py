@@ -182,7 +182,7 @@ def mechanism(run, n=512):
     tokens it is spread, exp(entropy); own: to the own 1a; match: how much more than that token has
     on the average. For one step in one layer see `one_step` too."""
     model, flags = train.load(run)
-    batch = train.sequences(flags, held_out("validate", n))
+    batch = train.sequences(flags, held_out("circuits", n))
 
     def losses(heads=None):
         with train.precision(flags):
@@ -436,29 +436,30 @@ def mechanism_table():
     lines = []
     for ((other, layers, N, heads, D), kinds), passed in groups.items():
         hows = [row["how"] for row in passed]
-        line = [layers, heads, N, f"x_{D}", f"`{other}`" if other else "", len(passed), kinds]
+        name = f"{layers}/{heads}/{N}" + f", D={D}" * (layers != D) + f", `{other}`" * bool(other)
+        line = [name, len(passed), kinds]
         line.append(sum(map(remembers_all, passed)) if layers == D == 1 else "")
         line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
         line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))
         for name in "place_layers", "mlp":
             by_layer = zip(*(how[name] for how in hows), strict=True)
             line.append(", ".join(span([loss[-1] for loss in layer]) for layer in by_layer))
-        line += [span(errors) for errors in zip(*(how["moved"] for how in hows), strict=True)]
-        lines.append(line)
-    head = "layers", "heads", "N", "of", "flags", "runs", "content/place/idle", "all 1b by place"
-    more = "loss", "all but content by place", "all by place", "MLP at its mean"
-    return markdown((*head, *more, "moved: next", "own"), *lines)
+        moved = zip(*(how["moved"] for how in hows), strict=True)
+        lines.append([*line, "/".join(span(errors) for errors in moved)])
+    head = "layers/heads/N", "runs", "content/place/idle", "all 1b by place", "loss"
+    more = "all but content by place", "all by place", "MLP at its mean", "moved: next/own"
+    return markdown((*head, *more), *lines)
 
 
 def print_swaps(out):
     """Print what becomes of the models that have address heads when these, or all other heads,
     write what they write in another sequence."""
-    found = [row["how"] for row in described() if row["how"].get("address")]
+    found = [row["how"] for row in described() if not row["other"] and row["how"].get("address")]
     wide = [row for row in all_rows() if row["layers"] == 1 and row["heads"] > row["N"]]
     wide = [row for row in wide if not row["other"]]
     both = [row for row in wide if row.get("how", {}).get("address") and remembers_all(row)]
     out(f"Of {len(wide)} models of one layer with N + 1 heads or more, {len(both)} have an address")
-    out("head and read every token 1b by place.")
+    out("head and a place head for each token 1b, which reads it most.")
     shares = [how["own"][head] for how in found for head in how["address"]]
     share = math.floor(100 * min(shares)) / 100  # bounds are rounded outward
     out(f"{len(found)} models of one layer have address heads, with at least {share:.2f} of")

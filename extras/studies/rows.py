@@ -41,7 +41,7 @@ def rounded(value):
 def row_of(run):
     """Return the row of a run directory."""
     flags, log = train.read_flags(run), train.read_log(run)
-    automatic = train.run_directory(flags).name == run.name
+    automatic = train.run_name(flags) == run.name
     config = train.read_json(run / "config.json")
     row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
     if report := read_report(run):
