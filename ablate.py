@@ -110,8 +110,8 @@ def mask_of(paths, task, positions):
 
 
 def attention_on(pattern, path, task, positions):
-    """Return how much the reader of each chain attends along a path, (..., B, N, 1), or a star,
-    (..., B, N, N) to each chain, in patterns (..., B, T, T); 0 where an end does not exist."""
+    """Return how much the reader of each chain attends along a path in patterns (..., B, T, T), as
+    (..., B, N, 1), or (..., B, N, N) to each chain along a star; 0 where an end does not exist."""
     *index, exist = path.pairs(task, positions)
     return pattern[(..., *index)] * exist
 
@@ -174,8 +174,8 @@ class PatchedModel:
         return partial_losses(predictions, self.batch.targets, self.flags.K)
 
     def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return a function for a head that ablates all that it reads but along these paths and of
-        the token itself; with keep=False, these paths alone. by: MEAN, ANOTHER or NOTHING."""
+        """Return a function for a head that ablates what it reads, except along these paths and of
+        the token itself; with keep=False, only along these paths. by: MEAN, ANOTHER or NOTHING."""
         batches = self.batch, self.reference.batch
         here, there = (mask_of(paths, self.task, batch.positions) for batch in batches)
         itself = torch.eye(self.task.T, dtype=torch.bool, device=here.device)
@@ -187,7 +187,7 @@ class PatchedModel:
         return lambda pattern, values: (pattern * here) @ values + instead.to(values)
 
     def circuit(self, paths, by=MEAN, changed=None):
-        """Return the losses with all outside of these paths ablated, but for changed {head: f}."""
+        """Return the losses with all outside of these paths ablated, and with changed {head: f}."""
         groups, reads = by_head(paths), self.reference.reads
         heads = {head: self.ablate(head, groups.get(head, ()), by=by) for head in reads}
         return self.losses(heads | (changed or {}))
@@ -260,7 +260,7 @@ def prune(ranked, faithful):
 
 def reached(paths, task):
     """Return the set of k for which x_k can reach the query along these paths, if every role starts
-    with the symbol that it shows, and a reader takes all that what it reads holds (Section 5)."""
+    with the symbol that it shows, and takes all that a token holds when it reads it (Section 5)."""
     holds = {role.name: {role.symbol} for role in task.roles}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]

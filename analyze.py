@@ -217,7 +217,7 @@ def diagram_size(task, paths):
 
 def draw_diagram(axes, task, paths, labels, colors):
     """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
-    path; labels and colors are {path: that of its arrow}. Return {path: (arrow, label)}."""
+    path; labels and colors: {path: of its arrow}. Return {path: (arrow, label)}."""
     layers, columns = sorted({path.layer for path in paths}), columns_of(task, paths)
     several_heads, drawn = any(path.head for path in paths), {}
 

@@ -250,7 +250,7 @@ TASKS = {"chain": chain, "conditional": conditional, "shuffled": shuffled}  # (N
 
 
 def check_problem(parser, flags):
-    """End a program in one line if these flags, with task, D and K, are those of no problem."""
+    """End a program in one line if no problem has the task, D and K of these flags."""
     if flags.K % 2:
         parser.error(f"--K must be even (rotary encodings turn pairs), not {flags.K}")
     if flags.task == "conditional" and parser.get_default("D") != flags.D:

@@ -86,7 +86,7 @@ def row_of(flags, error=None):
 
 
 def read_table(path):
-    """Return the table, {} without a file; a flag that is younger than it has its default."""
+    """Return the table, {} without a file; a flag that did not exist then has its default."""
     rows = read_rows(path) if path.exists() else []
     return {row["run"]: Flags(**DEFAULTS).settings | row for row in rows}
 

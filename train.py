@@ -69,12 +69,17 @@ def parser():
 
     add = p.add_argument_group("training").add_argument
     add("--optimizer", default="muon", choices=("muon", "adamw"), help="the paper has adamw")
-    add("--steps", type=count, default=1200, help="most steps; the learning rate spans them")
+    add("--steps", type=count, default=1200, help="at most; the learning rate spans them")
     add("--stop-below", type=real, default=0.01, help="stop at this confirmed MSE; 0 = never")
     add("--batch", type=count, default=128, help="sequences per step")
     add("--lr", type=real, default=1e-3, help="learning rate, of Muon and of AdamW")
     add("--warmup", type=size, default=100, help="steps over which the rate rises from 0")
-    add("--decay", type=share, default=0.5, help="last share of the steps: the rate falls to 0")
+    add(
+        "--decay",
+        type=share,
+        default=0.5,
+        help="last share of the steps, where the rate falls to 0",
+    )
     add("--beta2", type=memory, default=0.99, help="Adam's second beta")
     add("--weight-decay", type=real, default=0.1, help="decoupled weight decay of the matrices")
     add("--ema", type=memory, default=0.98, help="decay of the averaged weights; 0 = no averaging")
@@ -83,7 +88,7 @@ def parser():
     add("--init", default="", help="start from the weights of this run, which has the same shape")
     add("--seed", type=seed, default=0, help="of the data, their order, and the initial weights")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of products")
-    add("--eval-every", type=count, default=50, help="steps between evaluations, which save")
+    add("--eval-every", type=count, default=50, help="steps between evaluations; each saves")
     add("--save-every", type=size, default=0, help="steps between checkpoints in ckpt/; 0 = none")
 
     add = p.add_argument_group("machine, may differ after --resume").add_argument
@@ -244,7 +249,7 @@ def read_tensors(path, device="cpu"):
 
 
 def read_flags(run):
-    """Return the Flags of a run; a flag that is younger than the run has its default."""
+    """Return the Flags of a run; a flag that did not exist then has its default."""
     path = pathlib.Path(run, "config.json")
     if not path.exists():
         raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
