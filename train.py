@@ -74,12 +74,7 @@ def parser():
     add("--batch", type=count, default=128, help="sequences per step")
     add("--lr", type=real, default=1e-3, help="learning rate, of Muon and of AdamW")
     add("--warmup", type=size, default=100, help="steps over which the rate rises from 0")
-    add(
-        "--decay",
-        type=share,
-        default=0.5,
-        help="last share of the steps, where the rate falls to 0",
-    )
+    add("--decay", type=share, default=0.5, help="last share of the steps: the rate falls to 0")
     add("--beta2", type=memory, default=0.99, help="Adam's second beta")
     add("--weight-decay", type=real, default=0.1, help="decoupled weight decay of the matrices")
     add("--ema", type=memory, default=0.98, help="decay of the averaged weights; 0 = no averaging")
