@@ -551,29 +551,30 @@ def draw_diagram(path=Path("results/sweep/law.png")):
     for cell, group in cells().items():
         if not cell[0]:
             panels[cell[1], cell[2], cell[4]] += group
-    size = dict(figsize=(3 * len(panels), 3.6), layout="constrained", sharey=True, squeeze=False)
-    figure, (axes,) = plt.subplots(1, len(panels), **size)
+    figure, axes = analyze.panels(len(panels), 3, 3.2, 2.9, sharey=True)
     for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
         points = []
         for count, runs in itertools.groupby(rows, key=lambda row: row["heads"]):
             ends = [row[f"x_{D}"] for row in runs]  # seeds stand side by side
-            points += [(count * 1.05 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)]
+            points += [(count * 1.02 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)]
         style = dict(color="tab:blue", zorder=3, label="a trained model (seeds side by side)")
-        panel.scatter(*zip(*points, strict=True), s=22, **style)
+        panel.scatter(*zip(*points, strict=True), s=16, alpha=0.7, **style)
         bound = "law of content: no better than the average of N values"
         panel.axhspan(1 - 1 / N, 1.1, color="0.9", label=bound)
-        if layers == 1:
+        if layers == D == 1:
             heads = [*range(1, most + 1)]
             address = [address_error(N, H) for H in heads]
             panel.plot(heads, address, "k-", lw=1, label="1 - (H-1)/N: an address and a memory")
             gates = [gates_error(N, H) for H in heads]
             panel.plot(heads, gates, "k:", lw=1, label="1 - H/N: the least of fixed mixtures")
         name = f"{layers} layer{'s' * (layers > 1)}, N = {N}: loss of $x_{D}$, n = {len(rows)}"
-        panel.set(title=name, xlabel="heads per layer (H)", xscale="log", ylim=(-0.03, 1.1))
+        panel.set(title=name, xlabel="heads per layer (H)", xscale="log")
+        panel.set(xlim=(0.85, 1.2 * most), ylim=(-0.03, 1.1))
         panel.title.set_fontsize("medium")
         panel.set_xticks([1, 2, 3, 4, 5, 8, most], [1, 2, 3, 4, 5, 8, most])
         panel.minorticks_off()
-    axes[0].set_ylabel("validation MSE at the end")
+    for panel in axes[::3]:
+        panel.set_ylabel("validation MSE at the end")
     below = dict(loc="outside lower center", ncols=2, fontsize="small")
     figure.legend(*axes[0].get_legend_handles_labels(), **below)
     analyze.save_figure(figure, path)
