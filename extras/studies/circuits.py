@@ -239,6 +239,17 @@ def freed_table():
     return markdown(head, *lines)
 
 
+def found_again():
+    """Return in how many circuits whole searches on other sequences find the same paths."""
+    asked = [row for row in train.read_rows(RESULTS / "figures/circuits.jsonl") if "paths" in row]
+    same = []
+    for row in asked:
+        found = zip(row["stability"]["same"], row["stability"]["of"], strict=True)
+        same.append(all(counts == (len(row["paths"]),) * 2 for counts in found))
+    searches = f"each of {len(asked[0]['stability']['of'])} searches from scratch"
+    return f"**In {sum(same)} of {len(same)} runs {searches} finds the same paths.**"
+
+
 def papers_table(rows):
     """Return a row per run: steps 5 and 6 of Appendix E."""
     lines = []
@@ -284,12 +295,15 @@ def tables(rows):
 
 
 def draw(rows, out):
-    """Write circuits.jsonl, if any of the runs has weights and was searched."""
-    asked = [row for row in rows if row["folder"] and row["report"] and searched(row)]
-    asked = [ask(row) for row in asked if (row["folder"] / "model.pt").exists()]
-    if asked:
-        train.write_rows(out / "circuits.jsonl", asked)
-    return out / "circuits.jsonl"
+    """Put into circuits.jsonl what is asked of the runs that have weights and were searched; a row
+    replaces the one of the same run."""
+    file = out / "circuits.jsonl"
+    kept = {row["run"]: row for row in train.read_rows(file)} if file.exists() else {}
+    for row in rows:
+        if row["folder"] and (row["folder"] / "model.pt").exists() and searched(row):
+            kept[name_of(row)] = ask(row)
+            train.write_rows(file, [kept[run] for run in sorted(kept)])
+    return file
 
 
 if __name__ == "__main__":
