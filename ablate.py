@@ -244,17 +244,18 @@ def attended(reference, task):
     return plain, stars
 
 
-def prune(ranked, faithful):
-    """Drop paths, the first ones of a list first, until none can go; return the rest."""
-    remaining, before = frozenset(ranked), None
-    while remaining and remaining != before:
-        before, groups = remaining, [[path for path in ranked if path in remaining]]
+def prune(ranked, faithful, dropped=()):
+    """Drop `dropped` together, then the first paths first, while any can go; return the rest."""
+    remaining, groups, before = frozenset(ranked), [ranked, dropped], None
+    while remaining != before:
+        before = remaining
         while groups:  # drop all of a group, or else of each half of it what can go
-            group = groups.pop()
+            group = [path for path in groups.pop() if path in remaining]
             if faithful(remaining - {*group}):
                 remaining -= {*group}
             elif half := len(group) // 2:
                 groups += group[half:], group[:half]
+        groups = [ranked]
     return remaining
 
 
@@ -410,12 +411,11 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     def faithful(paths, patched):
         return not hopeless(paths) and passes(patched, paths, ablations, limit)
 
-    def rank(path):
-        return "*" not in path.read, max(costs[path].values()), path
-
+    ranked, dropped = sorted(costs, key=lambda p: ("*" not in p.read, max(costs[p].values()))), []
     for patched in many, most:
-        ranked = sorted(paths, key=rank)
-        paths = prune(ranked, functools.cache(functools.partial(faithful, patched=patched)))
+        decide = functools.cache(functools.partial(faithful, patched=patched))
+        paths = prune(ranked, decide, dropped)
+        dropped = [path for path in ranked if path not in paths]  # all at once on more sequences
 
     # what is said of each path that matters, and of each path of the circuit
     rows = {path: path._asdict() | dict(necessary=costs[path]) for path in costs}

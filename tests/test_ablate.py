@@ -165,6 +165,7 @@ def test_a_set_is_left_from_which_nothing_can_be_dropped():
 
     kept = ablate.prune(paths, faithful)
     assert {path.layer for path in kept} == {3, 4} and len(tried) < 2**6 / 2
+    assert ablate.prune(paths, faithful, dropped=paths[2:5]) == kept  # of which not all can go
     assert ablate.prune(paths, lambda kept: True) == frozenset()
 
 

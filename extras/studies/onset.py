@@ -165,12 +165,13 @@ def leads():
         before = [row["onsets"]["x_1"] - row["onsets"][kind] for row in rows if row["onsets"][kind]]
         count = sum(lead > 0 for lead in before)
         texts.append(f"{kind} in {count} of {len(rows)}, by {studies.spread(before)} steps")
-    slots = sum((row["slots"]["q -> 1b"] for row in rows), [])
-    high, low = sum(slot > 0.8 for slot in slots), sum(slot < 0.2 for slot in slots)
+    slots = []
+    for values in zip(*(row["slots"]["q -> 1b"] for row in rows), strict=True):
+        slots.append(f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})")
     return f"""\
 Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
-(median and range). When x_1 is learned the head with most of q -> 1b gives it more than 0.8 in
-{high} of the {len(slots)} slots of these runs, and less than 0.2 in {low}."""
+(median and range). When x_1 is learned the head with most of q -> 1b gives it, by its slot,
+{", ".join(slots)} of the attention."""
 
 
 def late_table(folder=FOLDER):
