@@ -201,15 +201,19 @@ def one_layer():
 
 
 def compiled_table():
-    """Return a row per compiled model: what the search finds of the circuit that is known."""
-    lines = []
-    for row in train.read_rows(RESULTS / "figures/compiled.jsonl"):
-        verdict, _, reason = row["verdict"].partition(": ")
-        found = [f"{row['precision']:.2f}", f"{row['recall']:.2f}", row["seconds"]]
-        found = ["", "", ""] if reason else found
-        lines.append([row["program"], row["shape"], row["noise"], row["paths"], verdict, *found])
-    head = "program", "layers x heads", "noise on the weights", "paths", "verdict"
-    return markdown([*head, "precision", "recall", "seconds"], *lines)
+    """Return a row per compiled program: at which noise on the weights the search finds the circuit
+    that is known, and what it says at others."""
+    rows, lines = train.read_rows(RESULTS / "figures/compiled.jsonl"), []
+    for program in dict.fromkeys(row["program"] for row in rows):
+        cells, first = {}, next(row for row in rows if row["program"] == program)
+        for row in (row for row in rows if row["program"] == program):
+            exact = row["precision"] == row["recall"] == 1
+            said = "exact" if exact else row["verdict"].partition(":")[0]
+            cells.setdefault(said, []).append(f"{row['noise']:g}")
+        found = "; ".join(f"{said} at {', '.join(noise)}" for said, noise in cells.items())
+        lines.append([program, first["shape"], first["paths"], found, first["seconds"]])
+    head = "program", "layers x heads", "paths", "at this noise on the weights", "seconds at 0"
+    return markdown(head, *lines)
 
 
 def asked_table():
@@ -266,14 +270,15 @@ def papers_table(rows):
 
 
 def papers_tables():
-    """Return the table of the paper's test for runs with weights, and the count for all runs."""
+    """Return the table of the paper's test for runs of several layers that the present search has
+    searched, and the count for all runs."""
     tested = [row for row in committed("[ABCD]", "*/*") if "paper" in row["report"]]
     passed = sum(row["report"]["paper"]["passed"] for row in tested)
     held = sum(row["report"]["paper"]["held"] < 0.05 for row in tested)
     count = (
         f"**{passed} of {len(tested)} circuits pass it**; {held} pass step 5, a loss below 0.05."
     )
-    return f"{papers_table(committed(*PRESENT))}\n\n{count}"
+    return f"{papers_table(committed(*PRESENT[:-1]))}\n\n{count}"
 
 
 def counts_table(rows):

@@ -471,17 +471,19 @@ def print_swaps(out):
         out(f"old one at least {least:.3f}.")
 
 
-def gates_table():
-    """Return the table of models of one layer, N = 4 and at most four heads, the first seed of
-    each: the loss by the slot of the own pair, and of each head how much more it attends to a key
-    that matches than to that token on the average."""
-    rows = []
-    for row in described():
-        if (row["layers"], row["D"], row["seed"], row["N"]) == (1, 1, 1, 4) and row["heads"] <= 4:
-            losses = [f"{loss:.2f}" for loss in row["how"]["by_slot"]]
-            match = ", ".join(f"{more:+.3f}" for more in row["how"]["match"].values())
-            rows.append((row["heads"], *losses, match))
-    return markdown(("heads", *(f"slot {slot}" for slot in range(4)), "match, by head"), *rows)
+def print_gates(out):
+    """Print, of models of one layer, N = 4 and at most four heads, the loss in the best and in the
+    worst slot of the own pair, and how much less heads attend to a key that matches."""
+    rows = [row for row in described() if (row["layers"], row["D"], row["N"]) == (1, 1, 4)]
+    rows = [row for row in rows if row["heads"] <= 4 and not row["other"]]
+    texts, less = [], max(-more for row in rows for more in row["how"]["match"].values())
+    for heads in sorted({row["heads"] for row in rows}):
+        slots = [row["how"]["by_slot"] for row in rows if row["heads"] == heads]
+        best, worst = span([*map(min, slots)]), span([*map(max, slots)])
+        texts.append(f"{heads} head{'s' * (heads > 1)} {best} and {worst} (n = {len(slots)})")
+    out("Losses in the best and in the worst slot:")
+    out(";\n".join(texts) + ".")
+    out(f"Heads attend to a key that matches by at most {less:.3f} less than to the average key.")
 
 
 def superposition_table():
