@@ -43,10 +43,12 @@ for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed --save-every 10"
 done | make_runs
 
-# the main command in float32, with a checkpoint every 2 steps, most of them until x_1 is learned, and without a read until step
+# the main command in float32 (circuits.md); with a checkpoint every 2 steps until x_1 is learned, and without a read until step
 # 200 (emergence.md)
-make_runs <<< "20 circuit runs/onset/s1 $main --save-every 2 --seed 1"
-for seed in 0 2 3 4; do
+for seed in 1 2 3; do
+  echo "20 circuit runs/onset/s$seed $main --seed $seed --dtype float32"
+done | make_runs
+for seed in {0..9}; do
   echo "10 loss onset/s$seed $main --save-every 2 --eval-every 10 --stop-below 0.6 --seed $seed"
 done | make_runs
 make_runs <<< "9 loss onset/rope_s0 $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6"
@@ -242,7 +244,7 @@ make_rows() {
 make_rows
 figures="$folder/figures"
 python -m extras.studies.order "$runs"/default/s* --out "$figures"
-python -m extras.studies.onset "$runs/onset/s1" "$folder"/onset/* --out "$figures"
+python -m extras.studies.onset "$folder"/onset/* --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
 python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 "$runs"/rope/s4 --out "$figures"
 python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
