@@ -219,6 +219,29 @@ done
 python sweep.py --preset laptop --out "$folder/sweep"
 python -m extras.studies.depth --preset law --out "$folder/sweep"
 
+# the diagram of heads (depth.md): about 5 minutes a run of one layer, 12 of two
+diagram() {  # SEEDS LAYERS N D STEPS HEADS FLAGS
+  for seed in $(seq 1 "$1"); do
+    for heads in $6; do
+      name=$(tr -d ' -' <<< "L$2_H${heads}_N$3_D$4_$7_s$seed")
+      echo "5 loss depth_width/$name --layers $2 --heads $heads --head-size 32 --N $3 --D $4 --steps $5 --stop-below 0.002 --eval-every 100 --seed $seed $7"
+    done
+  done | make_runs
+}
+diagram 5 1 2 1 3000 "1 2 3 4" ""
+diagram 5 1 4 1 4000 "1 2 3 4 5 8 16" ""
+diagram 2 1 4 1 4000 8 --no-mlp
+diagram 1 1 4 1 4000 "5 8" "--rotary qk"
+diagram 1 1 4 2 4000 16 ""
+diagram 1 1 8 1 4000 "4 8 16" ""
+diagram 2 1 8 1 4000 9 ""
+diagram 1 1 16 1 2000 4 ""
+diagram 1 2 4 2 2000 1 ""
+diagram 1 2 4 2 2500 "4 5" ""
+diagram 3 2 4 2 2500 8 ""
+diagram 1 2 4 2 2500 8 --no-mlp
+diagram 2 2 4 2 2500 4 "--task shuffled"
+
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 5000"
 python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
