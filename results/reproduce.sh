@@ -237,8 +237,8 @@ diagram 1 1 8 1 4000 "4 8 16" ""
 diagram 2 1 8 1 4000 9 ""
 diagram 1 1 16 1 2000 4 ""
 diagram 1 2 4 2 2000 1 ""
-diagram 1 2 4 2 2500 "4 5" ""
-diagram 3 2 4 2 2500 8 ""
+diagram 2 2 4 2 2500 4 ""
+diagram 3 2 4 2 2500 "5 8" ""
 diagram 1 2 4 2 2500 8 --no-mlp
 diagram 2 2 4 2 2500 4 "--task shuffled"
 
