@@ -66,12 +66,12 @@ def share(answers):
     return text + f" [{low:.2f}, {high:.2f}]" * (len(answers) > 2)
 
 
-def spread(steps):
+def spread(values, form="{:.0f}"):
     """Return "437 (359-674)": the median and the range; of two values both."""
-    if len(steps) == 2:
-        return f"{min(steps):.0f} and {max(steps):.0f}"
-    text = f"{statistics.median(steps):.0f}"
-    return text + f" ({min(steps):.0f}-{max(steps):.0f})" * (len(steps) > 2)
+    low, median, high = map(form.format, (min(values), statistics.median(values), max(values)))
+    if len(values) == 2:
+        return f"{low} and {high}"
+    return median + f" ({low}-{high})" * (len(values) > 2)
 
 
 def steps_text(steps):

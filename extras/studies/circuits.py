@@ -203,10 +203,12 @@ def one_layer():
 def compiled_table():
     """Return a row per compiled program: at which noise on the weights the search finds the circuit
     that is known, and what it says at others."""
-    rows, lines = train.read_rows(RESULTS / "figures/compiled.jsonl"), []
-    for program in dict.fromkeys(row["program"] for row in rows):
-        cells, first = {}, next(row for row in rows if row["program"] == program)
-        for row in (row for row in rows if row["program"] == program):
+    programs, lines = {}, []
+    for row in train.read_rows(RESULTS / "figures/compiled.jsonl"):
+        programs.setdefault(row["program"], []).append(row)
+    for program, (first, *noisy) in programs.items():
+        cells = {}
+        for row in first, *noisy:
             exact = row["precision"] == row["recall"] == 1
             said = "exact" if exact else row["verdict"].partition(":")[0]
             cells.setdefault(said, []).append(f"{row['noise']:g}")
@@ -249,7 +251,7 @@ def found_again():
     same = []
     for row in asked:
         found = zip(row["stability"]["same"], row["stability"]["of"], strict=True)
-        same.append(all(counts == (len(row["paths"]),) * 2 for counts in found))
+        same.append(all(a == b == len(row["paths"]) for a, b in found))
     searches = f"each of {len(asked[0]['stability']['of'])} searches from scratch"
     return f"**In {sum(same)} of {len(same)} runs {searches} finds the same paths.**"
 

@@ -322,11 +322,12 @@ def diagram_table():
 def print_counts(out):
     """Print in how many cells the median is where it was predicted, how many runs passed the law of
     content, and how many end below the two laws of one layer."""
-    found = [prediction(*item) for item in cells().items()]
+    groups = cells()
+    found = [prediction(*item) for item in groups.items()]
     found = [item for item in found if item]
     outside = [text for inside, text in found if not inside]
     inside = len(found) - len(outside)
-    single = sum(len(group) == 1 for group in cells().values())
+    single = sum(len(group) == 1 for group in groups.values())
     out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
     out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
     missing = len(PREDICTED) - len(found)
@@ -369,10 +370,10 @@ def binding_table():
         "4 heads, N = 16": lambda other, layers, N, heads, D: (N, heads) == (16, 4),
         "steps shuffled together": lambda other, layers, N, heads, D: other == "--task shuffled",
     }
-    rows = []
+    rows, groups = [], cells()
     for name, belongs in cases.items():
         for layers in (1, 2, 3):
-            found = [group for cell, group in cells().items() if belongs(*cell)]
+            found = [group for cell, group in groups.items() if belongs(*cell)]
             group = [row for rows in found for row in rows if row["layers"] == layers]
             group = [row for row in group if causal_depth(row["D"]) > layers]
             if group:
@@ -430,14 +431,14 @@ def mechanism_table():
     cell whose heads are of the same kinds: ranges over them of the losses of x_D, by layer where an
     intervention is on one."""
     groups = collections.defaultdict(list)
-    for cell, row in ((cell, row) for cell, group in cells().items() for row in group):
-        if passes(row):
+    for cell, group in cells().items():
+        for row in filter(passes, group):
             groups[cell, kinds_text(row)].append(row)
     lines = []
     for ((other, layers, N, heads, D), kinds), passed in groups.items():
         hows = [row["how"] for row in passed]
-        name = f"{layers}/{heads}/{N}" + f", D={D}" * (layers != D) + f", `{other}`" * bool(other)
-        line = [name, len(passed), kinds]
+        cell = f"{layers}/{heads}/{N}" + f", D={D}" * (layers != D) + f", `{other}`" * bool(other)
+        line = [cell, len(passed), kinds]
         line.append(sum(map(remembers_all, passed)) if layers == D == 1 else "")
         line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
         line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))

@@ -48,7 +48,8 @@ def excesses(model, flags):
         with train.precision(flags):
             predictions, patterns = model(batch.inputs, return_patterns=True)
         patterns = torch.cat([layer.float() for layer in patterns], 1).transpose(0, 1)
-        for kind, (reader, read) in kinds_of_read(flags).items():
+        for kind in kinds_of_read(flags):
+            reader, read = kind.split(" -> ")
             star = Path(0, 0, reader, read + "*")
             given = attention_on(patterns, star, task, batch.positions)  # (heads, B, N, N)
             found.setdefault(kind, []).append(own_above_others(given).T)
@@ -74,7 +75,7 @@ def by_slot(model, flags, kind, head):
     task, batch = flags.problem, train.sequences(flags, held_out("emergence", 128))
     with train.precision(flags):
         _, patterns = model(batch.inputs, return_patterns=True)
-    reader, read = kinds_of_read(flags)[kind]
+    reader, read = kind.split(" -> ")
     path = Path(*divmod(head, flags.heads), reader, read)
     given = attention_on(patterns[path.layer][:, path.head], path, task, batch.positions)[..., 0]
     slots = tokens_of(read, task, batch.positions)[0].argsort(1).argsort(1)
@@ -165,9 +166,8 @@ def leads():
         before = [row["onsets"]["x_1"] - row["onsets"][kind] for row in rows if row["onsets"][kind]]
         count = sum(lead > 0 for lead in before)
         texts.append(f"{kind} in {count} of {len(rows)}, by {studies.spread(before)} steps")
-    slots = []
-    for values in zip(*(row["slots"]["q -> 1b"] for row in rows), strict=True):
-        slots.append(f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})")
+    by_slot = zip(*(row["slots"]["q -> 1b"] for row in rows), strict=True)
+    slots = [studies.spread(values, "{:.2f}") for values in by_slot]
     return f"""\
 Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
 (median and range). When x_1 is learned the head with most of q -> 1b gives it, by its slot,
@@ -177,11 +177,11 @@ Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
 def late_table(folder=FOLDER):
     """Return a row per seed: when x_1 is learned as ever, and with a read ablated until a step."""
     plain, late = load_onsets(folder=folder)
-    reads = [*dict.fromkeys(row["late"][0] for row in late)]
-    lines = []
+    reads, lines = [*dict.fromkeys(row["late"][0] for row in late)], []
+    plain = {row["seed"]: row["learned"] for row in plain}
     for seed in sorted({row["seed"] for row in late}):
         of_seed = {row["late"][0]: row["learned"] for row in late if row["seed"] == seed}
-        ever = {row["seed"]: row["learned"] for row in plain}.get(seed)
+        ever = plain.get(seed)
         cells = [f"{ever:.0f}" if ever else ""]
         for read in reads:
             step = of_seed.get(read)

@@ -149,10 +149,10 @@ def reads_in_order(steps):
 
 
 def kinds_of_read(flags):
-    """Return {"q -> 1b": ("q", "1b"), ...}, all pairs of roles of which one sees the other."""
+    """Return ["q -> 1b", ...], all pairs of roles of which one sees the other."""
     names, readable = flags.problem.names, may_attend(flags.problem, flags.causal)
     pairs = readable.fill_diagonal_(False).nonzero().tolist()
-    return {f"{names[i]} -> {names[j]}": (names[i], names[j]) for i, j in pairs}
+    return [f"{names[reader]} -> {names[read]}" for reader, read in pairs]
 
 
 def kinds_of(patched):
@@ -160,8 +160,8 @@ def kinds_of(patched):
     kinds, task, batch = {}, patched.task, patched.batch
     with torch.no_grad(), train.precision(patched.flags):
         _, patterns = patched.model(batch.inputs, return_patterns=True)
-    for name, (reader, read) in kinds_of_read(patched.flags).items():
-        paths = [Path(*head, reader, read) for head in patched.reference.reads]
+    for name in kinds_of_read(patched.flags):
+        paths = [Path(*head, *name.split(" -> ")) for head in patched.reference.reads]
         rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
         means = []
         for path in paths:
