@@ -107,8 +107,8 @@ def row_of(run):
     flags, log = train.read_flags(run), train.read_log(run)
     other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
     other |= {"--task shuffled": flags.task == "shuffled", "--init frozen": bool(flags.init)}
-    other |= {"frozen": bool(getattr(flags, "circuit", ""))}
-    names = "layers", "heads", "N", "D", "seed", "steps", "git"
+    other |= {"--steps 10000": flags.steps == 10000, "frozen": bool(getattr(flags, "circuit", ""))}
+    names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware"
     row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
     row |= dict(other=" ".join(name for name in other if other[name]), ended=log[-1]["step"])
     row |= {name: round(log[-1][name], 5) for name in flags.target_names}
