@@ -223,24 +223,41 @@ python -m extras.studies.depth --preset law --out "$folder/sweep"
 diagram() {  # SEEDS LAYERS N D STEPS HEADS FLAGS
   for seed in $(seq 1 "$1"); do
     for heads in $6; do
-      name=$(tr -d ' -' <<< "L$2_H${heads}_N$3_D$4_$7_s$seed")
+      name=$(tr -d ' -' <<< "L$2_H${heads}_N$3_D$4_$7_$5_s$seed")
       echo "5 loss depth_width/$name --layers $2 --heads $heads --head-size 32 --N $3 --D $4 --steps $5 --stop-below 0.002 --eval-every 100 --seed $seed $7"
     done
   done | make_runs
 }
-diagram 5 1 2 1 3000 "1 2 3 4" ""
-diagram 5 1 4 1 4000 "1 2 3 4 5 8 16" ""
-diagram 2 1 4 1 4000 8 --no-mlp
-diagram 1 1 4 1 4000 "5 8" "--rotary qk"
-diagram 1 1 4 2 4000 16 ""
-diagram 1 1 8 1 4000 "4 8 16" ""
-diagram 2 1 8 1 4000 9 ""
-diagram 1 1 16 1 2000 4 ""
-diagram 1 2 4 2 2000 1 ""
-diagram 2 2 4 2 2500 4 ""
-diagram 3 2 4 2 2500 "5 8" ""
-diagram 1 2 4 2 2500 8 --no-mlp
-diagram 2 2 4 2 2500 4 "--task shuffled"
+every="1 2 3 4 5 8 16"
+diagram 5 1 2 1 3000 "$every" ""
+diagram 5 1 4 1 4000 "$every" ""
+diagram 5 1 8 1 4000 "$every 9" ""
+diagram 5 1 16 1 2000 4 ""
+diagram 5 1 4 2 4000 16 ""
+diagram 5 2 4 2 2000 1 ""
+diagram 5 2 4 2 2500 "2 3 4 5 8 16" ""
+diagram 5 3 4 4 2500 4 ""
+diagram 5 1 4 1 4000 8 --no-mlp
+diagram 5 2 4 2 2500 8 --no-mlp
+diagram 5 1 4 1 4000 "$every" "--rotary qk"
+diagram 5 2 4 2 2500 4 "--task shuffled"
+diagram 5 3 4 2 2500 4 "--task shuffled"
+diagram 5 3 4 4 2500 4 "--task shuffled"
+diagram 10 2 4 2 10000 1 ""
+diagram 6 2 4 2 10000 8 --no-mlp
+diagram 5 2 16 2 10000 4 ""
+diagram 9 2 4 2 10000 4 "--task shuffled"
+for seed in {1..8}; do
+  for shape in "2 1 2" "2 8 2" "3 4 4"; do
+    read -r layers heads D <<< "$shape"
+    name="L${layers}_H${heads}_N4_D${D}"
+    held="$folder/depth_width/${name}_frozen_s$seed"
+    shape="--layers $layers --heads $heads --head-size 32 --N 4 --D $D --eval-every 100 --seed $seed"
+    # shellcheck disable=SC2086
+    [ -e "$held/model.pt" ] || python -m extras.studies.frozen minimal $shape --steps 800 --stop-below 0 --out "$held"
+    make_runs <<< "5 loss depth_width/${name}_unfrozen_s$seed $shape --steps 2500 --stop-below 0.002 --init $held"
+  done
+done
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 5000"

@@ -20,7 +20,7 @@ import analyze
 import sweep
 import train
 from data import command_line, held_out, make_batch, partial_losses, program
-from extras.studies import committed, load_rows, markdown
+from extras.studies import committed, load_rows, markdown, spread
 from extras.studies.theory import (
     DEPTH_LAWS,
     PREDICTED,
@@ -300,20 +300,20 @@ def prediction(cell, group):
 
 
 def diagram_table():
-    """Return the table of the loss of x_D of every run by its heads, with a star if it fell by more
-    than 0.05 in the last third of its steps, and bold where the median is not as predicted."""
+    """Return the table of the losses of x_D by heads, median, range and number of runs, with a star
+    if one fell by more than 0.05 in the last third of its steps, and bold where the median is not
+    as predicted."""
     groups = cells()
     counts = sorted({heads for _, _, _, heads, _ in groups})
     rows = []
     for other, layers, N, D in dict.fromkeys((*cell[:3], cell[4]) for cell in groups):
         row = [layers, N, f"x_{D}", f"`{other}`" if other else ""]
         for cell in ((other, layers, N, heads, D) for heads in counts):
-            losses = [
-                f"{run[f'x_{D}']:.3f}{'*' * (run['fell'] > MATTERS)}"
-                for run in groups.get(cell, [])
-            ]
-            inside = not losses or (prediction(cell, groups[cell]) or [True])[0]
-            row.append(", ".join(losses) if inside else f"**{', '.join(losses)}**")
+            runs = groups.get(cell, [])
+            text = spread([run[f"x_{D}"] for run in runs], "{:.3f}") if runs else ""
+            text += "*" * any(run["fell"] > MATTERS for run in runs) + f", {len(runs)}" * bool(runs)
+            inside = not runs or (prediction(cell, runs) or [True])[0]
+            row.append(text if inside else f"**{text}**")
         rows.append(row)
     heads = [f"{count} head{'s' * (count > 1)}" for count in counts]
     return markdown(("layers", "N", "of", "other flags", *heads), *rows)
@@ -327,21 +327,24 @@ def print_counts(out):
     found = [item for item in found if item]
     outside = [text for inside, text in found if not inside]
     inside = len(found) - len(outside)
-    single = sum(len(group) == 1 for group in groups.values())
     out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
     out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
     missing = len(PREDICTED) - len(found)
-    out(f"Cells of one run: {single}. Predicted, but not run: {missing} of {len(PREDICTED)}.")
+    out(f"Predicted, but not run: {missing} of {len(PREDICTED)}.")
     rows, bound = all_rows(), bound_rows()
-    solved = sum(map(solves, bound))
+    solved, passed = sum(map(solves, bound)), sum(map(passes, bound))
     out(f"Of {len(bound)} runs with fewer layers than the law of content demands,")
-    passed = sum(map(passes, bound))
     out(f"{passed} passed it (see above), and {solved} solved x_D (below {MATTERS}).")
     one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
     for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
         ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
         below = [loss < least - MATTERS for loss, least in ends if least > 0]
         out(f"Where {text} is above 0, {sum(below)} of {len(below)} end more than 0.05 below it.")
+    lent = [row for row in rows if "NVIDIA" in row.get("hardware", "")]
+    stopped = [row for row in rows if row.get("stopped")]
+    share = max((1 - row["ended"] / row["steps"] for row in stopped), default=0)
+    out(f"{len(lent)} of the {len(rows)} runs are of one H100 in bfloat16, the others of CPUs;")
+    out(f"{len(stopped)} were stopped in the last {100 * share:.0f}% of their steps.")
 
 
 def all_rows():
@@ -360,30 +363,34 @@ def solves(row):
 
 
 def binding_table():
-    """Return the table of the cases in which the law of content should bind: how many runs learned
-    all that it allows, stayed on the average of the N values, or passed it."""
-    cases = {
-        "one head": lambda other, layers, N, heads, D: heads == 1 and not other,
-        "one head, unfrozen": lambda other, layers, N, heads, D: other == "--init frozen",
-        "no MLP": lambda other, layers, N, heads, D: other == "--no-mlp",
-        "RoPE": lambda other, layers, N, heads, D: other == "--rotary qk",
-        "4 heads, N = 16": lambda other, layers, N, heads, D: (N, heads) == (16, 4),
-        "steps shuffled together": lambda other, layers, N, heads, D: other == "--task shuffled",
-    }
-    rows, groups = [], cells()
-    for name, belongs in cases.items():
-        for layers in (1, 2, 3):
-            found = [group for cell, group in groups.items() if belongs(*cell)]
-            group = [row for rows in found for row in rows if row["layers"] == layers]
-            group = [row for row in group if causal_depth(row["D"]) > layers]
-            if group:
-                reached = [reaches(row) for row in group]
-                average = [row[f"x_{row['D']}"] > 1 - 1 / row["N"] - MATTERS for row in group]
-                allowed = "" if None in reached else sum(reached)
-                cell = [name, layers, len(group), allowed, sum(average), sum(map(passes, group))]
-                rows.append(cell)
-    head = "case", "layers", "runs", "learned what the law allows, if anything"
-    return markdown((*head, "no better than the average", "passed the law"), *rows)
+    """Return the table of the cells in which no run passed the law of content: how many runs
+    learned all that it allows, and how many stayed on the average of the N values."""
+    rows = []
+    for (other, layers, N, heads, D), group in cells().items():
+        if causal_depth(D) > layers and not any(map(passes, group)):
+            reached = [reaches(row) for row in group]
+            allowed = "" if None in reached else sum(reached)
+            average = [row[f"x_{D}"] > 1 - 1 / N - MATTERS for row in group]
+            cell = f"{layers}/{heads}/{N}", f"x_{D}", f"`{other}`" if other else ""
+            rows.append((*cell, len(group), allowed, sum(average)))
+    head = "layers/heads/N", "of", "other flags", "runs", "learned what the law allows, if anything"
+    return markdown((*head, "no better than the average"), *rows)
+
+
+def print_held(out):
+    """Print, for each shape with which it was done, what models learned while one head of each
+    layer was held on the minimal circuit, and after it was freed."""
+    groups = collections.defaultdict(list)
+    for row in train.read_rows(ROWS):
+        groups[row["layers"], row["heads"], row["D"], row["other"]].append(row)
+    for layers, heads, D, other in sorted(groups):
+        if other == "frozen":
+            held, freed = groups[layers, heads, D, other], groups[layers, heads, D, "--init frozen"]
+            last = spread([row[f"x_{D}"] for row in held], "{:.3f}")
+            lost = sum(row["x_1"] > row["threshold"] for row in freed)
+            out(f"- {layers} layers, {heads} head{'s' * (heads > 1)}: held, x_{D} ends at")
+            out(f"  {last}, and {sum(map(passes, held))} of {len(held)} passed the law;")
+            out(f"  freed, {lost} of {len(freed)} lost x_1, and {sum(map(passes, freed))} passed")
 
 
 def described():
@@ -411,50 +418,49 @@ def span(values, form="{:.2f}"):
     return low if low == high else f"{low}-{high}"
 
 
-def slashed(numbers):
-    """Return 0.41/1.04 for a list of numbers."""
-    return "/".join(f"{number:.2f}" for number in numbers)
-
-
-def kinds_text(row):
-    """Return "1/4/3, 2/2/4", how many heads of each kind a model has in each layer."""
-    texts = []
-    for layer in range(row["layers"]):
-        names = [f"L{layer}H{head}" for head in range(row["heads"])]
-        found = [kind_of(row["how"], name) for name in names]
-        texts.append("/".join(str(found.count(kind)) for kind in ("content", "place", "idle")))
-    return ", ".join(texts)
+def heads_of_kind(row, kind):
+    """Return how many heads of a kind a model has in each layer, a list."""
+    found = [[] for _ in range(row["layers"])]
+    for name in row["how"]["reads"]:
+        layer, _ = name[1:].split("H")
+        found[int(layer)].append(kind_of(row["how"], name) == kind)
+    return [*map(sum, found)]
 
 
 def mechanism_table():
-    """Return the table of interventions on the models that passed the law, a line for the runs of a
-    cell whose heads are of the same kinds: ranges over them of the losses of x_D, by layer where an
-    intervention is on one."""
-    groups = collections.defaultdict(list)
-    for cell, group in cells().items():
-        for row in filter(passes, group):
-            groups[cell, kinds_text(row)].append(row)
+    """Return the table of interventions on the models that passed the law, a line for each cell:
+    ranges over its runs of the numbers of heads, by layer, and of the losses of x_D."""
     lines = []
-    for ((other, layers, N, heads, D), kinds), passed in groups.items():
+    for (other, layers, N, heads, D), group in cells().items():
+        passed = [row for row in group if passes(row) and "how" in row]
+        if not passed:
+            continue
         hows = [row["how"] for row in passed]
         cell = f"{layers}/{heads}/{N}" + f", D={D}" * (layers != D) + f", `{other}`" * bool(other)
-        line = [cell, len(passed), kinds]
+        line = [cell, f"{sum(map(passes, group))} of {len(group)}"]
+        for kind in "content", "place":
+            counts = zip(*(heads_of_kind(row, kind) for row in passed), strict=True)
+            line.append(", ".join(span(layer, "{}") for layer in counts))
         line.append(sum(map(remembers_all, passed)) if layers == D == 1 else "")
         line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
         line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))
-        for name in "place_layers", "mlp":
-            by_layer = zip(*(how[name] for how in hows), strict=True)
-            line.append(", ".join(span([loss[-1] for loss in layer]) for layer in by_layer))
         moved = zip(*(how["moved"] for how in hows), strict=True)
         lines.append([*line, "/".join(span(errors) for errors in moved)])
-    head = "layers/heads/N", "runs", "content/place/idle", "all 1b by place", "loss"
-    more = "all but content by place", "all by place", "MLP at its mean", "moved: next/own"
-    return markdown((*head, *more), *lines)
+    head = "layers/heads/N", "passed", "content heads", "place heads", "all 1b by place", "loss"
+    return markdown((*head, "all but content by place", "moved: next/own"), *lines)
 
 
 def print_swaps(out):
-    """Print what becomes of the models that have address heads when these, or all other heads,
-    write what they write in another sequence."""
+    """Print what the models that learned x_D lose without content, or without the MLP, in the last
+    layer, and what becomes of those that have address heads when these, or all other heads, write
+    what they write in another sequence."""
+    learned = [row for row in described() if row[f"x_{row['D']}"] < row["threshold"]]
+    for name, text in ("place_layers", "all heads by place"), ("mlp", "the MLP at its mean"):
+        hows = [row["how"] for row in learned if row["how"][name]]
+        rise = min(how[name][-1][-1] - how["full"][-1] for how in hows)
+        rise = math.floor(100 * rise) / 100  # bounds are rounded outward
+        out(f"With {text} in the last layer the loss of x_D rises by at least {rise:.2f}")
+        out(f"in the {len(hows)} models that learned x_D.")
     found = [row["how"] for row in described() if not row["other"] and row["how"].get("address")]
     wide = [row for row in all_rows() if row["layers"] == 1 and row["heads"] > row["N"]]
     wide = [row for row in wide if not row["other"]]
@@ -462,14 +468,16 @@ def print_swaps(out):
     out(f"Of {len(wide)} models of one layer with N + 1 heads or more, {len(both)} have an address")
     out("head and a place head for each token 1b, which reads it most.")
     shares = [how["own"][head] for how in found for head in how["address"]]
-    share = math.floor(100 * min(shares)) / 100  # bounds are rounded outward
+    share = math.floor(100 * min(shares)) / 100
     out(f"{len(found)} models of one layer have address heads, with at least {share:.2f} of")
     out("their attention on the own 1a.")
     for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
-        new, old = zip(*(how[name] for how in found), strict=True)
-        most, least = math.ceil(1000 * max(new)) / 1000, math.floor(1000 * min(old)) / 1000
-        out(f"With {heads} swapped the error to the new value is at most {most:.3f}, and to the")
-        out(f"old one at least {least:.3f}.")
+        new, old = zip(
+            *((how[name][0] - how["full"][0], how[name][1]) for how in found), strict=True
+        )
+        most, least = math.ceil(100 * max(new)) / 100, math.floor(100 * min(old)) / 100
+        out(f"With {heads} swapped the error to the new value is at most {most:.2f} above the")
+        out(f"model's loss, and to the old one at least {least:.2f}.")
 
 
 def print_gates(out):
@@ -489,16 +497,24 @@ def print_gates(out):
 
 def superposition_table():
     """Return the table of the content heads of the last layer of the models that passed the law of
-    content with shuffled steps: over how many tokens their attention is spread, the losses if what
-    they write is its mean, and the errors of x_D if they write for the next query."""
+    content with shuffled steps, of those whose attention is on one token and of the others: over
+    how many tokens it is spread, the losses if what a head writes is its mean, and the errors of
+    x_D if it writes for the next query."""
+    models = [row["how"] for row in filter(passes, described()) if "shuffled" in row["other"]]
     rows = []
-    for row in filter(passes, described()):
-        for head, errors in row["how"]["moved_alone"].items():
-            if row["other"] == "--task shuffled":
-                losses = slashed(row["how"]["mean"][head])
-                rows.append((row["run"], head, row["how"]["spread"][head], losses, slashed(errors)))
-    head = "run", "head", "attention spread over", "x_1/x_2 if it writes its mean"
-    return markdown((*head, "moved: next/own"), *rows)
+    for name, low, high in ("one token", 0, 1.5), ("several tokens", 1.5, math.inf):
+        found = [
+            [head for head in how["moved_alone"] if low <= how["spread"][head] < high]
+            for how in models
+        ]
+        pairs = [(how, head) for how, heads in zip(models, found, strict=True) for head in heads]
+        tokens = span([how["spread"][head] for how, head in pairs], "{:.1f}")
+        means = zip(*(how["mean"][head] for how, head in pairs), strict=True)
+        moved = zip(*(how["moved_alone"][head] for how, head in pairs), strict=True)
+        line = name, span([*map(len, found)], "{}"), tokens
+        rows.append((*line, "/".join(map(span, means)), "/".join(map(span, moved))))
+    head = f"attention to, {len(models)} models", "heads in each", "spread over"
+    return markdown((*head, "x_1/x_2 if a head writes its mean", "moved: next/own"), *rows)
 
 
 def measure(folders):
