@@ -13,7 +13,7 @@ suffice to find what they read. A validated circuit is
 
     faithful     with all else ablated, the loss of every symbol stays below 0.05, and at most 1% of
                  the sequences lose a symbol that the full model has
-    minimal      without any one path, a loss is above 0.045, or too many sequences are lost
+    minimal      without any one path it is not, on the sequences of the search
     connected    along its paths every symbol can reach the query (Section 5)
 
 It is complete if it is faithful under both ablations, else validated at the mean alone. Losses are
@@ -420,7 +420,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     # what is said of each path that matters, and of each path of the circuit
     rows = {path: path._asdict() | dict(necessary=costs[path]) for path in costs}
     matters = [path for path in costs if max(costs[path].values())[0] >= MATTERS or path in paths]
-    report["candidates"], reasons = [rows[path] for path in matters], []
+    report["candidates"], spare = [rows[path] for path in matters], []
     for path in progress("paths of the circuit", sorted(paths)):
         given = attention_on(reference.reads[path[:2]][0], path, task, reference.batch.positions)
         fewer = paths - {path}
@@ -429,20 +429,20 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         attention = given.sum(-1).mean().item()
         report["paths"].append(rows[path] | dict(attention=attention, minimal=minimal))
         if passes(patched, fewer, ablations, limit):
-            reasons.append(f"not minimal: {path} can go")
+            spare.append(f"fresh sequences can do without {path}")
 
     # the verdict, on fresh sequences
-    report["lost"] = {}
+    missing = {*flags.target_symbols} - reached(paths, task)
+    report["lost"], reasons = {}, [f"no path leads to x_{k}" for k in sorted(missing)]
     for by, name in (MEAN, "faithful"), (ANOTHER, "resampled"):
         losses = fresh.circuit(paths, by)
         report[name], report["lost"][name] = intervals(losses, flags), fresh.lost(losses)
         if by in ablations and not is_faithful(fresh, losses, threshold):
             text = f"{worst_of(report[name])}, {report['lost'][name]:.1%} of sequences lost"
             reasons.append(f"not faithful with {by} for all else: {text}")
-    missing = {*flags.target_symbols} - reached(paths, task)
-    reasons += [f"no path leads to x_{k}" for k in sorted(missing)]
     kind = "complete" if ablations == both else "at the mean alone"
-    report |= dict(validated=not reasons, verdict="; ".join(reasons) or f"validated, {kind}")
+    verdict = "; ".join(reasons or [f"validated, {kind}", *spare])
+    report |= dict(validated=not reasons, verdict=verdict)
     if paths:
         report["paper"] = papers_test(few, paths, threshold)
     return report | dict(attention_sequences=len(reference.batch.inputs))

@@ -362,19 +362,23 @@ def solves(row):
     return row[f"x_{row['D']}"] < MATTERS
 
 
-def binding_table():
-    """Return the table of the cells in which no run passed the law of content: how many runs
-    learned all that it allows, and how many stayed on the average of the N values."""
-    rows = []
-    for (other, layers, N, heads, D), group in cells().items():
+def print_bound(out):
+    """Print the cells in which no run passed the law of content, and how many runs learned all that
+    it allows there, if it allows anything."""
+    groups, bound = cells(), {}
+    for (other, layers, N, heads, D), group in groups.items():
         if causal_depth(D) > layers and not any(map(passes, group)):
+            name = f"{layers}/{heads}/{N}" + f" `{other}`" * bool(other)
             reached = [reaches(row) for row in group]
-            allowed = "" if None in reached else sum(reached)
-            average = [row[f"x_{D}"] > 1 - 1 / N - MATTERS for row in group]
-            cell = f"{layers}/{heads}/{N}", f"x_{D}", f"`{other}`" if other else ""
-            rows.append((*cell, len(group), allowed, sum(average)))
-    head = "layers/heads/N", "of", "other flags", "runs", "learned what the law allows, if anything"
-    return markdown((*head, "no better than the average"), *rows)
+            if None not in reached:
+                name += f" (x_{D}; {sum(reached)} of {len(group)})"
+            bound.setdefault(None in reached, []).append(name)
+    out(
+        f"In {sum(map(len, bound.values()))} of {len(groups)} cells no run passed (layers/heads/N)."
+    )
+    out(f"The law allows nothing in {', '.join(bound[True])}.")
+    out("It allows something in these, and as many runs learned all of it:")
+    out(f"{', '.join(bound[False])}.")
 
 
 def print_held(out):
