@@ -74,6 +74,12 @@ def spread(values, form="{:.0f}"):
     return median + f" ({low}-{high})" * (len(values) > 2)
 
 
+def span(values, form="{:.2f}"):
+    """Return "0.28-0.31", the range of some numbers; one number if they look the same."""
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low}-{high}"
+
+
 def steps_text(steps):
     """Return "347, 419, never", where None stands for never."""
     return ", ".join("never" if step is None else f"{step:.0f}" for step in steps)

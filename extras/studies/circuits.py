@@ -25,8 +25,8 @@ import torch
 import train
 from ablate import ANOTHER, MEAN, PatchedModel, attended, by_head, find_circuit, passes, paths_in
 from data import held_out, progress
-from extras.studies import command, markdown, share
-from extras.studies.rows import RESULTS, committed, group_by_settings, name_of
+from extras.studies import command, markdown, span
+from extras.studies.rows import RESULTS, committed, name_of
 from extras.studies.theory import least_layers
 
 
@@ -157,36 +157,61 @@ COLUMNS = {
     "sequences lost": lost,
     "least necessary": least_necessary,
 }
-OLDER = [*COLUMNS][:3]  # what the reports of the older search hold
-PRESENT = "[ABCD]", "default/s0", "onset/*", "rope/s4", "one_layer/*"  # of the present search
+SEARCHED = "[ABCD]", "default/*", "onset/*", "rope/s?", "conditional/*", "one_layer/*"
 
 
-def circuits_table(rows, columns=COLUMNS):
-    """Return a row per run that has a report: the verdict, and these of COLUMNS."""
+def circuits_table(rows):
+    """Return a row per run that has a report: the verdict, and COLUMNS."""
     lines = []
     for row in (row for row in rows if row["report"]):
-        cells = [COLUMNS[name](row) if row["report"].get("paths") else "" for name in columns]
+        cells = [cell(row) if row["report"].get("paths") else "" for cell in COLUMNS.values()]
         lines.append([name_of(row), row["report"]["verdict"], *cells])
-    return markdown(["run", "verdict", *columns], *lines)
+    return markdown(["run", "verdict", *COLUMNS], *lines)
 
 
-def is_older(row):
-    """Return whether the report of a run is of the older search, under the mean alone."""
-    return bool(row["report"].get("paths")) and "resampled" not in row["report"]
+def groups():
+    """Return {"A": [row], "default": [row, ...], ...}, the committed runs that were searched."""
+    found = {}
+    for row in committed(*SEARCHED):
+        if searched(row):
+            found.setdefault(name_of(row).partition("/")[0], []).append(row)
+    return found
 
 
-def present_search():
-    """Return the table of the runs that the present search has searched, and their count."""
-    rows = committed(*PRESENT)
+def groups_table():
+    """Return a row per group of committed runs: how many have a circuit that is validated, and
+    ranges over all circuits."""
+    lines = []
+    for name, rows in groups().items():
+        found = [row["report"] for row in rows if row["report"]["paths"]]
+        verdicts = [row["report"]["verdict"] for row in rows]
+        counts = [
+            sum(kind in verdict for verdict in verdicts) for kind in ("complete", "mean alone")
+        ]
+        line = [name, len(rows), *counts, span([len(report["paths"]) for report in found], "{}")]
+        for key in "full_model", "faithful", "resampled":
+            worst = [max(mean for mean, *_ in report[key].values()) for report in found]
+            line.append(span(worst, "{:.3f}"))
+        for key in "faithful", "resampled":
+            line.append(span([report["lost"][key] for report in found], "{:.1%}"))
+        least = [
+            min(max(path["necessary"].values())[0] for path in report["paths"]) for report in found
+        ]
+        lines.append([*line, span(least, "{:.3f}")])
+    ends = "worst symbol: full model", "all else at its mean", "of another sequence"
+    head = "runs", "n", "complete", "at the mean alone", "paths", *ends, "lost at the mean"
+    return markdown([*head, "lost to another", "least necessary"], *lines)
+
+
+def refused():
+    """Return the lines that say why runs have no validated circuit, and the count of the others."""
+    rows = sum(groups().values(), [])
+    lines = [
+        f"- {name_of(r)}: {r['report']['verdict']}" for r in rows if not r["report"]["validated"]
+    ]
     complete = sum("complete" in row["report"]["verdict"] for row in rows)
     count = f"**{complete} of {len(rows)} runs have a circuit that is validated and complete.**"
-    return f"{circuits_table(rows)}\n\n{count}"
-
-
-def older_search():
-    """Return the counts of the runs that only the older search has searched."""
-    rows = committed("default/*", "rope/*", "conditional/*")
-    return counts_table([row for row in rows if is_older(row)])
+    return "\n".join([count, "", "The others without a validated one:", "", *lines])
 
 
 def one_layer():
@@ -272,33 +297,19 @@ def papers_table(rows):
 
 
 def papers_tables():
-    """Return the table of the paper's test for runs of several layers that the present search has
-    searched, and the count for all runs."""
-    tested = [row for row in committed("[ABCD]", "*/*") if "paper" in row["report"]]
+    """Return the table of the paper's test for A to D, and the count for all runs."""
+    tested = [row for row in committed(*SEARCHED) if "paper" in row["report"]]
     passed = sum(row["report"]["paper"]["passed"] for row in tested)
     held = sum(row["report"]["paper"]["held"] < 0.05 for row in tested)
     count = (
         f"**{passed} of {len(tested)} circuits pass it**; {held} pass step 5, a loss below 0.05."
     )
-    return f"{papers_table(committed(*PRESENT[:-1]))}\n\n{count}"
-
-
-def counts_table(rows):
-    """Return a row per settings: how many of the solved models have a validated circuit."""
-    lines = []
-    for name, group in group_by_settings([*filter(searched, rows)]).items():
-        validated = share([row["report"]["validated"] for row in group])
-        paths = sorted(len(row["report"]["paths"]) for row in group)
-        lines.append([name, validated, " ".join(map(str, paths))])
-    return markdown(["settings", "validated", "paths"], *lines)
+    return f"{papers_table(committed('[ABCD]'))}\n\n{count}"
 
 
 def tables(rows):
     """Return the tables as text."""
-    older = [row for row in rows if is_older(row)]
-    newer = [row for row in rows if not is_older(row)]
-    first = circuits_table(newer), circuits_table(older, OLDER)
-    return "\n\n".join([*first, papers_table(rows), counts_table(rows)])
+    return f"{circuits_table(rows)}\n\n{papers_table(rows)}"
 
 
 def draw(rows, out):

@@ -90,20 +90,13 @@ def section_5_and_7():
 # ---- Section 8 and Appendix E
 
 
-def seed_of(row):
-    return row["settings"], row["flags"].seed
-
-
 def searched_and_faithful():
     """Return the rows of solved chain models whose circuit was searched, and those of them whose
     circuit is faithful, so that all else can be ablated. Models of one layer, which were chosen
-    because they need their heads, are none of them, nor are reports of the older search on a seed
-    that was trained again and searched by the present one."""
+    because they need their heads, are none of them."""
     rows = [row for row in committed("*") if row["flags"].task == "chain"]
     rows = [row for row in rows if row["flags"].layers > 1]
     searched = [*filter(circuits.searched, rows)]
-    present = [seed_of(row) for row in searched if not circuits.is_older(row)]
-    searched = [r for r in searched if not (circuits.is_older(r) and seed_of(r) in present)]
     return searched, [row for row in searched if "not faithful" not in row["report"]["verdict"]]
 
 
@@ -144,22 +137,14 @@ def section_8():
     literal = [row["mse"] < 0.01 for row in committed("literal/no_aid_*")]
     split = f": ours {sum(ours)} of {len(ours)}, literal settings {sum(literal)} of {len(literal)}"
     split += f"; left out, as stopped by hand: {len(started) - len(ours)}"
-    present = [row["report"] for row in searched if not circuits.is_older(row)]
-    validated = [report["validated"] for report in present]
-    mean = sum("mean alone" in report["verdict"] for report in present)
-    conditional = [row for row in committed("conditional/*") if circuits.searched(row)]
-    weaker = [
-        [row["report"]["validated"] for row in rows if circuits.is_older(row)]
-        for rows in (searched, conditional)
-    ]
-    weaker = [f"{sum(answers)} of {len(answers)}" for answers in weaker]
-    older = [row for row in committed("*/*") if "older_test" in row and not row["report"]]
-    older = [row["older_test"] < 0.05 for row in older if row["flags"].task == "chain"]
-    older = f"an older test passed in {sum(older)} of {len(older)}"
-    found = (
-        f" by the present search, {mean} of them at the mean alone; by the older one {weaker[0]}"
+    chains, conditional = (
+        [row["report"] for row in rows]
+        for rows in (searched, filter(circuits.searched, committed("conditional/*")))
     )
-    found += f", conditional retrieval {weaker[1]}; {older}"
+    mean = sum("mean alone" in report["verdict"] for report in chains)
+    found = f", {mean} of them at the mean alone; conditional retrieval "
+    found += f"{sum(r['validated'] for r in conditional)} of {len(conditional)}"
+    validated = [report["validated"] for report in chains]
     return [
         claim("A to C end below an MSE of 0.01", ours + literal, split, "paper"),
         claim("most heads do nothing useful", useless, " faithful circuits"),

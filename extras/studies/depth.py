@@ -20,7 +20,7 @@ import analyze
 import sweep
 import train
 from data import command_line, held_out, make_batch, partial_losses, program
-from extras.studies import committed, load_rows, markdown, spread
+from extras.studies import committed, load_rows, markdown, span, spread
 from extras.studies.theory import (
     DEPTH_LAWS,
     PREDICTED,
@@ -179,8 +179,8 @@ def mechanism(run, n=512):
     last layer write for the next query; moved_rest: if all its other heads do; moved_alone: if one
     content head of the last layer does.
     reads: of each head, its mean attention from the queries to all tokens; spread: over how many
-    tokens it is spread, exp(entropy); own: to the own 1a; match: how much more than that token has
-    on the average. For one step in one layer see `one_step` too."""
+    tokens it is spread, exp(entropy); own: to the own 1a. For one step in one layer see `one_step`
+    too."""
     model, flags = train.load(run)
     batch = train.sequences(flags, held_out("circuits", n))
 
@@ -225,16 +225,13 @@ def mechanism(run, n=512):
     # attention from the queries, and how much of it to the own 1a
     _, patterns = model(batch.inputs, return_patterns=True)
     query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]  # (n, N)
-    how |= dict(reads={}, own={}, match={}, spread={})
+    how |= dict(reads={}, own={}, spread={})
     for name, (layer, head) in heads.items():
         rows = patterns[layer][torch.arange(n)[:, None], head, query]  # (n, N, T)
-        own = rows.gather(2, key[:, :, None])[:, :, 0]
-        average = rows.mean((0, 1))
-        how["reads"][name] = [round(x, 3) for x in average.tolist()]
+        how["reads"][name] = [round(x, 3) for x in rows.mean((0, 1)).tolist()]
         entropy = -torch.special.xlogy(rows, rows).sum(-1).mean()
         how["spread"][name] = round(entropy.exp().item(), 1)
-        how["own"][name] = round(own.mean().item(), 3)
-        how["match"][name] = round((own - average[key]).mean().item(), 3)
+        how["own"][name] = round(rows.gather(2, key[:, :, None]).mean().item(), 3)
     return how | (one_step(model, flags, batch, how) if flags.layers == flags.D == 1 else {})
 
 
@@ -416,12 +413,6 @@ def remembers_all(row):
     return {*range(1, 2 * row["N"], 2)} <= {token for token, _ in memory_of(row)}
 
 
-def span(values, form="{:.2f}"):
-    """Return "0.28-0.31", the range of some numbers; one number if they look the same."""
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low}-{high}"
-
-
 def heads_of_kind(row, kind):
     """Return how many heads of a kind a model has in each layer, a list."""
     found = [[] for _ in range(row["layers"])]
@@ -486,17 +477,16 @@ def print_swaps(out):
 
 def print_gates(out):
     """Print, of models of one layer, N = 4 and at most four heads, the loss in the best and in the
-    worst slot of the own pair, and how much less heads attend to a key that matches."""
+    worst slot of the own pair."""
     rows = [row for row in described() if (row["layers"], row["D"], row["N"]) == (1, 1, 4)]
     rows = [row for row in rows if row["heads"] <= 4 and not row["other"]]
-    texts, less = [], max(-more for row in rows for more in row["how"]["match"].values())
+    texts = []
     for heads in sorted({row["heads"] for row in rows}):
         slots = [row["how"]["by_slot"] for row in rows if row["heads"] == heads]
         best, worst = span([*map(min, slots)]), span([*map(max, slots)])
         texts.append(f"{heads} head{'s' * (heads > 1)} {best} and {worst} (n = {len(slots)})")
     out("Losses in the best and in the worst slot:")
     out(";\n".join(texts) + ".")
-    out(f"Heads attend to a key that matches by at most {less:.3f} less than to the average key.")
 
 
 def superposition_table():
