@@ -7,6 +7,7 @@ law with heads (Section 7.2), and how those that pass the law of content do it.
 """
 
 import collections
+import functools
 import itertools
 import math
 import statistics
@@ -122,20 +123,28 @@ def row_of(run):
     return row
 
 
+@functools.cache
+def needed(other, k):
+    """Return the layers that the law of content demands for x_k, with pairs read from step D to
+    step 1, or, if steps are shuffled, in the best order."""
+    return min(shuffled_depths(k)[-1]) if "shuffled" in other else causal_depth(k)
+
+
+def knows(row, k):
+    return row[f"x_{k}"] < row["threshold"]
+
+
 def passes(row):
-    """Return whether a run learned a symbol for which the law of content demands more layers, with
-    pairs read from step D to step 1 (any order of shuffled pairs needs as many for x_1 to x_3)."""
-    return any(
-        row[f"x_{k}"] < row["threshold"] and causal_depth(k) > row["layers"]
-        for k in range(1, row["D"] + 1)
-    )
+    """Return whether a run learned a symbol for which the law of content demands more layers."""
+    beyond = [k for k in range(1, row["D"] + 1) if needed(row["other"], k) > row["layers"]]
+    return any(knows(row, k) for k in beyond)
 
 
 def reaches(row):
     """Return whether a run learned all symbols that the law of content allows, and there are any;
     None if there are none."""
-    allowed = [k for k in range(1, row["D"] + 1) if causal_depth(k) <= row["layers"]]
-    return all(row[f"x_{k}"] < row["threshold"] for k in allowed) if allowed else None
+    allowed = [k for k in range(1, row["D"] + 1) if needed(row["other"], k) <= row["layers"]]
+    return all(knows(row, k) for k in allowed) if allowed else None
 
 
 # ---- how a model does it
@@ -293,13 +302,19 @@ def prediction(cell, group):
         return None
     low, high = PREDICTED[layers, heads, N, D, other]
     inside = low <= statistics.median(row[f"x_{D}"] for row in group) <= high
-    return inside, f"{layers}/{heads}/{N} ({low:g} to {high:g})"
+    return inside, f"{name_of(cell)} ({low:g} to {high:g})"
+
+
+def name_of(cell):
+    """Return 2/4/4 `--task shuffled`, layers/heads/N, with D if it is not the number of layers."""
+    other, layers, N, heads, D = cell
+    return f"{layers}/{heads}/{N}" + f" D={D}" * (layers != D) + f" `{other}`" * bool(other)
 
 
 def diagram_table():
-    """Return the table of the losses of x_D by heads, median, range and number of runs, with a star
-    if one fell by more than 0.05 in the last third of its steps, and bold where the median is not
-    as predicted."""
+    """Return the table of the losses of x_D by heads, median and range, and the number of runs if
+    it is not five, with a star if one above 0.05 fell by as much in the last third of its steps,
+    and bold where the median is not as predicted."""
     groups = cells()
     counts = sorted({heads for _, _, _, heads, _ in groups})
     rows = []
@@ -307,13 +322,16 @@ def diagram_table():
         row = [layers, N, f"x_{D}", f"`{other}`" if other else ""]
         for cell in ((other, layers, N, heads, D) for heads in counts):
             runs = groups.get(cell, [])
-            text = spread([run[f"x_{D}"] for run in runs], "{:.3f}") if runs else ""
-            text += "*" * any(run["fell"] > MATTERS for run in runs) + f", {len(runs)}" * bool(runs)
+            losses = [run[f"x_{D}"] for run in runs]
+            falls = [min(run["fell"], loss) for run, loss in zip(runs, losses, strict=True)]
+            text = spread(losses, "{:.3f}") if runs else ""
+            text += "*" * (max(falls, default=0) > MATTERS)
+            text += f", n = {len(runs)}" * (len(runs) not in (0, 5))
             inside = not runs or (prediction(cell, runs) or [True])[0]
             row.append(text if inside else f"**{text}**")
         rows.append(row)
     heads = [f"{count} head{'s' * (count > 1)}" for count in counts]
-    return markdown(("layers", "N", "of", "other flags", *heads), *rows)
+    return markdown(("layers", "N", "loss of", "other flags", *heads), *rows)
 
 
 def print_counts(out):
@@ -325,18 +343,21 @@ def print_counts(out):
     outside = [text for inside, text in found if not inside]
     inside = len(found) - len(outside)
     out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
-    out(f"and not in {', '.join(outside) or 'none'} (layers/heads/N).")
+    out(f"and not in {', '.join(outside) or 'none'}.")
     missing = len(PREDICTED) - len(found)
     out(f"Predicted, but not run: {missing} of {len(PREDICTED)}.")
     rows, bound = all_rows(), bound_rows()
     solved, passed = sum(map(solves, bound)), sum(map(passes, bound))
-    out(f"Of {len(bound)} runs with fewer layers than the law of content demands,")
-    out(f"{passed} passed it (see above), and {solved} solved x_D (below {MATTERS}).")
+    out(f"Of {len(bound)} runs with fewer layers than the law of content demands for x_D,")
+    out(f"{passed} passed it, and {solved} solved x_D (below {MATTERS}).")
     one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
     for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
         ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
         below = [loss < least - MATTERS for loss, least in ends if least > 0]
-        out(f"Where {text} is above 0, {sum(below)} of {len(below)} end more than 0.05 below it.")
+        out(
+            f"Where {text} is above 0, {sum(below)} of {len(below)} runs of one layer end more than"
+        )
+        out("0.05 below it.")
     lent = [row for row in rows if "NVIDIA" in row.get("hardware", "")]
     stopped = [row for row in rows if row.get("stopped")]
     share = max((1 - row["ended"] / row["steps"] for row in stopped), default=0)
@@ -351,7 +372,7 @@ def all_rows():
 
 def bound_rows():
     """Return the rows with fewer layers than the law of content demands for x_D."""
-    return [row for row in all_rows() if causal_depth(row["D"]) > row["layers"]]
+    return [row for row in all_rows() if needed(row["other"], row["D"]) > row["layers"]]
 
 
 def solves(row):
@@ -360,57 +381,45 @@ def solves(row):
 
 
 def print_bound(out):
-    """Print the cells in which no run passed the law of content, and how many runs learned all that
-    it allows there, if it allows anything."""
-    groups, bound = cells(), {}
-    for (other, layers, N, heads, D), group in groups.items():
-        if causal_depth(D) > layers and not any(map(passes, group)):
-            name = f"{layers}/{heads}/{N}" + f" `{other}`" * bool(other)
+    """Print the cells in which no run passed the law of content, how many of their runs know a part
+    all the same, and how many learned all that it allows, if it allows anything."""
+    groups, nothing, something, parts = cells(), [], [], []
+    for cell, group in groups.items():
+        other, layers, N, _, D = cell
+        if needed(other, D) > layers and not any(map(passes, group)):
+            parts += [row[f"x_{D}"] < 1 - 1 / N - MATTERS for row in group]
             reached = [reaches(row) for row in group]
-            if None not in reached:
-                name += f" (x_{D}; {sum(reached)} of {len(group)})"
-            bound.setdefault(None in reached, []).append(name)
-    out(
-        f"In {sum(map(len, bound.values()))} of {len(groups)} cells no run passed (layers/heads/N)."
-    )
-    out(f"The law allows nothing in {', '.join(bound[True])}.")
+            if None in reached:
+                nothing.append(name_of(cell))
+            else:
+                something.append(f"{name_of(cell)} ({sum(reached)} of {len(group)})")
+    out(f"In {len(nothing + something)} of {len(groups)} cells no run passed, though {sum(parts)}")
+    out(f"of their {len(parts)} runs end more than {MATTERS} below 1 - 1/N.")
+    out(f"The law allows nothing in {', '.join(nothing)}.")
     out("It allows something in these, and as many runs learned all of it:")
-    out(f"{', '.join(bound[False])}.")
+    out(f"{', '.join(something)}.")
 
 
 def print_held(out):
-    """Print, for each shape with which it was done, what models learned while one head of each
-    layer was held on the minimal circuit, and after it was freed."""
+    """Print, for each shape with which it was done, how many runs passed the law of content from
+    the start, while one head of each layer was held on the minimal circuit, and once freed."""
+    kinds = {"": "from the start", "frozen": "held", "--init frozen": "freed"}
     groups = collections.defaultdict(list)
     for row in train.read_rows(ROWS):
-        groups[row["layers"], row["heads"], row["D"], row["other"]].append(row)
-    for layers, heads, D, other in sorted(groups):
-        if other == "frozen":
-            held, freed = groups[layers, heads, D, other], groups[layers, heads, D, "--init frozen"]
-            last = spread([row[f"x_{D}"] for row in held], "{:.3f}")
-            lost = sum(row["x_1"] > row["threshold"] for row in freed)
-            out(f"- {layers} layers, {heads} head{'s' * (heads > 1)}: held, x_{D} ends at")
-            out(f"  {last}, and {sum(map(passes, held))} of {len(held)} passed the law;")
-            out(f"  freed, {lost} of {len(freed)} lost x_1, and {sum(map(passes, freed))} passed")
+        shape = tuple(row[name] for name in ("layers", "heads", "N", "D"))
+        groups[row["other"], shape].append(row)
+    for layers, heads, N, D in sorted(shape for other, shape in groups if other == "frozen"):
+        texts = []
+        for kind, name in kinds.items():
+            group = groups[kind, (layers, heads, N, D)]
+            texts.append(f"{sum(map(passes, group))} of {len(group)} {name}")
+        lost = sum(not knows(row, 1) for row in group)
+        out(f"- {layers}/{heads}/{N}, D = {D}: {', '.join(texts)}, {lost} of which lost x_1")
 
 
 def described():
     """Return the rows that say how a model does it, sorted."""
     return [row for row in all_rows() if "how" in row]
-
-
-def memory_of(row):
-    """Return [(token, attention), ...]: what each head of the last layer that reads by place reads
-    most, and how much the queries attend to it."""
-    how, last = row["how"], f"L{row['layers'] - 1}"
-    heads = [head for head in how["reads"] if head.startswith(last)]
-    memory = [how["reads"][head] for head in heads if kind_of(how, head) == "place"]
-    return sorted((reads.index(max(reads)), max(reads)) for reads in memory)
-
-
-def remembers_all(row):
-    """Return whether heads of a model of one layer read every token 1b by place."""
-    return {*range(1, 2 * row["N"], 2)} <= {token for token, _ in memory_of(row)}
 
 
 def heads_of_kind(row, kind):
@@ -423,56 +432,57 @@ def heads_of_kind(row, kind):
 
 
 def mechanism_table():
-    """Return the table of interventions on the models that passed the law, a line for each cell:
-    ranges over its runs of the numbers of heads, by layer, and of the losses of x_D."""
+    """Return the table of interventions on the models that learned an x_D that is beyond the law of
+    content, a line for each cell: ranges over its runs of the numbers of heads, by layer, and of
+    the losses of x_D."""
     lines = []
-    for (other, layers, N, heads, D), group in cells().items():
-        passed = [row for row in group if passes(row) and "how" in row]
-        if not passed:
+    for cell, group in cells().items():
+        learned = [row for row in group if passes(row) and knows(row, row["D"])]
+        measured = [row for row in learned if "how" in row]
+        if not measured:
             continue
-        hows = [row["how"] for row in passed]
-        cell = f"{layers}/{heads}/{N}" + f", D={D}" * (layers != D) + f", `{other}`" * bool(other)
-        line = [cell, f"{sum(map(passes, group))} of {len(group)}"]
+        hows = [row["how"] for row in measured]
+        few = f", {len(measured)} measured" * (measured != learned)
+        line = [name_of(cell), f"{len(learned)}/{len(group)}{few}"]
         for kind in "content", "place":
-            counts = zip(*(heads_of_kind(row, kind) for row in passed), strict=True)
+            counts = zip(*(heads_of_kind(row, kind) for row in measured), strict=True)
             line.append(", ".join(span(layer, "{}") for layer in counts))
-        line.append(sum(map(remembers_all, passed)) if layers == D == 1 else "")
         line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
         line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))
         moved = zip(*(how["moved"] for how in hows), strict=True)
         lines.append([*line, "/".join(span(errors) for errors in moved)])
-    head = "layers/heads/N", "passed", "content heads", "place heads", "all 1b by place", "loss"
-    return markdown((*head, "all but content by place", "moved: next/own"), *lines)
+    head = "layers/heads/N", "learned x_D", "content heads", "place heads", "loss"
+    return markdown((*head, "others by place", "moved: next/own"), *lines)
 
 
 def print_swaps(out):
-    """Print what the models that learned x_D lose without content, or without the MLP, in the last
-    layer, and what becomes of those that have address heads when these, or all other heads, write
-    what they write in another sequence."""
-    learned = [row for row in described() if row[f"x_{row['D']}"] < row["threshold"]]
-    for name, text in ("place_layers", "all heads by place"), ("mlp", "the MLP at its mean"):
-        hows = [row["how"] for row in learned if row["how"][name]]
-        rise = min(how[name][-1][-1] - how["full"][-1] for how in hows)
-        rise = math.floor(100 * rise) / 100  # bounds are rounded outward
-        out(f"With {text} in the last layer the loss of x_D rises by at least {rise:.2f}")
-        out(f"in the {len(hows)} models that learned x_D.")
-    found = [row["how"] for row in described() if not row["other"] and row["how"].get("address")]
-    wide = [row for row in all_rows() if row["layers"] == 1 and row["heads"] > row["N"]]
-    wide = [row for row in wide if not row["other"]]
-    both = [row for row in wide if row.get("how", {}).get("address") and remembers_all(row)]
-    out(f"Of {len(wide)} models of one layer with N + 1 heads or more, {len(both)} have an address")
-    out("head and a place head for each token 1b, which reads it most.")
-    shares = [how["own"][head] for how in found for head in how["address"]]
-    share = math.floor(100 * min(shares)) / 100
-    out(f"{len(found)} models of one layer have address heads, with at least {share:.2f} of")
-    out("their attention on the own 1a.")
+    """Print what the models that learned x_D lose without content in the last layer; how many have
+    address heads; and what becomes of these models when these heads, or all others, write what they
+    write in another sequence."""
+    hows = [row["how"] for row in described() if knows(row, row["D"])]
+    rise = min(how["place_layers"][-1][-1] - how["full"][-1] for how in hows)
+    rise = math.floor(100 * rise) / 100  # bounds are rounded outward
+    out(f"With all heads of the last layer by place the loss of x_D rises by at least {rise:.2f}")
+    out(f"in the {len(hows)} models measured that learned x_D.")
+    one = [row for row in described() if row["layers"] == row["D"] == 1 and not row["other"]]
+    found = [row for row in one if row["how"]["address"]]
+    wide = [row for row in found if row["heads"] > row["N"]]
+    memory = sum(sum(heads_of_kind(row, "place")) >= row["N"] for row in wide)
+    more = sum(row["heads"] > row["N"] for row in one)
+    out("An address head has more than half of its attention on the own 1a. Of the models of one")
+    out(
+        f"layer {len(wide)} of {more} with more than N heads have one, and {memory} of these have N"
+    )
+    out("place heads or more; of the others")
+    out(f"{len(found) - len(wide)} of {len(one) - more} have an address head.")
     for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
+        hows = [row["how"] for row in found]
         new, old = zip(
-            *((how[name][0] - how["full"][0], how[name][1]) for how in found), strict=True
+            *((how[name][0] - how["full"][0], how[name][1]) for how in hows), strict=True
         )
         most, least = math.ceil(100 * max(new)) / 100, math.floor(100 * min(old)) / 100
         out(f"With {heads} swapped the error to the new value is at most {most:.2f} above the")
-        out(f"model's loss, and to the old one at least {least:.2f}.")
+        out(f"model's loss, and to the old one at least {least:.2f} (n = {len(found)}).")
 
 
 def print_gates(out):
@@ -560,16 +570,19 @@ def print_sweep(out):
 def draw_diagram(path=Path("results/sweep/law.png")):
     """Draw the loss of x_D of every run of the default recipe by its heads, a panel for each number
     of layers and chains, beside the laws."""
-    panels, most = {(cell[1], cell[2], cell[4]): [] for cell in cells() if not cell[0]}, 16
-    for cell, group in cells().items():
-        if not cell[0]:
-            panels[cell[1], cell[2], cell[4]] += group
+    found, most = collections.defaultdict(list), 16
+    for (other, layers, N, _, D), group in cells().items():
+        if not other:
+            found[layers, N, D].append(group)
+    panels = {shape: sum(groups, []) for shape, groups in found.items() if len(groups) > 1}
     figure, axes = analyze.panels(len(panels), 3, 3.2, 2.9, sharey=True)
     for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
         points = []
         for count, runs in itertools.groupby(rows, key=lambda row: row["heads"]):
             ends = [row[f"x_{D}"] for row in runs]  # seeds stand side by side
-            points += [(count * 1.02 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)]
+            points += [
+                (count * 1.008 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)
+            ]
         style = dict(color="tab:blue", zorder=3, label="a trained model (seeds side by side)")
         panel.scatter(*zip(*points, strict=True), s=16, alpha=0.7, **style)
         bound = "law of content: no better than the average of N values"
@@ -594,28 +607,32 @@ def draw_diagram(path=Path("results/sweep/law.png")):
 
 
 def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")):
-    """Draw where the queries of one model look: the mean attention of each head to each token, and
-    to the 1a of the own chain, wherever it stands."""
-    row = next(row for row in train.read_rows(ROWS) if row["run"] == name)
+    """Draw where the queries of one model look: the mean attention of each head to each token of a
+    pair, and to the 1a of the own chain, wherever it stands."""
+    rows = train.read_rows(ROWS)
+    row = next(row for row in rows if row["run"] == name)
     how, tokens = row["how"], range(2 * row["N"])
+    most = {head: reads.index(max(reads)) for head, reads in how["reads"].items()}
+    heads = sorted(most, key=lambda head: (head in how["address"], most[head]))
     size = dict(figsize=(7, 2.8), layout="constrained", width_ratios=[len(tokens), 1.6])
     figure, (left, right) = plt.subplots(1, 2, **size)
-    reads = [row[: len(tokens)] for row in how["reads"].values()]
-    for panel, table in (left, reads), (right, [[own] for own in how["own"].values()]):
+    reads = [how["reads"][head][: len(tokens)] for head in heads]
+    for panel, table in (left, reads), (right, [[how["own"][head]] for head in heads]):
         image = panel.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
         for y, values in enumerate(table):
             for x, value in enumerate(values):
                 color = "white" if value > 0.5 else "black"
                 panel.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
-        panel.set_yticks(range(len(table)), [f"head {head}" for head in range(len(table))])
+        panel.set_yticks(range(len(table)), [f"head {head[3:]}" for head in heads])
     names = [f"1{'ab'[token % 2]} of\nslot {token // 2}" for token in tokens]
     left.set_xticks(tokens, names, fontsize=7)
     left.set_title("by place: to the token that stands there", fontsize="medium")
     right.set_xticks([0], ["own 1a"], fontsize=7)
-    right.set_title("by content", fontsize="medium")
+    right.set_title("of these, to", fontsize="medium")
     figure.colorbar(image, label="attention")
-    title = f"One layer of {row['heads']} heads, loss {row['x_1']:.3f}: mean attention of the"
-    figure.suptitle(f"{title} queries over {how['n']} sequences", fontsize="medium")
+    title = f"One layer of {row['heads']} heads, seed {row['seed']}, loss {row['x_1']:.3f}:"
+    title += f" mean attention of the queries ({how['n']} sequences)"
+    figure.suptitle(title, fontsize="medium")
     analyze.save_figure(figure, path)
 
 
