@@ -501,23 +501,24 @@ def print_gates(out):
 
 def superposition_table():
     """Return the table of the content heads of the last layer of the models that passed the law of
-    content with shuffled steps, of those whose attention is on one token and of the others: over
-    how many tokens it is spread, the losses if what a head writes is its mean, and the errors of
-    x_D if it writes for the next query."""
-    models = [row["how"] for row in filter(passes, described()) if "shuffled" in row["other"]]
-    rows = []
-    for name, low, high in ("one token", 0, 1.5), ("several tokens", 1.5, math.inf):
+    content with shuffled steps, or with 16 chains, of those whose attention is on one token and of
+    the others: over how many tokens it is spread, the losses if what a head writes is its mean, and
+    the errors of x_D if it writes for the next query."""
+    shuffled = "shuffled, N = 4", lambda row: "shuffled" in row["other"]
+    cases, rows = (shuffled, ("in order, N = 16", lambda row: row["N"] == 16)), []
+    for (case, belongs), one in itertools.product(cases, (True, False)):
+        models = [row["how"] for row in filter(passes, described()) if belongs(row)]
         found = [
-            [head for head in how["moved_alone"] if low <= how["spread"][head] < high]
+            [head for head in how["moved_alone"] if (how["spread"][head] < 1.5) == one]
             for how in models
         ]
         pairs = [(how, head) for how, heads in zip(models, found, strict=True) for head in heads]
         tokens = span([how["spread"][head] for how, head in pairs], "{:.1f}")
         means = zip(*(how["mean"][head] for how, head in pairs), strict=True)
         moved = zip(*(how["moved_alone"][head] for how, head in pairs), strict=True)
-        line = name, span([*map(len, found)], "{}"), tokens
+        line = case, len(models), span([*map(len, found)], "{}"), tokens
         rows.append((*line, "/".join(map(span, means)), "/".join(map(span, moved))))
-    head = f"attention to, {len(models)} models", "heads in each", "spread over"
+    head = "steps", "models", "heads in each", "attention spread over"
     return markdown((*head, "x_1/x_2 if a head writes its mean", "moved: next/own"), *rows)
 
 
