@@ -350,6 +350,8 @@ def print_counts(out):
     solved, passed = sum(map(solves, bound)), sum(map(passes, bound))
     out(f"Of {len(bound)} runs with fewer layers than the law of content demands for x_D,")
     out(f"{passed} passed it, and {solved} solved x_D (below {MATTERS}).")
+    deep = [passes(row) for row in bound if row["D"] > 2 and "--init" not in row["other"]]
+    out(f"Of those with D above 2 that began from the start {sum(deep)} of {len(deep)} passed it.")
     one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
     for law, text in (gates_error, "1 - H/N"), (address_error, "1 - (H-1)/N"):
         ends = [(row["x_1"], law(row["N"], row["heads"])) for row in one]
