@@ -75,7 +75,9 @@ def spread(values, form="{:.0f}"):
 
 
 def span(values, form="{:.2f}"):
-    """Return "0.28-0.31", the range of some numbers; one number if they look the same."""
+    """Return "0.28-0.31", the range of numbers; one if all look the same, and nothing of none."""
+    if not values:
+        return ""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low}-{high}"
 

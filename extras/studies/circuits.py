@@ -157,7 +157,7 @@ COLUMNS = {
     "sequences lost": lost,
     "least necessary": least_necessary,
 }
-SEARCHED = "[ABCD]", "default/*", "onset/*", "rope/s?", "conditional/*", "one_layer/*"
+SEARCHED = "[ABCD]", "default/*", "onset/*", "rope/s?", "conditional/*", "one_layer/*", "shuffled/*"
 
 
 def circuits_table(rows):
@@ -185,10 +185,11 @@ def groups_table():
     for name, rows in groups().items():
         found = [row["report"] for row in rows if row["report"]["paths"]]
         verdicts = [row["report"]["verdict"] for row in rows]
-        counts = [
-            sum(kind in verdict for verdict in verdicts) for kind in ("complete", "mean alone")
-        ]
-        line = [name, len(rows), *counts, span([len(report["paths"]) for report in found], "{}")]
+        line = [name, len(rows)]
+        line += [sum(kind in text for text in verdicts) for kind in ("complete", "mean alone")]
+        reads = [[path["read"] for path in report["paths"]] for report in found]
+        line.append(span([*map(len, reads)], "{}"))
+        line.append(span([sum("*" in read for read in group) for group in reads], "{}"))
         for key in "full_model", "faithful", "resampled":
             worst = [max(mean for mean, *_ in report[key].values()) for report in found]
             line.append(span(worst, "{:.3f}"))
@@ -199,7 +200,7 @@ def groups_table():
         ]
         lines.append([*line, span(least, "{:.3f}")])
     ends = "worst symbol: full model", "all else at its mean", "of another sequence"
-    head = "runs", "n", "complete", "at the mean alone", "paths", *ends, "lost at the mean"
+    head = "runs", "n", "complete", "at the mean alone", "paths", "stars", *ends, "lost at the mean"
     return markdown([*head, "lost to another", "least necessary"], *lines)
 
 
