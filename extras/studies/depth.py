@@ -434,12 +434,12 @@ def heads_of_kind(row, kind):
 
 
 def mechanism_table():
-    """Return the table of interventions on the models that learned an x_D that is beyond the law of
-    content, a line for each cell: ranges over its runs of the numbers of heads, by layer, and of
-    the losses of x_D."""
+    """Return the table of interventions on the models of more than two chains that learned an x_D
+    that is beyond the law of content, a line for each cell: ranges over its runs of the numbers of
+    heads, by layer, and of the losses of x_D."""
     lines = []
     for cell, group in cells().items():
-        learned = [row for row in group if passes(row) and knows(row, row["D"])]
+        learned = [row for row in group if passes(row) and knows(row, row["D"]) and row["N"] > 2]
         measured = [row for row in learned if "how" in row]
         if not measured:
             continue

@@ -11,9 +11,9 @@ chains apart has 0. The onset of either is the first step from which on it stays
 standard errors above its value in the untrained model. The other runs are those of late.py.
 
 onset.jsonl has a row for each run: run, rotary, seed, late (the read and the step until which it
-was ablated, or None), steps, losses (of x_1), learned (the step at which it passes below 0.5),
-onsets {"q -> 1b": step, ..., "x_1": step} and slots {"q -> 1b": [attention to the own chain by its
-slot, when x_1 is learned, of the head that reads so most]}, None for those of late.py.
+was ablated, or None), learned (the step at which the loss of x_1 passes below 0.5), onsets {"q ->
+1b": step, ..., "x_1": step} and slots {"q -> 1b": [attention to the own chain by its slot, when x_1
+is learned, of the head that reads so most]}, None for those of late.py.
 """
 
 import statistics
@@ -83,8 +83,8 @@ def by_slot(model, flags, kind, head):
 
 
 def measure_onsets(folder, learned):
-    """Return steps, losses, onsets and slots of the run in a folder, until about step `learned`."""
-    steps, losses, means, above, untrained = [], [], {}, {}, None
+    """Return onsets and slots of the run in a folder, until about step `learned`."""
+    steps, means, above, untrained = [], {}, {}, None
     files = [
         file
         for number, file in enumerate(train.checkpoints_of(folder))
@@ -95,7 +95,6 @@ def measure_onsets(folder, learned):
         found, loss = excesses(model, flags)
         untrained = untrained or found
         steps.append(int(file.stem))
-        losses.append(round(loss, 4))
         for kind, excess in found.items():
             change = excess - untrained[kind]
             error = change.std(0) / N_SEQUENCES**0.5
@@ -111,20 +110,15 @@ def measure_onsets(folder, learned):
         onsets[kind] = steps[-stays] if stays else None
     for kind in HEADS:
         slots[kind] = by_slot(model, flags, kind, means[kind][-1].argmax().item())
-    return dict(steps=steps, losses=losses, onsets=onsets, slots=slots)
+    return dict(onsets=onsets, slots=slots)
 
 
 def measure(row):
     """Return the row of onset.jsonl of a run."""
-    flags, log, late = row["flags"], row["log"], row["config"].get("late")
-    measured = dict(steps=[entry["step"] for entry in log], losses=[entry["x_1"] for entry in log])
-    measured |= dict(onsets=None, slots=None)
-    if not late:
-        measured = measure_onsets(row["folder"], row["learned"]["x_1"])
-    level = flags.problem.learned_below
-    learned = analyze.first_below(measured["steps"], measured["losses"], level)
+    flags, late, learned = row["flags"], row["config"].get("late"), row["learned"]["x_1"]
     run = dict(run=row["name"], rotary=flags.rotary, seed=flags.seed, late=late, learned=learned)
-    return run | measured
+    none = dict(onsets=None, slots=None)
+    return run | (none if late else measure_onsets(row["folder"], learned))
 
 
 # ---- the table, the sentence, the figure
@@ -193,36 +187,34 @@ def late_table(folder=FOLDER):
 
 
 def draw_onsets(folder):
-    """Draw the onset of each read of an induction head and of x_1, a line per run, and the loss of
-    x_1 with a read ablated until a step, of the onset.jsonl in a folder, into it."""
+    """Draw, a line per seed, the onset of each read of an induction head and of x_1, and when x_1
+    is learned with a read ablated until a step, of the onset.jsonl in a folder, into it."""
     plain, late = load_onsets(folder=folder)
-    seeds = sorted({row["seed"] for row in late})
-    size = dict(figsize=(4 + 2.6 * len(seeds), 4.2), layout="constrained", squeeze=False)
-    figure, [(left, *right)] = plt.subplots(1, 1 + len(seeds), **size)
+    size = dict(figsize=(9, 4.6), layout="constrained", sharex=True, sharey=True)
+    figure, (left, right) = plt.subplots(1, 2, **size)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
-    learned = [row["learned"] for row in plain]
-    left.plot(learned, [row["seed"] for row in plain], "k|", ms=9, label="$x_1$ below 0.5")
-    left.set(xlabel="training step", ylabel="seed", yticks=[row["seed"] for row in plain])
-    left.set_title(f"onsets, {len(plain)} runs", fontsize="medium")
+    for panel in left, right:
+        learned = [row["learned"] for row in plain]
+        panel.plot(learned, [row["seed"] for row in plain], "k|", ms=11, label="$x_1$ below 0.5")
+        panel.set(xlabel="training step", yticks=[row["seed"] for row in plain])
+    left.set(ylabel="seed")
+    left.set_title(f"onsets (n = {len(plain)})", fontsize="medium")
 
-    reads = [*dict.fromkeys(row["late"][0] for row in late)]
-    colors = {None: "black"} | {read: f"C{number}" for number, read in enumerate(reads)}
-    for axes, seed in zip(right, seeds, strict=True):
-        for row in [row for row in plain + late if row["seed"] == seed]:
-            read, _ = row["late"] or (None, None)
-            name = f"without {read} until the dots" if read else "as ever"
-            axes.plot(row["steps"], row["losses"], color=colors[read], label=name)
-        axes.axvline(late[0]["late"][1], color="gray", ls=":")
-        axes.set(xlabel="training step", ylim=(0, 1.1))
-        axes.set_title(f"loss of $x_1$, seed {seed} (n = 1)", fontsize="medium")
-    for axes in right[:1]:
-        axes.set_ylabel("MSE")
-    below = dict(loc="outside lower center", ncols=4, fontsize="small")
-    entries = [axes.get_legend_handles_labels() for axes in (left, *right[:1])]
-    figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
+    for read, mark in zip(dict.fromkeys(row["late"][0] for row in late), "so^v", strict=False):
+        rows = [row for row in late if row["late"][0] == read]
+        label = f"the same, without {read} until the dotted line (n = {len(rows)})"
+        points = zip(*((row["learned"], row["seed"]) for row in rows), strict=True)
+        right.plot(*points, mark, label=label)
+    right.axvline(late[0]["late"][1], color="gray", ls=":")
+    right.set_title("learned without a read at the start", fontsize="medium")
+    entries = [panel.get_legend_handles_labels() for panel in (left, right)]
+    lines, labels = (sum(parts, []) for parts in zip(*entries, strict=True))
+    unique = dict(zip(labels, lines, strict=True))  # both panels show when x_1 is learned
+    below = dict(loc="outside lower center", ncols=3, fontsize="small")
+    figure.legend(unique.values(), unique.keys(), **below)
     analyze.save_figure(figure, folder / "onset.png")
 
 
