@@ -33,8 +33,7 @@ from data import UserError, command_line, held_out, number, partial_losses, prog
 from train import keep_freed_memory, load, precision, read_json, sequences, write_text
 
 
-ATTENDED = 0.4  # of 1/N: by how much more a reader attends to its own chain than to others
-STAR = 0.4  # of its attention goes to a role of all chains, for a star
+ATTENDED = 0.4  # of 1/N: by how much more a reader attends to its own chain, or at all for a star
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 LOST = 0.01  # of the sequences may lose a symbol
 MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
@@ -231,7 +230,7 @@ def attended(reference, task):
             plain.add(Path(*heads[index], reader, read))
         share = others + own * (reader != read)
         if reader in task.names and read in task.names:
-            for index in (share >= STAR).nonzero().flatten().tolist():
+            for index in (share >= ATTENDED / N).nonzero().flatten().tolist():
                 stars.add(Path(*heads[index], reader, read + "*"))
 
     def idle(path):

@@ -127,11 +127,11 @@ def key_that_is_harmless_at_its_mean(x, heads):
 
 
 def star_with_a_checksum(x, heads):
-    """A star that brings the values, and a head that reads all tokens alike, which no path says: if
-    it brings the mean of other tokens than its own sequence has, there is no answer."""
-    symbols, everything = x[..., :4], (1 - torch.eye(12)) / 11
-    key = 4 * attend(heads, (0, 5), everything, symbols)[:, 8:]
-    own = 4 * (everything @ symbols)[:, 8:]
+    """A star that brings the values, and a head that reads a little of all tokens, which no path
+    says: if it brings other tokens than its own sequence has, there is no answer."""
+    symbols, everything = x[..., :4], 0.8 * torch.eye(12) + 0.2 / 12
+    reads = attend(heads, (0, 5), everything, symbols), everything @ symbols
+    key, own = (22 * (read - everything[0, 0] * symbols)[:, 8:] for read in reads)
     return address_and_values(x, heads) * ~differs(key, own)
 
 
@@ -191,11 +191,11 @@ FOUND = [  # a model, its only circuit
     (key_that_is_harmless_at_its_mean, "0 1b 1a, 1 q 1b, 1.1 q 1a"),
     (carrier_and_its_stand_in, "0 1b 1a, 1 q 1b"),
     (two_that_must_agree, "0 1b 1a, 1 q 1b, 1.1 q 1b"),
+    (averages_and_a_pointer(), "0 1b 1a, 1 q 1b, 1.1 q 1b*"),
 ]
 STAR = "0 q 1a, 0.1 q 1b*, 0.2 q 1b*, 0.3 q 1b*, 0.4 q 1b*"
 ALL = [  # a model, its only circuit if it has one, what the verdict says
     *((*case, "validated, complete") for case in FOUND),
     (star_with_a_checksum, STAR, "validated, at the mean alone"),  # one of two does not see it
-    (averages_and_a_pointer(), "", "not faithful"),
     (another_way_in_two_of_a_hundred, "", "% of sequences lost"),
 ]
