@@ -221,10 +221,11 @@ python -m extras.studies.depth --preset law --out "$folder/sweep"
 
 # the diagram of heads (depth.md): about 5 minutes a run of one layer, 12 of two
 diagram() {  # SEEDS LAYERS N D STEPS HEADS FLAGS
+  kind=$(tr -d ' ' <<< "${7/--/_}")
+  [ "$5" = 10000 ] && kind="${kind}_steps10000"
   for seed in $(seq 1 "$1"); do
     for heads in $6; do
-      name=$(tr -d ' -' <<< "L$2_H${heads}_N$3_D$4_$7_$5_s$seed")
-      echo "5 loss depth_width/$name --layers $2 --heads $heads --head-size 32 --N $3 --D $4 --steps $5 --stop-below 0.002 --eval-every 100 --seed $seed $7"
+      echo "5 loss depth_width/L$2_H${heads}_N$3_D$4${kind}_s$seed --layers $2 --heads $heads --head-size 32 --N $3 --D $4 --steps $5 --stop-below 0.002 --eval-every 100 --seed $seed $7"
     done
   done | make_runs
 }
@@ -237,6 +238,9 @@ diagram 5 1 4 2 4000 16 ""
 diagram 5 2 4 2 2000 1 ""
 diagram 5 2 4 2 2500 "2 3 4 5 8 16" ""
 diagram 5 3 4 4 2500 4 ""
+diagram 2 2 4 3 2500 16 ""
+diagram 1 2 4 4 2500 16 ""
+diagram 2 3 4 4 2500 16 ""
 diagram 5 1 4 1 4000 8 --no-mlp
 diagram 5 2 4 2 2500 8 --no-mlp
 diagram 5 1 4 1 4000 "$every" "--rotary qk"
@@ -257,6 +261,14 @@ for seed in {1..8}; do
     [ -e "$held/model.pt" ] || python -m extras.studies.frozen minimal $shape --steps 800 --stop-below 0 --out "$held"
     make_runs <<< "5 loss depth_width/${name}_unfrozen_s$seed $shape --steps 2500 --stop-below 0.002 --init $held"
   done
+done
+
+# the circuits of some of these (circuits.md)
+for name in L1_H{5,8}_N4_D1_s1 L1_H16_N8_D1_s{2..5} L3_H4_N4_D2_taskshuffled_s{1..5}; do
+  [ "${name:1:1}" = 1 ] && group=one_layer || group=shuffled
+  mkdir -p "$runs/$group"
+  cp -r "$folder/depth_width/$name" "$runs/$group"
+  python ablate.py "$runs/$group/$name"
 done
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes

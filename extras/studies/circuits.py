@@ -205,14 +205,16 @@ def groups_table():
 
 
 def refused():
-    """Return the lines that say why runs have no validated circuit, and the count of the others."""
+    """Return the count of complete circuits, and what all paths along which the model attends leave
+    in the runs without a validated one."""
     rows = sum(groups().values(), [])
-    lines = [
-        f"- {name_of(r)}: {r['report']['verdict']}" for r in rows if not r["report"]["validated"]
-    ]
     complete = sum("complete" in row["report"]["verdict"] for row in rows)
-    count = f"**{complete} of {len(rows)} runs have a circuit that is validated and complete.**"
-    return "\n".join([count, "", "The others without a validated one:", "", *lines])
+    refused = [row for row in rows if not row["report"]["validated"]]
+    texts = [f"{name_of(r)} {r['report']['verdict'].partition('leave ')[2]}" for r in refused]
+    return f"""\
+**{complete} of {len(rows)} runs have a circuit that is validated and complete.**
+{len(refused)} have none, since all paths along which they attend leave too much:
+{"; ".join(texts)}."""
 
 
 def one_layer():
@@ -261,14 +263,19 @@ def asked_table():
 
 
 def freed_table():
-    """Return a row per ablation of each committed run without a complete circuit."""
+    """Return a row for each committed run without a complete circuit: under both ablations the head
+    that helps most, and the worst symbol and the lost sequences before and after."""
     lines = []
     for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
-        for by, (before, head, after) in row.get("freed", {}).items():
-            cells = [f"{max(losses):.3f}, {lost:.1%}" for losses, lost in (before, after)]
-            lines.append((row["run"], by, cells[0], head, cells[1]))
-    head = "run", "all else replaced by", "worst symbol, lost", "freed head", "worst symbol, lost"
-    return markdown(head, *lines)
+        cells = []
+        for before, head, after in row.get("freed", {}).values():
+            ends = [f"{max(losses):.3f}, {lost:.0%}" for losses, lost in (before, after)]
+            cells += [head, " to ".join(ends)]
+        if cells:
+            lines.append([row["run"], *cells])
+    return markdown(
+        ("run", f"{MEAN}: freed", "worst, lost", f"{ANOTHER}: freed", "worst, lost"), *lines
+    )
 
 
 def found_again():

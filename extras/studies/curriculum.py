@@ -210,7 +210,7 @@ def conditional_claim():
   {sum(y < x for x, y, *_ in both)} learn y first.
 - **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} that learn it,
   {min(later):.0f} to {max(later):.0f} steps after x and y are known. To know both is not enough:
-  {len(never)} knows them for its last {max(never):.0f} steps and never learns z.
+  runs that never learn z know them for their last {studies.steps_text(never)} steps.
 - **Where not all three are asked for**, {known} of {len(part)} runs learned anything. Of their
   seeds, {len(tried)} of {len(seeds)} learn x and y when all are asked for."""
 

@@ -52,9 +52,9 @@ def table():
     for (setting, std), rows in load_growth().items():
         columns = [[growth(row, 0.1)[0] for row in rows]]
         columns += [[growth(row, band)[1] for row in rows] for band in (0.05, 0.1, 0.15)]
-        lines.append([setting, std, len(rows), *map(studies.spread, columns)])
+        lines.append([setting, std, *map(studies.spread, columns)])
     growths = [f"growth within {band}%" for band in (5, 10, 15)]
-    return studies.markdown(["", "first std", "seeds", "steps within 10%", *growths], *lines)
+    return studies.markdown(["", "first std", "steps within 10%", *growths], *lines)
 
 
 def draw(file):
