@@ -45,14 +45,15 @@ def training():
     """Return how long the main command took and how it ended, over all its seeds."""
     found = rows.load(["results/runs/default.jsonl"])
     solved = sum(row["log"][-1]["confirmed"] < row["flags"].stop_below for row in found)
-    machines = {(row["config"]["hardware"], row["config"]["dtype"]) for row in found}
-    where = " and ".join(f"an {hardware} in {dtype}" for hardware, dtype in sorted(machines))
-    minutes = span([row["log"][-1]["seconds"] / 60 for row in found])
-    steps = span([row["steps"] for row in found])
-    level = found[0]["flags"].stop_below
+    minutes = {}
+    for row in found:
+        seconds = row["log"][-1]["seconds"]
+        minutes.setdefault(row["config"]["hardware"], []).append(seconds / 60)
+    where = [f"{span(minutes[name])} on an {name} (n = {len(minutes[name])})" for name in minutes]
+    steps, level = span([row["steps"] for row in found]), found[0]["flags"].stop_below
     return (
-        f"{solved} of {len(found)} seeds end below {level}, after {steps} steps and {minutes} "
-        f"minutes on one core of\n{where} (medians and ranges)."
+        f"{solved} of {len(found)} seeds end below {level}, after {steps} steps. Minutes on one\n"
+        f"core: {' and '.join(where)}."
     )
 
 

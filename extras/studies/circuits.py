@@ -193,15 +193,19 @@ def groups_table():
         for key in "full_model", "faithful", "resampled":
             worst = [max(mean for mean, *_ in report[key].values()) for report in found]
             line.append(span(worst, "{:.3f}"))
-        for key in "faithful", "resampled":
-            line.append(span([report["lost"][key] for report in found], "{:.1%}"))
-        least = [
-            min(max(path["necessary"].values())[0] for path in report["paths"]) for report in found
-        ]
-        lines.append([*line, span(least, "{:.3f}")])
-    ends = "worst symbol: full model", "all else at its mean", "of another sequence"
-    head = "runs", "n", "complete", "at the mean alone", "paths", "stars", *ends, "lost at the mean"
-    return markdown([*head, "lost to another", "least necessary"], *lines)
+            shares = [report["lost"][key] for report in found if key in report["lost"]]
+            line[-1] += ", " * bool(shares) + span(shares, "{:.1%}")
+        lines.append(line)
+    head = (
+        "runs",
+        "n",
+        "complete",
+        "at the mean alone",
+        "paths",
+        "stars",
+        "worst symbol: full model",
+    )
+    return markdown([*head, "all else at its mean, lost", "of another sequence, lost"], *lines)
 
 
 def refused():
@@ -210,10 +214,11 @@ def refused():
     rows = sum(groups().values(), [])
     complete = sum("complete" in row["report"]["verdict"] for row in rows)
     refused = [row for row in rows if not row["report"]["validated"]]
-    texts = [f"{name_of(r)} {r['report']['verdict'].partition('leave ')[2]}" for r in refused]
+    left = [(name_of(row), row["report"]["verdict"].partition("leave ")[2]) for row in refused]
+    texts = [f"{name} {text.removesuffix(' of sequences lost')}" for name, text in left]
     return f"""\
 **{complete} of {len(rows)} runs have a circuit that is validated and complete.**
-{len(refused)} have none, since all paths along which they attend leave too much:
+{len(refused)} have none: all paths along which they attend leave a loss, or lose sequences.
 {"; ".join(texts)}."""
 
 
