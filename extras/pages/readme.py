@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import statistics
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import ablate
 import train
 from data import chain, describe, make_batch
 from extras.bench import tables
-from extras.studies import claims, rows
+from extras.studies import claims, rows, spread
 
 
 RUN = "results/default_s0"  # the run that the README follows
@@ -36,11 +35,6 @@ def sequence():
     return block("\n".join(lines[2:10]))
 
 
-def span(values):
-    """Return "20 (7 to 25)", the median and the range."""
-    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
-
-
 def training():
     """Return how long the main command took and how it ended, over all its seeds."""
     found = rows.load(["results/runs/default.jsonl"])
@@ -49,8 +43,8 @@ def training():
     for row in found:
         seconds = row["log"][-1]["seconds"]
         minutes.setdefault(row["config"]["hardware"], []).append(seconds / 60)
-    where = [f"{span(minutes[name])} on an {name} (n = {len(minutes[name])})" for name in minutes]
-    steps, level = span([row["steps"] for row in found]), found[0]["flags"].stop_below
+    where = [f"{spread(minutes[name])} on an {name} (n = {len(minutes[name])})" for name in minutes]
+    steps, level = spread([row["steps"] for row in found]), found[0]["flags"].stop_below
     return (
         f"{solved} of {len(found)} seeds end below {level}, after {steps} steps. Minutes on one\n"
         f"core: {' and '.join(where)}."

@@ -5,6 +5,7 @@ python -m extras.studies.claims    # prints the table
 
 import bisect
 import itertools
+import math
 
 from ablate import by_head, parts_of, paths_in
 from data import command_line, program
@@ -209,7 +210,9 @@ def section_9():
     late = f" thresholds, n = 1 run: steps from the path before to the last: {late}"
     held, page = D[0]["report"]["paper"]["held"], "emergence"
     onsets = [row["onsets"] for rotary in ("input", "qk") for row in onset.load_onsets(rotary)[0]]
-    begun = [max(steps[kind] for kind in order.HEADS) < steps["x_1"] for steps in onsets]
+    begun = [
+        all((steps[kind] or math.inf) < steps["x_1"] for kind in order.HEADS) for steps in onsets
+    ]
     in_order = [*map(order.reads_in_order, steps[0.5])]
     slow = [row["learned"]["x_1"] >= 3600 for row in D]
     return [

@@ -169,21 +169,16 @@ Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
 
 
 def late_table(folder=FOLDER):
-    """Return a row per seed: when x_1 is learned as ever, and with a read ablated until a step."""
+    """Return a row per read that was ablated until a step: by how much later x_1 is learned, of the
+    seeds that were also trained as ever."""
     plain, late = load_onsets(folder=folder)
-    reads, lines = [*dict.fromkeys(row["late"][0] for row in late)], []
-    plain = {row["seed"]: row["learned"] for row in plain}
-    for seed in sorted({row["seed"] for row in late}):
-        of_seed = {row["late"][0]: row["learned"] for row in late if row["seed"] == seed}
-        ever = plain.get(seed)
-        cells = [f"{ever:.0f}" if ever else ""]
-        for read in reads:
-            step = of_seed.get(read)
-            later = f" ({step - ever:+.0f})" if step and ever else ""
-            cells.append(f"{step:.0f}{later}" if step else "")
-        lines.append((seed, *cells))
-    head = [f"without {read} until step {late[0]['late'][1]}" for read in reads]
-    return studies.markdown(["seed", "x_1 learned as ever", *head], *lines)
+    ever, lines = {row["seed"]: row["learned"] for row in plain}, []
+    for read, until in dict.fromkeys(tuple(row["late"]) for row in late):
+        rows = [row for row in late if row["late"] == [read, until] and row["seed"] in ever]
+        later = [row["learned"] - ever[row["seed"]] for row in rows]
+        count = f"{sum(steps > 0 for steps in later)} of {len(later)}"
+        lines.append((f"{read} until step {until}", studies.spread(later, "{:+.0f}"), count))
+    return studies.markdown(["without", "x_1 later by (steps)", "later"], *lines)
 
 
 def draw_onsets(folder):
