@@ -238,9 +238,9 @@ diagram 5 1 4 2 4000 16 ""
 diagram 5 2 4 2 2000 1 ""
 diagram 5 2 4 2 2500 "2 3 4 5 8 16" ""
 diagram 5 3 4 4 2500 4 ""
-diagram 2 2 4 3 2500 16 ""
+diagram 1 2 4 3 2500 16 ""
 diagram 1 2 4 4 2500 16 ""
-diagram 2 3 4 4 2500 16 ""
+diagram 1 3 4 4 2500 16 ""
 diagram 5 1 4 1 4000 8 --no-mlp
 diagram 5 2 4 2 2500 8 --no-mlp
 diagram 5 1 4 1 4000 "$every" "--rotary qk"

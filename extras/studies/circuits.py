@@ -173,7 +173,7 @@ def groups():
     """Return {"A": [row], "default": [row, ...], ...}, the committed runs that were searched."""
     found = {}
     for row in committed(*SEARCHED):
-        if searched(row) and ("lost" in row["report"] or not row["report"]["paths"]):
+        if searched(row):
             found.setdefault(name_of(row).partition("/")[0], []).append(row)
     return found
 
