@@ -51,8 +51,10 @@ done | make_runs
 for seed in {0..9}; do
   echo "10 loss onset/s$seed $main --save-every 2 --eval-every 10 --stop-below 0.6 --seed $seed"
 done | make_runs
-make_runs <<< "9 loss onset/rope_s0 $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6"
-for seed in 1 2 3; do
+for seed in {0..9}; do
+  make_runs <<< "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
+done
+for seed in {1..5}; do
   for read in "1b -> 1a" "2b -> 2a"; do
     run="$folder/onset/${read// -> /_}_s$seed"
     # shellcheck disable=SC2086
