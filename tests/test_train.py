@@ -133,7 +133,7 @@ def test_one_run_has_one_name():
 @pytest.mark.slow
 def test_killed_and_resumed_ends_bitwise_as_uninterrupted(tmp_path):
     long, whole = [*WHOLE, "--examples", 100, "--steps", 400], tmp_path / "whole"
-    output_of(train, *long, "--out", whole)
+    start("train", *long, "--out", whole).communicate(timeout=100)  # as many threads, same dtype
     for blow, code in (signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130):
         run = tmp_path / blow.name
         process = start("train", *long, "--out", run)
