@@ -52,8 +52,8 @@ for seed in {0..9}; do
   echo "10 loss onset/s$seed $main --save-every 2 --eval-every 10 --stop-below 0.6 --seed $seed"
 done | make_runs
 for seed in {0..9}; do
-  make_runs <<< "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
-done
+  echo "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
+done | make_runs
 for seed in {1..5}; do
   for read in "1b -> 1a" "2b -> 2a"; do
     run="$folder/onset/${read// -> /_}_s$seed"
@@ -270,7 +270,7 @@ for name in L1_H{5,8}_N4_D1_s1 L1_H16_N8_D1_s{2..5} L3_H4_N4_D2_taskshuffled_s{1
   [ "${name:1:1}" = 1 ] && group=one_layer || group=shuffled
   mkdir -p "$runs/$group"
   cp -r "$folder/depth_width/$name" "$runs/$group"
-  python ablate.py "$runs/$group/$name"
+  [ -e "$runs/$group/$name/circuit.json" ] || python ablate.py "$runs/$group/$name"
 done
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes

@@ -196,16 +196,9 @@ def groups_table():
             shares = [report["lost"][key] for report in found if key in report["lost"]]
             line[-1] += ", " * bool(shares) + span(shares, "{:.1%}")
         lines.append(line)
-    head = (
-        "runs",
-        "n",
-        "complete",
-        "at the mean alone",
-        "paths",
-        "stars",
-        "worst symbol: full model",
-    )
-    return markdown([*head, "all else at its mean, lost", "of another sequence, lost"], *lines)
+    head = "runs", "n", "complete", "at the mean alone", "paths", "stars"
+    ends = "worst symbol: full model", "all else at its mean, lost", "of another sequence, lost"
+    return markdown([*head, *ends], *lines)
 
 
 def refused():
@@ -213,12 +206,12 @@ def refused():
     in the runs without a validated one."""
     rows = sum(groups().values(), [])
     complete = sum("complete" in row["report"]["verdict"] for row in rows)
-    refused = [row for row in rows if not row["report"]["validated"]]
-    left = [(name_of(row), row["report"]["verdict"].partition("leave ")[2]) for row in refused]
+    without = [row for row in rows if not row["report"]["validated"]]
+    left = [(name_of(row), row["report"]["verdict"].partition("leave ")[2]) for row in without]
     texts = [f"{name} {text.removesuffix(' of sequences lost')}" for name, text in left]
     return f"""\
 **{complete} of {len(rows)} runs have a circuit that is validated and complete.**
-{len(refused)} have none: all paths along which they attend leave a loss, or lose sequences.
+{len(without)} have none: all paths along which they attend leave a loss, or lose sequences.
 {"; ".join(texts)}."""
 
 

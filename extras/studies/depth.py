@@ -350,8 +350,7 @@ def print_counts(out):
     out(f"{passed} passed it, and {solved} solved x_D (below {MATTERS}).")
     deep = [passes(row) for row in bound if row["D"] > 2 and "--init" not in row["other"]]
     out(f"Of those with D above 2 that began from the start {sum(deep)} of {len(deep)} passed it.")
-    one = [row for row in rows if row["layers"] == row["D"] == 1 and not row["other"]]
-    ends = [(row["x_1"], gates_error(row["N"], row["heads"])) for row in one]
+    ends = [(row["x_1"], gates_error(row["N"], row["heads"])) for row in one_layer_rows()]
     below = [loss < least - MATTERS for loss, least in ends if least > 0]
     out(f"Where 1 - H/N is above 0, {sum(below)} of {len(below)} runs of one layer end more than")
     out("0.05 below it.")
@@ -370,6 +369,11 @@ def all_rows():
 def bound_rows():
     """Return the rows with fewer layers than the law of content demands for x_D."""
     return [row for row in all_rows() if needed(row["other"], row["D"]) > row["layers"]]
+
+
+def one_layer_rows():
+    """Return the rows of one layer, one step and the default recipe; each says how."""
+    return [row for row in all_rows() if row["layers"] == row["D"] == 1 and not row["other"]]
 
 
 def solves(row):
@@ -461,7 +465,7 @@ def print_swaps(out):
     rise = math.floor(100 * rise) / 100  # bounds are rounded outward
     out(f"With all heads of the last layer by place the loss of x_D rises by at least {rise:.2f}")
     out(f"in the {len(hows)} models measured that learned x_D.")
-    one = [row for row in described() if row["layers"] == row["D"] == 1 and not row["other"]]
+    one = one_layer_rows()
     found = [row for row in one if row["how"]["address"]]
     wide = [row for row in found if row["heads"] > row["N"]]
     memory = sum(sum(heads_of_kind(row, "place")) >= row["N"] for row in wide)
@@ -472,8 +476,8 @@ def print_swaps(out):
     )
     out("place heads or more; of the others")
     out(f"{len(found) - len(wide)} of {len(one) - more} have an address head.")
+    hows = [row["how"] for row in found]
     for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
-        hows = [row["how"] for row in found]
         new, old = zip(
             *((how[name][0] - how["full"][0], how[name][1]) for how in hows), strict=True
         )
@@ -485,8 +489,7 @@ def print_swaps(out):
 def print_gates(out):
     """Print, of models of one layer, N = 4 and at most four heads, the loss in the best and in the
     worst slot of the own pair."""
-    rows = [row for row in described() if (row["layers"], row["D"], row["N"]) == (1, 1, 4)]
-    rows = [row for row in rows if row["heads"] <= 4 and not row["other"]]
+    rows = [row for row in one_layer_rows() if row["N"] == 4 >= row["heads"]]
     texts = []
     for heads in sorted({row["heads"] for row in rows}):
         slots = [row["how"]["by_slot"] for row in rows if row["heads"] == heads]

@@ -191,9 +191,9 @@ def draw_onsets(folder):
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
-    for panel in left, right:
+    for panel, label in (left, "$x_1$ below 0.5"), (right, None):
         learned = [row["learned"] for row in plain]
-        panel.plot(learned, [row["seed"] for row in plain], "k|", ms=11, label="$x_1$ below 0.5")
+        panel.plot(learned, [row["seed"] for row in plain], "k|", ms=11, label=label)
         panel.set(xlabel="training step", yticks=[row["seed"] for row in plain])
     left.set(ylabel="seed")
     left.set_title(f"onsets (n = {len(plain)})", fontsize="medium")
@@ -206,10 +206,8 @@ def draw_onsets(folder):
     right.axvline(late[0]["late"][1], color="gray", ls=":")
     right.set_title("learned without a read at the start", fontsize="medium")
     entries = [panel.get_legend_handles_labels() for panel in (left, right)]
-    lines, labels = (sum(parts, []) for parts in zip(*entries, strict=True))
-    unique = dict(zip(labels, lines, strict=True))  # both panels show when x_1 is learned
     below = dict(loc="outside lower center", ncols=3, fontsize="small")
-    figure.legend(unique.values(), unique.keys(), **below)
+    figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
     analyze.save_figure(figure, folder / "onset.png")
 
 
