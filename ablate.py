@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 
 from data import UserError, command_line, held_out, number, partial_losses, program, progress
-from train import keep_freed_memory, load, precision, read_json, sequences, write_text
+from train import keep_freed_memory, load, precision, read_file, sequences, write_file
 
 
 ATTENDED = 0.4  # of 1/N: by how much more a reader attends to its own chain, or at all for a star
@@ -87,7 +87,7 @@ def tokens_of(end, task, positions):
 def read_report(run):
     """Return the report of find_circuit in a run directory; {} if there is none."""
     file = pathlib.Path(run, "circuit.json")
-    return read_json(file) if file.exists() else {}
+    return read_file(file) if file.exists() else {}
 
 
 def paths_in(report, kind="paths"):
@@ -210,11 +210,13 @@ def attended(reference, task):
     others, or much to a role of all. Intermediate tokens must have read before they are read."""
     # all roles, and the intermediate tokens before and after their slots
     ends = [*task.names]
-    for role, _, block, place in task.roles:
-        size = task.blocks[block].size
-        before = [f"{role}{-offset}" for offset in range(1, REACH + 1)]
-        after = [f"{role}+{offset}" for offset in range(1, REACH + 1)]
-        ends += before * (place % size == 0) + after * (place % size == size - 1)
+    for block in task.blocks:
+        size = block.symbols.shape[1]
+        for place, role in enumerate(block.roles):
+            if place % size == 0:
+                ends += [f"{role}{-offset}" for offset in range(1, REACH + 1)]
+            if place % size == size - 1:
+                ends += [f"{role}+{offset}" for offset in range(1, REACH + 1)]
 
     heads, patterns = [*reference.reads], torch.stack([p for p, _ in reference.reads.values()])
     N, plain, stars = task.N, set(), set()
@@ -261,7 +263,7 @@ def prune(ranked, faithful, dropped=()):
 def reached(paths, task):
     """Return the set of k for which x_k can reach the query along these paths, if every role starts
     with the symbol that it shows, and takes all that a token holds when it reads it (Section 5)."""
-    holds = {role.name: {role.symbol} for role in task.roles}
+    holds = {role: {symbol} for role, symbol in task.roles.items()}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]
         for reader, symbols in taken:
@@ -480,7 +482,7 @@ def main():
         model, flags = load(args.run)
         text = json.dumps(find_circuit(model, flags, args.threshold, args.sequences))
         report = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.5g}"))
-        write_text(args.run / "circuit.json", json.dumps(report, indent=1) + "\n")
+        write_file(args.run / "circuit.json", report)
         print_report(report)
         print(f"circuit: {args.run / 'circuit.json'}")
 

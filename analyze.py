@@ -16,11 +16,11 @@ To add a figure, write a function draw_...(run) that returns a matplotlib figure
 FIGURES.
 """
 
-import json
 import math
 import pathlib
 from typing import NamedTuple
 
+import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.cm import ScalarMappable
@@ -29,8 +29,8 @@ from matplotlib.patches import FancyArrowPatch
 
 import train
 from ablate import attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
-from data import Task, command_line, held_out, program, progress, token_names
-from train import load, precision, read_json, read_log, sequences, write_text
+from data import Task, command_line, held_out, program, progress
+from train import load, precision, read_file, read_log, sequences, write_file
 
 
 CIRCUIT = "tab:red"  # the colour of the circuit in every figure
@@ -74,7 +74,7 @@ def add_title(figure, run, caption):
 
 def save_figure(figure, path):
     """Write a matplotlib figure as a PNG and close it."""
-    train.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+    figure.savefig(path, dpi=130, format="png")
     plt.close(figure)
 
 
@@ -151,7 +151,7 @@ def draw_attention_maps(run):
         _, layers = run.model(batch.inputs, return_patterns=True)
     for layer, heads in enumerate(layers):
         patterns |= {(layer, head): pattern for head, pattern in enumerate(heads[0])}
-    names = token_names(run.task, batch.inputs[0, :, : run.flags.K], batch.positions[0])
+    names = [run.task.labels[symbol] for symbol in batch.symbols[0].tolist()]
 
     # a panel for each head
     columns = run.flags.heads if run.flags.heads > 1 else min(4, len(patterns))
@@ -165,7 +165,7 @@ def draw_attention_maps(run):
         axes.spines[:].set(color=color, linewidth=width)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
     tokens = "letter: symbol, A = $x_0$, B = $x_1$, ...; number: chain"
-    tokens += "; D1.2: distractor in the triple of B1 and C2" if run.task.crossed else ""
+    tokens += "; D1.2: distractor in the triple of B1 and C2" if run.task.distractors else ""
     figure.supxlabel(f"attended token ({tokens})", fontsize=13)
     figure.supylabel("attending token", fontsize=13)
     red = "; red: heads of the circuit" if run.paths else ""
@@ -175,12 +175,13 @@ def draw_attention_maps(run):
 
 def label_blocks(axes, task, names):
     """Draw lines where blocks begin; write the roles large and the names of the tokens small."""
-    middles, roles = [], []
-    for number, (start, size, slots) in enumerate(task.blocks):
-        middles.append(start + (size * slots - 1) / 2)
-        roles.append(" ".join(role.name for role in task.roles if role.block == number))
+    middles, roles, start = [], [], 0
+    for block in task.blocks:
         axes.axhline(start - 0.5, color="black", lw=0.4)
         axes.axvline(start - 0.5, color="black", lw=0.4)
+        middles.append(start + (block.symbols.numel() - 1) / 2)
+        roles.append(" ".join(block.roles))
+        start += block.symbols.numel()
     small = {} if len(names) > 40 else dict(labels=names)
     for set_ticks in axes.set_xticks, axes.set_yticks:
         set_ticks(range(len(names)), minor=True, **small)
@@ -199,11 +200,11 @@ ARROWS = "arrows point from the attended token to the token that reads it"
 def columns_of(task, paths):
     """Return {end of a path: its column}: the roles in reading order, each followed by the
     intermediate tokens that are counted from it."""
-    order = {task.names[role]: index for index, role in enumerate(task.in_reading_order)}
+    order = [role for block in task.blocks for role in block.roles]  # as a sequence shows them
 
     def place(end):
         role, offset = parts_of(end)
-        return order[role], offset
+        return order.index(role), offset
 
     ends = {*order} | {end.rstrip("*") for path in paths for end in path[2:]}
     return {end: column for column, end in enumerate(sorted(ends, key=place))}
@@ -227,7 +228,7 @@ def draw_diagram(axes, task, paths, labels, colors):
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
         role, offset = parts_of(end)
-        symbol = task.roles[task.names.index(role)].symbol
+        symbol = task.roles[role]
         text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
         names.append(f"{'intermediate' if offset else text}\n{end}")
     axes.set_xticks(range(len(names)), names)
@@ -318,11 +319,11 @@ def read_emergence(run):
     """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
     and a path of circuit.json is not in the file, measure all paths first and write the file."""
     file, report = pathlib.Path(run, "emergence.json"), read_report(run)
-    emergence = read_json(file) if file.exists() else {}
+    emergence = read_file(file) if file.exists() else {}
     paths = {*paths_in(report), *paths_in(report, "candidates")}
     if train.checkpoints_of(run) and not paths <= paths_in(emergence).keys():
         emergence = measure_emergence(run, sorted(paths))
-        write_text(file, json.dumps(emergence) + "\n")
+        write_file(file, emergence)
     return emergence
 
 
@@ -404,6 +405,8 @@ def main():
     p = command_line("analyze.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
     folder = p.parse_args().run
+    matplotlib.rcdefaults()  # figures have our style, whatever a user has set
+    matplotlib.use("Agg")
     with program("analyze.py"):
         run, figures = read_run(folder), dict(FIGURES)
         if run.paths:

@@ -5,8 +5,7 @@ its circuits needs.
     model = Transformer(28, 4, inputs=8, outputs=12, layers=12, heads=1, width=128, head_size=128)
     predictions = model(x)                                    # (B, 28, 8) -> (B, 4, 12)
     predictions, patterns = model(x, return_patterns=True)    # patterns[layer]: (B, heads, 28, 28)
-    zero = lambda pattern, values: 0 * values                 # zero ablation
-    predictions = model(x, heads={(6, 0): zero})              # of layer 6, head 0 (L6H0)
+    predictions = model(x, heads={(6, 0): lambda pattern, values: 0 * values})  # without L6H0
 """
 
 import math
@@ -14,14 +13,6 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-
-def rotate(x, angles):
-    """Rotate each pair of numbers (i, i + size/2) of x (..., T, size) by angles (T, size/2): RoPE
-    (Su et al., 2023)."""
-    cos, sin = angles.cos(), angles.sin()
-    x1, x2 = x.chunk(2, -1)
-    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
 
 
 class Layer(nn.Module):
@@ -40,46 +31,51 @@ class Layer(nn.Module):
             self.down = nn.Linear(4 * width, width)
         self.mlp = mlp
 
+    def split(self, x):
+        """(B, T, heads * head_size) -> (B * heads, T, head_size), in float32."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).float().flatten(0, 1)
+
     def forward(self, x, mask, angles, readers, changed):
         """The residual stream of all tokens (B, T, width) -> that of the last `readers` tokens
         after this layer (B, readers, width), and what these attend to (B, heads, readers, T).
         mask (T, T) is added to the scores; angles (T, head_size/2) or None; changed: {head: f} as
         in Transformer.forward, with readers = T."""
-        B, T, _ = x.shape
-        A = self.heads * self.head_size
-
         # queries, keys and values; tokens before the last `readers` need no queries
-        normed, x = self.ln1(x), x[:, -readers:]
-        if readers == T:
+        normed, A = self.ln1(x), self.heads * self.head_size
+        if readers == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
         else:
             q = F.linear(normed[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
             k, v = F.linear(normed, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
-        q, k, v = (
-            z.view(B, -1, self.heads, self.head_size).transpose(1, 2).float() for z in (q, k, v)
-        )  # (B, heads, readers or T, head_size) each
-        if angles is not None:
-            q, k = rotate(q, angles[-readers:]), rotate(k, angles)
-        q, k, v = (z.reshape(B * self.heads, -1, self.head_size) for z in (q, k, v))
+        x = x[:, -readers:]
 
-        # Explicit batched products: on a CPU, at T < 100, they beat the fused attention op. They
-        # are float32 whatever the dtype: they are a few percent of the arithmetic, and bfloat16
-        # rounds a score of 50 to a multiple of 0.25
+        # Explicit products: on a CPU, at T < 100, they beat the fused attention op. They are
+        # float32 whatever the dtype: they are a few percent of the arithmetic, and bfloat16 rounds
+        # a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
+            q, k, v = self.split(q), self.split(k), self.split(v)
+            if angles is not None:
+                q, k = rotate(q, angles[-readers:]), rotate(k, angles)
             scores = torch.baddbmm(mask[-readers:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1)  # (B * heads, readers, T)
-            written = (pattern @ v).view(B, self.heads, readers, self.head_size)
-            pattern, v = (z.view(B, self.heads, *z.shape[1:]) for z in (pattern, v))
-            if changed:
-                heads = list(written.unbind(1))
-                for head, write in changed.items():
-                    heads[head] = write(pattern[:, head], v[:, head])
-                written = torch.stack(heads, 1)  # refuses another shape
+            written = pattern @ v  # (B * heads, readers, head_size)
+            for head, write in changed.items():
+                own = slice(head, None, self.heads)  # this head in every sequence
+                written[own] = write(pattern[own], v[own])
 
-        x = x + self.out(written.transpose(1, 2).reshape(B, readers, A))
+        written = written.unflatten(0, (-1, self.heads)).transpose(1, 2)
+        x = x + self.out(written.flatten(2))
         if self.mlp:
             x = x + self.down(F.gelu(self.up(self.ln2(x))))
-        return x, pattern
+        return x, pattern.unflatten(0, (-1, self.heads))
+
+
+def rotate(x, angles):
+    """Rotate each pair of numbers (i, i + size/2) of x (..., T, size) by angles (T, size/2): RoPE
+    (Su et al., 2023)."""
+    cos, sin = angles.cos(), angles.sin()
+    x1, x2 = x.chunk(2, -1)
+    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
 
 
 class Transformer(nn.Module):
@@ -91,10 +87,10 @@ class Transformer(nn.Module):
     scores is its square times the width. All other weights start with 0.02, but for those that add
     to the residual stream."""
 
-    # fmt: off
-    def __init__(self, T, N, inputs, outputs, layers, heads, width, head_size,
-                 mlp=True, causal=True, rotary=None, qk_std=0.02):
-        # fmt: on
+    def __init__(
+        self, T, N, inputs, outputs, layers, heads, width, head_size,
+        mlp=True, causal=True, rotary=None, qk_std=0.02,
+    ):  # fmt: skip
         super().__init__()
         self.N = N
         self.embed = nn.Linear(inputs, width)
@@ -106,13 +102,14 @@ class Transformer(nn.Module):
         self.register_buffer("rotary", rotary, persistent=False)
 
         # as in GPT-2, weights that write to the residual stream start smaller in a deeper model
-        adding = [block.out for block in self.blocks]
-        adding += [block.down for block in self.blocks if mlp]
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                small = math.sqrt(len(adding)) if module in adding else 1
-                nn.init.normal_(module.weight, std=0.02 / small)
-                nn.init.zeros_(module.bias)
+        additions = layers * (2 if mlp else 1)
+        for name, p in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                nn.init.normal_(p, std=0.02 / math.sqrt(additions))
+            elif p.ndim == 2:
+                nn.init.normal_(p, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
         for block in self.blocks:
             block.qkv.weight.data[: 2 * heads * head_size] *= qk_std / 0.02
 
@@ -144,6 +141,62 @@ class Transformer(nn.Module):
 # ---- optimizers
 
 
+def make_optimizers(model, flags):
+    """Return [AdamW, Muon] of a Transformer, where Muon has the matrices inside the layers and
+    AdamW all other parameters, or [AdamW] with --optimizer adamw; flags: those of a run. Only
+    matrices decay."""
+    inside = []
+    if flags.optimizer == "muon":
+        inside = [p for p in model.blocks.parameters() if p.ndim == 2]
+    taken = set(inside)
+    others = [p for p in model.parameters() if p not in taken]
+    groups = [
+        dict(params=[p for p in others if p.ndim == 2], weight_decay=flags.weight_decay),
+        dict(params=[p for p in others if p.ndim != 2], weight_decay=0.0),
+    ]
+    optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
+    if inside:
+        dtype = getattr(torch, flags.dtype)
+        optimizers.append(Muon(inside, flags.lr, flags.weight_decay, dtype))
+    return optimizers
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
+    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon but computes in the given
+    dtype: bfloat16 alone, as there, is 17 times slower on a processor that does not have it."""
+
+    def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
+        by_shape = {}  # all matrices of one shape are computed together
+        for matrix in matrices:
+            by_shape.setdefault(matrix.shape, []).append(matrix)
+        groups = [dict(params=group) for group in by_shape.values()]
+        super().__init__(groups, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            # a frozen matrix has no gradient, and stays as it is
+            gradients = []
+            for matrix in group["params"]:
+                frozen = matrix.grad is None
+                gradients.append(torch.zeros_like(matrix) if frozen else matrix.grad)
+
+            # Nesterov momentum
+            gradient = torch.stack(gradients)
+            average = group.setdefault("average", torch.zeros_like(gradient))
+            average.lerp_(gradient, 1 - group["momentum"])
+            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
+
+            # the root mean square of an update of Adam is near 0.2
+            update = orthogonalize(update).float()
+            size = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
+            for matrix, change in zip(group["params"], update, strict=True):
+                if matrix.grad is not None:
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
+
+
 def orthogonalize(x, iterations=5):
     """Bring all singular values of x (B, rows, columns) close to 1 by Newton-Schulz iterations."""
     tall = x.shape[-2] > x.shape[-1]
@@ -154,54 +207,3 @@ def orthogonalize(x, iterations=5):
         polynomial = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return x.mT if tall else x
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
-    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon but computes in the given
-    dtype: bfloat16 alone, as there, is 17 times slower on a processor that does not have it."""
-
-    def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
-        shapes = {}  # all matrices of one shape are computed together
-        for matrix in matrices:
-            shapes.setdefault(matrix.shape, []).append(matrix)
-        defaults = dict(lr=lr, weight_decay=weight_decay, momentum=momentum)
-        super().__init__([dict(params=group) for group in shapes.values()], defaults)
-        self.dtype = dtype
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            # Nesterov momentum
-            gradient = torch.stack([matrix.grad for matrix in group["params"]])
-            average = group.setdefault("average", torch.zeros_like(gradient))
-            average.lerp_(gradient, 1 - group["momentum"])
-            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
-
-            # the root mean square of an update of Adam is near 0.2
-            update = orthogonalize(update).float()
-            size = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
-            for matrix, change in zip(group["params"], update, strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
-
-
-def linear_weights(module):
-    """Return {weight: None} of all linear layers, a shared weight once."""
-    return {m.weight: None for m in module.modules() if isinstance(m, nn.Linear)}
-
-
-def make_optimizers(model, flags):
-    """Return [AdamW, Muon] of a Transformer, where Muon has the matrices inside the layers and
-    AdamW all other parameters, or [AdamW] with --optimizer adamw; flags: those of a run. Only
-    weights of linear layers decay."""
-    matrices = linear_weights(model.blocks) if flags.optimizer == "muon" else {}
-    others = [parameter for parameter in model.parameters() if parameter not in matrices]
-    decaying, decay = linear_weights(model), flags.weight_decay
-    groups = [
-        dict(params=[p for p in others if p in decaying], weight_decay=decay),
-        dict(params=[p for p in others if p not in decaying], weight_decay=0.0),
-    ]
-    optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
-    if matrices:
-        optimizers.append(Muon(matrices, flags.lr, decay, getattr(torch, flags.dtype)))
-    return optimizers

@@ -2,11 +2,12 @@
 
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
 python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
-python sweep.py --layers 2 3 4 --seeds 5 --flags "--heads 8 --D 4"  # any grid of train.py
+python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid; further flags are of train.py
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. After a stop the same command continues; when all have ended it draws the figure again.
+run ends. After a stop the same command continues; when all have ended it draws the figure again. A
+second grid with the same --out joins the table and the figure.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
 clone of this repository. Whoever reaches a scheduler can run any code on its workers: keep it in a
@@ -18,11 +19,9 @@ python -m dask worker tcp://10.0.0.1:8786 --nthreads 1 --nworkers 16
 
 import contextlib
 import pathlib
-import shlex
 import statistics
-import sys
-import threading
 import time
+import traceback
 
 import matplotlib.pyplot as plt
 import torch
@@ -30,7 +29,7 @@ import torch
 import train
 from analyze import crossings, save_figure, symbol_color
 from data import UserError, command_line, number, program
-from train import DEFAULTS, Flags, read_log, read_rows, write_rows
+from train import DEFAULTS, Flags, read_file, read_log, write_file
 
 
 PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # the last weights are evaluated
@@ -44,22 +43,21 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
 
-PATIENCE = 15  # seconds within which a scheduler must answer, and a worker must come
+
+# ---- running
 
 
-def grid(groups, folder):
-    """Return [Flags, ...] of every run of the groups, which are as in PRESETS, the longest run
-    first. A wrong flag ends the program as in train.py."""
-    by_name = {}  # two groups may share a run
-    for text, layers, seeds in groups:
-        for name in {"--layers", "--seed", "--out"} & {*text.replace("=", " ").split()}:
-            raise UserError(f"--flags must not hold {name}, which the grid sets")
-        for count in layers:
-            for seed in range(seeds):
-                run = f"{text} --layers {count} --seed {seed} --resume"
-                flags = train.parse_flags(shlex.split(run), folder)
-                by_name[flags.out.name] = flags
-    return sorted(by_name.values(), key=cost, reverse=True)
+def grid(words, layers, seeds, folder):
+    """Return [Flags, ...], a run for each depth and seed; words: further flags of train.py, a list.
+    A wrong flag ends the program as in train.py."""
+    if "--seed" in words:
+        raise UserError("leave out --seed: the grid has seeds 0, 1, ..., as many as --seeds says")
+    runs = []
+    for count in layers:
+        for seed in range(seeds):
+            point = f"--layers {count} --seed {seed} --resume".split()
+            runs.append(train.parse_flags([*words, *point], folder))
+    return runs
 
 
 def cost(flags):
@@ -67,31 +65,43 @@ def cost(flags):
     return flags.steps * flags.batch * flags.layers * flags.problem.T
 
 
-# ---- the table, {run: row}
+def run_and_report(flags):
+    """Train a run, or continue it, and return its row. This is what a worker does."""
+    torch.set_num_threads(1)
+    train.keep_freed_memory()
+    with open(f"{flags.out}.txt", "a") as printed, contextlib.redirect_stdout(printed):
+        try:
+            train.run_once(flags)
+        except Exception as error:
+            traceback.print_exc(file=printed)
+            return row_of(flags, error)
+    return row_of(flags)
 
 
-def row_of(flags, error=None):
-    """Return the row of a run: its flags, its error or None, its final losses (means over the last
-    100 steps), and the step at which each symbol was learned."""
-    error = error and f"{type(error).__name__}: {error}"
-    row = flags.settings | dict(run=flags.out.name, error=error)
-    if error:
-        return row
-    log = read_log(flags.out)
-    row |= dict(seconds=log[-1]["seconds"], ended=log[-1]["step"])
-    last = [entry for entry in log if entry["step"] > row["ended"] - 100]
-    for name in ("val", *flags.target_names):
-        row[name] = sum(entry[name] for entry in last) / len(last)
-    return row | {f"{name}_learned": step for name, step in crossings(log, flags).items()}
+def sweep(runs, table, path, client):
+    """Train the runs in their order. Whenever one ends, its row joins the table and the file at
+    `path`."""
+    from distributed import as_completed
 
+    print(f"{len(runs)} runs to do; their progress is in {path.parent}/*.txt", flush=True)
+    began = time.time()
+    waiting = {}
+    for flags in runs:
+        future = client.submit(run_and_report, flags, pure=False, priority=cost(flags))
+        waiting[future] = flags
+    done, total = 0, sum(map(cost, runs))
+    for ended, future in enumerate(as_completed(list(waiting)), 1):
+        flags = waiting[future]
+        error = future.exception()  # of the cluster
+        row = row_of(flags, error) if error else future.result()
+        table[row["run"]] = row
+        write_file(path, table.values())
 
-def read_table(path):
-    """Return the table, {} without a file; a flag that did not exist then has its default."""
-    rows = read_rows(path) if path.exists() else []
-    return {row["run"]: Flags(**DEFAULTS).settings | row for row in rows}
-
-
-# ---- running
+        # the time left, at the speed so far
+        done += cost(flags)
+        minutes = (time.time() - began) * (total / done - 1) / 60
+        progress = f"{ended}/{len(runs)} runs, about {minutes:.0f} min left"
+        print(f"{progress}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
 
 
 def connect(scheduler, workers):
@@ -102,60 +112,40 @@ def connect(scheduler, workers):
     if not scheduler:
         size = dict(n_workers=workers, threads_per_worker=1, silence_logs="CRITICAL")
         return Client(host="127.0.0.1", dashboard_address="127.0.0.1:0", **size)
-    answers = []
-
-    def ask():
-        try:
-            client = Client(scheduler, timeout=PATIENCE)
-            client.wait_for_workers(1, timeout=PATIENCE)
-            answers.append(client)
-        except Exception as error:  # an address can be wrong in many ways
-            answers.append(error)
-
-    # in a thread, since a server of another kind may let a client wait for ever
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(2 * PATIENCE)
-    [client] = answers or [TimeoutError(f"no answer in {2 * PATIENCE} seconds")]
-    if isinstance(client, Exception):
-        raise UserError(f"no Dask cluster with workers at {scheduler}: {client}")
+    try:
+        client = Client(scheduler, timeout=15)
+        client.wait_for_workers(1, timeout=15)
+    except Exception as error:  # an address can be wrong in many ways
+        raise UserError(f"no Dask cluster with workers at {scheduler}: {error}") from None
     if max(client.nthreads().values()) > 1:  # torch has one random generator per process
         raise UserError("a worker has several threads: start workers with --nthreads 1")
     return client
 
 
-def run_and_report(flags):
-    """Train a run, or continue it, and return its row. This is what a worker does."""
-    torch.set_num_threads(1)
-    train.keep_freed_memory()
-    try:
-        with open(f"{flags.out}.txt", "a") as printed, contextlib.redirect_stdout(printed):
-            train.run_once(flags)
-        return row_of(flags)
-    except Exception as error:
-        return row_of(flags, error)
+# ---- the table, {run: row}
 
 
-def sweep(to_do, table, path, client):
-    """Train the runs to_do in their order. Whenever one ends, its row joins the table and the file
-    at `path`."""
-    from distributed import as_completed
+def row_of(flags, error=None):
+    """Return the row of a run: its flags, its error or None, its final losses (means over the last
+    100 steps), and the step at which each symbol was learned."""
+    row = dict(flags.settings, run=flags.out.name, error=None)
+    if error:
+        row["error"] = f"{type(error).__name__}: {error}"
+        return row
+    log = read_log(flags.out)
+    row["seconds"], row["ended"] = log[-1]["seconds"], log[-1]["step"]
+    last = [entry for entry in log if entry["step"] > row["ended"] - 100]
+    for name in ("val", *flags.target_names):
+        row[name] = sum(entry[name] for entry in last) / len(last)
+    for name, step in crossings(log, flags).items():
+        row[f"{name}_learned"] = step
+    return row
 
-    print(f"{len(to_do)} runs to do; their progress is in {path.parent}/*.txt", flush=True)
-    began, done, total, waiting = time.time(), 0, sum(map(cost, to_do)), {}
-    for flags in to_do:
-        waiting[client.submit(run_and_report, flags, pure=False, priority=cost(flags))] = flags
-    for ended, future in enumerate(as_completed([*waiting]), 1):
-        error, flags = future.exception(), waiting[future]  # an error of the cluster
-        row = row_of(flags, error) if error else future.result()
-        table[row["run"]] = row
-        write_rows(path, table.values())
 
-        # the time left, at the speed so far
-        done += cost(flags)
-        minutes = (time.time() - began) * (total / done - 1) / 60
-        progress = f"{ended}/{len(to_do)} runs, about {minutes:.0f} min left"
-        print(f"{progress}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
+def read_table(path):
+    """Return the table, {} without a file; a flag that did not exist then has its default."""
+    rows = read_file(path) if path.exists() else []
+    return {row["run"]: {**DEFAULTS, **row} for row in rows}
 
 
 # ---- Figure 4, from the table alone
@@ -167,47 +157,33 @@ def section_7(rows):
     return [row for row in rows if not (row["targets"] or row["init"] or row.get("circuit"))]
 
 
-def draw_losses(axes, rows, column, color, label, shift):
-    """Draw every run as a dot, shifted sideways, and bars at the middle run, or the middle two."""
-    by_layers = {}
-    for row in [row for row in rows if column in row]:
-        by_layers.setdefault(row["layers"] + shift, []).append(row[column])
-    for x, losses in by_layers.items():
-        axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
-    middle = [statistics.median_low(losses) for losses in by_layers.values()]
-    middle += [statistics.median_high(losses) for losses in by_layers.values()]
-    axes.plot([*by_layers] * 2, middle, "_", color=color, ms=9, mew=2, label=label)
-
-
 def figure_4(rows):
     """Above: final validation loss by layers, with and without the implicit curriculum. Below: each
     symbol's loss by layers, with an arrow at the floor(log2 k) + 2 layers of reading by content."""
     size = dict(figsize=(7.5, 8), layout="constrained", sharex=True)
     figure, (above, below) = plt.subplots(2, 1, **size)
-    groups = ("with", True, "tab:blue", -0.12), ("without", False, "tab:red", 0.12)
-    for name, ic, color, shift in groups:
-        group = [row for row in rows if row["ic"] == ic]
-        D = " and ".join(map(str, sorted({row["D"] for row in group})))
-        label = f"{name} implicit curriculum (D={D}, {len(group)} runs)"
-        draw_losses(above, group, "val", color, label, shift)
+    with_ic = [row for row in rows if row["ic"]]
+    without = [row for row in rows if not row["ic"]]
+    draw_losses(above, with_ic, "val", "tab:blue", label_of("with", with_ic), -0.12)
+    draw_losses(above, without, "val", "tab:red", label_of("without", without), 0.12)
     above.set_title("Final loss: a dot per run, bars at the middle runs")
 
     # below: symbol by symbol
-    curriculum, possible = [row for row in rows if row["ic"]], {}
-    last = max([row["D"] for row in curriculum], default=0)
+    last = max([row["D"] for row in with_ic], default=0)
+    by_depth = {}
     for k in range(1, last + 1):
-        color, shift = symbol_color(k, last), 0.15 * (k - (1 + last) / 2)
-        draw_losses(below, curriculum, f"x_{k}", color, f"$x_{k}$", shift)
-        possible.setdefault(k.bit_length() + 1, []).append(f"$x_{k}$")
+        shift = 0.15 * (k - (1 + last) / 2)
+        draw_losses(below, with_ic, f"x_{k}", symbol_color(k, last), f"$x_{k}$", shift)
+        by_depth.setdefault(k.bit_length() + 1, []).append(f"$x_{k}$")
     style = dict(textcoords="offset points", ha="center", fontsize="small")
-    for depth, names in possible.items():
-        text, arrow = ", ".join(names) + "\nby content", dict(arrowstyle="->")
-        below.annotate(text, (depth, 0.93), (0, 22), arrowprops=arrow, **style)
+    style["arrowprops"] = dict(arrowstyle="->")
+    for depth, names in by_depth.items():
+        below.annotate(f"{', '.join(names)}\nby content", (depth, 0.93), (0, 22), **style)
     below.set_title("Each symbol alone, with implicit curriculum")
 
     # both: the plateau
+    average, _ = Flags(**rows[0]).problem.plateaus[-1]
     for axes, columns in (above, 1), (below, 3):
-        average, _ = Flags(**rows[0]).problem.plateaus[-1]
         axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
         axes.set(xlabel="layers", ylabel="validation MSE", ylim=(0, 1.2))
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -215,41 +191,69 @@ def figure_4(rows):
     return figure
 
 
+def label_of(name, rows):
+    D = " and ".join(str(D) for D in sorted({row["D"] for row in rows}))
+    return f"{name} implicit curriculum (D={D}, {len(rows)} runs)"
+
+
+def draw_losses(axes, rows, column, color, label, shift):
+    """Draw every run as a dot, shifted sideways, and bars at the middle run, or the middle two."""
+    by_layers = {}
+    for row in rows:
+        if column in row:
+            by_layers.setdefault(row["layers"] + shift, []).append(row[column])
+    for x, losses in by_layers.items():
+        axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
+    layers = list(by_layers)
+    middle = [statistics.median_low(losses) for losses in by_layers.values()]
+    middle += [statistics.median_high(losses) for losses in by_layers.values()]
+    axes.plot(layers + layers, middle, "_", color=color, ms=9, mew=2, label=label)
+
+
 def main():
-    p, cores, count = command_line("sweep.py", __doc__), torch.get_num_threads(), number(int, 1)
+    p, count = command_line("sweep.py", __doc__), number(int, 1)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=count, help="seeds 0, 1, ... per point, 3 by default")
-    p.add_argument("--flags", action="append", help="of train.py for all runs; twice for two sets")
+    p.add_argument("--seeds", type=count, default=3, help="seeds 0, 1, ... per point")
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
+    cores = torch.get_num_threads()
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
-    # the value of --flags begins with --, which argparse takes only after =
-    args = p.parse_args(shlex.split(shlex.join(sys.argv[1:]).replace("--flags ", "--flags=")))
-    if bool(args.preset) == bool(args.layers or args.flags or args.seeds) or not (
-        args.preset or args.layers
-    ):
-        p.error("give a --preset, or your own grid with --layers, --seeds and --flags")
+    args, words = p.parse_known_args()  # words: the flags of train.py
+    if bool(args.preset) == bool(args.layers) or (args.preset and words):
+        p.error("give a --preset alone, or your own grid with --layers, --seeds, flags of train.py")
     with program("sweep.py"):
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
-        groups = [(text, args.layers, args.seeds or 3) for text in args.flags or [""]]
-        to_do = grid(PRESETS.get(args.preset, groups), folder.absolute())
+        runs = []
+        if args.layers:
+            runs = grid(words, args.layers, args.seeds, folder.absolute())
+        for text, layers, seeds in PRESETS.get(args.preset, []):
+            runs += grid(text.split(), layers, seeds, folder.absolute())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "results.jsonl"
         table = read_table(path)
-        done = {name for name, row in table.items() if not row["error"]}
 
-        # run what has no row yet, then draw the table, also when the cluster is lost before
-        try:
-            if missing := [flags for flags in to_do if flags.out.name not in done]:
-                with connect(args.scheduler, args.workers) as client:
-                    sweep(missing, table, path, client)
-        finally:
-            if rows := section_7(row for row in table.values() if not row["error"]):
-                save_figure(figure_4(rows), folder / "figure4.png")
-                print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}", flush=True)
-        if failed := sum(bool(table[flags.out.name]["error"]) for flags in to_do):
-            raise UserError(f"{failed} runs failed, see {path}; the same command tries them again")
+        # run what has no row yet, the longest first
+        missing = []
+        for flags in runs:
+            row = table.get(flags.out.name)
+            if not row or row["error"]:
+                missing.append(flags)
+        if missing:
+            missing.sort(key=cost, reverse=True)
+            with connect(args.scheduler, args.workers) as client:
+                sweep(missing, table, path, client)
+
+        rows = section_7(row for row in table.values() if not row["error"])
+        if rows:
+            save_figure(figure_4(rows), folder / "figure4.png")
+            print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}")
+        else:
+            print("nothing to draw: no run ended that is of Section 7 (a causal chain)")
+        failed = [flags for flags in runs if table[flags.out.name]["error"]]
+        if failed:
+            text = f"{len(failed)} runs failed, see {path}; the same command tries them again"
+            raise UserError(text)
 
 
 if __name__ == "__main__":

@@ -308,7 +308,7 @@ def test_a_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
 
     # workers are threads of this process here, which need no second import of torch
     here = Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None)
-    argv = ["sweep.py", "--flags", TINY.replace("--layers 2 ", "").replace("40", "10")]
+    argv = ["sweep.py", *TINY.replace("--layers 2 ", "").replace("40", "10").split()]
     argv += ["--layers", "1", "2", "--seeds", "1", "--out", str(tmp_path)]
     silent = contextlib.redirect_stdout(io.StringIO())
     with mock.patch.object(sys, "argv", argv), mock.patch.object(sweep, "connect") as connect:
@@ -327,8 +327,8 @@ def test_a_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
 def test_a_mistake_gets_one_line(tiny_run, tmp_path):
     for module, arguments, says in (
         (data, "--K 3", "even"),
-        (train, "--K 3", "--K must be even"),
-        (train, "--lr nan", "--lr: must be at least 0"),
+        (train, "--K 3", "must be even"),
+        (train, "--lr nan", "--lr must be at least 0"),
         (train, "--heads 3", "divisible by --heads 3"),
         (train, "--lay 3", "unrecognized"),
         (train, f"{TINY} --out {tiny_run}", "add --resume"),
@@ -338,8 +338,9 @@ def test_a_mistake_gets_one_line(tiny_run, tmp_path):
         (ablate, f"{tiny_run} --threshold 2", "--threshold: must be"),
         (analyze, f"{tmp_path}", "no run directory"),
         (sweep, "", "give a --preset"),
-        (sweep, "--layers 1 --flags=--seed=3", "must not hold --seed"),
-        (sweep, "--layers 1 --workers 0", "--workers: must be at least 1"),
+        (sweep, "--layers 1 --seed 3", "leave out --seed"),
+        (sweep, "--layers 1 --worker 3", "unrecognized"),
+        (sweep, "--layers 1 --workers 0", "--workers: must be from 1"),
     ):
         code, _, err = run_main(module, arguments)
         assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)

@@ -19,7 +19,7 @@ make_runs() {
     run="$folder/$name"
     echo "== $name, about $minutes minutes"
     # shellcheck disable=SC2086
-    [ -e "$run/model.pt" ] || python train.py $flags --out "$run" --resume < /dev/null
+    [ -e "$run/model.pt" ] || python -m extras.studies.stage train $flags --out "$run" --resume < /dev/null
     if [ "$what" = circuit ] && [ ! -e "$run/attention_maps.png" ]; then
       python ablate.py "$run" < /dev/null
       python analyze.py "$run" < /dev/null
@@ -270,13 +270,15 @@ for name in L1_H{5,8}_N4_D1_s1 L1_H16_N8_D1_s{2..5} L3_H4_N4_D2_taskshuffled_s{1
   [ "${name:1:1}" = 1 ] && group=one_layer || group=shuffled
   mkdir -p "$runs/$group"
   cp -r "$folder/depth_width/$name" "$runs/$group"
-  [ -e "$runs/$group/$name/circuit.json" ] || python ablate.py "$runs/$group/$name"
+  [ -e "$runs/$group/$name/circuit.json" ] || python -m extras.studies.stage ablate "$runs/$group/$name"
 done
 
 # two and three layers with more steps (depth.md): 70 and 125 core-minutes
 longer="$plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 5000"
-python sweep.py --layers 2 --seeds 10 --flags "$longer" --out "$folder/longer"
-python sweep.py --layers 3 --seeds 10 --flags "$longer" --out "$folder/longer"
+# shellcheck disable=SC2086
+python sweep.py --layers 2 --seeds 10 $longer --out "$folder/longer"
+# shellcheck disable=SC2086
+python sweep.py --layers 3 --seeds 10 $longer --out "$folder/longer"
 
 # the circuits of the three runs of the sweep that reach the limit of the law
 for layers in 2 3 4; do

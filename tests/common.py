@@ -78,7 +78,7 @@ def runs_equal(*runs):
     if {*names} != {*others} or logs[0] != logs[1]:
         return False
     for name in [path for path in names if path.stem != "state"]:
-        a, b = (train.read_tensors(Path(run, name)) for run in runs)
+        a, b = (train.read_file(Path(run, name)) for run in runs)
         if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
             return False
     return True

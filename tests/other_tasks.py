@@ -6,12 +6,41 @@ from unittest import mock
 import torch
 
 import data
-from data import Role, Task, chain
+from data import Block, Task, chain
 
 
 def table(title, N, *rows):
-    """The Task of these roles, each (name, symbol, block, place)."""
-    return Task(title, N, tuple(Role(*row) for row in rows))
+    """The Task of these roles, each (name, symbol, block, place); symbol -1 is a distractor."""
+    symbols = 1 + max(row[1] for row in rows)
+    x, distractors, blocks = torch.arange(N * symbols).view(N, symbols), [], []
+    for number in range(1 + max(row[2] for row in rows)):
+        columns, names = [], []
+        for name, symbol, _, _ in sorted((r for r in rows if r[2] == number), key=lambda r: r[3]):
+            column = x[:, symbol]
+            if symbol < 0:
+                column = N * symbols + len(distractors) + torch.arange(N)
+                distractors += [f"{name}.{n + 1}" for n in range(N)]
+            names.append(name)
+            columns.append(column)
+        blocks.append(Block(names, torch.stack(columns, 1)))
+    return Task(title, N, symbols, blocks, distractors)
+
+
+def spans(task):
+    """Return [(first token, tokens per slot, slots), ...] of the blocks."""
+    found, start = [], 0
+    for block in task.blocks:
+        slots, size = block.symbols.shape
+        found.append((start, size, slots))
+        start += slots * size
+    return found
+
+
+def place_of(role, task):
+    """Return the number of the block of a role, and its place there."""
+    for number, block in enumerate(task.blocks):
+        if role in block.roles:
+            return number, block.roles.index(role)
 
 
 # the symbols x_0, x_1, x_2 side by side

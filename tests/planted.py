@@ -6,6 +6,7 @@ import torch
 
 import train
 from ablate import Path, parts_of, tokens_of
+from tests.other_tasks import place_of, spans
 
 
 def paths_from(*texts):
@@ -23,20 +24,21 @@ def find_positions(symbols, task):
     """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone; the first
     chain is that of the first query."""
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
-    start = task.blocks[task.roles[0].block].start
+    start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
-    for block in dict.fromkeys(role.block for role in task.roles[1:]):
+    known, places = [*task.roles.values()], [place_of(role, task) for role in task.names]
+    for block in dict.fromkeys(block for block, _ in places[1:]):
         # the slot that shows every symbol that is known of the chain so far
-        start, size, slots = task.blocks[block]
+        start, size, slots = spans(task)[block]
         first = start + size * torch.arange(slots)
-        members = [number for number, role in enumerate(task.roles) if role.block == block]
+        members = [number for number, place in enumerate(places) if place[0] == block]
         fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
         for number, before in itertools.product(members, list(tokens_of)):
-            if task.roles[number].symbol == task.roles[before].symbol:
+            if known[number] == known[before]:
                 tokens = tokens_of[before][..., None].expand(-1, -1, slots)
-                fits &= same[:, :, first + task.roles[number].place].gather(1, tokens)
+                fits &= same[:, :, first + places[number][1]].gather(1, tokens)
         for number in members:
-            tokens_of[number] = first[fits.int().argmax(-1)] + task.roles[number].place
+            tokens_of[number] = first[fits.int().argmax(-1)] + places[number][1]
     return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
 
 
@@ -70,7 +72,7 @@ class Planted:
     def __call__(self, x, heads=()):
         task, functions, x = self.task, dict(heads), x[..., :4]
         positions = find_positions(x, task)
-        symbols = [role.symbol for role in task.roles]
+        symbols = [*task.roles.values()]
         holders = [symbols.index(k) for k in range(task.symbols)]
         sequence = torch.arange(len(x))[:, None, None]
         symbols = x[sequence, positions[:, :, holders]]  # (B, N, symbols, K)
@@ -111,15 +113,15 @@ def evidence(task, path, holds, positions):
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
     (source, there), (target, too) = (tokens_of(end, task, positions) for end in path[2:])
     names, offsets = zip(*map(parts_of, path[2:]), strict=True)
-    ends = [task.roles[task.names.index(name)] for name in names]
-    if ends[0].block == ends[1].block:
+    blocks = [place_of(name, task)[0] for name in names]
+    if blocks[0] == blocks[1]:
         return (there & too).float()
     held = [
         holds[sequence, tokens, offset, chains]
         for tokens, offset in zip((source, target), offsets, strict=True)
     ]
     shared = torch.minimum(*held)
-    if ends[1].block in task.crossed:
+    if task.title == "conditional" and blocks[1] == 0:
         shared = torch.stack([shared[..., 1:3].amin(-1), shared[..., 3]], -1)
     return shared.amax(-1) * (there & too)
 

@@ -223,7 +223,7 @@ def write_run(folder, flags):
     flags = train.parse_flags(["--dtype", "float32", *TINY, *flags.split(), "--out", str(folder)])
     folder.mkdir()
     train.open_run(flags)
-    train.write_tensors(folder / "model.pt", train.build(flags).state_dict())
+    train.write_file(folder / "model.pt", train.build(flags).state_dict())
     return folder
 
 

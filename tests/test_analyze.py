@@ -52,8 +52,8 @@ def test_attention_maps_of_any_task(name, whole, monkeypatch):
         upward = [line.get_xdata()[0] for line in axes.lines if line.get_ydata()[0] == 0]
         assert across == upward == borders
     texts = [label.get_text() for label in grid[0].get_yticklabels(minor=True)]
-    for n, (number, role) in itertools.product(range(task.N), enumerate(task.roles)):
-        assert texts[batch.positions[0, n, number]] == f"{'ABC'[role.symbol]}{n + 1}"
+    for n, (number, role) in itertools.product(range(task.N), enumerate(task.roles.values())):
+        assert texts[batch.positions[0, n, number]] == f"{'ABC'[role]}{n + 1}"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -63,7 +63,7 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
     monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
     scores = information.information(run.model, run.task, batch, 4)
-    shown = torch.tensor([role.symbol for role in run.task.roles])
+    shown = torch.tensor([*run.task.roles.values()])
     shows = shown[:, None] == torch.arange(run.task.symbols)
     assert scores.shape == (3, *shows.shape)
     assert (scores[0][shows] > 0.99).all() and (scores[0][~shows] < 0.1).all(), scores[0]

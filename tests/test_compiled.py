@@ -202,7 +202,7 @@ def main():
         row |= dict(recall=len(paths & truth) / len(truth))
         row |= dict(verdict=report["verdict"], seconds=round(time.time() - began))
         rows.append(row)
-    train.write_rows(HERE / "results/figures/compiled.jsonl", rows)
+    train.write_file(HERE / "results/figures/compiled.jsonl", rows)
 
 
 if __name__ == "__main__":

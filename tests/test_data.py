@@ -9,7 +9,7 @@ import torch
 
 import data
 from tests.common import bits_behind, output_of
-from tests.other_tasks import TASKS, distracted, sequences_of
+from tests.other_tasks import TASKS, distracted, place_of, sequences_of, spans
 
 
 def test_random_bits_are_splitmix64():
@@ -61,26 +61,27 @@ def test_positions_are_where_the_roles_stand(title):
     batch = sequences_of(task, 20)
     tokens = batch.positions.flatten(1).sort(1).values
     assert torch.equal(tokens, torch.arange(task.T).expand(20, -1))
-    sizes = [[role.block for role in task.roles].count(k) for k in range(len(task.blocks))]
     for b, n in itertools.product(range(20), range(task.N)):
         query = batch.positions[b, n, 0] - task.T + task.N
         symbols = [batch.inputs[b, -task.N + query, :K], *batch.targets[b, query].split(K)]
         slots = {}
-        for role, token in zip(task.roles, batch.positions[b, n].tolist(), strict=True):
-            assert torch.equal(batch.inputs[b, token, :K], symbols[role.symbol])
-            slot, place = divmod(token - task.N * sum(sizes[: role.block]), sizes[role.block])
-            assert place == role.place and slots.setdefault(role.block, slot) == slot < task.N
+        for role, token in zip(task.names, batch.positions[b, n].tolist(), strict=True):
+            assert torch.equal(batch.inputs[b, token, :K], symbols[task.roles[role]])
+            block, expected = place_of(role, task)
+            start, size, _ = spans(task)[block]
+            slot, place = divmod(token - start, size)
+            assert place == expected and slots.setdefault(block, slot) == slot < task.N
 
 
 def test_distractors_belong_to_no_chain():
     task = distracted(4, 3)
     batch = sequences_of(task, 20)
     assert batch.inputs.shape == (20, 28, 4) and batch.targets.shape == (20, 4, 8)
-    for inputs, _, positions in zip(*batch, strict=True):
+    for inputs, symbols in zip(batch.inputs, batch.symbols, strict=True):
         shown = [tuple(symbol) for symbol in inputs.tolist()]
         distractors = {*shown[8:16]}
         assert len(distractors) == 8 and not distractors & {*shown[:8], *shown[16:]}
-        names = data.token_names(task, inputs, positions)
+        names = [task.labels[symbol] for symbol in symbols.tolist()]
         assert len({*zip(names, shown, strict=True)}) == len({*names}) == len({*shown})
         assert sorted(names[8:16]) == sorted(f"d{x}.{n}" for x in "ab" for n in range(1, 5))
 

@@ -31,7 +31,7 @@ def write_run(run, flags="", paths=(), **losses):
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
-    train.write_rows(run / "log.jsonl", log)
+    train.write_file(run / "log.jsonl", log)
     (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
 
     # how the paths emerged
@@ -217,7 +217,7 @@ def test_interventions_find_the_address_and_the_memory(tmp_path):
     """On a model whose mechanism is known, theory.constructed(4)."""
     flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --seed 7 --device cpu"
     train.open_run(train.parse_flags([*flags.split(), "--out", str(tmp_path)]))
-    train.write_tensors(tmp_path / "model.pt", theory.constructed(4).state_dict())
+    train.write_file(tmp_path / "model.pt", theory.constructed(4).state_dict())
     how = depth.mechanism(tmp_path)
 
     # what each head does, and reads

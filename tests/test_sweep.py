@@ -20,7 +20,7 @@ from train import Flags
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
-GRID = ["--layers", 1, 2, "--seeds", 2, "--flags", f"{TINY} --steps 200"]
+GRID = ["--layers", 1, 2, "--seeds", 2, *TINY.split(), "--steps", 200]
 
 
 # ---- running
@@ -71,7 +71,7 @@ def test_the_cluster_of_the_docstring(tmp_path):
     # a scheduler and a worker, then the sweep
     cluster = [in_a_shell(command) for command in sweep.__doc__.strip().splitlines()[-2:]]
     where = re.search(r"--scheduler .*? --out /shared", sweep.__doc__)[0]
-    swept = f"python sweep.py --layers 1 --seeds 2 --flags '{TINY} --steps 10' {where}/grid"
+    swept = f"python sweep.py --layers 1 --seeds 2 {TINY} --steps 10 {where}/grid"
     try:
         for _ in range(5):  # the scheduler may still be starting
             process = in_a_shell(swept)
@@ -101,7 +101,7 @@ def test_a_server_of_another_kind_is_no_cluster(tmp_path):
 
 
 def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, monkeypatch):
-    flags = ["--layers", 1, 3, "--seeds", 2, "--flags", TINY, "--out", tmp_path]
+    flags = ["--layers", 1, 3, "--seeds", 2, *TINY.split(), "--out", tmp_path]
 
     def submit(function, flags, **options):
         return mock.Mock(exception=lambda: None, result=lambda: function(flags))
@@ -135,14 +135,14 @@ def test_a_row_is_what_a_run_left(tmp_path):
     than a flag has its default."""
     losses = {k: 1 - k / 400 for k in range(0, 301, 50)}
     log = [dict(step=k, seconds=9.5, lr=0.1, val=loss, x_1=loss) for k, loss in losses.items()]
-    [flags] = sweep.grid([(TINY, [2], 1)], tmp_path)
+    [flags] = sweep.grid(TINY.split(), [2], 1, tmp_path)
     with mock.patch.object(sweep, "read_log", lambda run: log):
         row = sweep.row_of(flags)
     assert row["ended"] == 300 and row["val"] == row["x_1"] == (0.375 + 0.25) / 2
     assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
     assert row["seconds"] == 9.5 and row["layers"] == 2
     path = tmp_path / "results.jsonl"
-    train.write_rows(path, [{name: row[name] for name in row if name != "clip"}])
+    train.write_file(path, [{name: row[name] for name in row if name != "clip"}])
     assert sweep.read_table(path) == {row["run"]: row | dict(clip=0.1)}
 
 
@@ -150,7 +150,9 @@ def test_presets_are_the_grids_of_the_committed_tables(tmp_path):
     """So the same command draws the committed figure again. A row has the flags of its name."""
     committed = sweep.read_table(HERE / "results/sweep/results.jsonl")
     for name, size in dict(laptop=24, night=88, paper=128).items():
-        grid = sweep.grid(sweep.PRESETS[name], tmp_path)
+        grid = []
+        for text, layers, seeds in sweep.PRESETS[name]:
+            grid += sweep.grid(text.split(), layers, seeds, tmp_path)
         assert len(grid) == size
         for flags in grid if name != "paper" else ():
             row = Flags(**committed[flags.out.name])

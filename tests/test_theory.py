@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from data import chain, conditional, make_batch, shuffled
+from data import chain, conditional, make_batch
 from extras.studies import theory
-from tests.other_tasks import MIXED, TRIPLES, sequences_of
+from extras.studies.tasks import shuffled
+from tests.other_tasks import MIXED, TRIPLES, sequences_of, spans
 
 
 def test_depth_laws_against_the_simulation():
@@ -31,18 +32,19 @@ def layers_by_sets(task, batch, causal=True, wide=False):
     shown = [tuple(symbol) for symbol in batch.inputs[0, :, :4].tolist()]
     answers = [tuple(symbol.tolist()) for symbol in batch.targets[0, 0].split(4)]
     known, slot_of, place_of = {}, {}, {}
-    for number, (start, size, slots) in enumerate(task.blocks):
+    for number, (start, size, slots) in enumerate(spans(task)):
         for slot, place in itertools.product(range(slots), range(size)):
             token = start + slot * size + place
             slot_of[token], place_of[token] = (number, slot), (number, place)
             known[token] = {shown[token], slot_of[token]}
-    query, layers = task.blocks[-1].start, {}
+    query, layers = task.T - task.N, {}
     for layer in range(1, 9):
         after = {token: set(pieces) for token, pieces in known.items()}
         for token, read in itertools.product(known, known):
             shared = known[token] & known[read]
             rivals = {other for other in known if place_of[other] == place_of[read]} - {read}
-            unique = shared and not any(shared <= known[other] for other in rivals if task.crossed)
+            rivals = rivals if task.distractors else ()
+            unique = shared and not any(shared <= known[other] for other in rivals)
             if unique and (read <= token or not causal):
                 slot = [other for other in known if slot_of[other] == slot_of[read]]
                 visible = [other for other in slot if other <= token or not causal]

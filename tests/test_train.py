@@ -1,10 +1,12 @@
 """One run: its losses, its flags and its files; stopped, killed, resumed, and extended."""
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import os
+import pickle
 import shutil
 import signal
 from pathlib import Path
@@ -70,7 +72,7 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), untrained, strict=True))
     losses = train.evaluate(train.load(whole, "ckpt/000020.pt")[0], flags)
     assert abs(losses[0] - train.read_log(whole)[2]["val"]) < 1e-6
-    last, (model, flags) = train.read_tensors(whole / "ckpt/000040.pt"), train.load(whole)
+    last, (model, flags) = train.read_file(whole / "ckpt/000040.pt"), train.load(whole)
     assert all(torch.equal(last[name], weight) for name, weight in model.state_dict().items())
     assert not model.training and flags.device == "cpu" and flags.out == whole
 
@@ -137,12 +139,12 @@ def test_killed_and_resumed_ends_bitwise_as_uninterrupted(tmp_path):
     for blow, code in (signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130):
         run = tmp_path / blow.name
         process = start("train", *long, "--out", run)
-        wait_for(lambda log=run / "log.jsonl": log.exists() and len(train.read_rows(log)) > 10)
+        wait_for(lambda log=run / "log.jsonl": log.exists() and len(train.read_file(log)) > 10)
         process.send_signal(blow)
         out, err = process.communicate(timeout=100)
         assert process.returncode == code, err
         assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
-        assert blow == signal.SIGKILL or out.splitlines()[-1].endswith(f"--out {run} --resume")
+        assert blow == signal.SIGKILL or "to continue, add --resume" in out
         out = output_of(train, *long, "--out", run, "--resume")
         assert "resumed" in out and runs_equal(run, whole)
 
@@ -195,6 +197,16 @@ def test_a_finished_run_is_never_overwritten(tmp_path, whole):
     assert out == train.summary(run) + "\n" and contents(run) == contents(whole)
 
 
+def test_a_run_with_init_resumes_without_the_first_run(tmp_path, whole):
+    first = shutil.copytree(whole, tmp_path / "first")
+    words = [*WHOLE, "--init", first]
+    train_until(20, *words, "--out", tmp_path / "run")
+    output_of(train, *words, "--out", tmp_path / "other")
+    shutil.rmtree(first)
+    output_of(train, *words, "--out", tmp_path / "run", "--resume")
+    assert runs_equal(tmp_path / "run", tmp_path / "other")
+
+
 # ---- every flag
 
 FEW = "--layers 2 --heads 2 --width 16 --D 3 --N 2 --batch 8 --steps 4 --eval-every 2 --warmup 1"
@@ -217,7 +229,8 @@ def typed(name, init=""):
 def quick(monkeypatch):
     """Evaluate on few sequences."""
     real = train.evaluate
-    monkeypatch.setattr(train, "evaluate", lambda *arguments: real(*arguments[:2], n=64))
+    few = functools.partial(real, n=64)
+    monkeypatch.setattr(train, "evaluate", lambda model, flags, *_, **how: few(model, flags))
 
 
 def trained(run, *words):
@@ -246,11 +259,36 @@ def test_a_run_with_every_flag_resumes_bitwise(tmp_path, quick):
 # ---- what a researcher adds
 
 
+def test_heads_are_replaced_in_training_and_evaluation(tmp_path):
+    """Until step 20, where the weights of the first layer's values have learned nothing yet."""
+    flags, seen = train.parse_flags([*WHOLE, "--out", str(tmp_path / "run")]), []
+
+    def intervene(step, positions):
+        seen.append((step, len(positions)))
+        if step >= 20:
+            return None
+        return {(0, head): lambda pattern, values: 0 * values for head in range(2)}
+
+    assert train.run_once(flags, intervene=intervene)
+    assert [step for step, size in seen if size == 8] == [*range(40)]  # training
+    assert {step for step, size in seen if size == 256} == {0, 10, 20, 30, 40}
+    first, same, last = (
+        train.load(flags.out, f"ckpt/{step:06d}.pt")[0].blocks[0].out.weight for step in (0, 20, 40)
+    )
+    assert torch.allclose(first, same, rtol=0.01) and not torch.allclose(same, last, rtol=0.01)
+
+
+def test_an_object_that_is_no_tensor_is_not_called_damage(tmp_path):
+    train.write_file(tmp_path / "state.pt", dict(mine=Path))
+    with pytest.raises(pickle.UnpicklingError, match="pathlib"):
+        train.read_file(tmp_path / "state.pt")
+
+
 def test_noise_of_yours_resumes_bitwise_and_a_column_is_no_symbol(tmp_path, monkeypatch):
     predict, evaluation = train.predict, train.evaluation
 
-    def noisy(model, flags, index):
-        predictions, targets = predict(model, flags, index)
+    def noisy(model, flags, index, *more):
+        predictions, targets = predict(model, flags, index, *more)
         training = torch.is_grad_enabled()
         return predictions + training * torch.randn_like(predictions), targets
 

@@ -77,7 +77,8 @@ def gpt2(attention, flags):
 def x_transformers(flags):
     from x_transformers import Decoder
 
-    sizes = dict(dim=flags.width, depth=flags.layers, heads=flags.heads, attn_dim_head=flags.size)
+    head_size = flags.width // flags.heads
+    sizes = dict(dim=flags.width, depth=flags.layers, heads=flags.heads, attn_dim_head=head_size)
     stack = Decoder(**sizes, attn_flash=True, attn_project_out=True)
     return Peer(flags, stack, lambda stack, x: stack(x))
 
@@ -189,7 +190,7 @@ def main():
         provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
         rows, commands = measure(flags), first_experience(flags)
         Path("out").mkdir(exist_ok=True)
-        train.write_rows(Path("out/peers.jsonl"), [provenance, *rows, *commands])
+        train.write_file(Path("out/peers.jsonl"), [provenance, *rows, *commands])
         for table in rows, commands:
             print(markdown(list(table[0]), *(row.values() for row in table)), end="\n\n")
 

@@ -9,7 +9,7 @@ from extras.studies.rows import committed, group_by_settings
 
 def peers():
     """Return the provenance of peers.jsonl, and its other rows."""
-    return train.read_rows(Path(__file__).with_name("peers.jsonl"))
+    return train.read_file(Path(__file__).with_name("peers.jsonl"))
 
 
 def steps_table():

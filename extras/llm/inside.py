@@ -22,7 +22,7 @@ from data import progress
 from extras.llm.weights import FOLDER, GROUP, draw, last_logits, run, tokens
 from extras.studies import markdown
 from extras.studies.stats import bootstrap
-from train import read_rows
+from train import read_file
 
 
 T = 10  # tokens of a question: two lines of four, then the letter and the sign, the query
@@ -162,7 +162,7 @@ def effect(row):
 
 def table():
     """Return the committed effects in the layers that have a control, then those of heads."""
-    rows = read_rows(FOLDER / "hop_gemma-3-270m.jsonl")
+    rows = read_file(FOLDER / "hop_gemma-3-270m.jsonl")
     effects = {(row["kind"], row["where"]): effect(row) for row in rows}
     kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
     layers = sorted(where for kind, where in effects if kind == kinds[-1])

@@ -23,7 +23,7 @@ from extras.llm.__main__ import count_outcomes
 from extras.llm.questions import FORMULATIONS, chain_question, make_question
 from extras.studies import markdown
 from extras.studies.stats import wilson
-from train import read_rows, write_rows
+from train import read_file, write_file
 
 
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
@@ -161,7 +161,7 @@ def choices_table():
     head, lines = ["", "D", "chance"], {}
     for model in MODELS:
         _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
-        for row in read_rows(FOLDER / f"choices_{model}.jsonl"):
+        for row in read_file(FOLDER / f"choices_{model}.jsonl"):
             name, D, n, correct = (row[key] for key in ("formulation", "D", "n", "correct"))
             chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
             mark = beside_chance(correct, n, chance)
@@ -174,7 +174,7 @@ def choices_table():
 def hops_of(model):
     """Return rows (N, examples, D, right answers, n, chance), both orders of the lines together."""
     rows = []
-    for row in read_rows(FOLDER / f"hops_{model}.jsonl"):
+    for row in read_file(FOLDER / f"hops_{model}.jsonl"):
         correct, chance = row["by step"] + row["shuffled"], 1 / row["N"]
         rows.append((row["N"], row["shots"], row["D"], correct, 2 * row["n"], chance))
     return rows
@@ -221,7 +221,7 @@ def run(name, description, measurements):
         rows = measurements[args.what](*model, short, args.n, args.seed)
         args.out.mkdir(parents=True, exist_ok=True)
         rows = [dict(model=short, n=args.n, seed=args.seed) | row for row in rows]
-        write_rows(args.out / f"{args.what}_{short}.jsonl", rows)
+        write_file(args.out / f"{args.what}_{short}.jsonl", rows)
         return rows, args.out
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from extras.studies.stats import bootstrap
-from train import read_json
+from train import read_file
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers
@@ -23,7 +23,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colou
 
 def rows_of(name, function):
     """The committed rows of a function of a system."""
-    return read_json(Path("results/mechanisms", f"{name}.json"))[function]
+    return read_file(Path("results/mechanisms", f"{name}.json"))[function]
 
 
 def table_of(name, function):

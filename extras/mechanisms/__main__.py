@@ -1,13 +1,12 @@
 """Measure one of the related systems, write it as JSON, print its tables and save its figure."""
 
 import importlib
-import json
 from pathlib import Path
 
 from analyze import save_figure
 from data import command_line, program
 from extras import mechanisms
-from train import read_json, write_text
+from train import read_file, write_file
 
 
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")
@@ -39,8 +38,8 @@ def main():
         path = args.out / f"{args.name}.json"
         if not args.plot_only:
             args.out.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(measure(module.TASKS)))
-        results = read_json(path)
+            write_file(path, measure(module.TASKS))
+        results = read_file(path)
         for function, _, _, table in module.TASKS:
             if table:
                 print(mechanisms.markdown(table(results[function.__name__])), end="\n\n")

@@ -20,7 +20,7 @@ from matplotlib.colors import to_hex
 import analyze
 import train
 from ablate import PatchedModel, parts_of, paths_in, read_report, tokens_of
-from data import command_line, held_out, program, progress, token_names
+from data import command_line, held_out, program, progress
 from extras.pages.information import information
 from extras.studies.stats import knock_out_rises
 
@@ -84,7 +84,7 @@ def describe_sequences(run, batch):
             pair = torch.stack([sources, targets], -1)[number].tolist()
             exists = (source_exists & target_exists)[number].tolist()
             pairs.append([pair[n] if exists[n] else None for n in range(len(pair))])
-        names = token_names(run.task, batch.inputs[number, :, : run.flags.K], positions)
+        names = [run.task.labels[symbol] for symbol in batch.symbols[number].tolist()]
         row = dict(names=names, chains=chains.tolist(), queries=positions[:, 0].tolist())
         sequences.append(row | dict(ends=pairs))
     return sequences
@@ -154,7 +154,7 @@ def information_of(run):
 def new_symbols(run):
     """Return {path: the k of the symbols x_k that it brings to its reader}, if each token starts
     with its symbol and takes all that what it reads holds (Section 5)."""
-    known = {role.name: {role.symbol} - {-1} for role in run.task.roles}
+    known = {role: {symbol} - {-1} for role, symbol in run.task.roles.items()}
     brought = {}
     for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
         before = {place: set(symbols) for place, symbols in known.items()}
@@ -221,21 +221,25 @@ def data_of(run):
     # names: of roles, symbols and the columns of the circuit
     log = train.read_log(run.folder)
     steps = [step for step, _ in weights] or [log[-1]["step"]]
-    block, _, place, _ = (column.tolist() for column in task.tokens)
-    roles = [task.role_at(*where).name for where in zip(block, place, strict=True)]
+    blocks, roles, reading = [], [], []
+    for block in task.blocks:
+        slots, size = block.symbols.shape
+        blocks.append([len(roles), size, slots])
+        roles += block.roles[:size] * slots
+        reading += [task.names.index(role) for role in block.roles]
     letters = [chr(ord("A") + k) if k < 26 else f"x{k}" for k in range(task.symbols)]
     places = []
     for place in analyze.columns_of(task, run.paths):
         role, offset = parts_of(place)
-        symbol = [*letters, "distractor"][task.roles[task.names.index(role)].symbol]
+        symbol = [*letters, "distractor"][task.roles[role]]
         places.append([place, "intermediate" if offset else symbol])
     return dict(
         name=run.folder.as_posix(),
         about=about(run),
         task=dict(T=task.T, roles=roles, names=task.names, letters=letters),
-        blocks=task.blocks,
+        blocks=blocks,
         places=places,
-        reading=task.in_reading_order,
+        reading=reading,
         layers=flags.layers,
         heads=flags.heads,
         symbols=flags.target_names,
@@ -269,7 +273,7 @@ def about(run):
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
-    if task.crossed:
+    if task.distractors:
         pairs = (
             "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3; D1.2,"
         )
@@ -322,7 +326,7 @@ def page(title, body, data="", script="", runs=""):
 
 def write(file, text):
     file.parent.mkdir(parents=True, exist_ok=True)
-    train.write_text(file, text)
+    file.write_text(text, encoding="utf-8")
     print(f"{file} ({len(text) / 1e6:.1f} MB)")
 
 

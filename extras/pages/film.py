@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 import analyze
-import train
 from ablate import parts_of, paths_in
 from analyze import ARROWS, diagram_size, draw_diagram, read_run
 from data import UserError, command_line, program
@@ -29,7 +28,7 @@ def draw_film(run, file, frames=44):
     colors = {}
     for path in paths:
         role, _ = parts_of(path.read)
-        symbol = max(1, task.roles[task.names.index(role)].symbol)
+        symbol = max(1, task.roles[role])
         colors[path] = analyze.symbol_color(symbol, last)
     drawn, dots = draw_diagram(above, task, paths, dict.fromkeys(paths, "0.00"), colors), {}
     for symbol, losses in emergence["losses"].items():
@@ -76,7 +75,7 @@ def draw_film(run, file, frames=44):
     pictures = [frame(checkpoint).quantize(64) for checkpoint in chosen]
     milliseconds = [400] + [100] * (len(pictures) - 2) + [900]
     moving = dict(save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
-    train.write_file(file, lambda temporary: pictures[0].save(temporary, "GIF", **moving))
+    pictures[0].save(file, "GIF", **moving)
     plt.close(figure)
 
 

@@ -44,7 +44,7 @@ def information(model, task, batch, K):
         return values.gather(1, tokens).flatten(0, 1)
 
     # the labels: every symbol of each chain, read at a role that shows it
-    shown = [role.symbol for role in task.roles]
+    shown = [*task.roles.values()]
     labels = [at_role(batch.inputs[..., :K], shown.index(k)) for k in range(task.symbols)]
     fit_labels, test_labels = torch.cat(labels, -1).double().chunk(2)
 

@@ -8,7 +8,6 @@ so that the checkpoints may be deleted: losses of the full model, and of each pa
 {"x_1": [MSE, ...], ...}.
 """
 
-import json
 import pathlib
 
 from matplotlib.ticker import LogLocator
@@ -35,7 +34,7 @@ def measure(folder, run):
         for curves, losses in measured:
             for curve, loss in zip(curves.values(), losses.mean(0).tolist(), strict=True):
                 curve.append(round(loss, 4))
-    train.write_text(folder / "emergence.json", json.dumps(emergence) + "\n")
+    train.write_file(folder / "emergence.json", emergence)
     return emergence
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import sweep
 from data import command_line, program
+from extras.studies import tasks  # noqa: F401 (it adds --task shuffled)
 from extras.studies.stats import wilson
 
 

@@ -131,7 +131,7 @@ def size(row):
     """Return "9/6 in 5/3, 4 stars": the paths and layers of a circuit, each with the fewest
     possible, and how many paths lead to a role of all chains."""
     task, paths = row["flags"].problem, row["report"]["paths"]
-    roles = sum(role.symbol >= 0 for role in task.roles[1:])  # each must be reached by a path
+    roles = sum(k >= 0 for k in task.roles.values()) - 1  # each must be reached by a path
     layers = max(least_layers(task, row["flags"].causal))
     stars = sum(path["read"].endswith("*") for path in paths)
     text = f"{len(paths)}/{roles} in {len({path['layer'] for path in paths})}/{layers}"
@@ -230,7 +230,7 @@ def compiled_table():
     """Return a row per compiled program: at which noise on the weights the search finds the circuit
     that is known, and what it says at others."""
     programs, lines = {}, []
-    for row in train.read_rows(RESULTS / "figures/compiled.jsonl"):
+    for row in train.read_file(RESULTS / "figures/compiled.jsonl"):
         programs.setdefault(row["program"], []).append(row)
     for program, (first, *noisy) in programs.items():
         cells = {}
@@ -247,7 +247,7 @@ def compiled_table():
 def asked_table():
     """Return a row per circuit of the committed circuits.jsonl."""
     lines = []
-    for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
+    for row in train.read_file(RESULTS / "figures/circuits.jsonl"):
         if "paths" not in row:
             continue
         same, of = (row["stability"][key] for key in ("same", "of"))
@@ -264,7 +264,7 @@ def freed_table():
     """Return a row for each committed run without a complete circuit: under both ablations the head
     that helps most, and the worst symbol and the lost sequences before and after."""
     lines = []
-    for row in train.read_rows(RESULTS / "figures/circuits.jsonl"):
+    for row in train.read_file(RESULTS / "figures/circuits.jsonl"):
         cells = []
         for before, head, after in row.get("freed", {}).values():
             ends = [f"{max(losses):.3f}, {lost:.0%}" for losses, lost in (before, after)]
@@ -278,7 +278,7 @@ def freed_table():
 
 def found_again():
     """Return in how many circuits whole searches on other sequences find the same paths."""
-    asked = [row for row in train.read_rows(RESULTS / "figures/circuits.jsonl") if "paths" in row]
+    asked = [row for row in train.read_file(RESULTS / "figures/circuits.jsonl") if "paths" in row]
     same = []
     for row in asked:
         found = zip(row["stability"]["same"], row["stability"]["of"], strict=True)
@@ -322,11 +322,11 @@ def draw(rows, out):
     """Put into circuits.jsonl what is asked of the runs that have weights and were searched; a row
     replaces the one of the same run."""
     file = out / "circuits.jsonl"
-    kept = {row["run"]: row for row in train.read_rows(file)} if file.exists() else {}
+    kept = {row["run"]: row for row in train.read_file(file)} if file.exists() else {}
     for row in rows:
         if row["folder"] and (row["folder"] / "model.pt").exists() and searched(row):
             kept[name_of(row)] = ask(row)
-            train.write_rows(file, [kept[run] for run in sorted(kept)])
+            train.write_file(file, [kept[run] for run in sorted(kept)])
     return file
 
 

@@ -289,7 +289,7 @@ def kind_of(how, name):
 def cells():
     """Return {(other flags, layers, N, heads, D): [row, ...]} of the committed rows, sorted."""
     groups, names = collections.defaultdict(list), ("other", "layers", "N", "heads", "D")
-    for row in sorted(train.read_rows(ROWS), key=lambda row: row["seed"]):
+    for row in sorted(train.read_file(ROWS), key=lambda row: row["seed"]):
         groups[tuple(row[name] for name in names)].append(row)
     return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
 
@@ -406,7 +406,7 @@ def print_held(out):
     the start, while one head of each layer was held on the minimal circuit, and once freed."""
     kinds = {"": "from the start", "frozen": "held", "--init frozen": "freed"}
     groups = collections.defaultdict(list)
-    for row in train.read_rows(ROWS):
+    for row in train.read_file(ROWS):
         shape = tuple(row[name] for name in ("layers", "heads", "N", "D"))
         groups[row["other"], shape].append(row)
     for layers, heads, N, D in sorted(shape for other, shape in groups if other == "frozen"):
@@ -525,11 +525,11 @@ def superposition_table():
 def measure(folders):
     """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
     left out."""
-    rows = train.read_rows(ROWS) if ROWS.exists() else []
+    rows = train.read_file(ROWS) if ROWS.exists() else []
     for run in folders:
         if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
             rows.append(row_of(run))
-            train.write_rows(ROWS, rows)
+            train.write_file(ROWS, rows)
 
 
 # ---- what the page prints of the laws and of the sweep
@@ -610,7 +610,7 @@ def draw_diagram(path=Path("results/sweep/law.png")):
 def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")):
     """Draw where the queries of one model look: the mean attention of each head to each token of a
     pair, and to the 1a of the own chain, wherever it stands."""
-    rows = train.read_rows(ROWS)
+    rows = train.read_file(ROWS)
     row = next(row for row in rows if row["run"] == name)
     how, tokens = row["how"], range(2 * row["N"])
     most = {head: reads.index(max(reads)) for head, reads in how["reads"].items()}

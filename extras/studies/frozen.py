@@ -6,29 +6,17 @@ heads read along the fewest paths from the first step on.
 config.json of the run then has "circuit": "minimal" beside the flags.
 """
 
-import json
-from unittest import mock
-
 import train
 from ablate import frozen_heads
 from data import command_line, program
 from extras.studies.theory import frozen_paths
 
 
-def run_with(flags, heads_of, note, stopped=()):
-    """Train a run, or continue it, like train.run_once, with the head functions heads_of(positions
-    (B, N, roles)) in every prediction; note: what config.json says of them, a dict."""
-
-    def predict(model, flags, index):
-        batch = train.sequences(flags, index.to(flags.device))
-        with train.precision(flags):
-            return model(batch.inputs, heads_of(batch.positions)), batch.targets
-
-    with mock.patch.object(train, "predict", predict):
-        ended = train.run_once(flags, stopped)
+def run_with(flags, intervene, stopped=(), **note):
+    """Train a run, or continue it, like train.run_once; note: what config.json says besides."""
+    ended = train.run_once(flags, stopped, intervene)
     file = flags.out / "config.json"
-    saved = json.loads(file.read_text(encoding="utf-8")) | note
-    train.write_text(file, json.dumps(saved, indent=1) + "\n")
+    train.write_file(file, train.read_file(file) | note)
     return ended
 
 
@@ -36,10 +24,10 @@ def run_once(flags, circuit, stopped=()):
     """Train a run, or continue it, like train.run_once, with this circuit."""
     paths = frozen_paths(flags, circuit)
 
-    def heads_of(positions):
+    def intervene(step, positions):
         return frozen_heads(paths, flags.problem, positions)
 
-    return run_with(flags, heads_of, dict(circuit=circuit), stopped)
+    return run_with(flags, intervene, stopped, circuit=circuit)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ The reader attends as if the token that it reads were not there. config.json of 
 "late": ["1b -> 1a", 200] beside the flags.
 """
 
-import torch
-
 import train
 from ablate import Path, mask_of
 from data import UserError, command_line, number, program
@@ -30,20 +28,11 @@ def heads_without(read, flags, positions):
 
 def run_once(flags, read, until):
     """Train a run, or continue it, like train.run_once, without this read until a step."""
-    state, stopped = flags.out / "state.pt", []
-    steps = train.read_tensors(state)["step"] if state.exists() else 0  # done by then
 
-    def heads_of(positions):
-        nonlocal steps
-        if torch.is_grad_enabled():  # a training step, not an evaluation
-            steps += 1
-            stopped.extend([True] * (steps == until))
-        return heads_without(read, flags, positions)
+    def intervene(step, positions):
+        return heads_without(read, flags, positions) if step < until else None
 
-    if steps < until:
-        run_with(flags, heads_of, dict(late=[read, until]), stopped)
-        flags = flags.replace(resume=True)
-    train.run_once(flags)
+    run_with(flags, intervene, late=[read, until])
 
 
 def main():

@@ -126,7 +126,7 @@ def measure(row):
 
 def load_onsets(rotary="input", folder=FOLDER):
     """Return ([rows with onsets], [rows of late.py]) of the onset.jsonl in a folder."""
-    rows = train.read_rows(folder / "onset.jsonl")
+    rows = train.read_file(folder / "onset.jsonl")
     rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
     return [row for row in rows if row["onsets"]], [row for row in rows if row["late"]]
 
@@ -215,7 +215,7 @@ def draw(rows, out):
     """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it; return
     its tables as text."""
     if measured := [measure(row) for row in rows if row["folder"]]:
-        train.write_rows(out / "onset.jsonl", measured)
+        train.write_file(out / "onset.jsonl", measured)
     draw_onsets(out)
     return f"{onset_table(out)}\n\n{late_table(out)}\n\n{out / 'onset.png'}"
 

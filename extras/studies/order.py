@@ -185,7 +185,7 @@ def measure_run(row, n=SEQUENCES):
 
 def load_induction():
     """Return the rows of the committed induction.jsonl."""
-    return train.read_rows(RESULTS / "figures/induction.jsonl")
+    return train.read_file(RESULTS / "figures/induction.jsonl")
 
 
 def induction_table():
@@ -257,7 +257,7 @@ def write_induction(rows, out):
     """Measure the runs that have checkpoints into induction.jsonl."""
     runs = [row for row in rows if row["folder"] and train.checkpoints_of(row["folder"])]
     if measured := [*filter(None, map(measure_run, runs))]:
-        train.write_rows(out / "induction.jsonl", measured)
+        train.write_file(out / "induction.jsonl", measured)
     return out / "induction.jsonl"
 
 

@@ -25,7 +25,7 @@ FLOOR = 1e-4  # half of the 95% interval of an excess over 256 sequences
 
 def load_growth():
     """Return {(setting, qk_std): [row, ...]}."""
-    rows = train.read_rows(RESULTS / "figures/growth.jsonl")
+    rows = train.read_file(RESULTS / "figures/growth.jsonl")
     groups = {}
     for row in rows:
         groups.setdefault((row["setting"], row["qk_std"]), []).append(row)

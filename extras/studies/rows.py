@@ -42,13 +42,13 @@ def row_of(run):
     """Return the row of a run directory."""
     flags, log = train.read_flags(run), train.read_log(run)
     automatic = train.run_name(flags) == run.name
-    config = train.read_json(run / "config.json")
+    config = train.read_file(run / "config.json")
     row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
     if report := read_report(run):
         row["report"] = rounded(report)
     file = run / "emergence.json"
     if file.exists():
-        emergence = train.read_json(file)
+        emergence = train.read_file(file)
         paths = [{key: path[key] for key in KEPT} for path in emergence["paths"]]
         row["emergence"] = dict(steps=emergence["steps"], paths=rounded(paths))
     return row
@@ -69,7 +69,7 @@ def load(sources):
     found = {}
     for source in map(Path, sources):
         many = source.suffix == ".jsonl"
-        rows = train.read_rows(source) if many else [row_of(source)]
+        rows = train.read_file(source) if many else [row_of(source)]
         for row in (row for row in rows if "config" in row):  # a study may keep others there
             group = source.stem if many else source.absolute().parent.name
             folder = None if many else source
@@ -140,13 +140,13 @@ def main():
     with program("python -m extras.studies.rows"):
         args = p.parse_args()
         file = args.out / f"{args.group}.jsonl"
-        rows = {row["name"]: row for row in (train.read_rows(file) if file.exists() else [])}
+        rows = {row["name"]: row for row in (train.read_file(file) if file.exists() else [])}
         for row in map(row_of, args.run):
             row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
             rows[row["name"]] = row
         names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
         args.out.mkdir(parents=True, exist_ok=True)
-        train.write_rows(file, [rows[name] for name in names])
+        train.write_file(file, [rows[name] for name in names])
         print(f"{file}: {len(rows)} runs")
 
 

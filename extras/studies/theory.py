@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from ablate import Path
-from data import Task, UserError, chain, command_line, program, rotary_numbers
+from data import Block, Task, UserError, chain, command_line, program, rotary_numbers
 from model import Transformer
 
 
@@ -43,9 +43,8 @@ def attend(known, allowed, rivals=(), same_slot=None):
 def may_attend(task, causal=True):
     """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
     causal mask only to those that are read before it, and to itself."""
-    count = len(task.roles)
-    read_at = torch.empty(count, dtype=torch.long)
-    read_at[task.in_reading_order] = torch.arange(count)
+    order = [role for block in task.blocks for role in block.roles]
+    read_at = torch.tensor([order.index(role) for role in task.names])
     return (read_at[:, None] >= read_at) | (not causal)
 
 
@@ -53,11 +52,16 @@ def may_attend(task, causal=True):
 def whole_sequence(task):
     """Return what the tokens of a sequence hold before any layer, (T, pieces) bool, the role of
     each, (T,), and the rivals: all pairs of tokens at the same place of two slots of a block."""
-    block, slot, place, symbol = task.tokens
-    first_slot = torch.tensor([0, *(block.slots for block in task.blocks)]).cumsum(0)
-    known = torch.cat([F.one_hot(symbol), F.one_hot(first_slot[block] + slot)], 1).bool()
-    places = torch.stack([block, place], 1).tolist()
-    roles = torch.tensor([task.roles.index(task.role_at(*where)) for where in places])
+    slots, roles = [], []
+    for block in task.blocks:
+        for _ in block.symbols:
+            slot = slots[-1] + 1 if slots else 0
+            for place in range(block.symbols.shape[1]):
+                slots.append(slot)
+                roles.append(task.names.index(block.roles[place]))
+    symbols = torch.cat([block.symbols.flatten() for block in task.blocks])
+    known = torch.cat([F.one_hot(symbols), F.one_hot(torch.tensor(slots))], 1).bool()
+    roles = torch.tensor(roles)
     same_role = (roles[:, None] == roles).fill_diagonal_(False)
     return known, roles, same_role.nonzero().tolist()
 
@@ -67,7 +71,7 @@ def known_to_query(task, layers, wide=False):
     (symbols-1,) bool; layers: of each layer, which role may attend to which, (roles, roles); wide:
     whoever may attend to one token of a slot reads both."""
     known, roles, rivals = whole_sequence(task)
-    slots = known[:, -sum(block.slots for block in task.blocks) :].float()
+    slots = known[:, -sum(len(block.symbols) for block in task.blocks) :].float()
     same_slot, query = slots @ slots.T > 0 if wide else None, roles.tolist().index(0)
     for allowed in layers:
         known = attend(known, allowed[roles[:, None], roles], rivals, same_slot)
@@ -85,9 +89,9 @@ def least_layers(task, causal=True, wide=False):
 
 def in_order(steps):
     """Return one chain whose pairs are read in this order of their steps: (3, 2, 1) is ours."""
-    query, *roles = chain(1, len(steps)).roles
-    roles = [role._replace(block=steps.index((i // 2) + 1)) for i, role in enumerate(roles)]
-    return Task("in order", 1, (query, *roles))
+    x = torch.arange(len(steps) + 1)[None]
+    blocks = [Block([f"{k}a", f"{k}b"], x[:, k - 1 : k + 1]) for k in steps]
+    return Task("in order", 1, len(steps) + 1, [*blocks, Block(["q"], x[:, :1])])
 
 
 def shuffled_depths(D):
