@@ -27,10 +27,10 @@ import pathlib
 import re
 from typing import NamedTuple
 
-import torch
-
 from data import UserError, command_line, held_out, number, partial_losses, program, progress
 from train import keep_freed_memory, load, precision, read_file, sequences, write_file
+
+import torch
 
 
 ATTENDED = 0.4  # of 1/N: by how much more a reader attends to its own chain, or at all for a star

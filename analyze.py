@@ -20,17 +20,17 @@ import math
 import pathlib
 from typing import NamedTuple
 
+import train
+from ablate import attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
+from data import Task, command_line, held_out, program, progress
+from train import load, precision, read_file, read_log, sequences, write_file
+
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
-
-import train
-from ablate import attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
-from data import Task, command_line, held_out, program, progress
-from train import load, precision, read_file, read_log, sequences, write_file
 
 
 CIRCUIT = "tab:red"  # the colour of the circuit in every figure

@@ -25,8 +25,12 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
 import argparse
 import contextlib
 import functools
+import os
 import sys
 from typing import NamedTuple
+
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads of torch sleep, and free a core
 
 import torch
 

@@ -23,13 +23,13 @@ import statistics
 import time
 import traceback
 
-import matplotlib.pyplot as plt
-import torch
-
 import train
 from analyze import crossings, save_figure, symbol_color
 from data import UserError, command_line, number, program
 from train import DEFAULTS, Flags, read_file, read_log, write_file
+
+import matplotlib.pyplot as plt
+import torch
 
 
 PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # the last weights are evaluated

@@ -16,16 +16,16 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import pytest
-import torch
-import torch.nn.functional as F
-
 import ablate
 import analyze
 import data
 import sweep
 import train
 from model import Transformer
+
+import pytest
+import torch
+import torch.nn.functional as F
 
 
 HERE = Path(__file__).parent

@@ -24,16 +24,12 @@ import sys
 import time
 import zipfile
 
-
-if __name__ == "__main__":  # before torch loads: waiting threads sleep soon and free their cores
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
 import data
 from data import UserError, command_line, program
 from model import Transformer, make_optimizers
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 # ---- training; `flags` are the Flags below, in which flags.lr is --lr

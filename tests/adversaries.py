@@ -4,11 +4,11 @@ found by it, and the token after 1b, an intermediate token, holds x_1."""
 
 import itertools
 
-import torch
-
 from data import chain
 from test_all import address_and_values
 from tests.planted import Planted, attending
+
+import torch
 
 
 CHAIN = chain(4, 1)

@@ -6,11 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 import test_all
 import train
 from test_all import HERE
+
+import torch
 
 
 TINY = test_all.TINY.replace(" --stop-below 0", "").replace(" --save-every 20", "").split()

@@ -3,10 +3,10 @@
 import os
 import signal
 
-import pytest
-
 import train
 from tests.common import WHOLE, run_main
+
+import pytest
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait on tensors this small

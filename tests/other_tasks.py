@@ -3,10 +3,10 @@
 import json
 from unittest import mock
 
-import torch
-
 import data
 from data import Block, Task, chain
+
+import torch
 
 
 def table(title, N, *rows):

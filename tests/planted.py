@@ -2,11 +2,11 @@
 
 import itertools
 
-import torch
-
 import train
 from ablate import Path, parts_of, tokens_of
 from tests.other_tasks import place_of, spans
+
+import torch
 
 
 def paths_from(*texts):

@@ -3,9 +3,6 @@
 import itertools
 from unittest import mock
 
-import pytest
-import torch
-
 import ablate
 import data
 import train
@@ -15,6 +12,9 @@ from test_all import address_and_values, planted
 from tests.common import TINY, assert_refused, output_of
 from tests.other_tasks import MIXED, TRIPLES, distracted, sequences_of
 from tests.planted import CIRCUITS, paths_from, plant, settings
+
+import pytest
+import torch
 
 
 def pairs_of(path, task, positions, b):

@@ -4,9 +4,6 @@ import itertools
 import json
 import shutil
 
-import pytest
-import torch
-
 import analyze
 import train
 from ablate import Path, parts_of, paths_in
@@ -14,6 +11,9 @@ from data import held_out
 from extras.pages import information
 from model import Transformer
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
+
+import pytest
+import torch
 
 
 def run_of(folder, task, paths=(), heads=1):

@@ -24,6 +24,13 @@ compiler = types.ModuleType("tracr.compiler")
 compiler.__path__ = [str(pathlib.Path(tracr.__file__).parent / "compiler")]
 sys.modules.setdefault("tracr.compiler", compiler)
 
+import ablate
+import train
+from ablate import Path
+from data import chain, held_out, make_batch, partial_losses
+from test_all import HERE
+from tests.planted import paths_from, settings
+
 from tracr.compiler.basis_inference import infer_bases
 from tracr.compiler.craft_graph_to_model import craft_graph_to_model
 from tracr.compiler.expr_to_craft_graph import add_craft_components_to_rasp_graph
@@ -31,13 +38,6 @@ from tracr.compiler.rasp_to_graph import extract_rasp_graph
 from tracr.craft.bases import BasisDirection
 from tracr.craft.vectorspace_fns import project
 from tracr.rasp import rasp
-
-import ablate
-import train
-from ablate import Path
-from data import chain, held_out, make_batch, partial_losses
-from test_all import HERE
-from tests.planted import paths_from, settings
 
 
 ONE, BOS = BasisDirection("one"), BasisDirection("tokens", "bos")  # the names that Tracr gives

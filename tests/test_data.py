@@ -4,12 +4,12 @@ import hashlib
 import itertools
 import statistics
 
-import pytest
-import torch
-
 import data
 from tests.common import bits_behind, output_of
 from tests.other_tasks import TASKS, distracted, place_of, sequences_of, spans
+
+import pytest
+import torch
 
 
 def test_random_bits_are_splitmix64():

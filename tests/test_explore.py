@@ -6,15 +6,15 @@ import json
 import re
 import shutil
 
-import pytest
-import torch
-
 import train
 from data import held_out
 from extras.pages import explore, index
 from extras.studies import rows
 from tests.common import assert_refused, output_of
 from tests.other_tasks import write_circuit
+
+import pytest
+import torch
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,6 @@ import shutil
 import subprocess
 import sys
 
-import matplotlib
-import pytest
-import torch
-
 import ablate
 import analyze
 import data
@@ -18,6 +14,10 @@ from extras.pages import film
 from test_all import HERE, is_png
 from tests.common import WHOLE, assert_refused, contents, output_of
 from tests.other_tasks import write_circuit
+
+import matplotlib
+import pytest
+import torch
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,16 @@
 """Models that are none of ours: the circuit that is validated is the true one, or none is; what
 cannot be searched is refused in one line that says why."""
 
-import pytest
-import torch
-import torch.nn.functional as F
-
 import ablate
 from data import UserError, make_batch
 from test_all import planted
 from tests import adversaries
 from tests.foreign import Mine
 from tests.planted import paths_from, settings
+
+import pytest
+import torch
+import torch.nn.functional as F
 
 
 def test_a_model_of_your_own_is_trained_found_and_validated():

@@ -12,12 +12,12 @@ import threading
 import time
 from unittest import mock
 
-import pytest
-
 from extras.llm import __main__ as llm
 from extras.llm import inside, weights
 from extras.llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, output_of, run_main, start, wait_for
+
+import pytest
 
 
 KEY, LOGIN = "sk-test-0123456789", "user:pa55word"

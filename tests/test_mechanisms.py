@@ -3,14 +3,14 @@
 import math
 from unittest import mock
 
+from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
+from extras.mechanisms.bigrams import N
+from tests.common import run_main
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize, one_hot
-
-from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
-from extras.mechanisms.bigrams import N
-from tests.common import run_main
 
 
 def seeded(seed=0):

@@ -3,15 +3,15 @@
 import itertools
 import math
 
-import pytest
-import torch
-from torch._subclasses import FakeTensorMode
-
 import ablate
 import data
 import train
 from model import Transformer, make_optimizers
 from tests.common import TINY
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 
 def tiny_model(heads=2, causal=True, mlp=True, qk=False):

@@ -5,14 +5,14 @@ import base64
 import json
 import re
 
-import pytest
-import torch
-from cogapp import Cog
-
 import train
 from data import held_out
 from extras.studies import rows
 from tests.common import HERE
+
+import pytest
+import torch
+from cogapp import Cog
 
 
 RESULTS = HERE / "results"

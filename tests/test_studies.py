@@ -5,15 +5,15 @@ test_results.py."""
 import json
 import math
 
-import pytest
-import torch
-
 import train
 from ablate import PatchedModel, paths_in
 from data import UserError, held_out
 from extras.studies import circuits, claims, curriculum, depth, late, order, rows, theory
 from extras.studies.stats import wilson
 from tests.common import HERE, output_of
+
+import pytest
+import torch
 
 
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250

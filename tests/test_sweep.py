@@ -9,14 +9,14 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
-import psutil
-import pytest
-
 import sweep
 import train
 from data import UserError
 from tests.common import HERE, assert_one_line, contents, output_of, run_main, start, wait_for
 from train import Flags
+
+import psutil
+import pytest
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"

@@ -3,13 +3,13 @@
 import itertools
 import math
 
-import pytest
-import torch
-
 from data import chain, conditional, make_batch
 from extras.studies import theory
 from extras.studies.tasks import shuffled
 from tests.other_tasks import MIXED, TRIPLES, sequences_of, spans
+
+import pytest
+import torch
 
 
 def test_depth_laws_against_the_simulation():

@@ -11,14 +11,14 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
-import torch
-
 import analyze
 import data
 import train
 from tests.common import WHOLE, contents, output_of, runs_equal, start, train_until, wait_for
 from tests.other_tasks import distracted
+
+import pytest
+import torch
 
 
 # ---- numbers in, numbers out

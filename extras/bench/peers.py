@@ -22,13 +22,13 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-import torch.nn as nn
-
 import train
 from data import batch_index, command_line, partial_losses, program, progress
 from extras.studies import markdown
 from train import keep_freed_memory, parse_flags
+
+import torch
+import torch.nn as nn
 
 
 WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are

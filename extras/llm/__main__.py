@@ -16,14 +16,14 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
-import openai
-
 from analyze import save_figure
 from data import UserError, command_line, program
 from extras.llm.questions import FORMULATIONS, make_question
 from extras.studies.stats import print_progress, wilson
+
+import matplotlib.pyplot as plt
+import numpy as np
+import openai
 
 
 NAMES = list(FORMULATIONS)

@@ -13,16 +13,16 @@ import random
 from contextlib import ExitStack
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
-import numpy as np
-import torch
-
 from analyze import save_figure
 from data import progress
 from extras.llm.weights import FOLDER, GROUP, draw, last_logits, run, tokens
 from extras.studies import markdown
 from extras.studies.stats import bootstrap
 from train import read_file
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
 
 
 T = 10  # tokens of a question: two lines of four, then the letter and the sign, the query

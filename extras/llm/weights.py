@@ -16,14 +16,14 @@ import string
 import warnings
 from pathlib import Path
 
-import torch
-
 from data import UserError, command_line, program, progress
 from extras.llm.__main__ import count_outcomes
 from extras.llm.questions import FORMULATIONS, chain_question, make_question
 from extras.studies import markdown
 from extras.studies.stats import wilson
 from train import read_file, write_file
+
+import torch
 
 
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =

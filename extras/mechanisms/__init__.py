@@ -12,10 +12,10 @@ each seed}; table(rows) gives rows of cells, the header first.
 import importlib
 from pathlib import Path
 
-import torch
-
 from extras.studies.stats import bootstrap
 from train import read_file
+
+import torch
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers

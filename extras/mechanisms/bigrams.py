@@ -13,12 +13,12 @@ import csv
 import json
 from pathlib import Path
 
+from extras.mechanisms import COLORS, draw_seeds, mean
+from model import Muon
+
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
-
-from extras.mechanisms import COLORS, draw_seeds, mean
-from model import Muon
 
 
 N, K = 65, 5  # characters, triggers

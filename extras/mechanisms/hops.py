@@ -9,11 +9,11 @@ selects the number of hops instead, and only the last layer has an output. Level
 
 import math
 
+from model import Layer
+
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
-
-from model import Layer
 
 
 SOLVED = 0.95  # accuracy

@@ -9,11 +9,11 @@ renames the answers.
 
 import math
 
+from extras.mechanisms import COLORS, interval, mean
+
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, normalize
-
-from extras.mechanisms import COLORS, interval, mean
 
 
 WIDTHS = {"one step": (32, 64, 128, 256), "matrix": (8, 16, 23, 32, 45), "MLP": (8, 12, 16)}

@@ -7,12 +7,12 @@ sequence or, half the time, by the noise token ("the" in "in the"). The test has
 later spaces, does the model predict the output or the noise, and how does a truncated MLP do?
 """
 
+from extras.mechanisms import COLORS, draw_seeds
+from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
+
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
-
-from extras.mechanisms import COLORS, draw_seeds
-from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
 
 
 NOISE, NOISE_SHARE = N, 0.5  # the token after the N characters, and how often it follows a space

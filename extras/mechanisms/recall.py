@@ -9,11 +9,11 @@ positions and only EOS attends, so a model sees only how often each of the V tok
 
 import math
 
+from extras.mechanisms import COLORS, draw_seeds
+
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
-
-from extras.mechanisms import COLORS, draw_seeds
 
 
 SETTINGS = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight

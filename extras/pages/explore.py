@@ -14,15 +14,15 @@ import os
 import pathlib
 import shlex
 
-import torch
-from matplotlib.colors import to_hex
-
 import analyze
 import train
 from ablate import PatchedModel, parts_of, paths_in, read_report, tokens_of
 from data import command_line, held_out, program, progress
 from extras.pages.information import information
 from extras.studies.stats import knock_out_rises
+
+import torch
+from matplotlib.colors import to_hex
 
 
 HERE = pathlib.Path(__file__).parent

@@ -5,15 +5,15 @@ python -m extras.pages.film results/D     # a run with emergence.json
 
 import pathlib
 
-import matplotlib.pyplot as plt
-import numpy
-import torch
-from PIL import Image
-
 import analyze
 from ablate import parts_of, paths_in
 from analyze import ARROWS, diagram_size, draw_diagram, read_run
 from data import UserError, command_line, program
+
+import matplotlib.pyplot as plt
+import numpy
+import torch
+from PIL import Image
 
 
 def draw_film(run, file, frames=44):

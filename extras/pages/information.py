@@ -8,12 +8,12 @@ after each layer: an empirical Lemma 2.
 
 import pathlib
 
-import torch
-
 import analyze
 import train
 from analyze import CIRCUIT, add_title, panels, read_run
 from data import command_line, held_out, program
+
+import torch
 
 
 @torch.no_grad()

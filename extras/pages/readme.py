@@ -4,13 +4,13 @@ import contextlib
 import io
 from pathlib import Path
 
-import torch
-
 import ablate
 import train
 from data import chain, describe, make_batch
 from extras.bench import tables
 from extras.studies import claims, rows, spread
+
+import torch
 
 
 RUN = "results/default_s0"  # the run that the README follows

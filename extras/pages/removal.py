@@ -10,13 +10,13 @@ so that the checkpoints may be deleted: losses of the full model, and of each pa
 
 import pathlib
 
-from matplotlib.ticker import LogLocator
-
 import analyze
 import train
 from ablate import PatchedModel, paths_in
 from data import UserError, command_line, held_out, program, progress
 from extras.studies.stats import knock_out_rises
+
+from matplotlib.ticker import LogLocator
 
 
 def measure(folder, run):

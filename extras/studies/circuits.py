@@ -20,14 +20,14 @@ circuit, the last of those without a complete one:
 import itertools
 import random
 
-import torch
-
 import train
 from ablate import ANOTHER, MEAN, PatchedModel, attended, by_head, find_circuit, passes, paths_in
 from data import held_out, progress
 from extras.studies import command, markdown, span
 from extras.studies.rows import RESULTS, committed, name_of
 from extras.studies.theory import least_layers
+
+import torch
 
 
 # ---- what is asked of a run with weights

@@ -7,12 +7,12 @@ Of a run with --init, the runs that it started from are its earlier stages, and 
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 import analyze
 from data import UserError
 from extras import studies
 from extras.studies.rows import committed, group_by_settings, settings_of
+
+import matplotlib.pyplot as plt
 
 
 # ---- chains

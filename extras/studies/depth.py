@@ -14,9 +14,6 @@ import statistics
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import torch
-
 import analyze
 import sweep
 import train
@@ -34,6 +31,9 @@ from extras.studies.theory import (
     shuffled_depths,
 )
 from train import Flags
+
+import matplotlib.pyplot as plt
+import torch
 
 
 ROWS = Path("results/runs/depth_width.jsonl")

@@ -9,13 +9,13 @@ older_test.
 
 import statistics
 
-import matplotlib.pyplot as plt
-
 import analyze
 from extras import studies
 from extras.studies.order import ended
 from extras.studies.rows import committed, group_by_settings, name_of
 from train import schedule
+
+import matplotlib.pyplot as plt
 
 
 PASSED = 0.05  # the paper: a circuit stays below

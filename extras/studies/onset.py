@@ -18,9 +18,6 @@ is learned, of the head that reads so most]}, None for those of late.py.
 
 import statistics
 
-import matplotlib.pyplot as plt
-import torch
-
 import analyze
 import train
 from ablate import Path, attention_on, tokens_of
@@ -28,6 +25,9 @@ from data import held_out, progress
 from extras import studies
 from extras.studies.order import HEADS, kinds_of_read
 from extras.studies.rows import RESULTS
+
+import matplotlib.pyplot as plt
+import torch
 
 
 N_SEQUENCES = 1024

@@ -13,8 +13,6 @@ roles.
 import itertools
 import math
 
-import torch
-
 import analyze
 import train
 from ablate import PatchedModel, Path, attention_on
@@ -23,6 +21,8 @@ from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
 from extras.studies.theory import may_attend
 from train import Flags
+
+import torch
 
 
 HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read

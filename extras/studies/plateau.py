@@ -10,13 +10,13 @@ another, in the head where this is largest at the end. The script that trained a
 extras/studies/waiting.py of commit 409940f.
 """
 
-import matplotlib.pyplot as plt
-
 import analyze
 import train
 from data import command_line, program
 from extras import studies
 from extras.studies.rows import RESULTS
+
+import matplotlib.pyplot as plt
 
 
 LEVEL = 0.75  # the plateau: the average of four candidates

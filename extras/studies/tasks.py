@@ -2,9 +2,9 @@
 
 import functools
 
-import torch
-
 import data
+
+import torch
 
 
 @functools.lru_cache

@@ -14,12 +14,12 @@ import functools
 import itertools
 import math
 
-import torch
-import torch.nn.functional as F
-
 from ablate import Path
 from data import Block, Task, UserError, chain, command_line, program, rotary_numbers
 from model import Transformer
+
+import torch
+import torch.nn.functional as F
 
 
 # ---- the information flow
