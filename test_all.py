@@ -258,7 +258,7 @@ def test_a_planted_circuit_is_found_and_another_is_not_faithful(model, layers, h
     report = ablate.find_circuit(model, flags)
     paths = {*ablate.paths_in(report)}
     assert sorted(map(str, paths)) == circuit, report["verdict"]
-    assert report["verdict"] == "validated, complete"
+    assert report["verdict"] == "validated under both ablations"
 
     # without a path, or with a path of another head or between other tokens in its place
     batch = train.sequences(flags, data.held_out("circuits", 64))
@@ -276,10 +276,10 @@ def test_the_circuit_of_transformer_a_is_needed():
     reference = ablate.Reference(model, flags, n=128)
     patched = ablate.PatchedModel(model, flags, batch, reference)
     for by in ablate.MEAN, ablate.ANOTHER:
-        assert patched.circuit(paths, by).mean(0).max() < 0.03
-        assert patched.circuit([], by).mean(0).min() > 0.5
+        assert patched.circuit(paths, by).mean((0, 1)).max() < 0.03
+        assert patched.circuit([], by).mean((0, 1)).min() > 0.5
     for path in paths:
-        assert patched.circuit(paths - {path}, ablate.ANOTHER).mean(0).max() > 0.04
+        assert patched.circuit(paths - {path}, ablate.ANOTHER).mean((0, 1)).max() > 0.04
 
 
 # ---- analyze and sweep
@@ -292,10 +292,12 @@ def test_every_figure_is_drawn(tiny_run, tmp_path):
         (run / name).symlink_to(tiny_run / name)
     assert "run python ablate.py" in run_main(analyze, str(run))[1]
     losses, paths = dict(x_1=[0.5, 0.4, 0.6]), []
-    for layer, reader, read in (0, "1b", "1a"), (1, "q", "1b*"):
-        paths.append(dict(layer=layer, head=0, reader=reader, read=read, attention=0.5))
-    report = dict(paths=paths, validated=True, verdict="validated, complete", faithful=losses)
-    report |= dict(sequences=9, attention_sequences=9)
+    for path in ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*"):
+        paths.append(dict(path._asdict(), attention=0.5))
+    report = dict(
+        paths=paths, validated=True, verdict="validated under both ablations", attended=[]
+    )
+    report |= dict(sequences=9, path_sequences=9, mean=losses)
     (run / "circuit.json").write_text(json.dumps(report))
     assert run_main(analyze, str(run))[0] == 0
     assert len(json.loads((run / "emergence.json").read_text())["steps"]) == 3
