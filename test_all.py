@@ -1,7 +1,7 @@
 """The repository in one specification: each stage against something independent of it.
 
 python test_all.py           # these smoke tests, half a minute
-python test_all.py circuit   # those whose name contains a word
+python test_all.py circuit   # those whose name contains a word, or one of several
 python test_all.py --all     # then those of tests/ too, on all cores
 python test_all.py --slow    # and the slow ones among them: kills, searches, committed weights
 """
@@ -328,7 +328,8 @@ def test_a_mistake_gets_one_line(tiny_run, tmp_path):
     for module, arguments, says in (
         (data, "--K 3", "even"),
         (train, "--K 3", "must be even"),
-        (train, "--lr nan", "--lr must be at least 0"),
+        (train, "--lr nan", "--lr: must be from 0"),
+        (train, "--device cuda:99", "--device cuda:99"),
         (train, "--heads 3", "divisible by --heads 3"),
         (train, "--lay 3", "unrecognized"),
         (train, f"{TINY} --out {tiny_run}", "add --resume"),
@@ -356,7 +357,7 @@ def test_a_stage_imports_only_earlier_stages():
 
 def main():
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
-    command = ["-q", "--durations=5", __file__, "-k", " and ".join(words)]
+    command = ["-q", "--durations=5", __file__, "-k", " or ".join(words)]
     if {"--all", "--slow"} & {*sys.argv}:
         command += [str(HERE / "tests"), "-n", "auto"]
         command += [] if "--slow" in sys.argv else ["-m", "not slow"]
