@@ -246,7 +246,7 @@ def draw_losses(axes, rows, column, color, label, shift):
 
 
 def main():
-    p, count = command_line("sweep.py", __doc__), number(int, 1)
+    p, count = command_line("sweep.py", __doc__), number(int, 1, 10**4)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
     p.add_argument("--seeds", type=count, default=3, help="seeds 0, 1, ... per point")

@@ -1,9 +1,9 @@
 """The repository in one specification: each stage against something independent of it.
 
-python test_all.py           # these smoke tests, half a minute
-python test_all.py circuit   # those whose name contains a word, or one of several
-python test_all.py --all     # then those of tests/ too, on all cores
-python test_all.py --slow    # and the slow ones among them: kills, searches, committed weights
+python test_all.py              # these smoke tests, half a minute
+python test_all.py data model   # those whose name contains one of the words: stages, say
+python test_all.py --all        # then those of tests/ too, on all cores
+python test_all.py --slow       # and the slow ones among them: kills, searches, committed weights
 """
 
 import contextlib
@@ -84,14 +84,14 @@ def is_png(path):
 # ---- data
 
 
-def test_targets_are_found_by_following_the_pairs():
+def test_data_has_the_targets_that_following_the_pairs_finds():
     for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
         batch = data.make_batch(1, torch.arange(20), N, D, K)
         for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
             assert torch.equal(targets, follow(tokens, N, D, K))
 
 
-def test_conditional_targets_are_found_by_searching_the_triples():
+def test_data_has_the_targets_that_searching_the_triples_finds():
     batch = data.make_batch(1, torch.arange(20), task="conditional")
     for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
         symbols = [tuple(token[:4].tolist()) for token in tokens]
@@ -103,7 +103,7 @@ def test_conditional_targets_are_found_by_searching_the_triples():
             assert torch.equal(target, torch.tensor([*x, *y, *triples[x, y]]))
 
 
-def test_an_example_is_a_function_of_seed_and_number():
+def test_data_is_a_function_of_seed_and_number():
     whole = data.make_batch(5, torch.arange(10))
     for number in range(10):
         alone = data.make_batch(5, torch.tensor([number]))
@@ -111,7 +111,7 @@ def test_an_example_is_a_function_of_seed_and_number():
     assert not torch.equal(data.make_batch(6, torch.arange(10)).inputs, whole.inputs)
 
 
-def test_an_epoch_holds_each_example_once_and_held_out_ones_are_others():
+def test_data_of_an_epoch_is_each_example_once_and_none_held_out():
     steps = [data.batch_index(0, step, batch=6, examples=24) for step in range(8)]
     for epoch in torch.cat(steps).split(24):
         assert sorted(epoch.tolist()) == [*range(24)]
@@ -124,7 +124,7 @@ def test_an_epoch_holds_each_example_once_and_held_out_ones_are_others():
 # ---- model
 
 
-def test_a_layer_is_pytorchs_own_attention_and_mlp():
+def test_model_layers_are_pytorchs_own_attention_and_mlp():
     for causal, rotary in itertools.product((True, False), (None, data.rotary_angles(12, 8))):
         torch.manual_seed(0)
         model = Transformer(12, 2, 6, 5, 1, 2, 16, 8, causal=causal, rotary=rotary, qk_std=1)
@@ -142,7 +142,7 @@ def test_a_layer_is_pytorchs_own_attention_and_mlp():
         torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_query_knows_nothing_of_later_tokens():
+def test_model_knows_nothing_of_later_tokens():
     torch.manual_seed(0)
     model, x = Transformer(12, 2, 6, 5, 3, 2, 16, 8, qk_std=1), torch.randn(3, 12, 6)
     changed = x.clone()
@@ -151,7 +151,7 @@ def test_a_query_knows_nothing_of_later_tokens():
     assert torch.equal(before[:, 0], after[:, 0]) and not torch.equal(before[:, 1], after[:, 1])
 
 
-def test_what_a_head_writes_can_be_read_and_replaced():
+def test_model_heads_can_be_read_and_replaced():
     torch.manual_seed(0)
     model, x, seen = Transformer(12, 2, 6, 5, 3, 2, 16, 8, qk_std=1), torch.randn(3, 12, 6), []
 
@@ -169,7 +169,7 @@ def test_what_a_head_writes_can_be_read_and_replaced():
 # ---- train
 
 
-def test_training_learns_one_retrieval_step(tmp_path):
+def test_train_learns_one_retrieval_step(tmp_path):
     flags = "--layers 2 --width 32 --D 1 --N 2 --rotary qk --no-mlp --lr 1e-2 --batch 64"
     flags += f" --warmup 10 --steps 2000 --stop-below 0.2 --device cpu --out {tmp_path}/run"
     code, out, err = run_main(train, flags)
@@ -195,7 +195,7 @@ def train_until(step, arguments):
         assert not train.run_once(flags, stopped)
 
 
-def test_a_stopped_run_ends_with_the_same_bits_after_resume(tmp_path, tiny_run):
+def test_train_resumes_a_stopped_run_to_the_same_bits(tmp_path, tiny_run):
     train_until(20, f"{TINY} --out {tmp_path}/run")
     assert not (tmp_path / "run/model.pt").exists()
     code, out, err = run_main(train, f"{TINY} --out {tmp_path}/run --resume")
@@ -285,7 +285,7 @@ def test_the_circuit_of_transformer_a_is_needed():
 # ---- analyze and sweep
 
 
-def test_every_figure_is_drawn(tiny_run, tmp_path):
+def test_analyze_draws_every_figure(tiny_run, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     for name in "config.json", "log.jsonl", "model.pt", "ckpt":
@@ -303,7 +303,7 @@ def test_every_figure_is_drawn(tiny_run, tmp_path):
         assert is_png(run / f"{name}.png"), name
 
 
-def test_a_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
+def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
     from distributed import Client
 
     # workers are threads of this process here, which need no second import of torch

@@ -1,9 +1,11 @@
 """What goes wrong on a user's machine gets one line that says what to do, and nothing is lost."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import ablate
 import analyze
@@ -12,7 +14,7 @@ import sweep
 import train
 from extras.pages import film
 from test_all import HERE, is_png
-from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of
+from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of, run_main
 from tests.other_tasks import write_circuit
 
 import matplotlib
@@ -53,6 +55,26 @@ def test_a_run_that_blows_up_keeps_the_last_good_state(tmp_path):
     assert_refused(train, *flags, says="the loss is not finite")
     state = train.read_file(tmp_path / "run" / "state.pt")
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+# ---- the disk
+
+
+@pytest.mark.parametrize("name, content", [("a.pt", dict(x=torch.zeros(9))), ("a.jsonl", [{}])])
+def test_a_full_disk_gets_one_line_and_keeps_the_old_file(tmp_path, monkeypatch, name, content):
+    train.write_file(tmp_path / name, content)
+    old, write_bytes = contents(tmp_path), Path.write_bytes
+    for error in OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt():
+
+        def half(path, bytes_, error=error):
+            write_bytes(path, bytes_[: len(bytes_) // 2])
+            raise error
+
+        monkeypatch.setattr(Path, "write_bytes", half)
+        expected = data.UserError if error.args else KeyboardInterrupt
+        with pytest.raises(expected, match="No space left" if error.args else None):
+            train.write_file(tmp_path / name, content)
+        assert contents(tmp_path) == old
 
 
 # ---- damaged files
@@ -113,6 +135,55 @@ def test_figures_have_our_style_whatever_a_user_has_set(tmp_path, whole):
     with matplotlib.rc_context({"text.usetex": True, "savefig.format": "pdf"}):
         out = output_of(analyze, run)
     assert is_png(run / "curves.png") and "no circuit to draw: not faithful: x" in out
+
+
+SCRIPTS = "data", "train", "sweep", "ablate", "analyze", "extras.studies.order"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_how_threads_wait_and_figures_are_drawn_is_set_before_torch_and_matplotlib(script):
+    """As GNU OpenMP says itself; and whatever a notebook has set for its own process."""
+    environment = os.environ | dict(OMP_DISPLAY_ENV="verbose", MPLBACKEND="module://nowhere")
+    environment.pop("GOMP_SPINCOUNT", None)
+    command = [sys.executable, "-m", script, "--help"]
+    ended = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0 and "GOMP_SPINCOUNT = '1000'" in ended.stderr, ended.stderr
+    notebook = [sys.executable, "-c", "import data, os; print(os.environ['MPLBACKEND'])"]
+    ended = subprocess.run(notebook, cwd=HERE, env=environment, capture_output=True, text=True)
+    assert ended.stdout == "module://nowhere\n"
+
+
+def test_a_device_that_computes_other_sequences_is_refused(tmp_path, monkeypatch):
+    made, sequences = iter(range(2)), train.sequences
+
+    def other(flags, index):
+        batch = sequences(flags, index)
+        return batch._replace(positions=batch.positions + next(made))
+
+    monkeypatch.setattr(train, "sequences", other)
+    says = "--device cpu makes other sequences than the CPU"
+    assert_refused(train, *WHOLE, "--out", tmp_path / "run", says=says)
+    assert not contents(tmp_path)
+
+
+def test_an_unfinished_or_unknown_run_is_named_in_one_line(tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "model.pt").unlink()
+    for module in ablate, analyze:
+        assert_refused(module, run, says="not finished goes on with python train.py ... --resume")
+    for name, value in (("task", "mine"), ("rotary", "mine")):
+        config = train.read_file(whole / "config.json") | {name: value}
+        train.write_file(run / "config.json", config)
+        assert_refused(analyze, run, says=f"--{name} mine, which this program does not know")
+
+
+def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
+    def broken(model, flags):
+        return open("no_file_of_mine")
+
+    monkeypatch.setattr(train, "make_optimizers", broken)
+    with pytest.raises(FileNotFoundError, match="no_file_of_mine"):
+        run_main(train, *WHOLE, "--out", tmp_path / "run")
 
 
 def test_a_terminal_that_has_ascii_alone(tmp_path):
