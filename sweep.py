@@ -29,7 +29,7 @@ import traceback
 
 import train
 from analyze import crossings, save_figure, symbol_color
-from data import UserError, command_line, number, program
+from data import LOSS, UserError, command_line, number, program
 from train import DEFAULTS, Flags, read_file, read_log, write_file, writing
 
 import matplotlib.pyplot as plt
@@ -46,8 +46,6 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
-
-
 PATIENCE = 15  # seconds, with a scheduler that does not answer
 LOST = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
 
@@ -58,7 +56,7 @@ LOST = (OSError, concurrent.futures.CancelledError)  # what a cluster raises tha
 def grid(words, layers, seeds, folder):
     """Return [Flags, ...], a run for each depth and seed; words: further flags of train.py, a list.
     A wrong flag ends the program as in train.py."""
-    if "--seed" in words:
+    if any(word.startswith("--seed") for word in words):
         raise UserError("leave out --seed: the grid has seeds 0, 1, ..., as many as --seeds says")
     runs = []
     for count in layers:
@@ -217,10 +215,11 @@ def figure_4(rows):
     below.set_title("Each symbol alone, with implicit curriculum")
 
     # both: the plateau
-    average, _ = Flags(**rows[0]).problem.plateaus[-1]
+    plateaus = Flags(**rows[0]).problem.plateaus
+    highest, average = plateaus[0][0], plateaus[-1][0]
     for axes, columns in (above, 1), (below, 3):
         axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
-        axes.set(xlabel="layers", ylabel="validation MSE", ylim=(0, 1.2))
+        axes.set(xlabel="layers", ylabel=f"validation {LOSS}", ylim=(0, 1.2 * highest))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper right", ncols=columns, fontsize="small")
     return figure
@@ -254,10 +253,12 @@ def main():
     cores = torch.get_num_threads()
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
-    args, words = p.parse_known_args()  # words: the flags of train.py
-    if bool(args.preset) == bool(args.layers) or (args.preset and words):
-        p.error("give a --preset alone, or your own grid with --layers, --seeds, flags of train.py")
     with program("sweep.py"):
+        args, words = p.parse_known_args()  # words: the flags of train.py
+        if bool(args.preset) == bool(args.layers) or (args.preset and words):
+            raise UserError(
+                "give a --preset alone, or your own --layers, --seeds, flags of train.py"
+            )
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
         runs = []
         if args.layers:

@@ -104,7 +104,7 @@ def train(flags, state, stopped=(), intervene=None):
         if step % flags.eval_every == 0 or step == flags.steps:
             row = evaluation(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
-                raise UserError(f"the loss is not finite at step {step}: lower --lr")
+                raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
             write_file(run / "state.pt", state.state_dict())  # which --resume evaluates again
             state.rows.append(row)
             write_file(run / "log.jsonl", state.rows)
@@ -133,9 +133,10 @@ def train(flags, state, stopped=(), intervene=None):
 
 
 def is_last(flags, row):
-    """Return whether training ends with this row of the log. To stop when x_1 is learned, write
-    row["x_1"] < 0.1 after `or`."""
-    return row["step"] == flags.steps or row.get("confirmed", math.inf) < flags.stop_below
+    """Return whether training ends with this row of the log. To stop when x_1 is learned, add
+    `or row["x_1"] < 0.1`."""
+    solved = row.get("confirmed", math.inf) < flags.stop_below
+    return solved or row["step"] == flags.steps
 
 
 def schedule(step, flags):
@@ -196,8 +197,7 @@ def print_row(flags, rows):
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
     if flags.width % flags.heads and not flags.head_size:
-        text = f"--width must be divisible by --heads {flags.heads}, or set --head-size"
-        raise UserError(text)
+        raise UserError(f"--width must be divisible by --heads {flags.heads}: set --head-size")
     head_size = flags.head_size or flags.width // flags.heads
     T = flags.problem.T
     encoding = data.ENCODINGS[flags.rotary]
@@ -253,12 +253,8 @@ def load(run, weights="model.pt", device="cpu"):
     flags = read_flags(run).replace(device=device)  # this machine, not the one it was trained on
     if native_dtype(device) == "float32":
         flags.dtype = "float32"  # bfloat16 would be many times slower
-    path = pathlib.Path(run, weights)
-    if not path.exists():
-        text = "a run that is not finished goes on with python train.py ... --resume"
-        raise UserError(f"there is no {path}: {text}")
     model = build(flags)
-    model.load_state_dict(read_file(path))
+    model.load_state_dict(read_file(pathlib.Path(run, weights)))
     return model.to(device).eval(), flags
 
 
@@ -271,11 +267,10 @@ def read_flags(run):
     vars(flags).update(read_file(path))
     flags.out = pathlib.Path(run)
     for name, known in ("task", data.TASKS), ("rotary", data.ENCODINGS):
-        if getattr(flags, name) not in known:
-            text = f"{run} has --{name} {getattr(flags, name)}, which this program does not know"
-            raise UserError(
-                f"{text}; python -m extras.studies.stage knows the tasks of the studies"
-            )
+        value = getattr(flags, name)
+        if value not in known:
+            text = f"{run} has --{name} {value}, unknown here"
+            raise UserError(f"{text}: python -m extras.studies.stage knows tasks of the studies")
     return flags
 
 
@@ -359,7 +354,8 @@ def writing(path):
 def read_file(path, device="cpu"):
     """Return what write_file wrote; UserError if there is no such file, or it is damaged."""
     if not path.exists():
-        raise UserError(f"there is no file {path}")
+        text = "a run that is not finished goes on with python train.py ... --resume"
+        raise UserError(f"there is no file {path}; {text}")
     try:
         if path.suffix == ".pt":
             if zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums

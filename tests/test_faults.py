@@ -174,7 +174,7 @@ def test_an_unfinished_or_unknown_run_is_named_in_one_line(tmp_path, whole):
     for name, value in (("task", "mine"), ("rotary", "mine")):
         config = train.read_file(whole / "config.json") | {name: value}
         train.write_file(run / "config.json", config)
-        assert_refused(analyze, run, says=f"--{name} mine, which this program does not know")
+        assert_refused(analyze, run, says=f"--{name} mine, unknown here")
 
 
 def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
