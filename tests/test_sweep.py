@@ -98,11 +98,7 @@ def test_workers_of_this_machine_may_take_its_memory():
 
 def test_two_sweeps_may_write_one_table(tmp_path):
     path = tmp_path / "table" / "results.jsonl"
-    rows = [
-        {f"{sweep_}_{number}": {"run": f"{sweep_}_{number}"}}
-        for sweep_ in "ab"
-        for number in range(20)
-    ]
+    rows = [{str(number): dict(run=str(number))} for number in range(40)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda row: sweep.merge(path, row), rows))
     assert len(sweep.read_table(path)) == 40
