@@ -81,19 +81,21 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     """The Batch of the examples `index` (B,) of data set `seed`, on the device of `index`: a pure
     function of both. targets: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all but
     x_0); rotary: a key of ENCODINGS; task: a key of TASKS."""
-    task, B, device = TASKS[task](N, D), len(index), index.device
+    problem = TASKS[task](N, D)
+    B, device = len(index), index.device
 
     # draw the keys of the shuffle, as many for each block as the largest needs, and the symbols
-    most = max(len(block.symbols) for block in task.blocks)
-    drawn = most * len(task.blocks)
-    bits = random_bits(seed, index, drawn + len(task.labels) * K)
+    most = max(len(block.symbols) for block in problem.blocks)
+    drawn = most * len(problem.blocks)
+    bits = random_bits(seed, index, drawn + len(problem.labels) * K)
     keys = bits[:, :drawn].view(B, most, -1)  # (B, most, blocks), the queries' first
     vectors = standard_normal(bits[:, drawn:]).view(B, -1, K)
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
     # table stands at place 2, slot 1 at 0 and slot 2 at 1
-    start, symbols, positions = 0, [], []
-    for number, block in enumerate(task.blocks):
+    symbols, positions = [], []
+    start = 0  # the first token of the block
+    for number, block in enumerate(problem.blocks):
         slots, size = block.symbols.shape
         order = keys[:, :slots, -1 - number].contiguous().argsort(1)  # (B, slots); MPS needs it so
         symbols.append(block.symbols.to(device)[order].flatten(1))
@@ -105,12 +107,12 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # every token shows its symbol, followed by the numbers of its position
     sequence = torch.arange(B, device=device)[:, None]
-    numbers = ENCODINGS[rotary].numbers(task.T, K, device).expand(B, -1, -1)
+    numbers = ENCODINGS[rotary].numbers(problem.T, K, device).expand(B, -1, -1)
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
     # the target symbols of each chain, in the order of the queries, which are the last block
-    chains = vectors[:, : N * task.symbols].view(B, N, task.symbols, K)[sequence, order]
-    answers = chains[:, :, targets or [*range(1, task.symbols)]]
+    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, order]
+    answers = chains[:, :, targets or [*range(1, problem.symbols)]]
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
 

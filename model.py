@@ -47,12 +47,15 @@ class Layer(nn.Module):
         mask (T, T), or (heads, T, T), is added to the scores; angles (T, head_size/2) or None;
         changed: {head: f} as in Transformer.forward, with readers = T."""
         # queries, keys and values; tokens before the last `readers` need no queries
-        normed, A = self.ln1(x), self.heads * self.head_size
+        normed = self.ln1(x)
         if readers == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
         else:
-            q = F.linear(normed[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
-            k, v = F.linear(normed, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
+            size = self.heads * self.head_size
+            q_weight, kv_weight = self.qkv.weight[:size], self.qkv.weight[size:]
+            q_bias, kv_bias = self.qkv.bias[:size], self.qkv.bias[size:]
+            q = F.linear(normed[:, -readers:], q_weight, q_bias)
+            k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, -1)
         x = x[:, -readers:]
 
         # Explicit products: on a CPU, at T < 100, they beat the fused attention op. They are
@@ -140,7 +143,8 @@ class Transformer(nn.Module):
                 raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
             changed[layer][head] = write
 
-        x, patterns = self.embed(x), []
+        x = self.embed(x)
+        patterns = []
         for layer, block in enumerate(self.blocks):
             # in the last layer only the queries reach the loss
             last = layer == len(self.blocks) - 1 and not (return_patterns or changed[layer])
