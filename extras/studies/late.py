@@ -22,7 +22,7 @@ def heads_without(read, flags, positions):
 
     def write(pattern, values):
         pattern = pattern * seen
-        return pattern / pattern.sum(-1, keepdim=True).clamp(min=1e-9) @ values
+        return pattern / pattern.sum(-1, keepdim=True).clamp(min=1e-37) @ values
 
     return {(layer, head): write for layer in range(flags.layers) for head in range(flags.heads)}
 
