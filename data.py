@@ -39,7 +39,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads of torch slee
 # a script of this clone draws into files, whatever a notebook that starts it has set; a notebook
 # that imports us has no __file__, and one of our packages is imported before -m has its own
 script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve()
-if pathlib.Path(__file__).resolve().parent in script.parents or sys.argv[0] == "-m":
+if pathlib.Path(__file__).resolve().parent in script.parents or sys.argv[:1] == ["-m"]:
     os.environ["MPLBACKEND"] = "Agg"
 
 import torch

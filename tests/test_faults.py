@@ -11,6 +11,7 @@ import ablate
 import analyze
 import data
 import sweep
+import test_all
 import train
 from extras.pages import film
 from test_all import HERE, is_png
@@ -172,6 +173,19 @@ def test_an_unfinished_or_unknown_run_is_named_in_one_line(tmp_path, whole):
             run / "config.json", train.read_file(whole / "config.json") | {name: "mine"}
         )
         assert_refused(analyze, run, says=f"--{name} mine, unknown here")
+
+
+def test_words_of_test_all_are_alternatives(monkeypatch):
+    monkeypatch.setattr(pytest, "main", lambda command: command)
+    monkeypatch.setattr(sys, "argv", ["test_all.py", "data", "model"])
+    with pytest.raises(SystemExit) as ended:
+        test_all.main()
+    assert "data or model" in ended.value.code
+
+
+def test_how_long_the_rest_takes_is_said(capsys):
+    assert [*data.progress("item", [1, 2, 3])] == [1, 2, 3]
+    assert capsys.readouterr().err.endswith("item 3/3, 0 s left \n")
 
 
 def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
