@@ -263,7 +263,7 @@ def read_flags(run):
     path = pathlib.Path(run, "config.json")
     if not path.exists():
         raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
-    flags = Flags(**{**DEFAULTS, **read_file(path)}, out=pathlib.Path(run))
+    flags = Flags(**{**DEFAULTS, **read_file(path), "out": pathlib.Path(run)})
     for name, known in ("task", data.TASKS), ("rotary", data.ENCODINGS):
         value = getattr(flags, name)
         if value not in known:
