@@ -380,32 +380,31 @@ def parser():
     count, size, rate = number(int, 1), number(int, 0), number(float, 0)
     share, memory = number(float, 0, 1), number(float, 0, 0.999999)
     seed = number(int, 0, 2**63 - 1)
+    flag = p.add_argument
 
-    def add(flag, kind, default, meaning):
-        p.add_argument(flag, type=kind, default=default, help=meaning)
+    def add(name, kind, default, meaning):
+        p.add_argument(name, type=kind, default=default, help=meaning)
 
     # the problem (Section 6)
-    p.add_argument("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
+    flag("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
     add("--N", count, 4, "chains per sequence")
     add("--D", count, 3, "retrieval steps per chain")
     add("--K", count, 4, "dimensions per symbol, an even number")
-    p.add_argument("--no-ic", dest="ic", action="store_false", help="predict x_D alone")
-    p.add_argument("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3")
+    flag("--no-ic", dest="ic", action="store_false", help="predict x_D alone: no curriculum")
+    flag("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3 for x_1, x_3")
     add("--examples", size, 2**18, "training set; 0 = fresh examples only")
 
     # the model (Section 8.1)
-    p.add_argument("--rotary", default="input", choices=data.ENCODINGS, help="qk is RoPE")
+    flag("--rotary", default="input", choices=data.ENCODINGS, help="input: in the tokens; qk: RoPE")
     add("--layers", count, 12, "number of layers")
     add("--heads", count, 1, "attention heads per layer")
     add("--width", count, 128, "size of the residual stream")
     add("--head-size", size, 0, "size of one head; 0 = width / heads")
-    p.add_argument("--no-mlp", dest="mlp", action="store_false", help="leave out the MLPs")
-    p.add_argument("--no-causal", dest="causal", action="store_false", help="and the causal mask")
+    flag("--no-mlp", dest="mlp", action="store_false", help="leave out the MLPs")
+    flag("--no-causal", dest="causal", action="store_false", help="leave out the causal mask")
 
     # training
-    p.add_argument(
-        "--optimizer", default="muon", choices=["muon", "adamw"], help="adamw: the paper"
-    )
+    flag("--optimizer", default="muon", choices=["muon", "adamw"], help="the paper has adamw")
     add("--steps", count, 1200, "at most; the learning rate spans them")
     add("--stop-below", rate, 0.01, "stop at this confirmed loss; 0 = never")
     add("--batch", count, 128, "sequences per step")
@@ -419,16 +418,14 @@ def parser():
     add("--qk-std", rate, 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", str, "", "start from the weights of this run, which has the same shape")
     add("--seed", seed, 0, "of the data, their order, and the initial weights")
-    p.add_argument(
-        "--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="of products"
-    )
+    flag("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="of products")
     add("--eval-every", count, 50, "steps between evaluations; each saves")
     add("--save-every", size, 0, "steps between checkpoints in ckpt/; 0 = none")
 
     # the machine: these may differ after --resume
     add("--device", str, "auto", "auto = cuda if there is one, else cpu; mps is not tested")
     add("--out", pathlib.Path, None, "run directory; by default named by the flags")
-    p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
+    flag("--resume", action="store_true", help="continue from state.pt, if it exists")
     return p
 
 

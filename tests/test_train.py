@@ -81,15 +81,8 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
 
 
 def test_files_of_others_are_no_checkpoints(tmp_path):
-    for name in (
-        "000100.pt",
-        "1000000.pt",
-        "._000100.pt",
-        "best.pt",
-        "000100 2.pt",
-        "000200.pt.7.tmp",
-    ):
-        train.write_file(tmp_path / "ckpt" / name.replace(".tmp", ".json"), {})
+    for name in "000100.pt", "1000000.pt", "._000100.pt", "best.pt", "000100 2.pt", "000200.json":
+        train.write_file(tmp_path / "ckpt" / name, {})
     assert [file.name for file in train.checkpoints_of(tmp_path)] == ["000100.pt", "1000000.pt"]
 
 
