@@ -391,15 +391,13 @@ def describe(task, batch):
     start = 0
     for block in task.blocks:
         slots, size = block.symbols.shape
+        end = start + slots * size
+        shown = [" ".join(names[token : token + size]) for token in range(start, end, size)]
         title = " ".join(block.roles)
         for first in range(0, slots, task.N):
-            shown = []
-            for slot in range(first, first + task.N):
-                token = start + slot * size
-                shown.append(" ".join(names[token : token + size]))
-            lines.append(f"{title:8s}  " + "  ".join(shown))
+            lines.append(f"{title:8s}  " + "  ".join(shown[first : first + task.N]))
             title = ""
-        start += slots * size
+        start = end
 
     # the targets, query by query
     lines += ["", "What the model must predict at each query:"]
