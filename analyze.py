@@ -23,8 +23,17 @@ import pathlib
 from typing import NamedTuple
 
 import train
-from ablate import MEAN, Path, attention_on, by_head, parts_of, paths_in, read_report, tokens_of
-from ablate import worst_of
+from ablate import (
+    MEAN,
+    Path,
+    attention_on,
+    by_head,
+    parts_of,
+    paths_in,
+    read_report,
+    tokens_of,
+    worst_of,
+)
 from data import LOSS, Task, command_line, held_out, program, progress
 from train import load, precision, read_file, read_log, sequences, write_file
 
@@ -413,7 +422,8 @@ def add_title(figure, run, caption):
 
 def save_figure(figure, path):
     """Write a matplotlib figure as a PNG and close it."""
-    figure.savefig(path, dpi=130, format="png")
+    with train.writing(path):
+        figure.savefig(path, dpi=130, format="png")
     plt.close(figure)
 
 
@@ -445,7 +455,7 @@ def main():
         for name, (draw_figure, needed) in FIGURES.items():
             if needed(run):
                 save_figure(draw_figure(run), folder / name)
-                print(folder / name, flush=True)
+                print(folder / name)
         if not run.model:
             print(f"there is no {folder / 'model.pt'}: finish the training with --resume")
         elif not run.paths:
