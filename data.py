@@ -371,13 +371,15 @@ def number(kind, low, high=10**9):
 
 
 def progress(what, items):
-    """Yield the items of a list; say on stderr how many are done and how long the rest takes."""
+    """Yield the items of a list; say on stderr, in one line that goes at the end, how many are done
+    and how long the rest takes."""
     began = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
         left = (time.monotonic() - began) / done * (len(items) - done)
-        print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        text = f"{what} {done}/{len(items)}, {left:.0f} s left"
+        print(f"\r{text:50s}", end="", file=sys.stderr)
+    print(f"\r{'':50s}\r", end="", file=sys.stderr)
 
 
 def describe(task, batch):
