@@ -582,9 +582,9 @@ def check_model(model, flags):
     # with all heads silent, a query knows nothing of the tokens before, such as whose x_1 is which
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
     sequence, others = torch.arange(B)[:, None], inputs.clone()
-    for number, k in enumerate(flags.problem.roles.values()):
+    for role, k in enumerate(flags.problem.roles.values()):
         if k > 0:
-            tokens = reference.batch.positions[:, :, number]
+            tokens = reference.batch.positions[:, :, role]
             others[sequence, tokens, : flags.K] = inputs[sequence, tokens.roll(1, 1), : flags.K]
     if differ(predict(silent), predict(silent, others)):
         raise UserError("the model knows other tokens although each f returns 0: let f bring them")
