@@ -3,10 +3,10 @@
     python -m extras.mechanisms recall                       # into out/mechanisms
     python -m extras.mechanisms recall --plot-only           # draw its figure again
 
-A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and with
-draw(results), its figure. For each of the arguments function(seed, **arguments) is called with
-every seed. results: {name of the function: rows}, where a row is arguments | {"values": one for
-each seed}; table(rows) gives rows of cells, the header first.
+A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and
+perhaps with draw(results), a figure. For each of the arguments function(seed, **arguments) is
+called with every seed. results: {name of the function: rows}, where a row is arguments | {"values":
+one for each seed}; table(rows) gives rows of cells, the header first.
 """
 
 import importlib
@@ -21,14 +21,10 @@ import torch
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers
 
 
-def rows_of(name, function):
-    """The committed rows of a function of a system."""
-    return read_file(Path("results/mechanisms", f"{name}.json"))[function]
-
-
 def table_of(name, function):
     """The table of the committed results for the page, with the number of seeds."""
-    rows, tasks = rows_of(name, function), importlib.import_module(f"{__name__}.{name}").TASKS
+    rows = read_file(Path("results/mechanisms", f"{name}.json"))[function]
+    tasks = importlib.import_module(f"{__name__}.{name}").TASKS
     [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
     return f"{markdown(table(rows))}\n\n*{len(rows[0]['values'])} seeds.*"
 

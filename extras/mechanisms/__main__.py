@@ -12,15 +12,17 @@ from train import read_file, write_file
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")
 
 
-def measure(tasks):
-    """The results of these TASKS."""
-    results = {}
+def measure(tasks, path):
+    """Write the results of these TASKS, row by row, and return them; rows in the file are kept."""
+    results = read_file(path) if path.exists() else {}
     for function, seeds, rows, _ in tasks:
-        measured = results[function.__name__] = []
+        measured = results.setdefault(function.__name__, [])
         for arguments in rows:
-            print(f"{function.__name__} {arguments}", flush=True)
-            values = [function(seed, **arguments) for seed in range(seeds)]
-            measured.append(arguments | dict(values=values))
+            if not any(arguments.items() <= row.items() for row in measured):
+                print(f"{function.__name__} {arguments}", flush=True)
+                values = [function(seed, **arguments) for seed in range(seeds)]
+                measured.append(arguments | dict(values=values))
+                write_file(path, results)
     return results
 
 
@@ -36,14 +38,13 @@ def main():
 
         module = importlib.import_module(f"extras.mechanisms.{args.name}")
         path = args.out / f"{args.name}.json"
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_file(path, measure(module.TASKS))
-        results = read_file(path)
+        args.out.mkdir(parents=True, exist_ok=True)
+        results = read_file(path) if args.plot_only else measure(module.TASKS, path)
         for function, _, _, table in module.TASKS:
             if table:
                 print(mechanisms.markdown(table(results[function.__name__])), end="\n\n")
-        save_figure(module.draw(results), path.with_suffix(".png"))
+        if hasattr(module, "draw"):
+            save_figure(module.draw(results), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":
