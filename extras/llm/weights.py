@@ -28,6 +28,8 @@ import torch
 
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
+CITIES = "Madrid Spain, Paris France, Rome Italy, Berlin Germany, Tokyo Japan, Cairo Egypt, "
+CITIES += "Moscow Russia, Athens Greece, Beijing China, Lisbon Portugal, Vienna Austria"
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
 FOLDER = Path("results/llm")  # what the README shows
 GROUP = 4  # so many questions share their solved examples, which the model then reads once
@@ -146,6 +148,33 @@ def hops(model, tokenizer, name, n, seed):
     return rows
 
 
+# ---- late MLPs
+
+
+def late(model, tokenizer, name, n, seed):
+    """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
+    many of the sentences the country is likelier than " the", and each is the likeliest token."""
+    layers, rows, sentences = model.get_decoder().layers, [], []
+    for pair in CITIES.split(", "):
+        city, country = pair.split()
+        ids = tokenizer("").input_ids + tokens(tokenizer, f"{city} is located in")
+        ends = [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]
+        sentences.append((torch.tensor([ids]), *ends))
+    windows = [(i, i + size) for size in (1, 3, 5) for i in range(len(layers) - size + 1)]
+    for first, end in progress("window", [(0, 0), *windows]):
+        mlps, counts = [layer.mlp for layer in layers[first:end]], torch.zeros(3).long()
+        hooks = [mlp.register_forward_hook(lambda *x: 0 * x[-1]) for mlp in mlps]
+        for ids, country, the in sentences:
+            logits = last_logits(model, ids)[0]
+            best = logits.argmax()
+            counts += torch.stack([logits[country] > logits[the], best == country, best == the])
+        for hook in hooks:
+            hook.remove()
+        likelier = dict(zip(("likelier", "country", "the"), counts.tolist(), strict=True))
+        rows.append(dict(n=len(sentences), first=first, cut=len(mlps)) | likelier)
+    return rows
+
+
 # ---- the tables of the README
 
 
@@ -196,6 +225,21 @@ def hops_table():
     return f"{lines}\n\n{'; '.join(counts)}."
 
 
+def late_table():
+    """Return the counts of late() for the last MLPs, and the range of those for all others."""
+    lines = []
+    for model in MODELS:
+        rows = read_file(FOLDER / f"late_{model}.jsonl")
+        for cut in (0, 1, 3, 5):
+            *others, last = [[*row.values()][-3:] for row in rows if row["cut"] == cut]
+            lines.append((model, f"last {cut}" if cut else "none", *last))
+            if others:
+                spans = (f"{min(x)} to {max(x)}" for x in zip(*others, strict=True))
+                lines.append((model, f"{cut} others, {len(others)} windows", *spans))
+    head = ["", "MLPs cut", "country before *the*", "country first", "*the* first"]
+    return markdown([*head[:2], *(f"{name}, of {rows[0]['n']}" for name in head[2:])], *lines)
+
+
 def count_marks(model, beyond, mark="*"):
     """Return in how many cells of hops_table the model has this mark, "4 of 4": in those with one
     hop, or in those beyond one."""
@@ -226,7 +270,7 @@ def run(name, description, measurements):
 
 
 def main():
-    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices))
+    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices, late=late))
 
 
 if __name__ == "__main__":
