@@ -35,14 +35,9 @@ def markdown(rows):
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def interval(values):
-    """The 95% bootstrap interval (low, high) of the mean of values (n,)."""
-    return bootstrap(values, torch.Generator().manual_seed(0))
-
-
 def mean(values, digits=2):
-    """The mean of values (n,) with its interval, as in 0.75 [0.70, 0.80]."""
-    low, high = interval(values)
+    """The mean of values (n,) with its 95% bootstrap interval, as in 0.75 [0.70, 0.80]."""
+    low, high = bootstrap(values, torch.Generator().manual_seed(0))
     return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
