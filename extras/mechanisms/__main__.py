@@ -1,12 +1,13 @@
 """Measure one of the related systems, write it as JSON, print its tables and save its figure."""
 
 import importlib
+import json
 from pathlib import Path
 
 from analyze import save_figure
 from data import command_line, program
 from extras import mechanisms
-from train import read_file, write_file
+from train import read_file
 
 
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")
@@ -22,7 +23,7 @@ def measure(tasks, path):
                 print(f"{function.__name__} {arguments}", flush=True)
                 values = [function(seed, **arguments) for seed in range(seeds)]
                 measured.append(arguments | dict(values=values))
-                write_file(path, results)
+                path.write_text(json.dumps(results))
     return results
 
 

@@ -191,17 +191,26 @@ def step_table(rows):
 
 
 def memory_table(rows):
-    """The mean steps to half recall and to accuracy 0.9, and the measures after the last step."""
-    half = [f"{name} half" for name in MEMORIES]
-    cells = [("run", *half, "accuracy 0.9", "without cycles", "L0H0", "L1H0")]
+    """The mean steps to half recall and to accuracy 0.9, the number of seeds with an order of the
+    first three, and the measures after the last step."""
+    half, orders = [f"{name} half" for name in MEMORIES], ["slides' order", "W_KQ2 before W_OV2"]
+    cells = [("run", *half, "accuracy 0.9", *orders, "without cycles", "L0H0", "L1H0")]
     for row in rows:
         curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
         for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
             reached = curves[:, :, column] >= level
-            steps = curves[0, reached.int().argmax(1), 0][reached.any(1)]
-            never = len(curves) - len(steps)
-            times.append(f"{steps.mean():.0f}" + f" ({never} never)" * (never > 0))
-        cells.append((row["label"], *times, *(mean(curves[:, -1, i]) for i in (2, 6, 7))))
+            steps = curves[0, reached.int().argmax(1), 0]
+            times.append(torch.where(reached.any(1), steps, torch.inf))
+        output, trigger, previous, _ = times
+        found = ((output < trigger) & (trigger < previous)).sum(), (trigger < output).sum()
+        means = []
+        for steps in times:
+            never = int(steps.isinf().sum())
+            means.append(
+                f"{steps[steps.isfinite()].mean():.0f}" + f" ({never} never)" * (never > 0)
+            )
+        last = (mean(curves[:, -1, i]) for i in (2, 6, 7))
+        cells.append((row["label"], *means, *(f"{n} of {len(curves)}" for n in found), *last))
     return cells
 
 

@@ -9,8 +9,6 @@ renames the answers.
 
 import math
 
-from extras.mechanisms import mean
-
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
@@ -63,15 +61,17 @@ def capacity(seed, memory, d, steps):
 
 
 def table(rows):
-    """The capacity of each memory at each of its widths, with the mean over seeds."""
-    cells = [
-        ("memory", "width d", "facts N recalled to 99%", "N / parameters", "N ln N / parameters")
-    ]
-    for row in rows:
-        parameters = row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1)
-        facts = torch.tensor(row["values"]).double()
-        ratios = (mean(facts / parameters, 3), mean(facts * facts.log() / parameters))
-        cells.append((row["memory"], row["d"], f"{facts.mean():.0f}", *ratios))
+    """The mean capacity of each memory at each of its widths."""
+    ratios = "N / parameters", "N ln N / parameters"
+    cells = [("memory", "widths d", "facts N recalled to 99%", *ratios)]
+    for memory, widths in WIDTHS.items():
+        facts = torch.tensor([row["values"] for row in rows if row["memory"] == memory]).double()
+        parameters = torch.tensor(widths)[:, None] ** 2 * (4 if memory == "MLP" else 1)
+        measures = facts, facts / parameters, facts * facts.log() / parameters  # (widths, seeds)
+        lists = []
+        for measure, form in zip(measures, ("{:.0f}", "{:.3f}", "{:.2f}"), strict=True):
+            lists.append(", ".join(map(form.format, measure.mean(1).tolist())))
+        cells.append((memory, ", ".join(map(str, widths)), *lists))
     return cells
 
 
