@@ -1,7 +1,7 @@
 """The bigram task (Bietti's slides): the order in which an induction head learns its memories,
 and one layer beside two.
 
-    python -m extras.mechanisms bigrams                           # about 8 minutes on one core
+    python -m extras.mechanisms bigrams                           # about 13 minutes on one core
 
 Characters follow Shakespeare's bigrams, except that K triggers are each followed by an output that
 is drawn for the sequence. The scored positions are those of a trigger that occurred before. If

@@ -1,6 +1,6 @@
 """k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
-    python -m extras.mechanisms hops                              # about 13 minutes on one core
+    python -m extras.mechanisms hops                              # about 20 minutes on one core
 
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
 in all sequences. The output after layer l is the number 2^l hops ahead, but k after the last; a hop
@@ -137,19 +137,20 @@ def draw(results):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     runs = {tuple(row[key] for key in KEYS): row["values"] for row in results["train"]}
     for color, N in zip(COLORS, (2, 3, 4), strict=False):
-        for regime, line in ("hard", "-"), ("mixture", "--"):
+        for regime, line, mark in ("hard", "-", "o"), ("mixture", "--", "x"):
             ks = [k for k in (2, 3, 4, 8) if (k, N, regime, False) in runs]
             steps = [[*map(steps_to_solve, runs[k, N, regime, False])] for k in ks]
             steps = torch.tensor(steps).clamp(max=LIMIT)  # (ks, seeds)
             left.plot(ks, steps.median(1).values, line, color=color, label=f"{regime}, N = {N}")
             for seed in steps.T:
-                left.plot(ks, seed, "o", ms=4, color=color)
+                left.plot(ks, seed, mark, ms=5, color=color)
     left.axhline(LIMIT, color="0.5", lw=1, ls=":", label=f"not in {LIMIT} steps")
-    left.set(xscale="log", yscale="log", xlabel="hops k", ylabel=f"training steps to {SOLVED:.0%}")
+    left.set(xscale="log", yscale="log", ylim=(6, 2000))
+    left.set(xlabel="hops k", ylabel=f"training steps to {SOLVED:.0%}")
     left.set_xticks([2, 3, 4, 8], [2, 3, 4, 8])
     left.set_xticks([], minor=True)
-    left.set_title("Seeds (points) and their median")
-    left.legend(fontsize="small", ncol=2)
+    left.set_title("3 seeds (marks) and their median")
+    left.legend(fontsize="small", ncol=2, loc="lower right")
 
     k, N = 8, 4
     colors = plt.get_cmap("viridis")([0.3 * level for level in range(k.bit_length())])

@@ -1,6 +1,6 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python -m extras.mechanisms noise                             # about 9 minutes on one core
+    python -m extras.mechanisms noise                             # about 10 minutes on one core
 
 Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
 sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
