@@ -20,6 +20,7 @@ from data import Block, Task, UserError, chain, command_line, program, rotary_nu
 from model import Transformer
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -400,17 +401,17 @@ def draw_flow(path, D=5):
     known, roles, rivals = whole_sequence(task)
     order, names = roles.argsort(), task.names  # along the chain: q, 1a, 1b, ..., Db
     figure, (shared, *panels) = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
-    kinds, arc = known[order].float().split([task.symbols, D + 1], 1), torch.linspace(0, 1, 50)
+    kinds, arc = known[order].float().split([task.symbols, D + 1], 1), np.linspace(0, 1, 50)
     for pieces, side, word in zip(kinds, (1, -1), ("symbol", "slot"), strict=True):
         for i, j in (pieces @ pieces.T).triu(1).nonzero().tolist():
             shared.plot(i + (j - i) * arc, side * (0.3 + 2 * arc * (1 - arc)), f"C{side % 3}")
         shared.text(D, side, f"the same {word}", color=f"C{side % 3}", ha="center", va="center")
     for place, name in enumerate(names):
         shared.text(place, 0, f"{name}\n$x_{task.roles[name]}$", ha="center", va="center")
-    shared.set(ylim=(-1.2, 1.2), title="Figures 3 and 8: pieces shared before any layer")
+    shared.set(ylim=(-1.2, 1.2), title=f"Figures 3 and 8: shared before any layer, D = {D}")
     shared.axis("off")
 
-    # without a mask, then with one; white is never
+    # without a mask, then with one
     for panel, causal in zip(panels, (False, True), strict=True):
         held, layers = known, torch.zeros(len(names), task.symbols)
         for _ in names:
@@ -423,7 +424,8 @@ def draw_flow(path, D=5):
         panel.set_xticks(range(len(names)), names)
         panel.set_yticks(range(task.symbols), [f"$x_{k}$" for k in range(task.symbols)])
         panel.set(xlabel="role", ylabel="symbol")
-        panel.set_title(f"Layers until a role holds a symbol, {'causal' if causal else 'no'} mask")
+        mask = "causal mask (white: never)" if causal else "no mask"
+        panel.set_title(f"Layers until a role holds a symbol, {mask}")
     save_figure(figure, path)
 
 
