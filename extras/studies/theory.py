@@ -418,14 +418,14 @@ def draw_flow(path, D=5):
             layers += ~held[order, : task.symbols]
             held = attend(held, may_attend(task, causal)[roles[:, None], roles], rivals)
         layers[~held[order, : task.symbols]] = math.nan
-        panel.imshow(layers.T, origin="lower", aspect="auto", cmap="Blues", vmin=-3, vmax=8)
+        panel.imshow(layers.T.numpy(), origin="lower", aspect="auto", cmap="Blues", vmin=-3, vmax=8)
         for role, k in layers.isfinite().nonzero().tolist():
             panel.text(role, k, f"{layers[role, k]:.0f}", ha="center", va="center")
         panel.set_xticks(range(len(names)), names)
         panel.set_yticks(range(task.symbols), [f"$x_{k}$" for k in range(task.symbols)])
         panel.set(xlabel="role", ylabel="symbol")
         mask = "causal mask (white: never)" if causal else "no mask"
-        panel.set_title(f"Layers until a role holds a symbol, {mask}")
+        panel.set_title(f"Layers until a role holds a symbol\n{mask}")
     save_figure(figure, path)
 
 
