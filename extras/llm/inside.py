@@ -9,6 +9,7 @@ Writes hop_MODEL.jsonl and llm_inside.png into --out.
 """
 
 import itertools
+import math
 import random
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -169,7 +170,9 @@ def table():
     lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]
     heads = [(where, text) for (kind, where), text in effects.items() if kind == "together"]
     others = [row["effect"] for row in rows if row["kind"] == "others"]
-    heads.append((f"{len(others)} sets of others", f"{min(others):.2f} to {max(others):.2f}"))
+    sets = math.comb(sum(row["kind"] == "head" for row in rows), TOP) - 1
+    name = f"{len(others)} of {sets} other sets in these layers"
+    heads.append((name, f"{min(others):.2f} to {max(others):.2f}"))
     return f"{markdown(['layer', *kinds], *lines)}\n\n{markdown(['heads', 'share'], *heads)}"
 
 

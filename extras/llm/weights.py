@@ -153,25 +153,23 @@ def hops(model, tokenizer, name, n, seed):
 
 def late(model, tokenizer, name, n, seed):
     """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
-    many of the sentences the country is likelier than " the", and each is the likeliest token."""
+    many of the sentences the country, and "the", is the likeliest token."""
     layers, rows, sentences = model.get_decoder().layers, [], []
     for pair in CITIES.split(", "):
         city, country = pair.split()
         ids = tokenizer("").input_ids + tokens(tokenizer, f"{city} is located in")
         ends = [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]
-        sentences.append((torch.tensor([ids]), *ends))
+        sentences.append((torch.tensor([ids]), torch.tensor(ends)))
     windows = [(i, i + size) for size in (1, 3, 5) for i in range(len(layers) - size + 1)]
     for first, end in progress("window", [(0, 0), *windows]):
-        mlps, counts = [layer.mlp for layer in layers[first:end]], torch.zeros(3).long()
+        mlps, counts = [layer.mlp for layer in layers[first:end]], torch.zeros(2).long()
         hooks = [mlp.register_forward_hook(lambda *x: 0 * x[-1]) for mlp in mlps]
-        for ids, country, the in sentences:
-            logits = last_logits(model, ids)[0]
-            best = logits.argmax()
-            counts += torch.stack([logits[country] > logits[the], best == country, best == the])
+        for ids, ends in sentences:
+            counts += last_logits(model, ids)[0].argmax() == ends
         for hook in hooks:
             hook.remove()
-        likelier = dict(zip(("likelier", "country", "the"), counts.tolist(), strict=True))
-        rows.append(dict(n=len(sentences), first=first, cut=len(mlps)) | likelier)
+        likeliest = dict(zip(("country", "the"), counts.tolist(), strict=True))
+        rows.append(dict(n=len(sentences), first=first, cut=len(mlps)) | likeliest)
     return rows
 
 
@@ -216,28 +214,27 @@ def hops_table():
     text += ", and below in {} and {}"
     for model in MODELS:
         for N, shots, _, correct, n, chance in hops_of(model):
-            cells = lines.setdefault((model, N, shots, n, chance), [])
+            cells = lines.setdefault((model, N, shots), [])
             cells.append(f"{correct / n:.2f}{beside_chance(correct, n, chance)}")
         found = (count_marks(model, more, mark) for mark in "*<" for more in (False, True))
         counts.append(text.format(model, *found))
-    head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
+    head = ["", "N", "examples", *(f"D={D}" for D in range(1, 6))]
     lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
-    return f"{lines}\n\n{'; '.join(counts)}."
+    return f"{lines}\n\nn = {n} a cell, chance 1/N. {'; '.join(counts)}."
 
 
 def late_table():
-    """Return the counts of late() for the last MLPs, and the range of those for all others."""
+    """Return in how many sentences late() finds the country and "the" likeliest, with the last MLPs
+    cut, and the range over all other windows of as many."""
     lines = []
     for model in MODELS:
         rows = read_file(FOLDER / f"late_{model}.jsonl")
         for cut in (0, 1, 3, 5):
-            *others, last = [[*row.values()][-3:] for row in rows if row["cut"] == cut]
-            lines.append((model, f"last {cut}" if cut else "none", *last))
-            if others:
-                spans = (f"{min(x)} to {max(x)}" for x in zip(*others, strict=True))
-                lines.append((model, f"{cut} others, {len(others)} windows", *spans))
-    head = ["", "MLPs cut", "country before *the*", "country first", "*the* first"]
-    return markdown([*head[:2], *(f"{name}, of {rows[0]['n']}" for name in head[2:])], *lines)
+            *others, last = [(row["country"], row["the"]) for row in rows if row["cut"] == cut]
+            spans = [f"{min(x)} to {max(x)}" for x in zip(*others, strict=True)] or ["", ""]
+            lines.append((model, cut, last[0], spans[0], last[1], spans[1], len(others) or ""))
+    head = ["", "MLPs cut", f"country, of {rows[0]['n']}", "other MLPs", "*the*", "other MLPs"]
+    return markdown([*head, "windows of others"], *lines)
 
 
 def count_marks(model, beyond, mark="*"):
