@@ -23,7 +23,7 @@ def seeded(seed=0):
 def test_every_committed_system_is_drawn_and_printed_as_ascii():
     with mock.patch.object(__main__, "save_figure") as save:
         for name in __main__.NAMES:
-            code, out, err = run_main(__main__, name, "--plot-only", "--out", "results/mechanisms")
+            code, out, err = run_main(__main__, name, "--out", "results/mechanisms")
             assert (code, err) == (0, "") and out.isascii()
             axes = save.call_args.args[0].axes
             assert all(panel.get_xlabel() and panel.get_ylabel() for panel in axes)

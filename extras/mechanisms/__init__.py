@@ -1,7 +1,7 @@
 """Related systems from the slides on mechanisms in transformers (Alberto Bietti), one file each.
 
-    python -m extras.mechanisms recall                       # into out/mechanisms
-    python -m extras.mechanisms recall --plot-only           # draw its figure again
+    python -m extras.mechanisms recall                             # into out/mechanisms
+    python -m extras.mechanisms recall --out results/mechanisms    # draw the committed rows again
 
 A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and
 perhaps with draw(results), a figure. For each of the arguments function(seed, **arguments) is

@@ -32,15 +32,14 @@ def main():
     with program(program_name):
         p = command_line(program_name, mechanisms.__doc__.partition("\n\nA system")[0])
         p.add_argument("name", choices=NAMES, help="the system")
-        out = Path("out/mechanisms")
-        p.add_argument("--out", type=Path, default=out, help="folder for results and figure")
-        p.add_argument("--plot-only", action="store_true", help="draw the results in the folder")
+        text = "folder for results and figure; rows that it holds are kept"
+        p.add_argument("--out", type=Path, default=Path("out/mechanisms"), help=text)
         args = p.parse_args()
 
         module = importlib.import_module(f"extras.mechanisms.{args.name}")
         path = args.out / f"{args.name}.json"
         args.out.mkdir(parents=True, exist_ok=True)
-        results = read_file(path) if args.plot_only else measure(module.TASKS, path)
+        results = measure(module.TASKS, path)
         for function, _, _, table in module.TASKS:
             if table:
                 print(mechanisms.markdown(table(results[function.__name__])), end="\n\n")
