@@ -154,22 +154,25 @@ def hops(model, tokenizer, name, n, seed):
 def late(model, tokenizer, name, n, seed):
     """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
     many of the sentences the country, and "the", is the likeliest token."""
-    layers, rows, sentences = model.get_decoder().layers, [], []
+    layers, rows, sentences = model.get_decoder().layers, [], {}
     for pair in CITIES.split(", "):
         city, country = pair.split()
         ids = tokenizer("").input_ids + tokens(tokenizer, f"{city} is located in")
         ends = [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]
-        sentences.append((torch.tensor([ids]), torch.tensor(ends)))
+        sentences.setdefault(len(ids), []).append((ids, ends))
     windows = [(i, i + size) for size in (1, 3, 5) for i in range(len(layers) - size + 1)]
     for first, end in progress("window", [(0, 0), *windows]):
         mlps, counts = [layer.mlp for layer in layers[first:end]], torch.zeros(2).long()
         hooks = [mlp.register_forward_hook(lambda *x: 0 * x[-1]) for mlp in mlps]
-        for ids, ends in sentences:
-            counts += last_logits(model, ids)[0].argmax() == ends
+        for batch in sentences.values():
+            ids, ends = (torch.tensor(parts) for parts in zip(*batch, strict=True))
+            counts += (last_logits(model, ids).argmax(1, keepdim=True) == ends).sum(0)
         for hook in hooks:
             hook.remove()
         likeliest = dict(zip(("country", "the"), counts.tolist(), strict=True))
-        rows.append(dict(n=len(sentences), first=first, cut=len(mlps)) | likeliest)
+        rows.append(
+            dict(n=sum(map(len, sentences.values())), first=first, cut=len(mlps)) | likeliest
+        )
     return rows
 
 
@@ -185,7 +188,7 @@ def beside_chance(correct, n, chance):
 def choices_table():
     """Return for each formulation and model how many of its answers were right when sampled until
     acceptable, how many never settled, and of how many the likeliest acceptable one is right."""
-    head, lines = ["", "D", "chance"], {}
+    head, lines = ["", "D"], {}
     for model in MODELS:
         _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
         for row in read_file(FOLDER / f"choices_{model}.jsonl"):
@@ -193,7 +196,7 @@ def choices_table():
             chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
             mark = beside_chance(correct, n, chance)
             cells = count["right"], count["never settled"], f"{correct}{mark}"
-            lines.setdefault((name, D or "", chance), []).extend(cells)
+            lines.setdefault((name, D or ""), []).extend(cells)
         head += [f"{model}: right of {n}", "never settled", "its likeliest"]
     return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
 
@@ -210,8 +213,8 @@ def hops_of(model):
 def hops_table():
     """Return the share of right answers by D, marked where its interval lies above or below chance,
     and how many marks there are."""
-    lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and in {} with more"
-    text += ", and below in {} and {}"
+    lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and {} with more"
+    text += ", below in {} and {}"
     for model in MODELS:
         for N, shots, _, correct, n, chance in hops_of(model):
             cells = lines.setdefault((model, N, shots), [])
@@ -224,17 +227,17 @@ def hops_table():
 
 
 def late_table():
-    """Return in how many sentences late() finds the country and "the" likeliest, with the last MLPs
-    cut, and the range over all other windows of as many."""
-    lines = []
+    """Return in how many sentences late() finds the country likeliest, with the last MLPs cut, and
+    the range over all other windows of as many; and what is likeliest if none is cut."""
+    lines, whole = [], []
     for model in MODELS:
-        rows = read_file(FOLDER / f"late_{model}.jsonl")
-        for cut in (0, 1, 3, 5):
-            *others, last = [(row["country"], row["the"]) for row in rows if row["cut"] == cut]
-            spans = [f"{min(x)} to {max(x)}" for x in zip(*others, strict=True)] or ["", ""]
-            lines.append((model, cut, last[0], spans[0], last[1], spans[1], len(others) or ""))
-    head = ["", "MLPs cut", f"country, of {rows[0]['n']}", "other MLPs", "*the*", "other MLPs"]
-    return markdown([*head, "windows of others"], *lines)
+        none, *rows = read_file(FOLDER / f"late_{model}.jsonl")
+        whole.append(f"{none['country']} and {none['the']} of {none['n']} for {model}")
+        for cut in (1, 3, 5):
+            *others, last = [row["country"] for row in rows if row["cut"] == cut]
+            lines.append((model, cut, last, f"{min(others)} to {max(others)} ({len(others)})"))
+    text = f"Uncut, the likeliest word is the country and *the* in {' and in '.join(whole)}."
+    return markdown(["", "MLPs cut", "the last", "others (windows)"], *lines) + f"\n\n{text}"
 
 
 def count_marks(model, beyond, mark="*"):
