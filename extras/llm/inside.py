@@ -157,14 +157,10 @@ def hop(model, tokenizer, name, n, seed):
 # ---- the table and the figure of the README
 
 
-def effect(row):
-    return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
-
-
 def table():
     """Return the committed effects in the layers that have a control, then those of heads."""
     rows = read_file(FOLDER / "hop_gemma-3-270m.jsonl")
-    effects = {(row["kind"], row["where"]): effect(row) for row in rows}
+    effects = {(row["kind"], row["where"]): f"{row['effect']:.2f}" for row in rows}
     kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
     layers = sorted(where for kind, where in effects if kind == kinds[-1])
     lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]

@@ -228,16 +228,17 @@ def hops_table():
 
 def late_table():
     """Return in how many sentences late() finds the country likeliest, with the last MLPs cut, and
-    the range over all other windows of as many; and what is likeliest if none is cut."""
-    lines, whole = [], []
+    the range over all other windows of as many; and how often "the" is likeliest if none is cut."""
+    head, lines, whole = ["MLPs cut"], {1: [], 3: [], 5: []}, []
     for model in MODELS:
         none, *rows = read_file(FOLDER / f"late_{model}.jsonl")
-        whole.append(f"{none['country']} and {none['the']} of {none['n']} for {model}")
-        for cut in (1, 3, 5):
+        whole.append(f"{none['the']} of {none['n']}")
+        head += [f"{model}: the last", "others (windows)"]
+        for cut, cells in lines.items():
             *others, last = [row["country"] for row in rows if row["cut"] == cut]
-            lines.append((model, cut, last, f"{min(others)} to {max(others)} ({len(others)})"))
-    text = f"Uncut, the likeliest word is the country and *the* in {' and in '.join(whole)}."
-    return markdown(["", "MLPs cut", "the last", "others (windows)"], *lines) + f"\n\n{text}"
+            cells += [last, f"{min(others)} to {max(others)} ({len(others)})"]
+    table = markdown(head, *([cut, *cells] for cut, cells in lines.items()))
+    return f"{table}\n\nIf none is cut, *the* is the likeliest word in {' and '.join(whole)}."
 
 
 def count_marks(model, beyond, mark="*"):

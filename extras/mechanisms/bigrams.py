@@ -193,7 +193,7 @@ def step_table(rows):
 def memory_table(rows):
     """The mean steps to half recall and to accuracy 0.9, the number of seeds with an order of the
     first three, and the measures after the last step."""
-    half, orders = [f"{name} half" for name in MEMORIES], ["slides' order", "W_KQ2 before W_OV2"]
+    half, orders = [f"{name} half" for name in MEMORIES], ["slides' order", "W_KQ2 first"]
     cells = [("run", *half, "accuracy 0.9", *orders, "without cycles", "L0H0", "L1H0")]
     for row in rows:
         curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
@@ -209,8 +209,8 @@ def memory_table(rows):
             means.append(
                 f"{steps[steps.isfinite()].mean():.0f}" + f" ({never} never)" * (never > 0)
             )
-        last = (mean(curves[:, -1, i]) for i in (2, 6, 7))
-        cells.append((row["label"], *means, *(f"{n} of {len(curves)}" for n in found), *last))
+        last = (f"{x:.2f}" for x in curves[:, -1, [2, 6, 7]].mean(0))
+        cells.append((row["label"], *means, *(int(n) for n in found), *last))
     return cells
 
 

@@ -123,7 +123,7 @@ def table(rows):
         times = []
         for regime in regimes:
             steps = sorted(map(steps_to_solve, runs.get((k, N, *regime), [])))
-            times.append(", ".join(map(str, steps)).replace("inf", "-"))
+            times.append("/".join(map(str, steps)).replace("inf", "-"))
         cells.append((N, k, *times))
     return cells
 

@@ -62,16 +62,16 @@ def capacity(seed, memory, d, steps):
 
 def table(rows):
     """The mean capacity of each memory at each of its widths."""
-    ratios = "N / parameters", "N ln N / parameters"
-    cells = [("memory", "widths d", "facts N recalled to 99%", *ratios)]
-    for memory, widths in WIDTHS.items():
-        facts = torch.tensor([row["values"] for row in rows if row["memory"] == memory]).double()
-        parameters = torch.tensor(widths)[:, None] ** 2 * (4 if memory == "MLP" else 1)
-        measures = facts, facts / parameters, facts * facts.log() / parameters  # (widths, seeds)
-        lists = []
-        for measure, form in zip(measures, ("{:.0f}", "{:.3f}", "{:.2f}"), strict=True):
-            lists.append(", ".join(map(form.format, measure.mean(1).tolist())))
-        cells.append((memory, ", ".join(map(str, widths)), *lists))
+    cells = [("memory", "width d", "facts N", "N / parameters", "N ln N / parameters")]
+    for row in rows:
+        facts = torch.tensor(row["values"]).double()
+        share = facts / (row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1))
+        measures = (
+            f"{facts.mean():.0f}",
+            f"{share.mean():.3f}",
+            f"{(share * facts.log()).mean():.2f}",
+        )
+        cells.append((row["memory"], row["d"], *measures))
     return cells
 
 

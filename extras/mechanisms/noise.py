@@ -9,7 +9,7 @@ later spaces, does the model predict the output or the noise, and how does a tru
 Apart from this, one linear layer learns the noise token from uniform characters.
 """
 
-from extras.mechanisms import COLORS, draw_seeds
+from extras.mechanisms import COLORS, draw_seeds, mean
 from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
 
 import matplotlib.pyplot as plt
@@ -164,12 +164,11 @@ def shares(rows):
 def table(rows):
     """The mean, and the lowest and the highest seed, for some steps and ranks."""
     steps, values = shares(rows)
-    cells = [("tested without noise", "accuracy", "p(noise)")]
+    cells = [("step", "rank of the second MLP", "accuracy", "p(noise)")]
     for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
         seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
-        means = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in seeds]
-        kind = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
-        cells.append((f"step {steps[time]}, {kind}", *means))
+        kind = "128, first MLP removed" if rank is None else rank
+        cells.append((steps[time], kind, *map(mean, seeds)))
     return cells
 
 

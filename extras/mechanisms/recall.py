@@ -165,7 +165,7 @@ def capacity_table(rows):
         S, R, d, head_size, m = (row[key] for key in ("S", "R", "d", "head_size", "m"))
         heads = sorted(row["values"])
         parameters = 4 * d * head_size * heads[len(heads) // 2] + 2 * d * m
-        least = ", ".join(map(str, heads))
+        least = "/".join(map(str, heads))
         cells.append((S * R, d, head_size, m, least, f"{S * R / parameters:.2f}"))
     return cells
 
