@@ -4,16 +4,18 @@
     python analyze.py out/L12_H1_D3_s0     # then: curves.png, attention_maps.png, circuit.png, ...
 
 How the circuit emerged is measured and drawn if the run was trained with --save-every. The numbers
-stay in emergence.json, so that the checkpoints may be deleted. It is a dict:
+stay in emergence.json, so that the checkpoints may be deleted. A run that was stopped has no model
+yet, and gets its losses alone. emergence.json is a dict:
 
     sequences: the number of held-out sequences that each checkpoint was measured on
     steps: the steps of the checkpoints; every list below has a number for each of them
-    paths: a row for each path of the circuit and each candidate: layer, head, reader, read, and
+    paths: a row for each path of the circuit, and for others with much attention: layer, head,
+        reader, read, and
         mean, low, high: the mean attention, its 10% and its 90% quantile over sequences
         hits: the share of readers that attend to what they read more than to any other token
 
 To add a figure, write a function draw_...(run) that returns a matplotlib figure, and add a row to
-FIGURES.
+FIGURES, with what the run must have for it.
 """
 
 import math
@@ -21,8 +23,18 @@ import pathlib
 from typing import NamedTuple
 
 import train
-from ablate import attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
-from data import Task, command_line, held_out, program, progress
+from ablate import (
+    MEAN,
+    Path,
+    attention_on,
+    by_head,
+    parts_of,
+    paths_in,
+    read_report,
+    tokens_of,
+    worst_of,
+)
+from data import LOSS, Task, command_line, held_out, program, progress
 from train import load, precision, read_file, read_log, sequences, write_file
 
 import matplotlib
@@ -33,14 +45,11 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
 
 
-CIRCUIT = "tab:red"  # the colour of the circuit in every figure
-
-
 class Run(NamedTuple):
     """All that a figure may show."""
 
     folder: pathlib.Path
-    model: torch.nn.Module
+    model: torch.nn.Module  # None if training was stopped
     flags: train.Flags
     task: Task
     log: list  # of log.jsonl
@@ -51,36 +60,13 @@ class Run(NamedTuple):
 
 def read_run(folder):
     """Return the Run in a run directory."""
-    model, flags = load(folder)
-    report, log = read_report(folder), read_log(folder)
-    paths, emergence = paths_in(report), read_emergence(folder)
-    return Run(folder, model, flags, flags.problem, log, report, paths, emergence)
-
-
-def panels(count, columns, width, height, **options):
-    """Return (figure, [axes, ...]): a grid of panels, each of width x height inches."""
-    rows = math.ceil(count / columns)
-    shape = dict(figsize=(width * columns, height * rows + 1), squeeze=False, layout="constrained")
-    figure, grid = plt.subplots(rows, columns, **shape, **options)
-    for axes in grid.flat[count:]:
-        axes.axis("off")
-    return figure, list(grid.flat[:count])
-
-
-def add_title(figure, run, caption):
-    """Name the run above a figure, and say there what the figure shows."""
-    figure.suptitle(f"{run.flags.title}, step {run.log[-1]['step']}\n{caption}", fontsize=10)
-
-
-def save_figure(figure, path):
-    """Write a matplotlib figure as a PNG and close it."""
-    figure.savefig(path, dpi=130, format="png")
-    plt.close(figure)
-
-
-def symbol_color(k, symbols):
-    """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
-    return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
+    flags, log, report = train.read_flags(folder), read_log(folder), read_report(folder)
+    model = None
+    if (folder / "model.pt").exists():
+        model, flags = load(folder)
+    file = folder / "emergence.json"
+    emergence = read_file(file) if file.exists() else {}
+    return Run(folder, model, flags, flags.problem, log, report, paths_in(report), emergence)
 
 
 # ---- Figure 6: losses
@@ -100,34 +86,40 @@ def first_below(steps, losses, level):
 
 def crossings(rows, flags):
     """Return {symbol: the step at which it was learned, or None} from the rows of a log."""
-    steps, level = [row["step"] for row in rows], flags.problem.learned_below
-    names = flags.target_names
-    return {name: first_below(steps, [row[name] for row in rows], level) for name in names}
+    steps = [row["step"] for row in rows]
+    level = flags.problem.learned_below
+    found = {}
+    for name in flags.target_names:
+        found[name] = first_below(steps, [row[name] for row in rows], level)
+    return found
 
 
 def draw_curves(run):
     """The losses, the steps at which symbols were learned, and the plateaus."""
     flags, rows = run.flags, run.log
-    steps, validation = [row["step"] for row in rows], [row["val"] for row in rows]
+    steps = [row["step"] for row in rows]
+    validation = [row["val"] for row in rows]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    figure.suptitle(f"{flags.title}: validation MSE {validation[-1]:.4f} at step {steps[-1]}")
+    figure.suptitle(f"{flags.title}: validation loss {validation[-1]:.4f} at step {steps[-1]}")
 
     # left: all symbols together
     left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     left.plot(steps, validation, color="black", label="validation, 1024 sequences")
     if flags.stop_below:
         left.axhline(flags.stop_below, color="tab:green", ls="--", label="--stop-below")
-    left.set(xlabel="training step", ylabel="mean squared error", yscale="log")
+    left.set(xlabel="training step", ylabel=LOSS, yscale="log")
     left.legend(fontsize="small", loc="lower left")
 
     # right: each symbol alone
     for name, crossing in crossings(rows, flags).items():
-        color, label = symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
+        color = symbol_color(int(name[2:]), flags.problem.symbols - 1)
+        label = f"${name}$"
         if crossing is not None:
             right.plot(crossing, flags.problem.learned_below, "o", color=color)
             label += f", below {flags.problem.learned_below:.3g} at step {crossing:.0f}"
         right.plot(steps, [row[name] for row in rows], color=color, label=label)
-    right.set(xlabel="training step", ylabel="validation MSE of each symbol", ylim=(0, 1.2))
+    highest, _ = flags.problem.plateaus[0]
+    right.set(xlabel="training step", ylabel="of each symbol, validation", ylim=(0, 1.2 * highest))
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
 
     # both: the plateaus, and what a model on each of them does
@@ -146,21 +138,25 @@ def draw_attention_maps(run):
     """The attention pattern of every head on one held-out sequence; the heads of the circuit are
     framed."""
     # the patterns of all heads, and the names of the tokens
-    batch, patterns = sequences(run.flags, held_out("validation", 1)), {}
+    batch = sequences(run.flags, held_out("validation", 1))
     with precision(run.flags):
         _, layers = run.model(batch.inputs, return_patterns=True)
+    patterns = {}
     for layer, heads in enumerate(layers):
-        patterns |= {(layer, head): pattern for head, pattern in enumerate(heads[0])}
+        for head, pattern in enumerate(heads[0]):
+            patterns[layer, head] = pattern
     names = [run.task.labels[symbol] for symbol in batch.symbols[0].tolist()]
 
     # a panel for each head
     columns = run.flags.heads if run.flags.heads > 1 else min(4, len(patterns))
     figure, grid = panels(len(patterns), columns, 3.4, 3.2)
-    circuit_heads = {path[:2] for path in run.paths}
+    circuit_heads = by_head(run.paths)
     for axes, ((layer, head), pattern) in zip(grid, patterns.items(), strict=True):
         image = axes.imshow(pattern.numpy(), cmap="Blues", vmin=0, vmax=1)
         label_blocks(axes, run.task, names)
-        color, width = ("black", 0.8) if (layer, head) not in circuit_heads else (CIRCUIT, 2)
+        color, width = "black", 0.8
+        if (layer, head) in circuit_heads:
+            color, width = CIRCUIT, 2
         axes.set_title(f"L{layer}H{head}", fontsize=13, color=color)
         axes.spines[:].set(color=color, linewidth=width)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
@@ -175,7 +171,8 @@ def draw_attention_maps(run):
 
 def label_blocks(axes, task, names):
     """Draw lines where blocks begin; write the roles large and the names of the tokens small."""
-    middles, roles, start = [], [], 0
+    middles, roles = [], []
+    start = 0
     for block in task.blocks:
         axes.axhline(start - 0.5, color="black", lw=0.4)
         axes.axvline(start - 0.5, color="black", lw=0.4)
@@ -206,7 +203,9 @@ def columns_of(task, paths):
         role, offset = parts_of(end)
         return order.index(role), offset
 
-    ends = {*order} | {end.rstrip("*") for path in paths for end in path[2:]}
+    ends = set(order)
+    for path in paths:
+        ends.update([path.reader, path.read.rstrip("*")])
     return {end: column for column, end in enumerate(sorted(ends, key=place))}
 
 
@@ -219,8 +218,9 @@ def diagram_size(task, paths):
 def draw_diagram(axes, task, paths, labels, colors):
     """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
     path; labels and colors: {path: of its arrow}. Return {path: (arrow, label)}."""
-    layers, columns = sorted({path.layer for path in paths}), columns_of(task, paths)
-    several_heads, drawn = any(path.head for path in paths), {}
+    layers = sorted({path.layer for path in paths})
+    columns = columns_of(task, paths)
+    several_heads = any(path.head for path in paths)
 
     # a line for each token, with a dot at the input and after each layer
     names = []
@@ -241,13 +241,14 @@ def draw_diagram(axes, task, paths, labels, colors):
     def across(path):
         return columns[path.read.rstrip("*")], columns[path.reader]
 
+    drawn = {}
     for path in sorted(paths, key=lambda path: max(across(path)) - min(across(path))):
         # upward from what is read to its reader; bent if another head of the layer has this path
         (x0, x1), y = across(path), layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
         style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
-        style |= dict(ls="--" if "*" in path.read else "-")
+        style |= dict(ls="--" if path.star else "-")
         arrow = axes.add_patch(FancyArrowPatch((x0, y), (x1, y + 1), **style))
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
@@ -268,7 +269,7 @@ def draw_mean_attention(axes, run):
     """Draw the diagram of the circuit with the mean attention of each path."""
     labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels, dict.fromkeys(run.paths, CIRCUIT))
-    n = run.report["attention_sequences"]
+    n = run.report["path_sequences"]
     axes.set_title(f"mean attention in the full model (n = {n} sequences)", fontsize=10)
 
 
@@ -278,9 +279,9 @@ def draw_circuit(run):
     draw_mean_attention(axes, run)
     report = run.report
     verdict = report["verdict"] if report["validated"] else "not validated"
-    dashed = ", dashed from all chains" * any("*" in path.read for path in run.paths)
+    dashed = ", dashed from all chains" * any(path.star for path in run.paths)
     caption = f"circuit, {verdict}; {ARROWS}{dashed}\n"
-    caption += f"with all else at its mean, {worst_of(report['faithful'])} is the worst symbol"
+    caption += f"with all else at its mean, {worst_of(report[MEAN])} is the worst symbol"
     add_title(figure, run, f"{caption} (n = {report['sequences']} sequences)")
     return figure
 
@@ -289,15 +290,15 @@ def draw_circuit(run):
 
 
 @torch.no_grad()
-def measure_emergence(run, paths, n=32):
+def measure_emergence(folder, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    flags, files = train.read_flags(run), train.checkpoints_of(run)
+    flags, files = train.read_flags(folder), train.checkpoints_of(folder)
     task = flags.problem
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
-        rows.append(path._asdict() | {name: [] for name in ("mean", "low", "high", "hits")})
+        rows.append(dict(path._asdict(), mean=[], low=[], high=[], hits=[]))
     for file in progress("checkpoints", files):
-        model, flags = load(run, f"ckpt/{file.name}")
+        model, flags = load(folder, f"ckpt/{file.name}")
         with precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
@@ -315,24 +316,26 @@ def measure_emergence(run, paths, n=32):
     return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
 
 
-def read_emergence(run):
-    """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
-    and a path of circuit.json is not in the file, measure all paths first and write the file."""
-    file, report = pathlib.Path(run, "emergence.json"), read_report(run)
-    emergence = read_file(file) if file.exists() else {}
-    paths = {*paths_in(report), *paths_in(report, "candidates")}
-    if train.checkpoints_of(run) and not paths <= paths_in(emergence).keys():
-        emergence = measure_emergence(run, sorted(paths))
-        write_file(file, emergence)
-    return emergence
+def with_emergence(run):
+    """Return a Run with the emergence of all its paths. Where there are checkpoints, and a path of
+    circuit.json is not in emergence.json, measure all paths first and write the file."""
+    paths = set(run.paths)
+    paths.update(map(Path.parse, run.report.get("attended", [])))
+    if not train.checkpoints_of(run.folder) or paths <= paths_in(run.emergence).keys():
+        return run
+    emergence = measure_emergence(run.folder, sorted(paths))
+    write_file(run.folder / "emergence.json", emergence)
+    return run._replace(emergence=emergence)
 
 
 def emergence_steps(emergence):
     """Return {path: the step, linearly interpolated, at which its mean attention first passes 0.5,
     or None}."""
     # a curve that passes above 0.5 is one whose negative passes below -0.5
-    steps, rows = emergence["steps"], paths_in(emergence)
-    return {path: first_below(steps, [-x for x in row["mean"]], -0.5) for path, row in rows.items()}
+    steps = {}
+    for path, row in paths_in(emergence).items():
+        steps[path] = first_below(emergence["steps"], [-x for x in row["mean"]], -0.5)
+    return steps
 
 
 def draw_emergence(run):
@@ -343,15 +346,18 @@ def draw_emergence(run):
     draw_mean_attention(left, run)
 
     # right: the step of each path, dark if late; viridis's brightest colours are too faint
-    steps, labels, colors = emergence_steps(run.emergence), {}, {}
+    steps = emergence_steps(run.emergence)
+    labels, colors = {}, {}
     known = [steps[path] for path in run.paths if steps.get(path) is not None]
     shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
     scale = ScalarMappable(plt.Normalize(min(known, default=0), max(known, default=1)), shades)
     for path in run.paths:
         step = steps.get(path)
-        labels[path] = "never" if path in steps else "not measured"
-        labels[path] = labels[path] if step is None else f"{step:.0f}"
-        colors[path] = "lightgray" if step is None else scale.to_rgba(step)
+        labels[path], colors[path] = "not measured", "lightgray"
+        if step is not None:
+            labels[path], colors[path] = f"{step:.0f}", scale.to_rgba(step)
+        elif path in steps:
+            labels[path] = "never"
     draw_diagram(right, run.task, run.paths, labels, colors)
     n = run.emergence["sequences"]
     right.set_title(f"step at which mean attention first passes 0.5 (n = {n})", fontsize=10)
@@ -393,12 +399,50 @@ def draw_paths(run):
     return figure
 
 
+# ---- what all figures share
+
+
+CIRCUIT = "tab:red"  # the colour of the circuit in every figure
+
+
+def panels(count, columns, width, height, **options):
+    """Return (figure, [axes, ...]): a grid of panels, each of width x height inches."""
+    rows = math.ceil(count / columns)
+    shape = dict(figsize=(width * columns, height * rows + 1), squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(rows, columns, **shape, **options)
+    for axes in grid.flat[count:]:
+        axes.axis("off")
+    return figure, list(grid.flat[:count])
+
+
+def add_title(figure, run, caption):
+    """Name the run above a figure, and say there what the figure shows."""
+    figure.suptitle(f"{run.flags.title}, step {run.log[-1]['step']}\n{caption}", fontsize=10)
+
+
+def save_figure(figure, path):
+    """Write a matplotlib figure as a PNG and close it."""
+    with train.writing(path):
+        figure.savefig(path, dpi=130, format="png")
+    plt.close(figure)
+
+
+def symbol_color(k, symbols):
+    """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
+    return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
+
+
 # ---- the command line
 
 
-FIGURES = {"curves.png": draw_curves, "attention_maps.png": draw_attention_maps}
-CIRCUIT_FIGURES = {"circuit.png": draw_circuit}
-EMERGENCE_FIGURES = {"emergence.png": draw_emergence, "paths.png": draw_paths}
+# file: (the function that draws it, what a run must have for it)
+FIGURES = {
+    "curves.png": (draw_curves, lambda run: run.log),
+    "attention_maps.png": (draw_attention_maps, lambda run: run.model),
+    "circuit.png": (draw_circuit, lambda run: run.paths),
+    "emergence.png": (draw_emergence, lambda run: run.paths and run.emergence),
+    "paths.png": (draw_paths, lambda run: run.paths and run.emergence),
+}
 
 
 def main():
@@ -406,17 +450,15 @@ def main():
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
     folder = p.parse_args().run
     matplotlib.rcdefaults()  # figures have our style, whatever a user has set
-    matplotlib.use("Agg")
     with program("analyze.py"):
-        run, figures = read_run(folder), dict(FIGURES)
-        if run.paths:
-            figures |= CIRCUIT_FIGURES
-        if run.paths and run.emergence:
-            figures |= EMERGENCE_FIGURES
-        for name, draw_figure in figures.items():
-            save_figure(draw_figure(run), folder / name)
-            print(folder / name, flush=True)
-        if not run.paths:
+        run = with_emergence(read_run(folder))
+        for name, (draw_figure, needed) in FIGURES.items():
+            if needed(run):
+                save_figure(draw_figure(run), folder / name)
+                print(folder / name)
+        if not run.model:
+            print(f"there is no {folder / 'model.pt'}: finish the training with --resume")
+        elif not run.paths:
             reason = run.report.get("verdict", f"run python ablate.py {folder} first")
             print(f"there is no circuit to draw: {reason}")
 
