@@ -571,10 +571,21 @@ def check_model(model, flags):
     if differ(predict({}), predict(dict.fromkeys(reference.reads, torch.matmul))):
         raise UserError("the model answers otherwise the second time, when f is pattern @ values")
 
-    # if all heads are silent, a query knows nothing of the tokens before
+    # what each f returns is used
+    for head, (_, values) in reference.reads.items():
+        noise = {head: lambda _, values: values + 100 * torch.randn_like(values)}
+        if values.any() and torch.equal(predict({}), predict(noise)):
+            raise UserError(
+                f"the model does not use what f of {head} returns (or give it values 0)"
+            )
+
+    # with all heads silent, a query knows nothing of the tokens before, such as whose x_1 is which
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
-    others = inputs.roll(1, 0)
-    others[:, -flags.N :] = inputs[:, -flags.N :]
+    sequence, others = torch.arange(B)[:, None], inputs.clone()
+    for role, k in enumerate(flags.problem.roles.values()):
+        if k > 0:
+            tokens = reference.batch.positions[:, :, role]
+            others[sequence, tokens, : flags.K] = inputs[sequence, tokens.roll(1, 1), : flags.K]
     if differ(predict(silent), predict(silent, others)):
         raise UserError("the model knows other tokens although each f returns 0: let f bring them")
 

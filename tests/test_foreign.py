@@ -85,7 +85,7 @@ def half(x, heads):
 
 
 REFUSED = [  # model, heads, what the line says
-    (unused, 1, "knows other tokens although each f returns 0"),
+    (unused, 1, "does not use what f of (1, 0) returns"),
     (planted, 2, "the model calls f of layer 0, head 1 0 times"),
     (lambda x, heads: planted(x, heads)[:, :1], 1, "finite predictions, of shape (16, 4, 4)"),
     (lambda x, heads: (planted(x, heads), 0), 1, "finite predictions, of shape (16, 4, 4)"),
