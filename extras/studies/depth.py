@@ -2,7 +2,7 @@
 reading by content allows, how they read, and how many heads replace a layer.
 
     python -m extras.studies.depth                    # draws the figures, prints the big tables
-    python -m extras.studies.depth out/depth_width/*  # the same, after adding the rows of these runs
+    python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
     python -m extras.studies.depth --preset law       # trains the runs that sweep.py compares
 """
 
@@ -237,7 +237,7 @@ def plain_rows():
 
 
 def one_layer_rows(sizes=False):
-    """Return the rows of one layer, one step and the recipe; sizes: those of other head sizes too."""
+    """Return the rows of one layer, one step and the recipe; sizes: with other head sizes too."""
     found = []
     for (other, layers, *_, D), group in cells().items():
         if layers == D == 1 and (not other or sizes and "--head-size" in other):
@@ -267,7 +267,7 @@ def losses_text(group, k):
 
 
 def print_answer(out):
-    """Print how many models of one layer learn x_1, with many heads and where places say nothing."""
+    """Print how many models learn x_1 with many heads, and where places say nothing."""
     wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
     out("**Enough heads replace one of these layers**: of the one-layer models with 2N heads or")
     out(f"more, {sum(map(solves, wide))} of {len(wide)} solve x_1, which takes two by content.")
