@@ -66,7 +66,7 @@ def row_of(run):
     row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
     if flags.task in places.TASKS:
         return row | places.transfer(run)
-    if passes(row) or flags.layers == flags.D == 1:
+    if exceeds_content(row) or flags.layers == flags.D == 1:
         row["how"] = mechanism(run)
     return row
 
@@ -98,7 +98,7 @@ def solves(row, k=None):
     return row[f"x_{k or row['D']}"] < SOLVED
 
 
-def passes(row):
+def exceeds_content(row):
     """Return whether a run learned a symbol that takes more layers by content."""
     beyond = [k for k in range(1, row["D"] + 1) if needed(row["other"], k) > row["layers"]]
     return any(knows(row, k) for k in beyond)
@@ -270,33 +270,30 @@ def print_answer(out):
     """Print how many models learn x_1 with many heads, and where places say nothing."""
     wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
     out("**Enough heads replace one of these layers**: of the one-layer models with 2N heads or")
-    out(f"more, {sum(map(solves, wide))} of {len(wide)} solve x_1, which takes two by content.")
+    out(f"more that are asked for x_1 alone, {sum(map(solves, wide))} of {len(wide)} solve it,")
+    out("which takes two by content. Where places say nothing they do not: with two pairs anywhere")
     groups, solved = cells(), []
     for layers in 1, 2:
         group = groups.get((f"--task {places.FAR}", layers, 2, 8, 1), [])
         solved.append(f"{sum(map(solves, group))} of {len(group)}")
-    out("Where places say nothing they do not: with two pairs anywhere among 20 distractors,")
-    out(f"{solved[0]} one-layer models of eight heads solve x_1, and {solved[1]} two-layer models.")
+    out(f"among 20 distractors, {solved[0]} one-layer models of eight heads solve x_1, and")
+    out(f"{solved[1]} two-layer models.")
 
 
 def heads_table():
     """Return how many models solved a symbol that takes a layer more by content, by their heads."""
-    lines, rows = [], plain_rows()
-    for k, layers, N in (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4):
-        lines.append(heads_line(rows, k, layers, N))
-    lines.append(heads_line(rows, 4, 3, 2))
+    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (4, 3, 2)
+    lines, plain = [], plain_rows()
+    for k, layers, N in shapes:
+        rows = [row for row in plain if (row["layers"], row["N"]) == (layers, N) and row["D"] >= k]
+        rows = [row for row in rows if row["D"] == min(row["D"] for row in rows)]
+        line = [f"x_{k}", layers, causal_depth(k), N]
+        for low, high in (1, N), (N + 1, N + 1), (2 * N, math.inf):
+            group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
+            line.append(f"{sum(group)} of {len(group)}" if group else "")
+        lines.append(line)
     head = "symbol", "layers", "by content", "N", "fewer than N + 1 heads", "N + 1", "2N or more"
     return markdown(head, *lines)
-
-
-def heads_line(rows, k, layers, N):
-    rows = [row for row in rows if (row["layers"], row["N"]) == (layers, N) and row["D"] >= k]
-    rows = [row for row in rows if row["D"] == min(row["D"] for row in rows)]
-    ranges, counts = ((1, N), (N + 1, N + 1), (2 * N, math.inf)), []
-    for low, high in ranges:
-        group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
-        counts.append(f"{sum(group)} of {len(group)}" if group else "")
-    return [f"x_{k}", layers, causal_depth(k), N, *counts]
 
 
 def places_table():
@@ -427,6 +424,25 @@ def print_alone(out):
     out(f"LayerNorm alone, with the place told, would allow {normed_error(2, 1):.2f}.")
 
 
+def print_width(out):
+    """Print how many models with smaller and with larger heads solve x_1."""
+    rows = [row for row in one_layer_rows(sizes=True) if row["other"]]
+    for sizes, words in (("4", "8"), "of four or eight numbers"), (("64",), "of 64 numbers"):
+        group = [row for row in rows if row["other"].split()[-1] in sizes]
+        few = [solves(row) for row in group if row["heads"] <= row["N"]]
+        many = [solves(row) for row in group if row["heads"] >= 2 * row["N"]]
+        out(f"Of models with heads {words}, {sum(few)} of {len(few)} with N heads or fewer and")
+        out(f"{sum(many)} of {len(many)} with 2N or more solve x_1.")
+
+
+def print_rows(out):
+    """Print where the runs were trained."""
+    rows = train.read_file(ROWS)
+    for words, names in (("an H100", "NVIDIA"), ("CPUs that they name", ("AMD", "Intel"))):
+        out(f"{sum(row.get('hardware', '').startswith(names) for row in rows)} on {words},")
+    out(f"of {len(rows)} in all.")
+
+
 def prediction_of(line, groups):
     """Return (inside, text) of a prediction: whether the runs came out as predicted, and what was
     predicted and came out; None if there is no such run."""
@@ -496,10 +512,9 @@ def print_sweep(out):
     for row in shallow:
         law = DEPTH_LAWS[row["causal"]]
         beyond += any(learned(row, k) for k in range(1, row["D"] + 1) if law(k) > row["layers"])
-    out(
-        f"Of {len(shallow)} runs of our sweeps (eight heads of 16 numbers, N = 4) with fewer layers"
-    )
-    out(f"than x_D takes by content, {beyond} learned more than content allows.")
+    out(f"- Figure 4 has N = 4, eight heads and D = 5. Of {len(shallow)} runs of our sweeps, with")
+    out("  heads of 16 numbers, that have fewer layers than x_D takes by content,")
+    out(f"  {beyond} learned more than content allows.")
 
 
 def chains(folders):
