@@ -88,8 +88,7 @@ def test_any_reading_order_against_sets_on_shuffled_sequences():
 def test_gates_err_as_much_as_is_simulated():
     for N, H in ((2, 1), (4, 1), (4, 3), (8, 2), (8, 7)):
         assert theory.gates_simulated(N, H) == pytest.approx(theory.gates_error(N, H), abs=0.02)
-        assert theory.gates_error(N, H) == theory.address_error(N, H + 1)
-    assert theory.gates_simulated(4, 4) < 1e-4 and theory.address_error(4, 1) == 0.75
+    assert theory.gates_simulated(4, 4) < 1e-4
 
 
 def test_lengths_of_values_are_worth_more_than_the_bound():

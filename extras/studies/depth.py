@@ -453,33 +453,36 @@ def prediction_of(line, groups):
         return None
     value = dict(median=statistics.median, min=min, max=max)[line["of"]](values)
     interval = f"{line['low']:g} to {line['high']:g}"
-    text = f"{name_of(cell)} {line['of']} {line['loss']}: {value:.2f}, not {interval}"
+    text = f"{name_of(cell)} {line['of']} {line['loss']} {value:.2f}, not {interval}"
     return line["low"] <= value <= line["high"], text
 
 
 def predictions_table():
-    """Return how many predictions came out as they were written down, and those that did not."""
+    """Return how many predictions came out as they were written down, those whose cell had a pilot
+    and the others, and which did not."""
     groups, topics = cells(), collections.defaultdict(list)
     for line in train.read_file(PREDICTED):
         topic = "larger k"
-        if "fixed_" in line["loss"]:
+        if line["written"] < "2026-11-26 06":
+            topic = "heads and layers"
+        elif "fixed_" in line["loss"]:
             topic = "values and keys"
-        elif "--task random" in line["other"] or "--task fixed" in line["other"]:
+        elif "--task" in line["other"]:
             topic = "places that say nothing"
         elif line["layers"] == line["D"] == 1:
             topic = "width"
-        early = line["written"] < "2026-11-26 06"
-        topics["heads and layers" if early else topic, line["written"][:10]].append(line)
+        topics[topic].append((line, prediction_of(line, groups)))
     lines = []
-    for (topic, day), written in topics.items():
-        found = [(line, prediction_of(line, groups)) for line in written]
-        known = [(line, result) for line, result in found if result]
-        inside = [line for line, (inside, _) in known if inside]
-        misses = "; ".join(text for _, (inside, text) in known if not inside)
-        open_ = f", {len(found) - len(known)} not run" * (len(found) > len(known))
-        pilots = sum(bool(line["pilots"]) for line, _ in known)
-        lines.append((topic, day, f"{len(inside)} of {len(known)}{open_}", pilots, misses))
-    head = "about", "written", "inside", "with a pilot", "outside: measured, not predicted"
+    for topic, predictions in topics.items():
+        texts = []
+        for piloted in True, False:
+            found = [result for line, result in predictions if bool(line["pilots"]) == piloted]
+            inside = [inside for inside, _ in filter(None, found)]
+            texts.append(f"{sum(inside)} of {len(inside)}")
+        missing = [result for _, result in predictions].count(None)
+        misses = "; ".join(result[1] for _, result in predictions if result and not result[0])
+        lines.append((topic, *texts, missing, misses))
+    head = "about", "inside, with a pilot", "without", "not run", "outside"
     return markdown(head, *lines)
 
 

@@ -175,13 +175,6 @@ DEPTH_LAWS = {True: causal_depth, False: unmasked_depth}  # by causal
 # ---- the law with heads: width in place of depth
 
 
-def address_error(N, heads):
-    """Return the error of x_1 in one layer of the address and the memory: one head finds the own
-    pair by content and brings its slot, the others bring heads - 1 fixed mixtures of the N values,
-    and the MLP takes the best guess. One head alone averages what it can."""
-    return 1 - min(max(heads - 1, 1), N) / N
-
-
 def gates_error(N, heads):
     """Return the least error of x_1 in one layer if every head brings one mixture of N Gaussian
     values whose ratios do not depend on which pair is the own one (two values of 1 or -1 can be
