@@ -19,7 +19,6 @@ import train
 from data import command_line, held_out, make_batch, partial_losses, program, progress
 from extras.studies import committed, load_rows, markdown, places, span, spread
 from extras.studies.theory import (
-    DEPTH_LAWS,
     causal_depth,
     constructed,
     in_order,
@@ -324,18 +323,17 @@ def print_transfer(out):
 
 
 def further_table():
-    """Return what models of two or more steps learned, with 2N heads or more and the recipe."""
+    """Return the median losses of models of more steps than layers, with 2N heads or more."""
     lines = []
     for (other, layers, N, heads, D), group in cells().items():
-        if other.split(" ")[0] in ("", "--steps") and D > 1 and heads >= 2 * N:
-            known = max(k for k in range(1, 99) if causal_depth(k) <= layers) if layers > 1 else 0
-            losses = [losses_text(group, k) if k <= D else "" for k in range(1, 6)]
-            solved = max([0, *(k for k in range(1, D + 1) if all(solves(row, k) for row in group))])
+        plain = other.split(" ")[0] in ("", "--steps")
+        if plain and heads >= 2 * N and layers < D:
+            medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
+            losses = [f"{loss:.3f}" for loss in medians] + [""] * (5 - D)
+            content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
             steps = span([row["steps"] for row in group], "{}")
-            content = f"x_{known}" if known else "none"
-            all_solve = f"x_{solved}" if solved else "none"
-            lines.append((N, f"{layers}/{heads}", steps, len(group), content, all_solve, *losses))
-    head = "N", "layers/heads", "steps", "n", "by content to", "all solve to"
+            lines.append((N, f"{layers}/{heads}", steps, len(group), content, *losses))
+    head = "N", "layers/heads", "steps", "n", "k by content"
     return markdown((*head, *(f"x_{k}" for k in range(1, 6))), *sorted(lines))
 
 
@@ -453,13 +451,13 @@ def prediction_of(line, groups):
         return None
     value = dict(median=statistics.median, min=min, max=max)[line["of"]](values)
     interval = f"{line['low']:g} to {line['high']:g}"
-    text = f"{name_of(cell)} {line['of']} {line['loss']} {value:.2f}, not {interval}"
+    text = f"{name_of(cell)} {line['loss']}: {line['of']} {value:.3f}, not {interval}"
     return line["low"] <= value <= line["high"], text
 
 
 def predictions_table():
     """Return how many predictions came out as they were written down, those whose cell had a pilot
-    and the others, and which did not."""
+    and the others, and in which cells one did not."""
     groups, topics = cells(), collections.defaultdict(list)
     for line in train.read_file(PREDICTED):
         topic = "larger k"
@@ -480,10 +478,19 @@ def predictions_table():
             inside = [inside for inside, _ in filter(None, found)]
             texts.append(f"{sum(inside)} of {len(inside)}")
         missing = [result for _, result in predictions].count(None)
-        misses = "; ".join(result[1] for _, result in predictions if result and not result[0])
+        misses = [result[1].split(":")[0] for _, result in predictions if result and not result[0]]
+        misses = ", ".join(dict.fromkeys(misses))
         lines.append((topic, *texts, missing, misses))
     head = "about", "inside, with a pilot", "without", "not run", "outside"
     return markdown(head, *lines)
+
+
+def misses():
+    """Yield the predictions that did not come out, with what was measured."""
+    for line in train.read_file(PREDICTED):
+        result = prediction_of(line, cells())
+        if result and not result[0]:
+            yield result[1]
 
 
 # ---- what the page prints of the laws and of the sweep
@@ -508,27 +515,17 @@ def print_constructed(out, n=2048):
 
 
 def print_sweep(out):
-    """Print what the runs of sweeps learned, beside what content allows."""
-    rows = sweep.section_7(chains(committed("*")))
-    shallow = [row for row in rows if row["layers"] < DEPTH_LAWS[row["causal"]](row["D"])]
-    beyond = 0
-    for row in shallow:
-        law = DEPTH_LAWS[row["causal"]]
-        beyond += any(learned(row, k) for k in range(1, row["D"] + 1) if law(k) > row["layers"])
-    out(f"- Figure 4 has N = 4, eight heads and D = 5. Of {len(shallow)} runs of our sweeps, with")
-    out("  heads of 16 numbers, that have fewer layers than x_D takes by content,")
+    """Print what the runs of our sweeps learned with implicit curriculum, beside content."""
+    shallow, beyond = 0, 0
+    for row in sweep.section_7(load_rows(committed("*"))):
+        symbols, learned = range(1, row["D"] + 1), Flags(**row).problem.learned_below
+        if row["ic"]:
+            shallow += row["layers"] < causal_depth(row["D"])
+            more = [k for k in symbols if causal_depth(k) > row["layers"]]
+            beyond += any(row[f"x_{k}"] < learned for k in more)
+    out(f"- Figure 4 has N = 4, eight heads and D = 5. Of {shallow} runs of our sweeps, with heads")
+    out("  of 16 numbers, that have fewer layers than x_D takes by content,")
     out(f"  {beyond} learned more than content allows.")
-
-
-def chains(folders):
-    """Return the runs of sweeps with implicit curriculum."""
-    rows = [row for row in load_rows(folders) if row["task"] == "chain" and row["ic"]]
-    return [row for row in rows if not (row["targets"] or row["init"])]
-
-
-def learned(row, k):
-    """Return whether a run of a sweep ended with x_k learned."""
-    return row[f"x_{k}"] < Flags(**row).problem.learned_below
 
 
 # ---- the tables of the command
@@ -671,7 +668,7 @@ if __name__ == "__main__":
             p = command_line("python -m extras.studies.depth", __doc__)
             p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
             measure(p.parse_args().run)
-            print(diagram_table(), mechanism_table(), sep="\n\n")
+            print(diagram_table(), mechanism_table(), *misses(), sep="\n\n")
             draw_stair()
             draw_address()
             draw_width()
