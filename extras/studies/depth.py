@@ -345,23 +345,24 @@ def print_held(out):
         if (row["layers"], row["heads"], row["N"], row["D"]) == (3, 4, 4, 4):
             groups[row["other"]].append(row)
     held = groups["frozen"]
-    freed, start = (groups[other] for other in ("--init frozen", ""))
-    low = span([row["x_4"] for row in held])
-    out(f"Three layers of four heads, N = 4, bring x_4 to {low} in all of {len(held)} runs in")
-    out("which one head of each layer is held on the minimal circuit for 800 steps. Freed for 2500")
-    out(f"more, {sum(knows(row, 4) for row in freed)} of {len(freed)} learn it; from the start,")
-    out(f"in 2500 steps, {sum(knows(row, 4) for row in start)} of {len(start)}.")
+    freed, start = ([knows(row, 4) for row in groups[other]] for other in ("--init frozen", ""))
+    out("Training does not find all that a shape can do: with one head of each layer held on the")
+    out("minimal circuit, three layers of four heads (N = 4) bring x_4 to")
+    out(f"{span([row['x_4'] for row in held])} in {len(held)} of {len(held)} runs. Freed,")
+    out(f"{sum(freed)} of {len(freed)} learn it; from the start, with fewer steps in all,")
+    out(f"{sum(start)} of {len(start)}.")
 
 
 def print_shuffled(out):
     """Print what two layers learned of shuffled steps, and with 16 chains."""
-    steps = "--task shuffled --steps 10000"
-    shuffled, many = cells()[steps, 2, 4, 4, 2], cells()["--steps 10000", 2, 16, 4, 2]
-    seeds = {row["seed"]: knows(row, 2) for row in many}
-    out("With the pairs of both steps shuffled together, x_2 takes three layers by content in any")
-    out(f"order, yet two layers of four heads bring it to {losses_text(shuffled, 2)}")
-    out(f"(n = {len(shuffled)}, 10,000 steps); with 16 chains in order {sum(seeds.values())} of")
-    out(f"{len(seeds)} seeds learns it.")
+    shuffled = cells()["--task shuffled --steps 10000", 2, 4, 4, 2]
+    seeds = {row["seed"]: knows(row, 2) for row in cells()["--steps 10000", 2, 16, 4, 2]}
+    out("Not all of it is places: with the pairs of both steps shuffled together, two layers of")
+    out(f"four heads bring x_2, which then takes three too, to {losses_text(shuffled, 2)}")
+    out(
+        f"(n = {len(shuffled)}). In order, but with 16 chains, {sum(seeds.values())} of {len(seeds)}"
+    )
+    out("seeds learns x_2 so.")
 
 
 def print_heads(out):
@@ -417,9 +418,9 @@ def print_alone(out):
     rows = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
     fixed = [row for row in rows if "fixed_values" in row["how"]]
     ends = [row["x_1"] + row["how"]["fixed_values"] for row in fixed]
-    out(f"One head and N = 2 ends at {losses_text(rows, 1)} (n = {len(rows)}), below 1 - H/N =")
-    out(f"0.5, and at {span(ends)} with its weights on values fixed by place (n = {len(fixed)}).")
-    out(f"LayerNorm alone, with the place told, would allow {normed_error(2, 1):.2f}.")
+    out(f"With N = 2 one head ends at {losses_text(rows, 1)} (n = {len(rows)}), not 0.5, and at")
+    out(f"{span(ends)} if its weights on values are fixed by place (n = {len(fixed)}). LayerNorm")
+    out(f"breaks the bound too: with the place told, it would allow {normed_error(2, 1):.2f}.")
 
 
 def print_width(out):
@@ -431,14 +432,6 @@ def print_width(out):
         many = [solves(row) for row in group if row["heads"] >= 2 * row["N"]]
         out(f"Of models with heads {words}, {sum(few)} of {len(few)} with N heads or fewer and")
         out(f"{sum(many)} of {len(many)} with 2N or more solve x_1.")
-
-
-def print_rows(out):
-    """Print where the runs were trained."""
-    rows = train.read_file(ROWS)
-    for words, names in (("an H100", "NVIDIA"), ("CPUs that they name", ("AMD", "Intel"))):
-        out(f"{sum(row.get('hardware', '').startswith(names) for row in rows)} on {words},")
-    out(f"of {len(rows)} in all.")
 
 
 def prediction_of(line, groups):
@@ -497,10 +490,12 @@ def misses():
 
 
 def print_orders(out):
-    """Print the layers by content for some reading orders, and for steps shuffled together."""
+    """Print the layers by content for two reading orders."""
+    texts = []
     for steps in (4, 3, 2, 1), (1, 2, 4, 3):
         layers = ", ".join(map(str, least_layers(in_order(steps))))
-        out(f"- pairs read {', '.join(map(str, steps))}: x_1 to x_4 take {layers} layers")
+        texts.append(f"{layers} layers if read {', '.join(map(str, steps))}")
+    out(f"x_1 to x_4 take {'; '.join(texts)}.")
 
 
 def print_constructed(out, n=2048):
@@ -509,9 +504,9 @@ def print_constructed(out, n=2048):
     for N in (2, 4, 8, 16):
         batch = make_batch(0, torch.arange(n), N, 1, 4)
         with torch.no_grad():
-            error = (constructed(N)(batch.inputs) - batch.targets).square().mean()
-        losses.append(f"{error:.0e} with N = {N}")
-    out(f"Its loss on {n} sequences is {', '.join(losses)}.")
+            losses.append((constructed(N)(batch.inputs) - batch.targets).square().mean())
+    losses = ", ".join(f"{loss:.0e}" for loss in losses)
+    out(f"Its losses for N = 2, 4, 8 and 16 are {losses}.")
 
 
 def print_sweep(out):
