@@ -359,22 +359,23 @@ def print_shuffled(out):
     seeds = {row["seed"]: knows(row, 2) for row in cells()["--steps 10000", 2, 16, 4, 2]}
     out("Not all of it is places: with the pairs of both steps shuffled together, two layers of")
     out(f"four heads bring x_2, which then takes three too, to {losses_text(shuffled, 2)}")
-    out(
-        f"(n = {len(shuffled)}). In order, but with 16 chains, {sum(seeds.values())} of {len(seeds)}"
-    )
-    out("seeds learns x_2 so.")
+    out(f"(n = {len(shuffled)}). In order, but with 16 chains, {sum(seeds.values())} of")
+    out(f"{len(seeds)} seeds learns x_2 so.")
 
 
 def print_heads(out):
-    """Print how many models of one layer have an address head and a place head for each slot."""
+    """Print how many models of one layer read by an address and the values of all places."""
     for name, wanted in ("N + 1", lambda H, N: H == N + 1), ("2N", lambda H, N: H == 2 * N):
         texts = []
         for N in (2, 4, 8):
             group = [row for row in one_layer_rows() if row["N"] == N and wanted(row["heads"], N)]
-            group = [row["how"] for row in group]
-            both = [how for how in group if how["address"] and count(how, "place") >= N]
-            texts.append(f"{len(both)} of {len(group)}")
+            texts.append(f"{sum(map(has_address_and_values, group))} of {len(group)}")
         out(f"with {name} heads {', '.join(texts)};")
+
+
+def has_address_and_values(row):
+    """Return whether a model has an address head and a place head for each slot."""
+    return bool(row["how"]["address"]) and count(row["how"], "place") >= row["N"]
 
 
 def count(how, kind, layer=0):
@@ -618,7 +619,9 @@ def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
     right.set_xticks([0], ["own 1a"], fontsize=7)
     right.set_title("of these, to", fontsize="medium")
     figure.colorbar(image, label="attention")
-    title = f"One layer of {row['heads']} heads, 1 of 5 seeds, loss {row['x_1']:.3f}:"
+    alike = cells()["", 1, row["N"], row["heads"], 1]
+    title = f"One layer of {row['heads']} heads, as {sum(map(has_address_and_values, alike))} of"
+    title += f" {len(alike)} seeds, loss {row['x_1']:.3f}:"
     title += f" mean attention of the queries ({how['n']} sequences)"
     figure.suptitle(title, fontsize="medium")
     analyze.save_figure(figure, path)
