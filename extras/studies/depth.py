@@ -620,8 +620,8 @@ def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
     right.set_title("of these, to", fontsize="medium")
     figure.colorbar(image, label="attention")
     alike = cells()["", 1, row["N"], row["heads"], 1]
-    title = f"One layer of {row['heads']} heads, as {sum(map(has_address_and_values, alike))} of"
-    title += f" {len(alike)} seeds, loss {row['x_1']:.3f}:"
+    title = f"One layer of {row['heads']} heads, {sum(map(has_address_and_values, alike))} of"
+    title += f" {len(alike)} seeds like this:"
     title += f" mean attention of the queries ({how['n']} sequences)"
     figure.suptitle(title, fontsize="medium")
     analyze.save_figure(figure, path)
