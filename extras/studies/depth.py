@@ -23,7 +23,6 @@ from extras.studies.theory import (
     constructed,
     in_order,
     least_layers,
-    normed_error,
     shuffled_depths,
 )
 from train import Flags
@@ -302,12 +301,11 @@ def places_table():
         task = other.removeprefix("--task ")
         if task in places.TASKS:
             G = len(places.TASKS[task](N, 1).distractors)
-            where = f"any of {2 * N + G - 1}" if "random" in task else f"the same {N}"
-            moved = spread([row["moved"] for row in group], "{:.3f}")
+            where = f"any of {2 * N + G - 1}" if "random" in task else f"{N} of {2 * N + G - 1}"
             solved = f"{sum(map(solves, group))} of {len(group)}"
-            lines.append((N, G, layers, heads, where, solved, losses_text(group, 1), moved))
-    head = "N", "distractors", "layers", "heads", "places of a pair", "solved x_1", "loss"
-    return markdown((*head, "on the other task"), *sorted(lines))
+            lines.append((N, layers, heads, G, where, solved, losses_text(group, 1)))
+    lines = [line[:3] + line[4:] for line in sorted(lines)]
+    return markdown(("N", "layers", "heads", "places of pairs", "solved x_1", "loss"), *lines)
 
 
 def print_transfer(out):
@@ -346,21 +344,20 @@ def print_held(out):
             groups[row["other"]].append(row)
     held = groups["frozen"]
     freed, start = ([knows(row, 4) for row in groups[other]] for other in ("--init frozen", ""))
-    out("Training does not find all that a shape can do: with one head of each layer held on the")
+    out("Training does not find all that a shape can: held with one head of each layer on the")
     out("minimal circuit, three layers of four heads (N = 4) bring x_4 to")
-    out(f"{span([row['x_4'] for row in held])} in {len(held)} of {len(held)} runs. Freed,")
-    out(f"{sum(freed)} of {len(freed)} learn it; from the start, with fewer steps in all,")
-    out(f"{sum(start)} of {len(start)}.")
+    out(f"{span([row['x_4'] for row in held])} in {len(held)} of {len(held)} runs; freed,")
+    out(f"{sum(freed)} of {len(freed)} learn it; from the start, in fewer steps, {sum(start)} of")
+    out(f"{len(start)}.")
 
 
 def print_shuffled(out):
     """Print what two layers learned of shuffled steps, and with 16 chains."""
     shuffled = cells()["--task shuffled --steps 10000", 2, 4, 4, 2]
     seeds = {row["seed"]: knows(row, 2) for row in cells()["--steps 10000", 2, 16, 4, 2]}
-    out("Not all of it is places: with the pairs of both steps shuffled together, two layers of")
-    out(f"four heads bring x_2, which then takes three too, to {losses_text(shuffled, 2)}")
-    out(f"(n = {len(shuffled)}). In order, but with 16 chains, {sum(seeds.values())} of")
-    out(f"{len(seeds)} seeds learns x_2 so.")
+    out("Not all of it is places: with both steps shuffled together two layers of four heads bring")
+    out(f"x_2 to {losses_text(shuffled, 2)} (n = {len(shuffled)}), and with 16 chains in order")
+    out(f"{sum(seeds.values())} of {len(seeds)} seeds learns it.")
 
 
 def print_heads(out):
@@ -395,9 +392,9 @@ def print_swaps(out):
         hows = [row["how"] for row in rows]
         for name, heads in ("swap", "address heads"), ("swap_rest", "all others"):
             new = span([how[name][0] - how["full"][-1] for how in hows])
-            lines.append((layers, len(hows), heads, new, span([how[name][1] for how in hows])))
-    head = "models", "n", "swapped", "error to the new value, above the loss", "to the own value"
-    out(markdown(head, *lines))
+            old = span([how[name][1] for how in hows])
+            lines.append((f"{layers}, n = {len(hows)}", heads, new, old))
+    out(markdown(("models", "swapped", "rise to the new value", "error to the own"), *lines))
 
 
 def print_few(out):
@@ -420,8 +417,7 @@ def print_alone(out):
     fixed = [row for row in rows if "fixed_values" in row["how"]]
     ends = [row["x_1"] + row["how"]["fixed_values"] for row in fixed]
     out(f"With N = 2 one head ends at {losses_text(rows, 1)} (n = {len(rows)}), not 0.5, and at")
-    out(f"{span(ends)} if its weights on values are fixed by place (n = {len(fixed)}). LayerNorm")
-    out(f"breaks the bound too: with the place told, it would allow {normed_error(2, 1):.2f}.")
+    out(f"{span(ends)} if its weights on values are fixed by place (n = {len(fixed)}).")
 
 
 def print_width(out):
