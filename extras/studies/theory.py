@@ -353,6 +353,12 @@ def main():
         unmasked, causal = (least_layers(chain(1, D), mask)[-1] for mask in (False, True))
         laws = paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal
         print(row(D, *laws, wide_depth(D), least_layers(chain(1, D), wide=True)[-1]))
+    for N, heads in (2, 1), (4, 1), (4, 2):
+        bound, gates = gates_error(N, heads), gates_simulated(N, heads)
+        text = (
+            f"N = {N}, {heads} mixtures of values: least error {bound:.2f}, simulated {gates:.2f};"
+        )
+        print(f"{text} LayerNorm breaks it, with places told: {normed_error(N, heads):.2f}")
 
 
 if __name__ == "__main__":
