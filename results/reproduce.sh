@@ -224,7 +224,7 @@ python -m extras.studies.depth --preset law --out "$folder/sweep"
 # the diagram of heads (depth.md): about 5 minutes a run of one layer, 12 of two
 diagram() {  # SEEDS LAYERS N D STEPS HEADS FLAGS
   kind=$(tr -d ' ' <<< "${7/--/_}")
-  [ "$5" = 10000 ] && kind="${kind}_steps10000"
+  [ "$5" -gt 4000 ] && kind="${kind}_steps$5"
   for seed in $(seq 1 "$1"); do
     for heads in $6; do
       echo "5 loss depth_width/L$2_H${heads}_N$3_D$4${kind}_s$seed --layers $2 --heads $heads --head-size 32 --N $3 --D $4 --steps $5 --stop-below 0.002 --eval-every 100 --seed $seed $7"
@@ -253,6 +253,37 @@ diagram 10 2 4 2 10000 1 ""
 diagram 6 2 4 2 10000 8 --no-mlp
 diagram 5 2 16 2 10000 4 ""
 diagram 9 2 4 2 10000 4 "--task shuffled"
+# seeds 6 and 7: what fixing weights by place costs, and swaps in two layers
+diagram 7 1 4 1 4000 "2 3 4 5 8" ""
+diagram 6 1 2 1 3000 1 ""
+diagram 7 2 4 2 2500 16 ""
+# places that say nothing, with 4, 6, 8 and 20 distractors
+for task in random20 fixed20; do
+  diagram 5 1 2 1 4000 8 "--task $task"
+  diagram 5 2 2 1 4000 8 "--task $task"
+done
+for task in random4 random6 random8; do
+  diagram 3 1 2 1 4000 8 "--task $task"
+done
+diagram 1 1 2 1 4000 16 "--task random8"
+diagram 1 1 2 1 4000 16 "--task random20"
+diagram 1 1 4 1 4000 8 "--task random20"
+diagram 1 2 4 1 4000 8 "--task random20"
+# larger k
+diagram 5 2 2 3 3000 8 ""
+diagram 5 1 2 2 3000 16 ""
+diagram 3 2 3 3 4000 8 ""
+diagram 3 3 2 5 5000 8 ""
+# other head sizes
+diagram 1 1 2 1 3000 "1 2" "--head-size 64"
+diagram 1 1 2 1 3000 2 "--head-size 8"
+diagram 1 1 2 1 3000 "2 4" "--head-size 4"
+diagram 1 1 4 1 4000 "2 4" "--head-size 64"
+diagram 1 1 4 1 4000 "4 8" "--head-size 8"
+diagram 1 1 4 1 4000 "4 8 16" "--head-size 4"
+diagram 1 1 8 1 4000 "4 8" "--head-size 64"
+diagram 1 1 8 1 4000 16 "--head-size 8"
+# one head of each layer held on the minimal circuit, then freed
 for seed in {1..8}; do
   for shape in "2 1 2" "2 8 2" "3 4 4"; do
     read -r layers heads D <<< "$shape"

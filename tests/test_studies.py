@@ -5,10 +5,11 @@ test_results.py."""
 import json
 import math
 
+import data
 import train
 from ablate import PatchedModel, paths_in
 from data import UserError, held_out
-from extras.studies import circuits, claims, curriculum, depth, late, order, rows, theory
+from extras.studies import circuits, claims, curriculum, depth, late, order, places, rows, theory
 from extras.studies.stats import wilson
 from tests.common import HERE, output_of
 
@@ -215,22 +216,81 @@ def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
 
 def test_interventions_find_the_address_and_the_memory(tmp_path):
     """On a model whose mechanism is known, theory.constructed(4)."""
-    flags = "--layers 1 --heads 5 --head-size 16 --D 1 --dtype float32 --seed 7 --device cpu"
-    train.open_run(train.parse_flags([*flags.split(), "--out", str(tmp_path)]))
+    flags = "--layers 1 --heads 5 --head-size 16 --width 72 --D 1 --dtype float32 --seed 7"
+    train.open_run(train.parse_flags([*flags.split(), "--device", "cpu", "--out", str(tmp_path)]))
     train.write_file(tmp_path / "model.pt", theory.constructed(4).state_dict())
     how = depth.mechanism(tmp_path)
 
     # what each head does, and reads
     kinds = [depth.kind_of(how, f"L0H{head}") for head in range(5)]
     assert kinds == ["place"] * 4 + ["content"] and how["address"] == ["L0H4"]
+    assert depth.count(how, "place") == 4 and depth.count(how, "place", 1) == 0
     assert [how["reads"][f"L0H{i}"].index(1.0) for i in range(4)] == [1, 3, 5, 7]
     assert how["own"]["L0H4"] > 0.99
-    assert how["spread"]["L0H0"] == 1.0 <= how["spread"]["L0H4"] < 1.1
 
     # an address of another sequence fetches the value of its slot, all else that sequence's value
     for swap in ("swap", "swap_rest"):
         new, old = how[swap]
         assert new < 0.01 and 1.8 < old < 2.2
-    assert how["moved"][0] < 1e-3 < 1.8 < how["moved"][1] and how["moved_rest"][1] < 1e-3
-    assert max(how["full"] + how["by_slot"]) < 1e-3 < 0.7 < how["mlp"][0][0]
-    assert how["place_layers"][0][0] > 0.7 > 1e-3 > how["place_others"][0]
+    assert max(how["full"] + how["by_slot"]) < 1e-3
+    assert abs(how["fixed_values"]) < 1e-3 < 0.7 < how["fixed_keys"]
+
+
+# ---- places that say nothing
+
+
+@pytest.mark.parametrize(
+    ("task", "G", "N"), [("random20", 20, 2), ("fixed20", 20, 2), ("random6", 6, 4)]
+)
+def test_pairs_stand_whole_among_distractors(task, G, N):
+    """Token by token: who equals whom, what is asked, where pairs stand, what stays in place."""
+    B, K = 1000, 4
+    batch = data.make_batch(3, torch.arange(B), N, 1, K, task=task)
+    again = data.make_batch(3, torch.arange(B - 7, B), N, 1, K, task=task)
+    assert torch.equal(again.inputs, batch.inputs[-7:])
+    starts = []
+    for x, symbols, targets, positions in zip(
+        batch.inputs.tolist(), batch.symbols.tolist(), batch.targets, batch.positions, strict=True
+    ):
+        shown = [tuple(token[:K]) for token in x]
+        assert len(shown) == 3 * N + G and len(set(shown)) == len(set(symbols)) == 2 * N + G
+        for query, key, value in positions.tolist():
+            assert shown[query] == shown[key] and value == key + 1 < 2 * N + G <= query
+            assert targets[query - 2 * N - G].tolist() == list(shown[value])
+            starts.append(key)
+    assert torch.equal(batch.inputs[:, :, K:], batch.inputs[:1, :, K:].expand(B, -1, -1))
+    assert abs(batch.inputs[:, :, :K].mean()) < 0.02 and len(
+        {*map(tuple, batch.inputs[0].tolist())}
+    )
+    expected = {5, 17} if task == "fixed20" else {*range(2 * N + G - 1)}
+    assert {*starts} == expected
+    if task == "random20":  # each place is as likely as any other, but for the ends
+        counts = torch.tensor(starts).bincount()[1:-1]
+        assert counts.min() > 0.6 * counts.float().mean()
+
+
+def test_losses_are_sorted_by_the_place_of_the_value(tmp_path):
+    """Of a model that answers with the token at place 6, whatever is asked."""
+    flags = train.parse_flags("--task fixed20 --N 2 --D 1 --device cpu".split())
+
+    def model(inputs):
+        return inputs[:, 6:7, :4].expand(-1, 2, -1)
+
+    loss, by_place = places.losses_by_place(model, flags, "random20")
+    assert {*by_place} == {*range(1, 24)} and by_place[6] < 1e-3
+    elsewhere = min(by_place[place] for place in by_place if place != 6)
+    assert elsewhere > 1.7 and 1.7 < loss < 2.1
+    _, by_place = places.losses_by_place(model, flags, "fixed20")
+    assert {*by_place} == {6, 18} and by_place[6] < 1e-3
+
+
+def test_a_prediction_is_judged_by_the_runs_that_there_are():
+    line = dict(other="", layers=1, heads=8, N=4, D=1, loss="x_1", of="median", low=0.0, high=0.1)
+    cell = ("", 1, 4, 8, 1)
+    found = [dict(x_1=loss, how=dict(fixed_keys=0.5)) for loss in (0.0, 0.05, 0.9)]
+    assert depth.prediction_of(line, {cell: found})[0]
+    assert not depth.prediction_of(line | dict(of="max"), {cell: found})[0]
+    assert not depth.prediction_of(line | dict(loss="fixed_keys"), {cell: found})[0]
+    assert (
+        depth.prediction_of(line, {}) is depth.prediction_of(line | dict(loss="moved"), {}) is None
+    )

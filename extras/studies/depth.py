@@ -1,14 +1,13 @@
-"""How many layers the problem needs: trained models beside the law of reading by content and the
-law with heads (Section 7.2), and how those that pass the law of content do it.
+"""How many layers and heads the problem needs (Sections 5, 7 and 10.1): trained models beside what
+reading by content allows, how they read, and how many heads replace a layer.
 
-    python -m extras.studies.depth                    # draws the figures from the committed rows
-    python -m extras.studies.depth out/*              # measures runs, and adds them to these rows
+    python -m extras.studies.depth                    # draws the figures, prints the big tables
+    python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
     python -m extras.studies.depth --preset law       # trains the runs that sweep.py compares
 """
 
 import collections
 import functools
-import itertools
 import math
 import statistics
 import sys
@@ -17,15 +16,11 @@ from pathlib import Path
 import analyze
 import sweep
 import train
-from data import command_line, held_out, make_batch, partial_losses, program
-from extras.studies import committed, load_rows, markdown, span, spread
+from data import command_line, held_out, make_batch, partial_losses, program, progress
+from extras.studies import committed, load_rows, markdown, places, span, spread
 from extras.studies.theory import (
-    DEPTH_LAWS,
-    PREDICTED,
-    address_error,
     causal_depth,
     constructed,
-    gates_error,
     in_order,
     least_layers,
     shuffled_depths,
@@ -37,79 +32,28 @@ import torch
 
 
 ROWS = Path("results/runs/depth_width.jsonl")
-MATTERS = 0.05  # a rise of the loss of x_D by which an ablation counts as one that matters
+PREDICTED = Path("results/runs/depth_predicted.jsonl")  # written before the runs; see its commits
+FIGURES = Path("results/figures")
+SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
+SERVED = 0.25  # the loss below which a slot is served; an unserved one has about 1
 LAW = [  # a preset of sweep.py
     (sweep.WITH_IC, range(1, 6), 3),
     (f"{sweep.LAPTOP} --D 5 --steps 2000 --no-causal --rotary qk", range(2, 5), 2),
 ]
 
 
-# ---- runs of a sweep beside the law of content
-
-
-def chains(folders):
-    """Return the runs to which the law applies, with implicit curriculum, of sweeps."""
-    rows = [row for row in load_rows(folders) if row["task"] == "chain" and row["ic"]]
-    return [row for row in rows if not (row["targets"] or row["init"])]
-
-
-def learned(row, k):
-    """Return whether a run ended with x_k learned."""
-    return row[f"x_{k}"] < Flags(**row).problem.learned_below
-
-
-def least_depths(rows, k):
-    """Return the least number of layers in which each seed learned x_k, a list by seed; infinite
-    where it did in none of those tried."""
-    depths = {}
-    for row in rows:
-        depth = row["layers"] if learned(row, k) else math.inf
-        depths[row["seed"]] = min(depth, depths.get(row["seed"], math.inf))
-    return [depths[seed] for seed in sorted(depths)]
-
-
-def with_attention(rows, causal, frozen):
-    """Return the runs with this mask, and with attention frozen at a minimal circuit or learned."""
-    wanted = causal, "minimal" if frozen else ""
-    return [row for row in rows if (row["causal"], row.get("circuit", "")) == wanted]
-
-
-def too_shallow(rows):
-    """Return (runs, at the limit, beyond): how many runs have fewer layers than the law for one of
-    their symbols; how many of these learned all that the law allows, if it allows any; and the
-    names of those that learned more."""
-    shallow, limit, beyond = 0, 0, []
-    for row in rows:
-        law = DEPTH_LAWS[row["causal"]]
-        known = {k for k in range(1, row["D"] + 1) if learned(row, k)}
-        allowed = {k for k in range(1, row["D"] + 1) if law(k) <= row["layers"]}
-        if row["layers"] < law(row["D"]):
-            shallow += 1
-            limit += bool(allowed) and known >= allowed
-            beyond += [row["run"]] if known - allowed else []
-    return shallow, limit, beyond
-
-
-def count_exact(rows, causal):
-    """Return for how many symbols and seeds the fewest layers that learned the symbol, with frozen
-    attention, are those of the law, and for how many not, as text."""
-    rows, exact = with_attention(rows, causal, True), []
-    for k in range(1, 1 + max([row["D"] for row in rows], default=0)):
-        exact += [depth == DEPTH_LAWS[causal](k) for depth in least_depths(rows, k)]
-    return f"{sum(exact)} of {len(exact)}"
-
-
-# ---- one run of the diagram
+# ---- the row of a run
 
 
 def row_of(run):
-    """Return the row of a finished run: what it was, its losses at the end, and how, if it passes
-    the law of content."""
+    """Return the row of a finished run: what it was, its losses at the end, and how it reads."""
     flags, log = train.read_flags(run), train.read_log(run)
     other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
-    other |= {"--task shuffled": flags.task == "shuffled", "--init frozen": bool(flags.init)}
-    other |= {"--steps 10000": flags.steps == 10000, "frozen": bool(getattr(flags, "circuit", ""))}
-    names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware"
+    other |= {f"--task {flags.task}": flags.task != "chain", "--init frozen": bool(flags.init)}
+    other |= {f"--head-size {flags.head_size}": flags.head_size != 32}
+    other |= {f"--steps {flags.steps}": flags.steps > 4000}
+    other |= {"frozen": bool(getattr(flags, "circuit", ""))}
+    names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware", "dtype"
     row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
     row |= dict(other=" ".join(name for name in other if other[name]), ended=log[-1]["step"])
     row |= {name: round(log[-1][name], 5) for name in flags.target_names}
@@ -118,33 +62,44 @@ def row_of(run):
     # what x_D fell by in the last third of the steps that were taken: is the run decided?
     before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
     row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
-    if passes(row) or flags.layers == flags.D == 1:
+    if flags.task in places.TASKS:
+        return row | places.transfer(run)
+    if exceeds_content(row) or flags.layers == flags.D == 1:
         row["how"] = mechanism(run)
     return row
 
 
+def measure(folders):
+    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
+    left out."""
+    rows = train.read_file(ROWS)
+    names = {row["run"] for row in rows}
+    ended = [run for run in folders if (run / "model.pt").exists() and run.name not in names]
+    for run in progress("runs measured", ended):
+        rows.append(row_of(run))
+        train.write_file(ROWS, rows)
+
+
 @functools.cache
 def needed(other, k):
-    """Return the layers that the law of content demands for x_k, with pairs read from step D to
-    step 1, or, if steps are shuffled, in the best order."""
+    """Return the layers that x_k takes by content, with pairs read from step D to step 1, or, if
+    steps are shuffled, in the best order."""
     return min(shuffled_depths(k)[-1]) if "shuffled" in other else causal_depth(k)
 
 
 def knows(row, k):
+    """Return whether x_k was learned: its loss is below two thirds of the average's."""
     return row[f"x_{k}"] < row["threshold"]
 
 
-def passes(row):
-    """Return whether a run learned a symbol for which the law of content demands more layers."""
+def solves(row, k=None):
+    return row[f"x_{k or row['D']}"] < SOLVED
+
+
+def exceeds_content(row):
+    """Return whether a run learned a symbol that takes more layers by content."""
     beyond = [k for k in range(1, row["D"] + 1) if needed(row["other"], k) > row["layers"]]
     return any(knows(row, k) for k in beyond)
-
-
-def reaches(row):
-    """Return whether a run learned all symbols that the law of content allows, and there are any;
-    None if there are none."""
-    allowed = [k for k in range(1, row["D"] + 1) if needed(row["other"], k) <= row["layers"]]
-    return all(knows(row, k) for k in allowed) if allowed else None
 
 
 # ---- how a model does it
@@ -165,14 +120,16 @@ def from_the_next(pattern, values):
     return (pattern @ values).roll(-1, 0)
 
 
-def of_the_next_query(N):
-    """Return a function that lets each of the last N tokens write what the next of them writes."""
+def fixed_to(tokens):
+    """Return a function that attends to these tokens as on the average over the sequences, and to
+    all others as it is."""
 
-    def write(pattern, values):
-        written = pattern @ values
-        return torch.cat([written[:, :-N], written[:, -N:].roll(-1, 1)], 1)
+    def attend(pattern, values):
+        pattern = pattern.clone()
+        pattern[:, :, tokens] = pattern[:, :, tokens].mean(0)
+        return pattern @ values
 
-    return write
+    return attend
 
 
 @torch.no_grad()
@@ -181,109 +138,86 @@ def mechanism(run, n=512):
     on n sequences, heads have names like L0H3.
 
     place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
-    writes; place_others: if the patterns of all heads that are not by content are their means at
-    once; place_layers: if those of all heads of a layer are; mlp: if what the MLP of a layer adds
-    is its mean.
-    moved: the errors of x_D [to that of the next query, to the own one] if the content heads of the
-    last layer write for the next query; moved_rest: if all its other heads do; moved_alone: if one
-    content head of the last layer does.
-    reads: of each head, its mean attention from the queries to all tokens; spread: over how many
-    tokens it is spread, exp(entropy); own: to the own 1a. For one step in one layer see `one_step`
-    too."""
+    writes. reads: of each head, its mean attention from the queries to all tokens; own: to the own
+    1a. by_slot: the loss of x_D of queries whose pair of step D stands in this slot.
+    address: in one layer the heads with more than half of their attention on the own 1a, in more
+    the heads of the last layer that are not by place. If there are any, two swaps: `swap`, in which
+    these heads write what they write in the next sequence, should fetch the value of the slot where
+    the next sequence has its pair; `swap_rest`, in which all other heads of the layer do, the next
+    sequence's value at the own slot. Each has the mean squared errors [to this value, to the
+    unswapped one] of the queries whose slot is another in the next sequence.
+    fixed_values, fixed_keys, in one layer: the rise of the loss if the weights on all values, or on
+    all keys, are their means over the sequences."""
     model, flags = train.load(run)
-    batch = train.sequences(flags, held_out("circuits", n))
+    batch, N, K = train.sequences(flags, held_out("circuits", n)), flags.N, flags.K
+
+    def answers(heads=None):
+        with train.precision(flags):
+            return model(batch.inputs, heads).float()
 
     def losses(heads=None):
-        with train.precision(flags):
-            predictions = model(batch.inputs, heads)
-        return [
-            round(x, 5)
-            for x in partial_losses(predictions, batch.targets, flags.K).mean(0).tolist()
-        ]
+        found = partial_losses(answers(heads), batch.targets, K).mean(0)
+        return [round(loss, 5) for loss in found.tolist()]
 
+    # what each head does
     layers = range(flags.layers)
     heads = {f"L{layer}H{head}": (layer, head) for layer in layers for head in range(flags.heads)}
     how = dict(n=n, full=losses())
     how["place"] = {name: losses({head: by_place}) for name, head in heads.items()}
     how["mean"] = {name: losses({head: mean_written}) for name, head in heads.items()}
-    content = {head for name, head in heads.items() if kind_of(how, name) == "content"}
-    others = [head for head in heads.values() if head not in content]
-    how["place_others"] = losses(dict.fromkeys(others, by_place))
-    how["place_layers"] = [
-        losses({(layer, head): by_place for head in range(flags.heads)}) for layer in layers
-    ]
-    own = batch.targets[..., -flags.K :]
-
-    def moved(chosen):
-        """Return the errors [to the next query's x_D, to the own] if these write for it."""
-        with train.precision(flags):
-            changed = dict.fromkeys(chosen, of_the_next_query(flags.N))
-            answers = model(batch.inputs, changed)[..., -flags.K :].float()
-        return [round((answers - x).square().mean().item(), 4) for x in (own.roll(-1, 1), own)]
-
-    last = {name: head for name, head in heads.items() if head[0] == flags.layers - 1}
-    how["moved"] = moved([head for head in last.values() if head in content])
-    how["moved_rest"] = moved([head for head in last.values() if head not in content])
-    how["moved_alone"] = {name: moved([head]) for name, head in last.items() if head in content}
-    how["mlp"] = []
-    for block in model.blocks if flags.mlp else []:
-        hook = block.down.register_forward_hook(lambda _, __, out: out.mean(0).expand_as(out))
-        how["mlp"].append(losses())
-        hook.remove()
 
     # attention from the queries, and how much of it to the own 1a
     _, patterns = model(batch.inputs, return_patterns=True)
     query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]  # (n, N)
-    how |= dict(reads={}, own={}, spread={})
+    how |= dict(reads={}, own={})
     for name, (layer, head) in heads.items():
         rows = patterns[layer][torch.arange(n)[:, None], head, query]  # (n, N, T)
         how["reads"][name] = [round(x, 3) for x in rows.mean((0, 1)).tolist()]
-        entropy = -torch.special.xlogy(rows, rows).sum(-1).mean()
-        how["spread"][name] = round(entropy.exp().item(), 1)
         how["own"][name] = round(rows.gather(2, key[:, :, None]).mean().item(), 3)
-    return how | (one_step(model, flags, batch, how) if flags.layers == flags.D == 1 else {})
+    if flags.task != "chain":
+        return how
 
-
-def one_step(model, flags, batch, how):
-    """Return more of a model of one layer that predicts x_1 alone. by_slot: the loss of queries
-    whose pair stands in this slot. address: the heads with more than half of their attention on the
-    own 1a. If there are any, two swaps: `swap`, in which these heads write what they write in the
-    next sequence, should fetch the value of the slot where the next sequence has its pair;
-    `swap_rest`, in which all other heads do, the next sequence's value at the own slot. Each has
-    the mean squared errors [to this value, to the unswapped one]. Only queries count whose slot is
-    another in the next sequence."""
-    order = batch.positions[:, :, 0].argsort(1)
-    slots = batch.positions[:, :, 1].gather(1, order) // 2  # (n, N) of each query
-    values = batch.inputs[:, 1 : 2 * flags.N : 2, : flags.K]  # (n, N, K) by slot
-    rows = torch.arange(len(slots))[:, None]
+    # the slots of the pairs of step D, which stand first, in the order of the queries
+    order = query.argsort(1)
+    slots = batch.positions[:, :, 2 * flags.D - 1].gather(1, order) // 2  # (n, N)
+    values = batch.inputs[:, 1 : 2 * N : 2, :K]  # (n, N, K) by slot
+    sequence, old = torch.arange(n)[:, None], batch.targets[..., -K:]
 
     def errors(expected, changed=()):
-        """Return the errors (n, N) of the answers if these heads write for the next sequence."""
-        with train.precision(flags):
-            answers = model(batch.inputs, {(0, int(head[3:])): from_the_next for head in changed})
-        return (answers.float() - expected).square().mean(-1)
+        """Return the errors (n, N) of x_D if these heads write for the next sequence."""
+        found = answers({heads[name]: from_the_next for name in changed})
+        return (found[..., -K:] - expected).square().mean(-1)
 
-    old, elsewhere = values[rows, slots], slots != slots.roll(-1, 0)
-    by_slot = [errors(old)[slots == slot].mean().item() for slot in range(flags.N)]
-    address = [head for head in how["own"] if how["own"][head] > 0.5]
-    result = dict(address=address, by_slot=[round(error, 4) for error in by_slot])
-    rest = [head for head in how["own"] if head not in address]
-    new_slot, new_value = values[rows, slots.roll(-1, 0)], values.roll(-1, 0)[rows, slots]
-    for name, heads, new in ("swap", address, new_slot), ("swap_rest", rest, new_value):
-        means = [errors(value, heads)[elsewhere].mean().item() for value in (new, old)]
-        result |= {name: [round(mean, 4) for mean in means]} if address else {}
-    return result
+    right = errors(old)
+    how["by_slot"] = [round(right[slots == slot].mean().item(), 4) for slot in range(N)]
+    last = [name for name, (layer, _) in heads.items() if layer == flags.layers - 1]
+    if flags.layers == 1:
+        address = [name for name in last if how["own"][name] > 0.5]
+    else:
+        address = [name for name in last if kind_of(how, name) == "content"]
+    rest = [name for name in last if name not in address]
+    how["address"] = address
+    there, value = values[sequence, slots.roll(-1, 0)], values.roll(-1, 0)[sequence, slots]
+    for name, changed, new in ("swap", address, there), ("swap_rest", rest, value):
+        means = [errors(x, changed)[slots != slots.roll(-1, 0)].mean().item() for x in (new, old)]
+        how |= {name: [round(mean, 4) for mean in means]} if address else {}
+
+    if flags.layers == 1:
+        for name, first in ("fixed_keys", 0), ("fixed_values", 1):
+            fixed = losses(dict.fromkeys(heads.values(), fixed_to(slice(first, 2 * N, 2))))
+            how[name] = round(fixed[-1] - how["full"][-1], 5)
+    return how
 
 
 def kind_of(how, name):
     """Return what a head does for x_D: "idle" if its mean may stand for what it writes, "place" if
     its mean pattern may stand for its pattern, "content" if not."""
-    if how["mean"][name][-1] < how["full"][-1] + MATTERS:
+    if how["mean"][name][-1] < how["full"][-1] + SOLVED:
         return "idle"
-    return "place" if how["place"][name][-1] < how["full"][-1] + MATTERS else "content"
+    return "place" if how["place"][name][-1] < how["full"][-1] + SOLVED else "content"
 
 
-# ---- tables
+# ---- the committed rows
 
 
 def cells():
@@ -294,320 +228,370 @@ def cells():
     return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
 
 
-def prediction(cell, group):
-    """Return (inside, text): whether the median loss of a cell is where it was predicted, and what
-    was; None if nothing was."""
-    other, layers, N, heads, D = cell
-    if (layers, heads, N, D, other) not in PREDICTED:
-        return None
-    low, high = PREDICTED[layers, heads, N, D, other]
-    inside = low <= statistics.median(row[f"x_{D}"] for row in group) <= high
-    return inside, f"{name_of(cell)} ({low:g} to {high:g})"
+def plain_rows():
+    """Return the rows of the recipe, with any number of steps."""
+    plain = [group for cell, group in cells().items() if cell[0].split(" ")[0] in ("", "--steps")]
+    return sum(plain, [])
+
+
+def one_layer_rows(sizes=False):
+    """Return the rows of one layer, one step and the recipe; sizes: with other head sizes too."""
+    found = []
+    for (other, layers, *_, D), group in cells().items():
+        if layers == D == 1 and (not other or sizes and "--head-size" in other):
+            found += group
+    return found
+
+
+def bound_rows():
+    """Return the rows with fewer layers than x_D takes by content, where places say something."""
+    rows = [row for row in sum(cells().values(), []) if "moved" not in row]
+    return [row for row in rows if needed(row["other"], row["D"]) > row["layers"]]
 
 
 def name_of(cell):
     """Return 2/4/4 `--task shuffled`, layers/heads/N, with D if it is not the number of layers."""
     other, layers, N, heads, D = cell
-    return f"{layers}/{heads}/{N}" + f" D={D}" * (layers != D) + f" `{other}`" * bool(other)
+    text = f"{layers}/{heads}/{N}" + (f" D={D}" if layers != D else "")
+    return text + f" `{other}`" * bool(other)
 
 
-def diagram_table():
-    """Return the table of the losses of x_D by heads, median and range, and the number of runs if
-    it is not five, with a star if one above 0.05 fell by as much in the last third of its steps,
-    and bold where the median is not as predicted."""
+def losses_text(group, k):
+    """Return the median and the range of the losses of x_k."""
+    return spread([row[f"x_{k}"] for row in group], "{:.3f}")
+
+
+# ---- the tables of the page
+
+
+def print_answer(out):
+    """Print how many models learn x_1 with many heads, and where places say nothing."""
+    wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
+    out("**Enough heads replace one of these layers**: of the one-layer models with 2N heads or")
+    out(f"more that are asked for x_1 alone, {sum(map(solves, wide))} of {len(wide)} solve it,")
+    out("which takes two by content. Where places say nothing they do not: with two pairs anywhere")
+    groups, solved = cells(), []
+    for layers in 1, 2:
+        group = groups.get((f"--task {places.FAR}", layers, 2, 8, 1), [])
+        solved.append(f"{sum(map(solves, group))} of {len(group)}")
+    out(f"among 20 distractors, {solved[0]} one-layer models of eight heads solve x_1, and")
+    out(f"{solved[1]} two-layer models.")
+
+
+def heads_table():
+    """Return how many models solved a symbol that takes a layer more by content, by their heads."""
+    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (4, 3, 2)
+    lines, plain = [], plain_rows()
+    for k, layers, N in shapes:
+        rows = [row for row in plain if (row["layers"], row["N"]) == (layers, N) and row["D"] >= k]
+        rows = [row for row in rows if row["D"] == min(row["D"] for row in rows)]
+        line = [f"x_{k}", layers, causal_depth(k), N]
+        for low, high in (1, N), (N + 1, N + 1), (2 * N, math.inf):
+            group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
+            line.append(f"{sum(group)} of {len(group)}" if group else "")
+        lines.append(line)
+    head = "symbol", "layers", "by content", "N", "fewer than N + 1 heads", "N + 1", "2N or more"
+    return markdown(head, *lines)
+
+
+def places_table():
+    """Return what was learned where places say nothing, and at fixed places."""
+    lines = []
+    for (other, layers, N, heads, _), group in cells().items():
+        task = other.removeprefix("--task ")
+        if task in places.TASKS:
+            G = len(places.TASKS[task](N, 1).distractors)
+            where = f"any of {2 * N + G - 1}" if "random" in task else f"{N} of {2 * N + G - 1}"
+            solved = f"{sum(map(solves, group))} of {len(group)}"
+            lines.append((N, layers, heads, G, where, solved, losses_text(group, 1)))
+    lines = [line[:3] + line[4:] for line in sorted(lines)]
+    return markdown(("N", "layers", "heads", "places of pairs", "solved x_1", "loss"), *lines)
+
+
+def print_transfer(out):
+    """Print what a model of one layer answers when the pairs move, by place, and one of two."""
     groups = cells()
-    counts = sorted({heads for _, _, _, heads, _ in groups})
-    rows = []
-    for other, layers, N, D in dict.fromkeys((*cell[:3], cell[4]) for cell in groups):
-        row = [layers, N, f"x_{D}", f"`{other}`" if other else ""]
-        for cell in ((other, layers, N, heads, D) for heads in counts):
-            runs = groups.get(cell, [])
-            losses = [run[f"x_{D}"] for run in runs]
-            falls = [min(run["fell"], loss) for run, loss in zip(runs, losses, strict=True)]
-            text = spread(losses, "{:.3f}") if runs else ""
-            text += "*" * (max(falls, default=0) > MATTERS)
-            text += f", n = {len(runs)}" * (len(runs) not in (0, 5))
-            inside = not runs or (prediction(cell, runs) or [True])[0]
-            row.append(text if inside else f"**{text}**")
-        rows.append(row)
-    heads = [f"{count} head{'s' * (count > 1)}" for count in counts]
-    return markdown(("layers", "N", "loss of", "other flags", *heads), *rows)
+    one = groups.get((f"--task {places.NEAR}", 1, 2, 8, 1), [])
+    two = groups.get((f"--task {places.FAR}", 2, 2, 8, 1), [])
+    at, elsewhere = (span([row[name] for row in one]) for name in ("at_trained", "elsewhere"))
+    out(f"Moved to random places, the one-layer models of fixed places err by {at} where the own")
+    out(f"pair stands at a place of training, and by {elsewhere} elsewhere (n = {len(one)}). The")
+    moved = span([row["moved"] for row in two], "{:.3f}")
+    out(f"two-layer models of random places, moved to fixed ones, err by {moved} (n = {len(two)}).")
 
 
-def print_counts(out):
-    """Print in how many cells the median is where it was predicted, how many runs passed the law of
-    content, and how many of one layer end below the least of fixed mixtures."""
-    groups = cells()
-    found = [prediction(*item) for item in groups.items()]
-    found = [item for item in found if item]
-    outside = [text for inside, text in found if not inside]
-    inside = len(found) - len(outside)
-    out(f"The median is where it was predicted in {inside} of {len(found)} cells,")
-    out(f"and not in {', '.join(outside) or 'none'}.")
-    rows, bound = all_rows(), bound_rows()
-    solved, passed = sum(map(solves, bound)), sum(map(passes, bound))
-    out(f"Of {len(bound)} runs with fewer layers than the law of content demands for x_D,")
-    out(f"{passed} passed it, and {solved} solved x_D (below {MATTERS}).")
-    deep = [passes(row) for row in bound if row["D"] > 2 and "--init" not in row["other"]]
-    out(f"Of those with D above 2 that began from the start {sum(deep)} of {len(deep)} passed it.")
-    ends = [(row["x_1"], gates_error(row["N"], row["heads"])) for row in one_layer_rows()]
-    below = [loss < least - MATTERS for loss, least in ends if least > 0]
-    out(f"Where 1 - H/N is above 0, {sum(below)} of {len(below)} runs of one layer end more than")
-    out("0.05 below it.")
-    lent = [row for row in rows if "NVIDIA" in row.get("hardware", "")]
-    stopped = [row for row in rows if row.get("stopped")]
-    share = max((1 - row["ended"] / row["steps"] for row in stopped), default=0)
-    out(f"{len(lent)} of the {len(rows)} runs are of one H100 in bfloat16, the others of CPUs;")
-    out(f"{len(stopped)} were stopped in the last {100 * share:.0f}% of their steps.")
-
-
-def all_rows():
-    """Return the committed rows, sorted."""
-    return [row for group in cells().values() for row in group]
-
-
-def bound_rows():
-    """Return the rows with fewer layers than the law of content demands for x_D."""
-    return [row for row in all_rows() if needed(row["other"], row["D"]) > row["layers"]]
-
-
-def one_layer_rows():
-    """Return the rows of one layer, one step and the default recipe; each says how."""
-    return [row for row in all_rows() if row["layers"] == row["D"] == 1 and not row["other"]]
-
-
-def solves(row):
-    """Return whether a run solved x_D."""
-    return row[f"x_{row['D']}"] < MATTERS
-
-
-def print_bound(out):
-    """Print the cells in which no run passed the law of content, how many of their runs know a part
-    all the same, and how many learned all that it allows, if it allows anything."""
-    groups, nothing, something, parts = cells(), [], [], []
-    for cell, group in groups.items():
-        other, layers, N, _, D = cell
-        if needed(other, D) > layers and not any(map(passes, group)):
-            parts += [row[f"x_{D}"] < 1 - 1 / N - MATTERS for row in group]
-            reached = [reaches(row) for row in group]
-            if None in reached:
-                nothing.append(name_of(cell))
-            else:
-                something.append(f"{name_of(cell)} ({sum(reached)} of {len(group)})")
-    out(f"In {len(nothing + something)} of {len(groups)} cells no run passed, though {sum(parts)}")
-    out(f"of their {len(parts)} runs end more than {MATTERS} below 1 - 1/N.")
-    out(f"The law allows nothing in {', '.join(nothing)}.")
-    out("It allows something in these, and as many runs learned all of it:")
-    out(f"{', '.join(something)}.")
+def further_table():
+    """Return the median losses of models of more steps than layers, with 2N heads or more."""
+    lines = []
+    for (other, layers, N, heads, D), group in cells().items():
+        plain = other.split(" ")[0] in ("", "--steps")
+        if plain and heads >= 2 * N and layers < D:
+            medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
+            losses = [f"{loss:.3f}" for loss in medians] + [""] * (5 - D)
+            content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
+            steps = span([row["steps"] for row in group], "{}")
+            lines.append((N, f"{layers}/{heads}", steps, len(group), content, *losses))
+    head = "N", "layers/heads", "steps", "n", "k by content"
+    return markdown((*head, *(f"x_{k}" for k in range(1, 6))), *sorted(lines))
 
 
 def print_held(out):
-    """Print, for each shape with which it was done, how many runs passed the law of content from
-    the start, while one head of each layer was held on the minimal circuit, and once freed."""
-    kinds = {"": "from the start", "frozen": "held", "--init frozen": "freed"}
+    """Print what three layers learned while one head of each was held on the minimal circuit, once
+    freed, and from the start."""
     groups = collections.defaultdict(list)
     for row in train.read_file(ROWS):
-        shape = tuple(row[name] for name in ("layers", "heads", "N", "D"))
-        groups[row["other"], shape].append(row)
-    for layers, heads, N, D in sorted(shape for other, shape in groups if other == "frozen"):
+        if (row["layers"], row["heads"], row["N"], row["D"]) == (3, 4, 4, 4):
+            groups[row["other"]].append(row)
+    held = groups["frozen"]
+    freed, start = ([knows(row, 4) for row in groups[other]] for other in ("--init frozen", ""))
+    out("Training does not find all that a shape can: held with one head of each layer on the")
+    out("minimal circuit, three layers of four heads (N = 4) bring x_4 to")
+    out(f"{span([row['x_4'] for row in held])} in {len(held)} of {len(held)} runs; freed,")
+    out(f"{sum(freed)} of {len(freed)} learn it; from the start, in fewer steps, {sum(start)} of")
+    out(f"{len(start)}.")
+
+
+def print_shuffled(out):
+    """Print what two layers learned of shuffled steps, and with 16 chains."""
+    shuffled = cells()["--task shuffled --steps 10000", 2, 4, 4, 2]
+    seeds = {row["seed"]: knows(row, 2) for row in cells()["--steps 10000", 2, 16, 4, 2]}
+    out("Not all of it is places: with both steps shuffled together two layers of four heads bring")
+    out(f"x_2 to {losses_text(shuffled, 2)} (n = {len(shuffled)}), and with 16 chains in order")
+    out(f"{sum(seeds.values())} of {len(seeds)} seeds learns it.")
+
+
+def print_heads(out):
+    """Print how many models of one layer read by an address and the values of all places."""
+    for name, wanted in ("N + 1", lambda H, N: H == N + 1), ("2N", lambda H, N: H == 2 * N):
         texts = []
-        for kind, name in kinds.items():
-            group = groups[kind, (layers, heads, N, D)]
-            texts.append(f"{sum(map(passes, group))} of {len(group)} {name}")
-        lost = sum(not knows(row, 1) for row in group)
-        out(f"- {layers}/{heads}/{N}, D = {D}: {', '.join(texts)}, {lost} of which lost x_1")
+        for N in (2, 4, 8):
+            group = [row for row in one_layer_rows() if row["N"] == N and wanted(row["heads"], N)]
+            texts.append(f"{sum(map(has_address_and_values, group))} of {len(group)}")
+        out(f"with {name} heads {', '.join(texts)};")
 
 
-def described():
-    """Return the rows that say how a model does it, sorted."""
-    return [row for row in all_rows() if "how" in row]
+def has_address_and_values(row):
+    """Return whether a model has an address head and a place head for each slot."""
+    return bool(row["how"]["address"]) and count(row["how"], "place") >= row["N"]
 
 
-def heads_of_kind(row, kind):
-    """Return how many heads of a kind a model has in each layer, a list."""
-    found = [[] for _ in range(row["layers"])]
-    for name in row["how"]["reads"]:
-        layer, _ = name[1:].split("H")
-        found[int(layer)].append(kind_of(row["how"], name) == kind)
-    return [*map(sum, found)]
-
-
-def mechanism_table():
-    """Return the table of interventions on the models of more than two chains that learned an x_D
-    that is beyond the law of content, a line for each cell: ranges over its runs of the numbers of
-    heads, by layer, and of the losses of x_D."""
-    lines = []
-    for cell, group in cells().items():
-        learned = [row for row in group if passes(row) and knows(row, row["D"]) and row["N"] > 2]
-        measured = [row for row in learned if "how" in row]
-        if not measured:
-            continue
-        hows = [row["how"] for row in measured]
-        few = f", {len(measured)} measured" * (measured != learned)
-        line = [name_of(cell), f"{len(learned)}/{len(group)}{few}"]
-        for kind in "content", "place":
-            counts = zip(*(heads_of_kind(row, kind) for row in measured), strict=True)
-            line.append(", ".join(span(layer, "{}") for layer in counts))
-        line.append(span([how["full"][-1] for how in hows], "{:.3f}"))
-        line.append(span([how["place_others"][-1] for how in hows], "{:.3f}"))
-        moved = zip(*(how["moved"] for how in hows), strict=True)
-        lines.append([*line, "/".join(span(errors) for errors in moved)])
-    head = "layers/heads/N", "learned x_D", "content heads", "place heads", "loss"
-    return markdown((*head, "others by place", "moved: next/own"), *lines)
+def count(how, kind, layer=0):
+    """Return how many heads of a layer are of a kind."""
+    names = [name for name in how["reads"] if name.startswith(f"L{layer}H")]
+    return sum(kind_of(how, name) == kind for name in names)
 
 
 def print_swaps(out):
-    """Print what the models that learned x_D lose without content in the last layer; how many have
-    address heads; and what becomes of these models when these heads, or all others, write what they
+    """Print what becomes of the answers when the address heads, or all others, write what they
     write in another sequence."""
-    hows = [row["how"] for row in described() if knows(row, row["D"])]
-    rise = min(how["place_layers"][-1][-1] - how["full"][-1] for how in hows)
-    rise = math.floor(100 * rise) / 100  # bounds are rounded outward
-    out(f"With all heads of the last layer by place the loss of x_D rises by at least {rise:.2f}")
-    out(f"in the {len(hows)} models measured that learned x_D.")
-    one = one_layer_rows()
-    found = [row for row in one if row["how"]["address"]]
-    wide = [row for row in found if row["heads"] > row["N"]]
-    memory = sum(sum(heads_of_kind(row, "place")) >= row["N"] for row in wide)
-    more = sum(row["heads"] > row["N"] for row in one)
-    out("An address head has more than half of its attention on the own 1a. Of the models of one")
-    out(
-        f"layer {len(wide)} of {more} with more than N heads have one, and {memory} of these have N"
-    )
-    out("place heads or more; of the others")
-    out(f"{len(found) - len(wide)} of {len(one) - more} have an address head.")
-    hows = [row["how"] for row in found]
-    for name, heads in ("swap", "the address heads"), ("swap_rest", "all others"):
-        new, old = zip(
-            *((how[name][0] - how["full"][0], how[name][1]) for how in hows), strict=True
-        )
-        most, least = math.ceil(100 * max(new)) / 100, math.floor(100 * min(old)) / 100
-        out(f"With {heads} swapped the error to the new value is at most {most:.2f} above the")
-        out(f"model's loss, and to the old one at least {least:.2f} (n = {len(found)}).")
+    one = [row for row in one_layer_rows() if "swap" in row["how"]]
+    two = [row for row in plain_rows() if row["layers"] > 1 and solves(row) and "how" in row]
+    two = [row for row in two if "swap" in row["how"]]
+    lines = []
+    for layers, rows in ("one layer", one), ("two layers or more", two):
+        hows = [row["how"] for row in rows]
+        for name, heads in ("swap", "address heads"), ("swap_rest", "all others"):
+            new = span([how[name][0] - how["full"][-1] for how in hows])
+            old = span([how[name][1] for how in hows])
+            lines.append((f"{layers}, n = {len(hows)}", heads, new, old))
+    out(markdown(("models", "swapped", "rise to the new value", "error to the own"), *lines))
 
 
-def print_gates(out):
-    """Print, of models of one layer, N = 4 and at most four heads, the loss in the best and in the
-    worst slot of the own pair."""
-    rows = [row for row in one_layer_rows() if row["N"] == 4 >= row["heads"]]
-    texts = []
-    for heads in sorted({row["heads"] for row in rows}):
-        slots = [row["how"]["by_slot"] for row in rows if row["heads"] == heads]
-        best, worst = span([*map(min, slots)]), span([*map(max, slots)])
-        texts.append(f"{heads} head{'s' * (heads > 1)} {best} and {worst} (n = {len(slots)})")
-    out("Losses in the best and in the worst slot:")
-    out(";\n".join(texts) + ".")
+def print_few(out):
+    """Print what few heads do: the slots that they serve, and what they read by place."""
+    rows = [row for row in one_layer_rows() if row["N"] == 4]
+    two = [sorted(row["how"]["by_slot"]) for row in rows if row["heads"] == 2]
+    slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
+    out(f"With two heads and N = 4 the losses of the four slots, best first, are {slots}")
+    out(f"(n = {len(two)}): one head serves a slot, one mixes two, one slot is given up.")
+    measured = [row for row in rows if "fixed_values" in row["how"]]
+    values = span([row["how"]["fixed_values"] for row in measured])
+    keys = span([row["how"]["fixed_keys"] for row in measured])
+    out(f"In {len(measured)} models of two to eight heads, N = 4, it costs {values} to fix the")
+    out(f"weights on values by place, and {keys} to fix those on keys.")
 
 
-def superposition_table():
-    """Return the table of the content heads of the last layer of the models that passed the law of
-    content with shuffled steps, or with 16 chains, of those whose attention is on one token and of
-    the others: over how many tokens it is spread, the losses if what a head writes is its mean, and
-    the errors of x_D if it writes for the next query."""
-    shuffled = "shuffled, N = 4", lambda row: "shuffled" in row["other"]
-    cases, rows = (shuffled, ("in order, N = 16", lambda row: row["N"] == 16)), []
-    for (case, belongs), one in itertools.product(cases, (True, False)):
-        models = [row["how"] for row in filter(passes, described()) if belongs(row)]
-        found = [
-            [head for head in how["moved_alone"] if (how["spread"][head] < 1.5) == one]
-            for how in models
-        ]
-        pairs = [(how, head) for how, heads in zip(models, found, strict=True) for head in heads]
-        tokens = span([how["spread"][head] for how, head in pairs], "{:.1f}")
-        means = zip(*(how["mean"][head] for how, head in pairs), strict=True)
-        moved = zip(*(how["moved_alone"][head] for how, head in pairs), strict=True)
-        line = case, len(models), span([*map(len, found)], "{}"), tokens
-        rows.append((*line, "/".join(map(span, means)), "/".join(map(span, moved))))
-    head = "steps", "models", "heads in each", "attention spread over"
-    return markdown((*head, "x_1/x_2 if a head writes its mean", "moved: next/own"), *rows)
+def print_alone(out):
+    """Print what one head and two values do."""
+    rows = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
+    fixed = [row for row in rows if "fixed_values" in row["how"]]
+    ends = [row["x_1"] + row["how"]["fixed_values"] for row in fixed]
+    out(f"With N = 2 one head ends at {losses_text(rows, 1)} (n = {len(rows)}), not 0.5, and at")
+    out(f"{span(ends)} if its weights on values are fixed by place (n = {len(fixed)}).")
 
 
-def measure(folders):
-    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
-    left out."""
-    rows = train.read_file(ROWS) if ROWS.exists() else []
-    for run in folders:
-        if (run / "model.pt").exists() and run.name not in [row["run"] for row in rows]:
-            rows.append(row_of(run))
-            train.write_file(ROWS, rows)
+def print_width(out):
+    """Print how many models with smaller and with larger heads solve x_1."""
+    rows = [row for row in one_layer_rows(sizes=True) if row["other"]]
+    for sizes, words in (("4", "8"), "of four or eight numbers"), (("64",), "of 64 numbers"):
+        group = [row for row in rows if row["other"].split()[-1] in sizes]
+        few = [solves(row) for row in group if row["heads"] <= row["N"]]
+        many = [solves(row) for row in group if row["heads"] >= 2 * row["N"]]
+        out(f"Of models with heads {words}, {sum(few)} of {len(few)} with N heads or fewer and")
+        out(f"{sum(many)} of {len(many)} with 2N or more solve x_1.")
+
+
+def prediction_of(line, groups):
+    """Return (inside, text) of a prediction: whether the runs came out as predicted, and what was
+    predicted and came out; None if there is no such run."""
+    cell = tuple(line[name] for name in ("other", "layers", "N", "heads", "D"))
+    found = [{**row, **row.get("how", {})} for row in groups.get(cell, [])]
+    values = [row[line["loss"]] for row in found if line["loss"] in row]
+    if not values:
+        return None
+    value = dict(median=statistics.median, min=min, max=max)[line["of"]](values)
+    interval = f"{line['low']:g} to {line['high']:g}"
+    text = f"{name_of(cell)} {line['loss']}: {line['of']} {value:.3f}, not {interval}"
+    return line["low"] <= value <= line["high"], text
+
+
+def predictions_table():
+    """Return how many predictions came out as they were written down, those whose cell had a pilot
+    and the others, and in which cells one did not."""
+    groups, topics = cells(), collections.defaultdict(list)
+    for line in train.read_file(PREDICTED):
+        topic = "larger k"
+        if line["written"] < "2026-11-26 06":
+            topic = "heads and layers"
+        elif "fixed_" in line["loss"]:
+            topic = "values and keys"
+        elif "--task" in line["other"]:
+            topic = "places that say nothing"
+        elif line["layers"] == line["D"] == 1:
+            topic = "width"
+        topics[topic].append((line, prediction_of(line, groups)))
+    lines = []
+    for topic, predictions in topics.items():
+        texts = []
+        for piloted in True, False:
+            found = [result for line, result in predictions if bool(line["pilots"]) == piloted]
+            inside = [inside for inside, _ in filter(None, found)]
+            texts.append(f"{sum(inside)} of {len(inside)}")
+        missing = [result for _, result in predictions].count(None)
+        misses = [result[1].split(":")[0] for _, result in predictions if result and not result[0]]
+        misses = ", ".join(dict.fromkeys(misses))
+        lines.append((topic, *texts, missing, misses))
+    head = "about", "inside, with a pilot", "without", "not run", "outside"
+    return markdown(head, *lines)
+
+
+def misses():
+    """Yield the predictions that did not come out, with what was measured."""
+    for line in train.read_file(PREDICTED):
+        result = prediction_of(line, cells())
+        if result and not result[0]:
+            yield result[1]
 
 
 # ---- what the page prints of the laws and of the sweep
 
 
 def print_orders(out):
-    """Print the layers by content for some reading orders, and for steps shuffled together."""
+    """Print the layers by content for two reading orders."""
+    texts = []
     for steps in (4, 3, 2, 1), (1, 2, 4, 3):
         layers = ", ".join(map(str, least_layers(in_order(steps))))
-        out(f"- pairs read {', '.join(map(str, steps))}: x_1 to x_4 need {layers} layers")
-    texts = []
-    for k, depths in enumerate(shuffled_depths(4), 1):
-        shares = ", ".join(f"{layers} ({share:.2f})" for layers, share in depths.items())
-        texts.append(f"x_{k} {shares}")
-    out(f"- steps shuffled together, layers (share of the orders): {'; '.join(texts)}")
+        texts.append(f"{layers} layers if read {', '.join(map(str, steps))}")
+    out(f"x_1 to x_4 take {'; '.join(texts)}.")
 
 
-def print_constructed(out, n=4096):
-    """Print the loss of the constructed model for several of its constants."""
-    batch, losses = make_batch(0, torch.arange(n), 4, 1, 4), []
-    for scale in (25, 50, 100):
+def print_constructed(out, n=2048):
+    """Print the loss of the constructed model."""
+    losses = []
+    for N in (2, 4, 8, 16):
+        batch = make_batch(0, torch.arange(n), N, 1, 4)
         with torch.no_grad():
-            error = (constructed(4, scale)(batch.inputs) - batch.targets).square().mean()
-        losses.append(f"{error:.0e} at {scale}")
-    out(f"Its loss with N = 4, by `scale`, on {n} sequences: {', '.join(losses)}.")
+            losses.append((constructed(N)(batch.inputs) - batch.targets).square().mean())
+    losses = ", ".join(f"{loss:.0e}" for loss in losses)
+    out(f"Its losses for N = 2, 4, 8 and 16 are {losses}.")
 
 
 def print_sweep(out):
-    """Print what the runs of sweeps learned, beside the law of content."""
-    shallow, limit, beyond = too_shallow(sweep.section_7(chains(committed("*"))))
-    out(f"Of {shallow} runs (those of `results/longer` too) that have fewer layers than the law of")
-    out(f"content demands for x_D, {len(beyond)} learned more than it allows, and")
-    out(f"{limit} all of the one or more symbols that it allows. The others are weak evidence.")
+    """Print what the runs of our sweeps learned with implicit curriculum, beside content."""
+    shallow, beyond = 0, 0
+    for row in sweep.section_7(load_rows(committed("*"))):
+        symbols, learned = range(1, row["D"] + 1), Flags(**row).problem.learned_below
+        if row["ic"]:
+            shallow += row["layers"] < causal_depth(row["D"])
+            more = [k for k in symbols if causal_depth(k) > row["layers"]]
+            beyond += any(row[f"x_{k}"] < learned for k in more)
+    out(f"- Figure 4 has N = 4, eight heads and D = 5. Of {shallow} runs of our sweeps, with heads")
+    out("  of 16 numbers, that have fewer layers than x_D takes by content,")
+    out(f"  {beyond} learned more than content allows.")
+
+
+# ---- the tables of the command
+
+
+def diagram_table():
+    """Return the table of all cells: the median and the range of the last losses of x_D. A star:
+    some loss above SOLVED still fell by as much in the last third of its steps."""
+    lines, columns = collections.defaultdict(dict), set()
+    for (other, layers, N, heads, D), group in cells().items():
+        falls = [row["fell"] > SOLVED < row[f"x_{D}"] for row in group]
+        text = losses_text(group, D) + "*" * any(falls) + f", n = {len(group)}"
+        lines[other, layers, N, D][heads] = text
+        columns.add(heads)
+    columns = sorted(columns)
+    head = ["layers", "N", "loss of", "other flags", *(f"{heads} heads" for heads in columns)]
+    table = []
+    for (other, layers, N, D), line in lines.items():
+        flags = f"`{other}`" * bool(other)
+        table.append((layers, N, f"x_{D}", flags, *(line.get(heads, "") for heads in columns)))
+    return markdown(head, *table)
+
+
+def mechanism_table():
+    """Return the table of what the heads of models do that solved x_D in fewer layers than it takes
+    by content: ranges of the numbers of heads, layer by layer, and of the errors after a swap."""
+    lines = []
+    for cell, group in cells().items():
+        hows = [row["how"] for row in group if "how" in row and solves(row)]
+        if not hows:
+            continue
+        line = [name_of(cell), len(hows)]
+        for kind in "content", "place":
+            layers = range(cell[1])
+            counts = [[count(how, kind, layer) for how in hows] for layer in layers]
+            line.append(", ".join(span(numbers, "{}") for numbers in counts))
+        line.append(sum(bool(how.get("address")) for how in hows))
+        for name in "swap", "swap_rest":
+            pairs = [how[name] for how in hows if name in how]
+            line.append("/".join(span(errors) for errors in zip(*pairs, strict=True)))
+        lines.append(line)
+    head = "layers/heads/N", "n", "content heads", "place heads", "with an address"
+    return markdown((*head, "swapped: new/own", "all others: new/own"), *lines)
 
 
 # ---- figures
 
 
-def draw_diagram(path=Path("results/sweep/law.png")):
-    """Draw the loss of x_D of every run of the default recipe by its heads, a panel for each number
-    of layers and chains, beside the laws."""
-    found, most = collections.defaultdict(list), 16
-    for (other, layers, N, _, D), group in cells().items():
-        if not other:
-            found[layers, N, D].append(group)
-    panels = {shape: sum(groups, []) for shape, groups in found.items() if len(groups) > 1}
-    figure, axes = analyze.panels(len(panels), 3, 3.2, 2.9, sharey=True)
-    for panel, ((layers, N, D), rows) in zip(axes, panels.items(), strict=True):
-        points = []
-        for count, runs in itertools.groupby(rows, key=lambda row: row["heads"]):
-            ends = [row[f"x_{D}"] for row in runs]  # seeds stand side by side
-            points += [
-                (count * 1.008 ** (2 * n - len(ends) + 1), end) for n, end in enumerate(ends)
-            ]
-        style = dict(color="tab:blue", zorder=3, label="a trained model (seeds side by side)")
-        panel.scatter(*zip(*points, strict=True), s=16, alpha=0.7, **style)
-        bound = "law of content: no better than the average of N values"
-        panel.axhspan(1 - 1 / N, 1.1, color="0.9", label=bound)
-        if layers == D == 1:
-            heads = [*range(1, most + 1)]
-            address = [address_error(N, H) for H in heads]
-            panel.plot(heads, address, "k-", lw=1, label="1 - (H-1)/N: an address and a memory")
-            gates = [gates_error(N, H) for H in heads]
-            panel.plot(heads, gates, "k:", lw=1, label="1 - H/N: the least of fixed mixtures")
-        name = f"{layers} layer{'s' * (layers > 1)}, N = {N}: loss of $x_{D}$, n = {len(rows)}"
-        panel.set(title=name, xlabel="heads per layer (H)", xscale="log")
-        panel.set(xlim=(0.85, 1.2 * most), ylim=(-0.03, 1.1))
-        panel.title.set_fontsize("medium")
-        panel.set_xticks([1, 2, 3, 4, 5, 8, most], [1, 2, 3, 4, 5, 8, most])
-        panel.minorticks_off()
-    for panel in axes[::3]:
-        panel.set_ylabel("validation MSE at the end")
-    below = dict(loc="outside lower center", ncols=2, fontsize="small")
-    figure.legend(*axes[0].get_legend_handles_labels(), **below)
+def draw_stair(path=FIGURES / "stair.png"):
+    """Draw the loss of x_1 in each slot of the own pair, a row for each model of one layer."""
+    figure, panels = plt.subplots(1, 2, figsize=(7.4, 5), layout="constrained")
+    for panel, N in zip(panels, (4, 8), strict=True):
+        rows = [row for row in one_layer_rows() if row["N"] == N]
+        rows.sort(key=lambda row: (row["heads"], row["x_1"]))
+        heads = [row["heads"] for row in rows]
+        losses = [sorted(row["how"]["by_slot"]) for row in rows]
+        image = panel.imshow(losses, aspect="auto", cmap="Blues_r", vmin=0, vmax=1)
+        ticks = {}
+        for number in sorted(set(heads)):
+            first, seeds = heads.index(number), heads.count(number)
+            panel.axhline(first - 0.5, color="white", lw=2)
+            ticks[f"{number} head{'s' * (number > 1)}"] = first + (seeds - 1) / 2
+        panel.set_yticks([*ticks.values()], [*ticks])
+        panel.set_xticks(range(N), range(1, N + 1))
+        panel.set_xlabel("slot of the own pair, the best first")
+        panel.set_title(f"N = {N} chains, n = {len(rows)} models", fontsize="medium")
+        panel.tick_params(length=0)
+    figure.suptitle("One layer, a row per model: a head serves a slot", fontsize="medium")
+    label = "loss of $x_1$ in this slot (1: knows nothing)"
+    figure.colorbar(image, ax=panels, label=label, shrink=0.8)
     analyze.save_figure(figure, path)
 
 
-def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")):
+def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
     """Draw where the queries of one model look: the mean attention of each head to each token of a
     pair, and to the 1a of the own chain, wherever it stands."""
     rows = train.read_file(ROWS)
@@ -631,9 +615,41 @@ def draw_address(name="L1_H5_N4_D1_s1", path=Path("results/figures/address.png")
     right.set_xticks([0], ["own 1a"], fontsize=7)
     right.set_title("of these, to", fontsize="medium")
     figure.colorbar(image, label="attention")
-    title = f"One layer of {row['heads']} heads, seed {row['seed']}, loss {row['x_1']:.3f}:"
+    alike = cells()["", 1, row["N"], row["heads"], 1]
+    title = f"One layer of {row['heads']} heads, {sum(map(has_address_and_values, alike))} of"
+    title += f" {len(alike)} seeds like this:"
     title += f" mean attention of the queries ({how['n']} sequences)"
     figure.suptitle(title, fontsize="medium")
+    analyze.save_figure(figure, path)
+
+
+def draw_width(path=FIGURES / "width.png"):
+    """Draw how many slots models of one layer serve, by their heads and the size of a head."""
+    groups = collections.defaultdict(list)
+    for row in one_layer_rows(sizes=True):
+        served = sum(loss < SERVED for loss in row["how"]["by_slot"]) / row["N"]
+        size = int(row["other"].split()[-1]) if row["other"] else 32
+        groups[row["N"]].append((row["heads"] / row["N"], size, served))
+    figure, panel = plt.subplots(figsize=(7.4, 4.6), layout="constrained")
+    for number, N in enumerate(sorted(groups)):
+        shared = collections.defaultdict(list)
+        for heads, size, served in groups[N]:
+            shared[heads, size * 1.09 ** (number - 2)].append(served)  # N stand above each other
+        share = [statistics.mean(served) for served in shared.values()]
+        style = dict(marker="ovsD^P"[number], s=50, cmap="Blues", vmin=0, vmax=1, ec="black")
+        label = f"N = {N}, n = {len(groups[N])}"
+        image = panel.scatter(*zip(*shared, strict=True), c=share, label=label, **style)
+    panel.plot([1 / 16, 8], [64, 0.5], "r--", lw=1, label="heads x size = N K, the values' numbers")
+    for heads, style in (1, ":"), (2, "-"):
+        panel.axvline(heads, color="0.5", ls=style, lw=1, zorder=0, label=f"heads = {heads} N")
+    panel.set(xscale="log", yscale="log", xlabel="heads / N", ylabel="head size", ylim=(2.8, 90))
+    ticks = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8]
+    panel.set_xticks(ticks, ["1/8", "1/4", "1/2", *"1248"])
+    panel.set_yticks([4, 8, 16, 32, 64], [4, 8, 16, 32, 64])
+    panel.minorticks_off()
+    panel.set_title("One layer, $x_1$, K = 4: slots served, mean over seeds", fontsize="medium")
+    figure.colorbar(image, label=f"share of the N slots with a loss below {SERVED}")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     analyze.save_figure(figure, path)
 
 
@@ -646,5 +662,8 @@ if __name__ == "__main__":
             p = command_line("python -m extras.studies.depth", __doc__)
             p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
             measure(p.parse_args().run)
-            draw_diagram()
+            print(diagram_table(), mechanism_table(), *misses(), sep="\n\n")
+            draw_stair()
             draw_address()
+            draw_width()
+            places.draw_transfer(train.read_file(ROWS), FIGURES / "places.png")
