@@ -25,47 +25,47 @@ KIND = "{reader} -> {read}".format
 # name | section | page | the claim; below it, what would refute it
 CLAIMS = """
 layers | 5 | depth | x_k needs log3(2k) layers
-a run of fewer layers knows x_k
+x_k known with fewer layers
 alone | 7.2 | curriculum | x_D alone is not learned, the loss stays above 0.7
-x_D alone falls to 0.7 or below; the same seed learns it when all are asked for
+0.7 or below; the same seed learns x_D if all are asked for
 later | 7.2 | depth | later symbols need more layers
-a run of a sweep knows a symbol without the earlier ones
+a symbol known without the earlier ones
 order | 7.2 | emergence | the losses of x_1, x_2, ... pass 0.5 in this order
 any other order
 solved | 8.2 | paper | A, B and C end with an MSE below 0.01
 0.01 or more at the end
 useless | 8.2 | circuits | most heads do nothing useful
-half of the heads or more have a path in the circuit
+half or more have a path in the circuit
 previous | 8.2 i | circuits | the first useful head reads the token before
 it has a path to another token
 differ | 8.2 ii | circuits | after it, the circuits are very different
-two seeds read the same kinds of tokens (counted: pairs of seeds)
+two seeds with the same kinds of reads (pairs of seeds)
 four | 8.2 ii | circuits | the circuits have four heads (D=3)
-another number (the range stands beside the count)
+another number (beside: the range)
 hard | E 5 | circuits | the MSE stays below 0.05 with all ablations
-0.05 or more with attention 1 along the paths and all else ablated
+0.05 or more, attention 1 along the paths
 range | E 6 | circuits | it is 0.17 to 0.89 without any one later path
 a path outside this range
 uniform | E 6 | circuits | it is 0.05 to 0.1 if the first useful head is uniform
 a loss outside this range
-slow | 9.2 i | emergence | D learns x_1 after 3600 steps (450 epochs) of slow learning
+slow | 9.2 i | emergence | D learns x_1 after 3600 slow steps
 x_1 below 0.5 before step 3600
 abrupt | 9.2 i | emergence | then abruptly
-x_1 takes no fewer steps from 90% to 10% of its plateau (beside: how many) than to 90%
+from 90% to 10% of its plateau in no fewer steps (beside) than to 90%
 first | 9.2 i | emergence | the first path above 0.5 is of an induction head
-it is neither q -> 1b nor kb -> ka
-needs | 9.2 i | emergence | this drives down the loss of x_1, which needs both reads
-when first below 0.5, it stays so without q -> 1b, or without 1b -> 1a, in all heads
+neither q -> 1b nor kb -> ka
+needs | 9.2 i | emergence | it drives down the loss of x_1, which needs both reads
+just below 0.5, it stays so without either in all heads
 reuse | 9.2 ii | emergence | later symbols reuse the induction head
-one of them stays below 0.5 without 1b -> 1a
+one stays below 0.5 without 1b -> 1a
 reads | 9.2 iii | emergence | the query comes to read 1b, 2b, ... in this order
 a later one passes 0.5 first
 one | 9.2 iii | emergence | one new head for each later symbol
-none, or more than one, passes 0.5 between two symbols
+none or several pass 0.5 between two symbols
 last | 9.2 iv | emergence | D's last head emerges much later
 a longer gap between two earlier paths
 metrics | 10.1 | paper | with too few layers no metric shows learning
-MSE, cosine or nearest candidate is better than chance by 3 standard errors (counted: symbols)
+one is above chance by 3 standard errors (symbols)
 """
 SHORT = "order", "alone", "needs", "first", "hard", "slow"  # in the README
 
@@ -130,9 +130,9 @@ def alone():
 
 
 def budget(answers):
-    """Return "seeing 0.04 of the paper's sequences", of these runs."""
+    """Return "0.04 of the paper's sequences", of these runs."""
     shares = [flags.steps * flags.batch / PAPER_SEQUENCES for flags, _ in answers]
-    return f"seeing {studies.span(shares)} of the paper's sequences"
+    return f"{studies.span(shares)} of the paper's sequences"
 
 
 def earlier_too():
@@ -158,8 +158,8 @@ def sections_5_and_7():
     earlier, fewest = earlier_too()
     return dict(
         layers=(bounded(), ""),
-        alone=(single, f"{budget(single)}; {left_out} runs without such a seed left out"),
-        later=(earlier, f"fewest layers of x_1, x_2, ...: {fewest}; {budget(earlier)}"),
+        alone=(single, f"{budget(single)}; {left_out} without such a seed left out"),
+        later=(earlier, f"fewest layers, x_1 to x_5: {fewest}; {budget(earlier)}"),
         order=(order.count_orders()[0], ""),
     )
 
@@ -230,7 +230,7 @@ def section_8():
     return dict(
         solved=(
             solved[0],
-            f"seeds 0, 1 on another processor: {again}; literal settings: {literal}",
+            f"two repeated elsewhere: {again}; literal settings: {literal}",
         ),
         useless=([(flags, 2 * n < flags.layers * flags.heads) for flags, n in heads], ""),
         previous=([(row["flags"], first_goes_back(row)) for row in faithful], ""),
@@ -241,7 +241,7 @@ def section_8():
             ranges,
         ),
         hard=(hard, ""),
-        range=(needed, f"of those below 0.05 in step 5: {count(both)}"),
+        range=(needed, f"of those below 0.05 above: {count(both)}"),
         uniform=(uniform, ""),
     )
 
@@ -274,7 +274,7 @@ def lost_without(row, kind, names):
 def scan(rows, decide):
     """Return (answers at a threshold of 0.5, how many runs answer so at any threshold)."""
     counts = [sum(decide(row, level) for row in rows) for level in order.LEVELS]
-    text = f"{studies.span(counts, '{}')} of {len(rows)} at thresholds of 0.2 to 0.9"
+    text = f"{studies.span(counts, '{}')} of {len(rows)} by threshold, 0.2 to 0.9"
     return [(row["flags"], decide(row, 0.5)) for row in rows], text
 
 
@@ -282,7 +282,7 @@ def section_9():
     D = committed("D", "rope/D_s0", "literal/D_s0")
     learned = studies.steps_text(row["learned"]["x_1"] for row in D)
     lasts = {level: gap > longest for level, _, gap, longest in order.last_paths(D[0])}
-    late = f"n = 1; so at {sum(lasts.values())} of {len(lasts)} thresholds of 0.2 to 0.9"
+    late = f"n = 1; at {sum(lasts.values())} of {len(lasts)} thresholds, 0.2 to 0.9"
 
     # how x_1 falls
     chains = [row for row in once(committed("*")) if row["flags"].task == "chain"]
@@ -300,13 +300,13 @@ def section_9():
         reuse.append(lost_without(row, "1b -> 1a", row["flags"].target_names[1:]))
         control.append(lost_without(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]))
     rope = [row["onsets"]["1b -> 1a"] for row in with_onsets("qk")]
-    without = f"with RoPE {rope.count(None)} of {len(rope)} learns x_1 and no head reads 1b -> 1a"
+    without = f"{rope.count(None)} of {len(rope)} RoPE seeds learns x_1 and never reads 1b -> 1a"
     return dict(
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], f"at steps {learned}"),
         abrupt=([(flags, fall < wait) for flags, (wait, fall) in falls], "", medians),
         first=scan(rows, order.induction_first),
         needs=(needs_both(), without),
-        reuse=(reuse, f"control: {count(control)} lose x_1 without the last kb -> ka"),
+        reuse=(reuse, f"control: x_1 lost without the last kb -> ka: {count(control)}"),
         reads=scan(rows, order.reads_in_order),
         one=scan(rows, lambda row, level: {*order.new_heads(row, level)} == {1}),
         last=([(D[0]["flags"], lasts[0.5])], late),
@@ -317,7 +317,7 @@ def section_10():
     few = [row for row in metrics.load_metrics() if metrics.too_few_layers(row)]
     runs = {row["run"] for row in few}
     answers = [(Flags(**DEFAULTS), not metrics.shown(row)) for row in few]
-    return dict(metrics=(answers, f"{len(runs)} runs of one and two layers"))
+    return dict(metrics=(answers, f"{len(runs)} runs, 1 or 2 layers"))
 
 
 # ---- the tables
@@ -342,8 +342,9 @@ def table():
     """Return the table of all claims for their page."""
     lines = []
     for section, page, text, refuted, more, cells in rows().values():
-        lines.append([section, f"[{text}]({page}.md)", *cells.values(), more, refuted])
-    return studies.markdown(["", "the paper", *COLUMNS, "", "refuted if"], *lines)
+        beside = f"*{refuted}*" + f"; {more}" * bool(more)
+        lines.append([section, f"[{text}]({page}.md)", *cells.values(), beside])
+    return studies.markdown(["", "the paper", *COLUMNS, "*refuted if*; beside"], *lines)
 
 
 def short_table():
@@ -352,6 +353,34 @@ def short_table():
     for section, page, text, _, _, cells in (found[name] for name in SHORT):
         lines.append([section, f"[{text}](results/{page}.md)", *cells.values()])
     return studies.markdown(["", "the paper", *COLUMNS], *lines)
+
+
+def repeats_table():
+    """Return a row per run of the flags of A, B and C: its machine, and how it ends."""
+    lines = []
+    rows = [row for row in committed("[ABC]", "adamw/*") if order.ended(row)]
+    for row in sorted(rows, key=lambda row: row["flags"].seed):
+        config, learned = row["config"], studies.steps_text(row["learned"].values())
+        where = "{hardware}, {dtype}, threads: {threads}, commit {git:.7}".format(**config)
+        lines.append([row["flags"].seed, where, learned, row["steps"], f"{row['mse']:.3f}"])
+    head = "seed", "machine", "x_1, x_2, x_3 learned at step", "ends at", "MSE"
+    return studies.markdown(head, *lines)
+
+
+def literal_table():
+    """Return a row per run of the literal settings: when it learned, how often it was solved, how
+    often its loss rose above 0.5 after that, and how it ends."""
+    lines = []
+    for row in committed("literal/*"):
+        log, learned = row["log"], row["learned"].values()
+        solved = sum(entry["val"] < 0.01 for entry in log)
+        losses = [e["val"] for e in log if None not in learned and e["step"] > max(learned)]
+        lost = sum(a < 0.5 <= b for a, b in itertools.pairwise(losses))
+        name = f"{row['name']}, {row['flags'].dtype}"
+        cells = studies.steps_text(learned), f"{solved} of {len(log)}", lost if losses else ""
+        lines.append([name, row["steps"], *cells, f"{log[-1]['val']:.3f}"])
+    head = "run", "steps", "learned at step", "evaluations below 0.01", "lost", "MSE at the end"
+    return studies.markdown(head, *lines)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,15 @@
 """Which part of the implicit curriculum is needed: runs with different target symbols.
 
-    python -m extras.studies.curriculum results/runs/curriculum.jsonl --out results/figures
-
-Of a run with --init, the runs that it started from are its earlier stages, and their steps count.
+python -m extras.studies.curriculum results/runs/curriculum.jsonl --out results/figures
 """
 
 import math
 import statistics
-from pathlib import Path
 
 import analyze
-from data import UserError
 from extras import studies
 from extras.studies import order
-from extras.studies.rows import committed, group_by_settings, settings_of
+from extras.studies.rows import committed
 
 import matplotlib.pyplot as plt
 
@@ -21,57 +17,26 @@ import matplotlib.pyplot as plt
 # ---- chains
 
 
-def stages_of(row, rows):
-    """Return [row, ...] of a run and of those of these rows that it started from, the first one
-    first."""
-    by_name, stages = {(other["group"], other["name"]): other for other in rows}, [row]
-    while init := stages[0]["flags"].init:
-        key = row["group"], Path(init).name
-        if key not in by_name:
-            raise UserError(f"{row['name']} started from {init}: name that run too")
-        stages.insert(0, by_name[key])
-    return stages
-
-
-def join_stages(row, rows):
-    """Return the row of a run with its stages as one: learned has the steps of all together, None
-    for what is not known at the end; targets says what each stage asked for."""
-    learned, before, settings, targets = {}, 0, [], []
-    for stage in stages_of(row, rows):
-        flags, stage_learned = stage["flags"], stage["learned"]
-        for name, step in stage_learned.items():
-            earlier = learned.get(name)
-            learned[name] = earlier if earlier or step is None else before + step
-        learned |= {name: None for name in stage_learned if name not in stage["known"]}
-        before += stage["steps"]
-        targets.append(", ".join(flags.target_names))
-        settings += [f"stage {len(targets)}", *settings_of(flags.replace(init=""))]
-    targets = "; then ".join(targets)
-    return row | dict(learned=learned, settings=tuple(settings), targets=targets)
-
-
 def table(rows):
-    """Return a row per training: of how many runs, how many know each symbol at their end, and the
-    median step at which these learned it."""
-    groups = group_by_settings([join_stages(row, rows) for row in rows])
-    groups = sorted(groups.values(), key=lambda g: (g[0]["targets"].count("then"), g[0]["flags"].D))
-    names, lines = sorted({name for row in rows for name in row["learned"]}), []
-    for group in groups:
-        cells = []
+    """Return a row per D and targets, of the runs that start from fresh weights: how many know each
+    symbol at their end, and the median step at which these learned it."""
+    groups, lines = {}, []
+    for row in (row for row in rows if not row["flags"].init):
+        groups.setdefault((row["flags"].D, *row["flags"].target_symbols), []).append(row)
+    names = sorted({name for row in rows for name in row["learned"]})
+    for (D, *_), group in groups.items():
+        asked, cells = group[0]["flags"].target_names, []
         for name in names:
-            steps = [row["learned"].get(name) for row in group if name in row["learned"]]
-            known = [step for step in steps if step is not None]
-            asked = name in group[0]["flags"].target_names
+            known = [row["learned"][name] for row in group if name in row["known"]]
             text = f"{len(known)}: {studies.spread(known)}" if known else "0"
-            cells.append(text if asked else "not asked" * bool(steps))
-        lines.append([group[0]["flags"].D, group[0]["targets"], len(group), *cells])
+            cells.append(text if name in asked else "")
+        lines.append([D, ", ".join(asked), len(group), *cells])
     return studies.markdown(["D", "asked for", "runs", *names], *lines)
 
 
-def fresh_table():
-    """Return the table of the committed runs with D=3 that start from fresh weights."""
-    rows = [row for row in committed("curriculum/*") if row["flags"].D == 3]
-    return table([row for row in rows if not row["flags"].init])
+def D3_table():
+    """Return the table of the committed runs with D=3."""
+    return table([row for row in committed("curriculum/*") if row["flags"].D == 3])
 
 
 def with_controls(rows):
@@ -114,7 +79,7 @@ def claim():
     no_x1, no_x1_left = despite_gap(pairs, 1)
     D3_pairs = [(row, known) for row, known in pairs if row["flags"].D == 3]
     no_x2, no_x2_left = despite_gap(D3_pairs, 2)
-    alone = committed(f"{D3}x1-2_then_x3_*")
+    alone, turns = committed(f"{D3}x1-2_then_x3_*"), committed(f"{D3}x1_then_x1-2_then_all_*")
     both, first = (
         {row["flags"].seed: row["learned"]["x_1"] for row in committed(f"{D3}targets{targets}_*")}
         for targets in ("1-2", "1")
@@ -126,7 +91,8 @@ def claim():
 - **Without x_2**: {sum(no_x2)} of {len(no_x2)} seeds learn x_3 if asked for x_1 and x_3, and all
   {len(no_x2)} do if asked for all three. Left out is {no_x2_left}, which learns it in neither case.
 - **To have learned x_1 and x_2 is not enough**: {sum("x_3" in row["known"] for row in alone)} of
-  {len(alone)} runs that knew both and then were asked for x_3 alone learned it.
+  {len(alone)} runs that knew both and then were asked for x_3 alone learned it; and
+  {sum(len(row["known"]) == 3 for row in turns)} of {len(turns)} that were then asked for all three.
 - **Asking for x_2 delays x_1** in {sum(delayed)} of {len(delayed)} seeds: x_1 is learned at step
   {statistics.median(both.values()):.0f} if both are asked for and at
   {statistics.median(first.values()):.0f} if it alone is (medians)."""
@@ -137,8 +103,8 @@ def draw(rows, out):
     by what they ask for."""
     runs = [row for row in rows if row["flags"].D == 3 and not row["flags"].init]
     groups = {}
-    for row in [join_stages(row, rows) for row in runs]:
-        groups.setdefault(row["targets"], []).append(row)
+    for row in runs:
+        groups.setdefault(", ".join(row["flags"].target_names), []).append(row)
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     for k in (1, 2, 3):
         xs, ys = [], []

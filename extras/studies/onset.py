@@ -153,10 +153,16 @@ def onset_table(folder=FOLDER):
             cells = [studies.spread([step for step, _ in found]) if found else "in none"]
             before = [known - step for step, known in found]
             cells.append(f"{sum(lead > 0 for lead in before)} of {len(rows)}")
-            cells.append(studies.spread(before, "{:+.0f}"))
+            cells.append(signed(before))
             lines.append([title, kind, *(cells if kind != "x_1" else (cells[0], "", ""))])
     head = "runs", "", "onset (step)", "before x_1", "by (steps)"
     return studies.markdown(head, *lines)
+
+
+def signed(steps):
+    """Return "+39 (-3 to +112)", the median and the range."""
+    median, low, high = statistics.median(steps), min(steps), max(steps)
+    return f"{median:+.0f} ({low:+.0f} to {high:+.0f})"
 
 
 def slots_table():
@@ -202,7 +208,7 @@ def late_table(folder=FOLDER):
     for name, points in delays(folder).items():
         later = [steps for _, steps in points]
         seeds = len({seed for seed, _ in points})
-        lines.append((name, len(points), seeds, studies.spread(later, "{:+.0f}")))
+        lines.append((name, len(points), seeds, signed(later)))
     apart = [steps for _, steps in repeats()]
     lines.append(("nothing, repeated elsewhere", "", len(apart), f"{studies.spread(apart)} apart"))
     return studies.markdown(["ablated", "runs", "seeds", "x_1 later by (steps)"], *lines)
