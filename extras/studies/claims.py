@@ -215,10 +215,10 @@ def section_8():
 
     # heads
     heads = [(row["flags"], len(heads_of(row))) for row in faithful]
-    four = [(flags, n) for flags, n in heads if flags.D == 3]
+    four = [(flags, n == 4) for flags, n in heads if flags.D == 3]
     ranges = {}
-    for name, pairs in by_column(four).items():
-        ranges[name] = f" ({studies.span([n for _, n in pairs], '{}')})"
+    for name, pairs in by_column(heads).items():
+        ranges[name] = f" ({studies.span([n for flags, n in pairs if flags.D == 3], '{}')})"
     more = [(flags, n > max(least_layers(flags.problem))) for flags, n in heads]
 
     # the paper's test
@@ -228,18 +228,11 @@ def section_8():
     both = [pair for pair, (_, low) in zip(needed, hard, strict=True) if low]
     uniform = [(flags, 0.05 <= test["first_uniform"] <= 0.1) for flags, test in tests]
     return dict(
-        solved=(
-            solved[0],
-            f"two repeated elsewhere: {again}; literal settings: {literal}",
-        ),
+        solved=(solved[0], f"two repeated elsewhere: {again}; literal settings: {literal}"),
         useless=([(flags, 2 * n < flags.layers * flags.heads) for flags, n in heads], ""),
         previous=([(row["flags"], first_goes_back(row)) for row in faithful], ""),
         differ=(different_pairs(faithful), ""),
-        four=(
-            [(flags, n == 4) for flags, n in four],
-            f"above the least number: {count(more)}",
-            ranges,
-        ),
+        four=(four, f"above the least number: {count(more)}", ranges),
         hard=(hard, ""),
         range=(needed, f"of those below 0.05 above: {count(both)}"),
         uniform=(uniform, ""),

@@ -39,46 +39,30 @@ def D3_table():
     return table([row for row in committed("curriculum/*") if row["flags"].D == 3])
 
 
-def with_controls(rows):
-    """Return [(row, names), ...] of those of these rows that leave a symbol out, from their start,
-    and ask for a later one: names is what the run of the same D and seed knows that asks for all of
-    them."""
-    controls, found = {}, []
+def despite_gap(rows, gap):
+    """Return ([bool, ...], left out): of these runs whose lowest symbol that is not asked for is
+    x_gap, from their start, whether they know one above it, if the run of the same D and seed that
+    asks for all does; and the number of those whose control knows none."""
+    answers, left_out, controls = [], 0, {}
     for row in rows:
         if order.asks_all(row["flags"]):
-            controls[row["flags"].D, row["flags"].seed] = row["known"]
+            controls[row["flags"].D, row["flags"].seed] = {*row["known"]}
     for row in rows:
         flags, symbols = row["flags"], row["flags"].target_symbols
-        if {*symbols} != {*range(1, 1 + max(symbols))} and not flags.init:
-            found.append((row, controls.get((flags.D, flags.seed), [])))
-    return found
-
-
-def lowest_gap(row):
-    """Return the number of the lowest symbol that a run does not ask for."""
-    symbols = row["flags"].target_symbols
-    return min({*range(1, 2 + len(symbols))} - {*symbols})
-
-
-def despite_gap(pairs, gap):
-    """Return ([bool, ...], left out): of the runs with this lowest gap, whether they know a symbol
-    above it, if their control does; and the number of those whose control knows none."""
-    answers, left_out = [], 0
-    for row, control in pairs:
-        above = {f"x_{k}" for k in row["flags"].target_symbols if k > gap}
-        if lowest_gap(row) == gap and above & {*control}:
-            answers.append(bool(above & {*row["known"]}))
-        elif lowest_gap(row) == gap:
-            left_out += 1
+        above = {f"x_{k}" for k in symbols if k > gap}
+        if not flags.init and gap not in symbols and {*range(1, gap)} <= {*symbols} and above:
+            if above & controls.get((flags.D, flags.seed), set()):
+                answers.append(bool(above & {*row["known"]}))
+            else:
+                left_out += 1
     return answers, left_out
 
 
 def claim():
     """Return what the table decides."""
-    pairs, D3 = with_controls(committed("curriculum/*")), "curriculum/D3_"
-    no_x1, no_x1_left = despite_gap(pairs, 1)
-    D3_pairs = [(row, known) for row, known in pairs if row["flags"].D == 3]
-    no_x2, no_x2_left = despite_gap(D3_pairs, 2)
+    rows, D3 = committed("curriculum/*"), "curriculum/D3_"
+    no_x1, no_x1_left = despite_gap(rows, 1)
+    no_x2, no_x2_left = despite_gap([row for row in rows if row["flags"].D == 3], 2)
     alone, turns = committed(f"{D3}x1-2_then_x3_*"), committed(f"{D3}x1_then_x1-2_then_all_*")
     both, first = (
         {row["flags"].seed: row["learned"]["x_1"] for row in committed(f"{D3}targets{targets}_*")}

@@ -201,19 +201,6 @@ def delays(folder=FOLDER):
     return found
 
 
-def late_table(folder=FOLDER):
-    """Return a row per read that was ablated until a step: by how much later x_1 is learned; and
-    how far plain runs of one seed are apart."""
-    lines = []
-    for name, points in delays(folder).items():
-        later = [steps for _, steps in points]
-        seeds = len({seed for seed, _ in points})
-        lines.append((name, len(points), seeds, signed(later)))
-    apart = [steps for _, steps in repeats()]
-    lines.append(("nothing, repeated elsewhere", "", len(apart), f"{studies.spread(apart)} apart"))
-    return studies.markdown(["ablated", "runs", "seeds", "x_1 later by (steps)"], *lines)
-
-
 def draw_onsets(folder):
     """Draw the onset.jsonl in a folder, into it: a line per seed with the onset of each read of an
     induction head and of x_1; and a line per read that was ablated at the start, with how much
@@ -225,11 +212,14 @@ def draw_onsets(folder):
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in rows if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
-    learned = [row["learned"] for row in rows]
-    left.plot(learned, [row["seed"] for row in rows], "k|", ms=11, label="$x_1$ below 0.5")
-    near = max(0, min(learned) - NEAR)
-    left.axvspan(0, near, color="0.95", label="a checkpoint every 20 steps; right of it, every 2")
-    left.set(xlabel="training step", ylabel="seed", yticks=[row["seed"] for row in rows])
+    seeds, learned = zip(*((row["seed"], row["learned"]) for row in rows), strict=True)
+    left.plot(learned, seeds, "k|", ms=11, label="$x_1$ below 0.5")
+    near, label = (
+        [step - NEAR for step in learned],
+        "a checkpoint every 2 steps, before it every 20",
+    )
+    left.hlines(seeds, near, learned, color="0.8", lw=5, zorder=0, label=label)
+    left.set(xlabel="training step", ylabel="seed", yticks=seeds)
     left.set_title(f"onsets, main command (n = {len(rows)} runs)", fontsize="medium")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")
 
@@ -240,12 +230,11 @@ def draw_onsets(folder):
     for place, points in enumerate(found.values()):
         right.plot([steps for _, steps in points], [place] * len(points), "o", alpha=0.7)
     names = [f"{name}\n(n = {len(points)})" for name, points in found.items()]
-    right.set(yticks=range(len(found)), xlabel="$x_1$ learned later by (training steps)")
+    right.set(yticks=range(len(found)), ylim=(-0.7, len(found) - 0.3))
+    right.set_xlabel("$x_1$ learned later by (training steps)")
     right.set_yticklabels(names, fontsize="small")
     right.axvline(0, color="gray", lw=0.8)
-    right.set_title(
-        "one read ablated in all heads until a step, evaluated every 10", fontsize="medium"
-    )
+    right.set_title("one read ablated in all heads at the start", fontsize="medium")
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize="small")
     analyze.save_figure(figure, folder / "onset.png")
 
@@ -257,7 +246,7 @@ def draw(rows, out):
     measured |= {row["name"]: measure(row) for row in rows if row["folder"]}
     train.write_file(file, [*measured.values()])
     draw_onsets(out)
-    return f"{onset_table(out)}\n\n{late_table(out)}\n\n{out / 'onset.png'}"
+    return f"{onset_table(out)}\n\n{out / 'onset.png'}"
 
 
 if __name__ == "__main__":

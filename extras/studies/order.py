@@ -236,31 +236,7 @@ def induction_table():
     return studies.markdown(["without, in all heads", "x_1 rises by", "x_1 above 0.5"], *lines)
 
 
-def induction_claim():
-    """Return the sentence on the loss and the attention of the full model there."""
-    rows = load_induction()
-    losses = [row["loss"] for row in rows]
-    sharp = sum(min(row["kinds"][kind][1] for kind in HEADS) > 0.5 for row in rows)
-    return f"""\
-The full model has a loss of {min(losses):.2f} to {max(losses):.2f} on x_1 there, so that a small
-rise can lift it above 0.5: the rises decide, not the counts. In {sharp} of {len(rows)} runs some
-head of each kind attends by more than 0.5 by then."""
-
-
 # ---- transformer D
-
-
-def d_table():
-    """Return a row for each run of transformer D, its losses all on the same sequences."""
-    lines = []
-    for row in committed("D", "rope/D_s0", "literal/D_s0"):
-        last = row["log"][-1]
-        worst = max(last[name] for name in row["learned"])
-        learned = studies.steps_text(row["learned"].values())
-        dtype = row["flags"].dtype
-        lines.append([name_of(row), dtype, learned, row["steps"], f"{last['val']:.2g}", worst])
-    head = "run", "precision", "x_1, x_2, x_3, x_4 learned at step", "ends at", "MSE"
-    return studies.markdown([*head, "worst symbol"], *lines)
 
 
 def last_paths(row):
@@ -275,16 +251,17 @@ def last_paths(row):
 
 
 def d_claim():
-    """Return how late the last path of D emerges, by the threshold, beside the last symbol."""
+    """Return when D learns its symbols, and how late its last path emerges, by the threshold."""
     [row] = committed("D")
-    lasts = last_paths(row)
+    learned, lasts = studies.steps_text(row["learned"].values()), last_paths(row)
     late = [(level, gap) for level, _, gap, longest in lasts if gap > longest]
     gaps = [gap for _, gap in late]
-    learned, ends = row["learned"]["x_4"], [path_steps(row, level)[-1][0] for level, _ in late]
+    ends = [path_steps(row, level)[-1][0] for level, _ in late]
     return f"""\
-At {len(late)} of {len(lasts)} thresholds from {LEVELS[0]} to {LEVELS[-1]} the last path of D comes
-after the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run). That is at
-step {min(ends):.0f} or later, when x_4 has long been learned, at step {learned:.0f}."""
+D learns x_1, ..., x_4 at steps {learned}, and ends at an MSE of {row["mse"]:.4f}.
+At {len(late)} of {len(lasts)} thresholds from {LEVELS[0]} to {LEVELS[-1]} its last path comes after
+the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run). That is at step
+{min(ends):.0f} or later, when x_4 has long been learned."""
 
 
 def write_induction(rows, out):
