@@ -54,7 +54,7 @@ abrupt | 9.2 i | emergence | then abruptly
 from 90% to 10% of its plateau in no fewer steps (beside) than to 90%
 first | 9.2 i | emergence | the first path above 0.5 is of an induction head
 neither q -> 1b nor kb -> ka
-needs | 9.2 i | emergence | it drives down the loss of x_1, which needs both reads
+needs | 9.2 i | emergence | the induction head drives down x_1: its loss needs both reads
 just below 0.5, it stays so without either in all heads
 reuse | 9.2 ii | emergence | later symbols reuse the induction head
 one stays below 0.5 without 1b -> 1a
@@ -121,12 +121,10 @@ def alone():
             curricula.setdefault(key, set()).update(known)
         elif not (flags.ic or flags.init):
             single.append((flags, key, loss))
-    answers = [
-        (flags, loss > 0.7)
-        for flags, key, loss in single
-        if f"x_{flags.D}" in curricula.get(key, ())
+    known = [
+        (flags, loss) for flags, key, loss in single if f"x_{flags.D}" in curricula.get(key, ())
     ]
-    return answers, len(single) - len(answers)
+    return [(flags, loss > 0.7) for flags, loss in known], len(single) - len(known)
 
 
 def budget(answers):
@@ -239,7 +237,7 @@ def section_8():
     )
 
 
-# ---- Section 9
+# ---- Sections 9 and 10
 
 
 def needs_both():
@@ -271,11 +269,14 @@ def scan(rows, decide):
     return [(row["flags"], decide(row, 0.5)) for row in rows], text
 
 
-def section_9():
+def sections_9_and_10():
     D = committed("D", "rope/D_s0", "literal/D_s0")
     learned = studies.steps_text(row["learned"]["x_1"] for row in D)
     lasts = {level: gap > longest for level, _, gap, longest in order.last_paths(D[0])}
     late = f"n = 1; at {sum(lasts.values())} of {len(lasts)} thresholds, 0.2 to 0.9"
+
+    few = [row for row in metrics.load_metrics() if metrics.too_few_layers(row)]
+    shallow = f"{len({row['run'] for row in few})} runs, 1 or 2 layers"
 
     # how x_1 falls
     chains = [row for row in once(committed("*")) if row["flags"].task == "chain"]
@@ -293,7 +294,7 @@ def section_9():
         reuse.append(lost_without(row, "1b -> 1a", row["flags"].target_names[1:]))
         control.append(lost_without(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]))
     rope = [row["onsets"]["1b -> 1a"] for row in with_onsets("qk")]
-    without = f"{rope.count(None)} of {len(rope)} RoPE seeds learns x_1 and never reads 1b -> 1a"
+    without = f"{rope.count(None)} of {len(rope)} RoPE seeds learns x_1 before it reads 1b -> 1a"
     return dict(
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], f"at steps {learned}"),
         abrupt=([(flags, fall < wait) for flags, (wait, fall) in falls], "", medians),
@@ -303,14 +304,8 @@ def section_9():
         reads=scan(rows, order.reads_in_order),
         one=scan(rows, lambda row, level: {*order.new_heads(row, level)} == {1}),
         last=([(D[0]["flags"], lasts[0.5])], late),
+        metrics=([(Flags(**DEFAULTS), not metrics.shown(row)) for row in few], shallow),
     )
-
-
-def section_10():
-    few = [row for row in metrics.load_metrics() if metrics.too_few_layers(row)]
-    runs = {row["run"] for row in few}
-    answers = [(Flags(**DEFAULTS), not metrics.shown(row)) for row in few]
-    return dict(metrics=(answers, f"{len(runs)} runs, 1 or 2 layers"))
 
 
 # ---- the tables
@@ -319,7 +314,7 @@ def section_10():
 def rows():
     """Return {name: (section, page, claim, refutation, what else there is to say, {column:
     counts})} of CLAIMS."""
-    found = sections_5_and_7() | section_8() | section_9() | section_10()
+    found = sections_5_and_7() | section_8() | sections_9_and_10()
     lines, rows = CLAIMS.strip().splitlines(), {}
     for words, refuted in zip(lines[::2], lines[1::2], strict=True):
         name, section, page, text = words.split(" | ")
@@ -361,18 +356,13 @@ def repeats_table():
 
 
 def literal_table():
-    """Return a row per run of the literal settings: when it learned, how often it was solved, how
-    often its loss rose above 0.5 after that, and how it ends."""
+    """Return a row per run of the literal settings: what it learned, and knows at its end."""
     lines = []
     for row in committed("literal/*"):
-        log, learned = row["log"], row["learned"].values()
-        solved = sum(entry["val"] < 0.01 for entry in log)
-        losses = [e["val"] for e in log if None not in learned and e["step"] > max(learned)]
-        lost = sum(a < 0.5 <= b for a, b in itertools.pairwise(losses))
-        name = f"{row['name']}, {row['flags'].dtype}"
-        cells = studies.steps_text(learned), f"{solved} of {len(log)}", lost if losses else ""
-        lines.append([name, row["steps"], *cells, f"{log[-1]['val']:.3f}"])
-    head = "run", "steps", "learned at step", "evaluations below 0.01", "lost", "MSE at the end"
+        name, known = f"{row['name']}, {row['flags'].dtype}", ", ".join(row["known"]) or "none"
+        learned = studies.steps_text(row["learned"].values())
+        lines.append([name, row["steps"], learned, known, f"{row['mse']:.3f}"])
+    head = "run", "steps", "learned at step", "known at the end", "MSE"
     return studies.markdown(head, *lines)
 
 

@@ -172,7 +172,8 @@ def slots_table():
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
         rows = with_onsets(rotary)
         slots = zip(*(row["slots"]["q -> 1b"] for row in rows), strict=True)
-        lines.append([title, *(studies.spread(values, "{:.2f}") for values in slots)])
+        spreads = [studies.spread(values, "{:.2f}") for values in slots]
+        lines.append([f"{title} (n = {len(rows)})", *spreads])
     head = "the own 1b stands", "first", "second", "third", "last"
     return studies.markdown(head, *lines)
 
@@ -199,6 +200,29 @@ def delays(folder=FOLDER):
         later = row["learned"] - ever[tuple(row[name] for name in where)]
         found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
     return found
+
+
+def late_claim():
+    """Return what each ablation does, beside repeats of plain runs, and where the read begins only
+    after its ablation has ended."""
+    found, widest = delays(), max(steps for _, steps in repeats())
+    lines = []
+    for name, points in found.items():
+        later = [steps for _, steps in points]
+        beyond = f"{sum(abs(steps) > widest for steps in later)} of {len(later)}"
+        lines.append(f"- {name}: {signed(later)} steps, more than repeats differ in {beyond} runs")
+    begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
+    after = [steps for seed, steps in found[f"{HEADS[1]} until 200"] if begins[seed] > 200]
+    lines = "\n".join(lines)
+    return f"""\
+Plain runs of one seed, repeated on other machines or in another precision, learn x_1 at most
+{widest:.0f} steps apart ({len(repeats())} seeds). With one read ablated in all heads until a step,
+x_1 is learned later by (median and range)
+
+{lines}
+
+In {len(after)} of the runs without 1b -> 1a the read begins only after step 200 in the plain run,
+and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps."""
 
 
 def draw_onsets(folder):
