@@ -245,7 +245,7 @@ def needs_both():
     induction head), ...] of induction.jsonl, at the first checkpoint that knows x_1."""
     answers = []
     for row in order.load_induction():
-        losses = [row["loss"] + row["kinds"][kind][0] for kind in order.HEADS]
+        losses = [row["loss"] + row["kinds"][kind] for kind in order.HEADS]
         answers.append((committed(row["run"])[0]["flags"], min(losses) >= 0.5))
     return answers
 

@@ -5,9 +5,8 @@
 
 A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). Runs
 with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
-knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": [by how much the loss of x_1 rises if all
-heads lose what they read so, the attention of the head that reads so most], ...}, of all pairs of
-roles.
+knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": by how much the loss of x_1 rises if all
+heads lose what they read so, ...}, of all pairs of roles.
 """
 
 import itertools
@@ -16,14 +15,12 @@ import re
 
 import analyze
 import train
-from ablate import PatchedModel, Path, attention_on
+from ablate import PatchedModel, Path
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
 from extras.studies.theory import may_attend
 from train import Flags
-
-import torch
 
 
 HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
@@ -115,8 +112,8 @@ def ended(row):
 
 
 def order_table(rows=None):
-    """Return a row per setting: how many runs learn all symbols, when, and where they end. Runs that
-    were stopped by hand are left out."""
+    """Return a row per setting: how many runs learn all symbols, when, and where they end; without
+    those that were stopped by hand."""
     lines, rows = [], rows or committed("default/*", "[ABC]", "adamw/*")
     for name, group in group_by_settings([*filter(ended, rows)]).items():
         steps = [[*row["learned"].values()] for row in group]
@@ -190,22 +187,6 @@ def kinds_of_read(flags):
     return [f"{names[reader]} -> {names[read]}" for reader, read in pairs]
 
 
-def kinds_of(patched):
-    """Return what a row of induction.jsonl says of each kind of read in one model."""
-    kinds, task, batch = {}, patched.task, patched.batch
-    with torch.no_grad(), train.precision(patched.flags):
-        _, patterns = patched.model(batch.inputs, return_patterns=True)
-    for name in kinds_of_read(patched.flags):
-        paths = [Path(*head, *name.split(" -> ")) for head in patched.reference.reads]
-        rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
-        means = []
-        for path in paths:
-            pattern = patterns[path.layer][:, path.head].float()
-            means.append(attention_on(pattern, path, task, batch.positions).mean())
-        kinds[name] = [round(rise, 4), round(max(means).item(), 4)]
-    return kinds
-
-
 def measure_run(row, n=SEQUENCES):
     """Return the row of induction.jsonl of a run with checkpoints, that of the first one that knows
     x_1; n: the held-out sequences."""
@@ -214,8 +195,12 @@ def measure_run(row, n=SEQUENCES):
         patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
         loss = patched.baseline[:, 0].mean().item()
         if loss < flags.problem.learned_below:
-            measured = dict(run=row["name"], step=int(file.stem), loss=round(loss, 4))
-            return measured | dict(kinds=kinds_of(patched))
+            kinds = {}
+            for kind in kinds_of_read(flags):
+                paths = [Path(*head, *kind.split(" -> ")) for head in patched.reference.reads]
+                rise = patched.knock_out(paths)[:, 0].mean().item() - loss
+                kinds[kind] = round(rise, 4)
+            return dict(run=name_of(row), step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
 
 def load_induction():
@@ -227,7 +212,7 @@ def induction_table():
     """Return a row per kind of read, the four that matter most and the others together: by how
     much the loss of x_1 rises without it, and in how many runs x_1 is lost again."""
     rows, lines = load_induction(), []
-    rises = {kind: [row["kinds"][kind][0] for row in rows] for kind in rows[0]["kinds"]}
+    rises = {kind: [row["kinds"][kind] for row in rows] for kind in rows[0]["kinds"]}
     kinds = sorted(rises, key=lambda kind: -max(rises[kind]))
     for title, group in [*((kind, [kind]) for kind in kinds[:3]), ("any other", kinds[3:])]:
         of_run = [max(rises[kind][n] for kind in group) for n in range(len(rows))]
