@@ -222,7 +222,8 @@ x_1 is learned later by (median and range)
 {lines}
 
 In {len(after)} of the runs without 1b -> 1a the read begins only after step 200 in the plain run,
-and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps."""
+and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps: in
+{sum(steps > widest for steps in after)} of them by more than repeats differ."""
 
 
 def draw_onsets(folder):

@@ -103,7 +103,7 @@ more, two symbols fall between the same two evaluations.
 
 The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
 symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
-two neighbouring symbols, a run and a limit)."""
+two neighbouring symbols, a limit and a log, those of repeats too)."""
 
 
 def ended(row):
