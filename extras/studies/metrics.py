@@ -75,17 +75,17 @@ def shown(row):
 
 
 def table():
-    """Return a row per depth, D and whether these layers are too few: the range of each metric over
-    runs and symbols, and in how many of these some metric shows that it is learned."""
+    """Return a row per depth and whether it is too small: the range of each metric over runs and
+    symbols, and in how many of these some metric shows that it is learned."""
     groups, lines = {}, []
     for row in load_metrics():
-        groups.setdefault((row["layers"], row["D"], too_few_layers(row)), []).append(row)
-    for (layers, D, few), rows in sorted(groups.items()):
+        groups.setdefault((row["layers"], too_few_layers(row)), []).append(row)
+    for (layers, few), rows in sorted(groups.items()):
         names = studies.span([int(row["symbol"][2:]) for row in rows], "x_{}")
         ranges = [studies.span([row[metric] for row in rows]) for metric in rows[0]["above"]]
         learned = f"{sum(map(shown, rows))} of {len(rows)}"
-        lines.append([layers, D, names, "yes" if few else "no", *ranges, learned])
-    head = "layers", "D", "symbols", "too few", "MSE", "cosine", "nearest right", "shown"
+        lines.append([layers, names, "yes" if few else "no", *ranges, learned])
+    head = "layers", "symbols", "too few", "MSE", "cosine", "nearest right", "shown"
     return studies.markdown(head, *lines)
 
 
