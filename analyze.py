@@ -4,16 +4,18 @@
     python analyze.py out/L12_H1_D3_s0     # then: curves.png, attention_maps.png, circuit.png, ...
 
 How the circuit emerged is measured and drawn if the run was trained with --save-every. The numbers
-stay in emergence.json, so that the checkpoints may be deleted. It is a dict:
+stay in emergence.json, so that the checkpoints may be deleted. A run that was stopped has no model
+yet, and gets its losses alone. emergence.json is a dict:
 
     sequences: the number of held-out sequences that each checkpoint was measured on
     steps: the steps of the checkpoints; every list below has a number for each of them
-    paths: a row for each path of the circuit and each candidate: layer, head, reader, read, and
+    paths: a row for each path of the circuit, and for others with much attention: layer, head,
+        reader, read, and
         mean, low, high: the mean attention, its 10% and its 90% quantile over sequences
         hits: the share of readers that attend to what they read more than to any other token
 
 To add a figure, write a function draw_...(run) that returns a matplotlib figure, and add a row to
-FIGURES.
+FIGURES, with what the run must have for it.
 """
 
 import math
@@ -21,7 +23,7 @@ import pathlib
 from typing import NamedTuple
 
 import train
-from ablate import attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
+from ablate import MEAN, Path, attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
 from data import Task, command_line, held_out, program, progress
 from train import load, precision, read_file, read_log, sequences, write_file
 
@@ -40,7 +42,7 @@ class Run(NamedTuple):
     """All that a figure may show."""
 
     folder: pathlib.Path
-    model: torch.nn.Module
+    model: torch.nn.Module  # None if training was stopped
     flags: train.Flags
     task: Task
     log: list  # of log.jsonl
@@ -51,10 +53,13 @@ class Run(NamedTuple):
 
 def read_run(folder):
     """Return the Run in a run directory."""
-    model, flags = load(folder)
-    report, log = read_report(folder), read_log(folder)
-    paths, emergence = paths_in(report), read_emergence(folder)
-    return Run(folder, model, flags, flags.problem, log, report, paths, emergence)
+    flags, log, report = train.read_flags(folder), read_log(folder), read_report(folder)
+    model = None
+    if (folder / "model.pt").exists():
+        model, flags = load(folder)
+    file = folder / "emergence.json"
+    emergence = read_file(file) if file.exists() else {}
+    return Run(folder, model, flags, flags.problem, log, report, paths_in(report), emergence)
 
 
 def panels(count, columns, width, height, **options):
@@ -268,7 +273,7 @@ def draw_mean_attention(axes, run):
     """Draw the diagram of the circuit with the mean attention of each path."""
     labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
     draw_diagram(axes, run.task, run.paths, labels, dict.fromkeys(run.paths, CIRCUIT))
-    n = run.report["attention_sequences"]
+    n = run.report["path_sequences"]
     axes.set_title(f"mean attention in the full model (n = {n} sequences)", fontsize=10)
 
 
@@ -280,7 +285,7 @@ def draw_circuit(run):
     verdict = report["verdict"] if report["validated"] else "not validated"
     dashed = ", dashed from all chains" * any("*" in path.read for path in run.paths)
     caption = f"circuit, {verdict}; {ARROWS}{dashed}\n"
-    caption += f"with all else at its mean, {worst_of(report['faithful'])} is the worst symbol"
+    caption += f"with all else at its mean, {worst_of(report[MEAN])} is the worst symbol"
     add_title(figure, run, f"{caption} (n = {report['sequences']} sequences)")
     return figure
 
@@ -289,15 +294,15 @@ def draw_circuit(run):
 
 
 @torch.no_grad()
-def measure_emergence(run, paths, n=32):
+def measure_emergence(folder, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    flags, files = train.read_flags(run), train.checkpoints_of(run)
+    flags, files = train.read_flags(folder), train.checkpoints_of(folder)
     task = flags.problem
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
-        rows.append(path._asdict() | {name: [] for name in ("mean", "low", "high", "hits")})
+        rows.append(dict(path._asdict(), mean=[], low=[], high=[], hits=[]))
     for file in progress("checkpoints", files):
-        model, flags = load(run, f"ckpt/{file.name}")
+        model, flags = load(folder, f"ckpt/{file.name}")
         with precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
@@ -315,16 +320,16 @@ def measure_emergence(run, paths, n=32):
     return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
 
 
-def read_emergence(run):
-    """Return what emergence.json of a run holds; {} without the file. Where there are checkpoints,
-    and a path of circuit.json is not in the file, measure all paths first and write the file."""
-    file, report = pathlib.Path(run, "emergence.json"), read_report(run)
-    emergence = read_file(file) if file.exists() else {}
-    paths = {*paths_in(report), *paths_in(report, "candidates")}
-    if train.checkpoints_of(run) and not paths <= paths_in(emergence).keys():
-        emergence = measure_emergence(run, sorted(paths))
-        write_file(file, emergence)
-    return emergence
+def with_emergence(run):
+    """Return a Run with the emergence of all its paths. Where there are checkpoints, and a path of
+    circuit.json is not in emergence.json, measure all paths first and write the file."""
+    paths = set(run.paths)
+    paths.update(map(Path.parse, run.report.get("attended", [])))
+    if not train.checkpoints_of(run.folder) or paths <= paths_in(run.emergence).keys():
+        return run
+    emergence = measure_emergence(run.folder, sorted(paths))
+    write_file(run.folder / "emergence.json", emergence)
+    return run._replace(emergence=emergence)
 
 
 def emergence_steps(emergence):
@@ -396,9 +401,14 @@ def draw_paths(run):
 # ---- the command line
 
 
-FIGURES = {"curves.png": draw_curves, "attention_maps.png": draw_attention_maps}
-CIRCUIT_FIGURES = {"circuit.png": draw_circuit}
-EMERGENCE_FIGURES = {"emergence.png": draw_emergence, "paths.png": draw_paths}
+# file: (the function that draws it, what a run must have for it)
+FIGURES = {
+    "curves.png": (draw_curves, lambda run: run.log),
+    "attention_maps.png": (draw_attention_maps, lambda run: run.model),
+    "circuit.png": (draw_circuit, lambda run: run.paths),
+    "emergence.png": (draw_emergence, lambda run: run.paths and run.emergence),
+    "paths.png": (draw_paths, lambda run: run.paths and run.emergence),
+}
 
 
 def main():
@@ -406,17 +416,15 @@ def main():
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
     folder = p.parse_args().run
     matplotlib.rcdefaults()  # figures have our style, whatever a user has set
-    matplotlib.use("Agg")
     with program("analyze.py"):
-        run, figures = read_run(folder), dict(FIGURES)
-        if run.paths:
-            figures |= CIRCUIT_FIGURES
-        if run.paths and run.emergence:
-            figures |= EMERGENCE_FIGURES
-        for name, draw_figure in figures.items():
-            save_figure(draw_figure(run), folder / name)
-            print(folder / name, flush=True)
-        if not run.paths:
+        run = with_emergence(read_run(folder))
+        for name, (draw_figure, needed) in FIGURES.items():
+            if needed(run):
+                save_figure(draw_figure(run), folder / name)
+                print(folder / name, flush=True)
+        if not run.model:
+            print(f"there is no {folder / 'model.pt'}: finish the training with --resume")
+        elif not run.paths:
             reason = run.report.get("verdict", f"run python ablate.py {folder} first")
             print(f"there is no circuit to draw: {reason}")
 

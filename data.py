@@ -25,12 +25,22 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
 import argparse
 import contextlib
 import functools
+import math
 import os
+import pathlib
 import sys
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads of torch sleep, and free a core
+
+# a script of this clone draws into files, whatever a notebook that starts it has set; a notebook
+# that imports us has no __file__, and one of our packages is imported before -m has its own
+script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve()
+if pathlib.Path(__file__).resolve().parent in script.parents or sys.argv[:1] == ["-m"]:
+    os.environ["MPLBACKEND"] = "Agg"
 
 import torch
 
@@ -71,21 +81,23 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     """The Batch of the examples `index` (B,) of data set `seed`, on the device of `index`: a pure
     function of both. targets: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all but
     x_0); rotary: a key of ENCODINGS; task: a key of TASKS."""
-    task, B, device = TASKS[task](N, D), len(index), index.device
+    problem = TASKS[task](N, D)
+    B, device = len(index), index.device
 
     # draw the keys of the shuffle, as many for each block as the largest needs, and the symbols
-    most = max(len(block.symbols) for block in task.blocks)
-    drawn = most * len(task.blocks)
-    bits = random_bits(seed, index, drawn + len(task.labels) * K)
+    most = max(len(block.symbols) for block in problem.blocks)
+    drawn = most * len(problem.blocks)
+    bits = random_bits(seed, index, drawn + len(problem.labels) * K)
     keys = bits[:, :drawn].view(B, most, -1)  # (B, most, blocks), the queries' first
     vectors = standard_normal(bits[:, drawn:]).view(B, -1, K)
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
     # table stands at place 2, slot 1 at 0 and slot 2 at 1
-    start, symbols, positions = 0, [], []
-    for number, block in enumerate(task.blocks):
+    symbols, positions = [], []
+    start = 0  # the first token of the block
+    for number, block in enumerate(problem.blocks):
         slots, size = block.symbols.shape
-        order = keys[:, :slots, -1 - number].argsort(1)  # (B, slots)
+        order = keys[:, :slots, -1 - number].contiguous().argsort(1)  # (B, slots); MPS needs it so
         symbols.append(block.symbols.to(device)[order].flatten(1))
         place = order.argsort(1)[:, block.own]
         tokens = start + size * place[..., None] + torch.arange(size, device=device)
@@ -95,19 +107,30 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 
     # every token shows its symbol, followed by the numbers of its position
     sequence = torch.arange(B, device=device)[:, None]
-    appended, _ = ENCODINGS[rotary]
-    numbers = appended(task.T, K, device).expand(B, -1, -1)
+    numbers = ENCODINGS[rotary].numbers(problem.T, K, device).expand(B, -1, -1)
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
     # the target symbols of each chain, in the order of the queries, which are the last block
-    chains = vectors[:, : N * task.symbols].view(B, N, task.symbols, K)[sequence, order]
-    answers = chains[:, :, targets or [*range(1, task.symbols)]]
+    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, order]
+    answers = chains[:, :, targets or [*range(1, problem.symbols)]]
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
 
+# ---- the loss: to train with another, change these three
+
+
+LOSS = "mean squared error"  # in figures
+
+
 def partial_losses(predictions, targets, K):
-    """The mean squared errors (..., target symbols) of two (..., N, K * target symbols)."""
+    """The losses (..., target symbols) of two (..., N, K * target symbols)."""
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
+
+
+def average_loss(n):
+    """The loss of the best answer for a model that cannot tell n candidates apart: their average.
+    n = inf: it knows nothing."""
+    return 1 - 1 / n
 
 
 # ---- tasks
@@ -136,11 +159,11 @@ class Task:
                 self.labels.append(f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}")
         self.labels += distractors
 
-        # (loss, what a model with it does), the highest first; an average of n leaves 1 - 1/n
-        self.plateaus = [(1, "knows nothing")]
+        # (loss, what a model with it does), the highest first
+        self.plateaus = [(average_loss(math.inf), "knows nothing")]
         if N > 1:
-            average = (1 - 1 / N, f"averages the {N} candidates")
-            self.plateaus += plateaus or [average]
+            for n, meaning in plateaus or [(N, f"averages the {N} candidates")]:
+                self.plateaus.append((average_loss(n), meaning))
 
         # the losses below which a symbol is learned (0.5 if N = 4, as in the paper) and above which
         # it is lost
@@ -172,8 +195,8 @@ def conditional(N, D=3):
         Block(["q"], x[:, :1]),
     ]
     plateaus = [
-        (1 - 1 / N**2, f"$x_3$: averages all {N**2}"),
-        (1 - 1 / N, f"averages {N} candidates; $x_3$: knows $x_1$ or $x_2$"),
+        (N**2, f"$x_3$: averages all {N**2}"),
+        (N, f"averages {N} candidates; $x_3$: knows $x_1$ or $x_2$"),
     ]
     return Task("conditional", N, 4, blocks, distractors, plateaus)
 
@@ -189,8 +212,8 @@ def rotary_angles(T, dimensions, device=None):
     if dimensions % 2:
         text = "rotary encodings turn pairs of numbers: --K, or with --rotary qk the head size,"
         raise UserError(f"{text} must be even, not {dimensions}")
-    frequencies = 10000.0 ** (-torch.arange(0, dimensions, 2, device=device) / dimensions)
-    return torch.arange(T, device=device)[:, None] * frequencies
+    evens = torch.arange(0, dimensions, 2, dtype=torch.float32, device=device)
+    return torch.arange(T, device=device)[:, None] * 10000.0 ** (-evens / dimensions)
 
 
 def rotary_numbers(T, K, device=None):
@@ -200,12 +223,18 @@ def rotary_numbers(T, K, device=None):
 
 
 def no_numbers(T, K, device=None):
-    return torch.empty(T, 0, device=device)
+    return torch.empty(T, 0, dtype=torch.float32, device=device)
 
 
-# name: (f(T, K, device) -> (T, any), numbers that are appended to each token; and
-# f(T, head size) -> (T, head size/2), angles by which queries and keys are rotated, or None)
-ENCODINGS = {"input": (rotary_numbers, None), "qk": (no_numbers, rotary_angles)}
+class Encoding(NamedTuple):
+    """How a model knows the position of a token."""
+
+    numbers: Callable = no_numbers  # f(T, K, device) -> (T, any), appended to the symbols
+    angles: Callable | None = None  # f(T, head size) -> (T, head size/2), by which RoPE rotates
+    bias: Callable | None = None  # f(T, heads) -> (heads, T, T), added to the attention scores
+
+
+ENCODINGS = {"input": Encoding(rotary_numbers), "qk": Encoding(angles=rotary_angles)}
 
 
 # ---- which examples: training counts up from 0, and held-out examples count down from -1
@@ -286,12 +315,36 @@ class UserError(ValueError):
 @contextlib.contextmanager
 def program(name):
     """Run the body as the main of a script called `name`: a UserError prints its line and ends with
-    exit code 2. All other errors keep their traceback."""
-    try:
-        yield
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit code 2, Ctrl-C ends with 130. All other errors keep their traceback."""
+    out, err = Printed(sys.stdout), Printed(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield
+        except UserError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+class Printed:
+    """A stream that prints at once, and nothing more when nobody reads it any more, as after
+    `| head`: a training goes on."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise UserError(f"cannot print: {error.strerror}") from None
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -305,7 +358,7 @@ def command_line(name, description):
     return p
 
 
-def number(kind, low, high=2**63 - 1):
+def number(kind, low, high=10**9):
     """Return the type of an argument that is an int or a float (kind) from low to high."""
 
     def parse(text):
@@ -318,10 +371,12 @@ def number(kind, low, high=2**63 - 1):
 
 
 def progress(what, items):
-    """Yield the items of a list, and say on stderr how many are done."""
+    """Yield the items of a list; say on stderr how many are done and how long the rest takes."""
+    began = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
-        print(f"\r{what} {done}/{len(items)}", end="", file=sys.stderr, flush=True)
+        left = (time.monotonic() - began) / done * (len(items) - done)
+        print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
     print(file=sys.stderr)
 
 
@@ -364,8 +419,8 @@ def main():
     p.add_argument("--D", type=count, default=3, help="retrieval steps per chain")
     p.add_argument("--K", type=count, default=4, help="numbers per symbol, even")
     p.add_argument("--seed", type=number(int, 0), default=0, help="which sequence to show")
-    flags = p.parse_args()
     with program("data.py"):
+        flags = p.parse_args()
         task = TASKS[flags.task](flags.N, flags.D)
         index = torch.arange(1)
         batch = make_batch(flags.seed, index, flags.N, flags.D, flags.K, task=flags.task)

@@ -8,11 +8,17 @@ its circuits needs.
     predictions = model(x, heads={(6, 0): lambda pattern, values: 0 * values})  # without L6H0
 """
 
+import functools
 import math
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+
+# weights are float32, whatever a user has set for new tensors
+Linear = functools.partial(nn.Linear, dtype=torch.float32)
+LayerNorm = functools.partial(nn.LayerNorm, dtype=torch.float32)
 
 
 class Layer(nn.Module):
@@ -22,13 +28,13 @@ class Layer(nn.Module):
     def __init__(self, width, heads, head_size, mlp):
         super().__init__()
         self.heads, self.head_size = heads, head_size
-        self.ln1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * heads * head_size)
-        self.out = nn.Linear(heads * head_size, width)
+        self.ln1 = LayerNorm(width)
+        self.qkv = Linear(width, 3 * heads * head_size)
+        self.out = Linear(heads * head_size, width)
         if mlp:
-            self.ln2 = nn.LayerNorm(width)
-            self.up = nn.Linear(width, 4 * width)
-            self.down = nn.Linear(4 * width, width)
+            self.ln2 = LayerNorm(width)
+            self.up = Linear(width, 4 * width)
+            self.down = Linear(4 * width, width)
         self.mlp = mlp
 
     def split(self, x):
@@ -38,15 +44,18 @@ class Layer(nn.Module):
     def forward(self, x, mask, angles, readers, changed):
         """The residual stream of all tokens (B, T, width) -> that of the last `readers` tokens
         after this layer (B, readers, width), and what these attend to (B, heads, readers, T).
-        mask (T, T) is added to the scores; angles (T, head_size/2) or None; changed: {head: f} as
-        in Transformer.forward, with readers = T."""
+        mask (T, T), or (heads, T, T), is added to the scores; angles (T, head_size/2) or None;
+        changed: {head: f} as in Transformer.forward, with readers = T."""
         # queries, keys and values; tokens before the last `readers` need no queries
-        normed, A = self.ln1(x), self.heads * self.head_size
+        normed = self.ln1(x)
         if readers == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
         else:
-            q = F.linear(normed[:, -readers:], self.qkv.weight[:A], self.qkv.bias[:A])
-            k, v = F.linear(normed, self.qkv.weight[A:], self.qkv.bias[A:]).chunk(2, -1)
+            size = self.heads * self.head_size
+            q_weight, kv_weight = self.qkv.weight[:size], self.qkv.weight[size:]
+            q_bias, kv_bias = self.qkv.bias[:size], self.qkv.bias[size:]
+            q = F.linear(normed[:, -readers:], q_weight, q_bias)
+            k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, -1)
         x = x[:, -readers:]
 
         # Explicit products: on a CPU, at T < 100, they beat the fused attention op. They are
@@ -56,12 +65,18 @@ class Layer(nn.Module):
             q, k, v = self.split(q), self.split(k), self.split(v)
             if angles is not None:
                 q, k = rotate(q, angles[-readers:]), rotate(k, angles)
-            scores = torch.baddbmm(mask[-readers:], q, k.mT, alpha=self.head_size**-0.5)
+            mask = mask[..., -readers:, :]
+            if mask.ndim == 3:
+                mask = mask.repeat(len(x), 1, 1)  # (B * heads, readers, T)
+            scores = torch.baddbmm(mask, q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1)  # (B * heads, readers, T)
             written = pattern @ v  # (B * heads, readers, head_size)
             for head, write in changed.items():
                 own = slice(head, None, self.heads)  # this head in every sequence
-                written[own] = write(pattern[own], v[own])
+                new = write(pattern[own], v[own])
+                if new.shape != written[own].shape:
+                    raise ValueError(f"a head writes {[*written[own].shape]}, not {[*new.shape]}")
+                written[own] = new
 
         written = written.unflatten(0, (-1, self.heads)).transpose(1, 2)
         x = x + self.out(written.flatten(2))
@@ -83,22 +98,23 @@ class Transformer(nn.Module):
     of the last N tokens, the queries.
 
     rotary (T, head_size/2): the angles by which RoPE rotates queries and keys of each token, or
-    None for no RoPE. qk_std: standard deviation of W_Q and W_K at the start; that of the attention
-    scores is its square times the width. All other weights start with 0.02, but for those that add
-    to the residual stream."""
+    None for no RoPE; bias (heads, T, T): added to the attention scores, as in ALiBi, or None.
+    qk_std: standard deviation of W_Q and W_K at the start; that of the attention scores is its
+    square times the width. All other weights start with 0.02, but for those that add to the
+    residual stream."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
-        mlp=True, causal=True, rotary=None, qk_std=0.02,
+        mlp=True, causal=True, rotary=None, bias=None, qk_std=0.02,
     ):  # fmt: skip
         super().__init__()
         self.N = N
-        self.embed = nn.Linear(inputs, width)
+        self.embed = Linear(inputs, width)
         self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
-        self.ln = nn.LayerNorm(width)
-        self.head = nn.Linear(width, outputs)
-        mask = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
-        self.register_buffer("mask", mask, persistent=False)
+        self.ln = LayerNorm(width)
+        self.head = Linear(width, outputs)
+        mask = torch.full((T, T), -math.inf if causal else 0, dtype=torch.float32).triu(1)
+        self.register_buffer("mask", mask if bias is None else mask + bias, persistent=False)
         self.register_buffer("rotary", rotary, persistent=False)
 
         # as in GPT-2, weights that write to the residual stream start smaller in a deeper model
@@ -127,7 +143,8 @@ class Transformer(nn.Module):
                 raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
             changed[layer][head] = write
 
-        x, patterns = self.embed(x), []
+        x = self.embed(x)
+        patterns = []
         for layer, block in enumerate(self.blocks):
             # in the last layer only the queries reach the loss
             last = layer == len(self.blocks) - 1 and not (return_patterns or changed[layer])

@@ -17,7 +17,11 @@ python -m dask scheduler --host tcp://10.0.0.1:8786 --dashboard-address 127.0.0.
 python -m dask worker tcp://10.0.0.1:8786 --nthreads 1 --nworkers 16
 """
 
+import asyncio
+import concurrent.futures
 import contextlib
+import fcntl
+import logging
 import pathlib
 import statistics
 import time
@@ -25,8 +29,8 @@ import traceback
 
 import train
 from analyze import crossings, save_figure, symbol_color
-from data import UserError, command_line, number, program
-from train import DEFAULTS, Flags, read_file, read_log, write_file
+from data import LOSS, UserError, command_line, number, program
+from train import DEFAULTS, Flags, read_file, read_log, write_file, writing
 
 import matplotlib.pyplot as plt
 import torch
@@ -42,6 +46,8 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
+PATIENCE = 15  # seconds, with a scheduler that does not answer
+LOST = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
 
 
 # ---- running
@@ -50,7 +56,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
 def grid(words, layers, seeds, folder):
     """Return [Flags, ...], a run for each depth and seed; words: further flags of train.py, a list.
     A wrong flag ends the program as in train.py."""
-    if "--seed" in words:
+    if any(word.startswith("--seed") for word in words):
         raise UserError("leave out --seed: the grid has seeds 0, 1, ..., as many as --seeds says")
     runs = []
     for count in layers:
@@ -65,11 +71,22 @@ def cost(flags):
     return flags.steps * flags.batch * flags.layers * flags.problem.T
 
 
+def left(runs, path):
+    """Return the runs that have no row in the table, or one with an error."""
+    table = read_table(path)
+    missing = []
+    for flags in runs:
+        row = table.get(flags.out.name)
+        if not row or row["error"]:
+            missing.append(flags)
+    return missing
+
+
 def run_and_report(flags):
     """Train a run, or continue it, and return its row. This is what a worker does."""
     torch.set_num_threads(1)
     train.keep_freed_memory()
-    with open(f"{flags.out}.txt", "a") as printed, contextlib.redirect_stdout(printed):
+    with open(f"{flags.out}.txt", "a", 1) as printed, contextlib.redirect_stdout(printed):
         try:
             train.run_once(flags)
         except Exception as error:
@@ -78,12 +95,12 @@ def run_and_report(flags):
     return row_of(flags)
 
 
-def sweep(runs, table, path, client):
-    """Train the runs in their order. Whenever one ends, its row joins the table and the file at
-    `path`."""
+def sweep(runs, path, client):
+    """Train the runs in their order. Whenever one ends, its row joins the table at `path`."""
     from distributed import as_completed
 
-    print(f"{len(runs)} runs to do; their progress is in {path.parent}/*.txt", flush=True)
+    merge(path, {})  # makes the folder
+    print(f"{len(runs)} runs to do; their progress is in {path.parent}/*.txt")
     began = time.time()
     waiting = {}
     for flags in runs:
@@ -94,29 +111,37 @@ def sweep(runs, table, path, client):
         flags = waiting[future]
         error = future.exception()  # of the cluster
         row = row_of(flags, error) if error else future.result()
-        table[row["run"]] = row
-        write_file(path, table.values())
+        merge(path, {row["run"]: row})
 
         # the time left, at the speed so far
         done += cost(flags)
         minutes = (time.time() - began) * (total / done - 1) / 60
         progress = f"{ended}/{len(runs)} runs, about {minutes:.0f} min left"
-        print(f"{progress}: {row['run']} {row['error'] or round(row['val'], 4)}", flush=True)
+        print(f"{progress}: {row['run']} {row['error'] or round(row['val'], 4)}")
 
 
 def connect(scheduler, workers):
     """Return a Dask client: of the cluster at this address or, without one, of new processes on
     this machine, which no other machine can reach. UserError if there is no such cluster."""
-    from distributed import Client
+    from distributed import Client, rpc
 
+    logging.disable(logging.ERROR)  # errors of the cluster are raised
     if not scheduler:
-        size = dict(n_workers=workers, threads_per_worker=1, silence_logs="CRITICAL")
-        return Client(host="127.0.0.1", dashboard_address="127.0.0.1:0", **size)
+        size = dict(n_workers=workers, threads_per_worker=1, memory_limit=0)
+        here = dict(host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs="CRITICAL")
+        return Client(**here, **size)
+
+    async def knock():  # a server of another kind would let a Client wait for ever
+        async with rpc(scheduler) as server:
+            await asyncio.wait_for(server.identity(), PATIENCE)
+
     try:
-        client = Client(scheduler, timeout=15)
-        client.wait_for_workers(1, timeout=15)
+        asyncio.run(knock())
+        client = Client(scheduler, timeout=PATIENCE)
+        client.wait_for_workers(1, timeout=PATIENCE)
     except Exception as error:  # an address can be wrong in many ways
-        raise UserError(f"no Dask cluster with workers at {scheduler}: {error}") from None
+        text = f"no Dask cluster with workers at {scheduler}: {type(error).__name__} {error}"
+        raise UserError(" ".join(text.split())) from None
     if max(client.nthreads().values()) > 1:  # torch has one random generator per process
         raise UserError("a worker has several threads: start workers with --nthreads 1")
     return client
@@ -140,6 +165,14 @@ def row_of(flags, error=None):
     for name, step in crossings(log, flags).items():
         row[f"{name}_learned"] = step
     return row
+
+
+def merge(path, rows):
+    """Join rows {run: row} to the table at `path`, while other sweeps may do so too."""
+    with writing(path), open(f"{path}.lock", "w") as lock:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        write_file(path, {**read_table(path), **rows}.values())
 
 
 def read_table(path):
@@ -182,10 +215,11 @@ def figure_4(rows):
     below.set_title("Each symbol alone, with implicit curriculum")
 
     # both: the plateau
-    average, _ = Flags(**rows[0]).problem.plateaus[-1]
+    plateaus = Flags(**rows[0]).problem.plateaus
+    highest, average = plateaus[0][0], plateaus[-1][0]
     for axes, columns in (above, 1), (below, 3):
         axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
-        axes.set(xlabel="layers", ylabel="validation MSE", ylim=(0, 1.2))
+        axes.set(xlabel="layers", ylabel=f"validation {LOSS}", ylim=(0, 1.2 * highest))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper right", ncols=columns, fontsize="small")
     return figure
@@ -211,7 +245,7 @@ def draw_losses(axes, rows, column, color, label, shift):
 
 
 def main():
-    p, count = command_line("sweep.py", __doc__), number(int, 1)
+    p, count = command_line("sweep.py", __doc__), number(int, 1, 10**4)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
     p.add_argument("--seeds", type=count, default=3, help="seeds 0, 1, ... per point")
@@ -219,40 +253,41 @@ def main():
     cores = torch.get_num_threads()
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
-    args, words = p.parse_known_args()  # words: the flags of train.py
-    if bool(args.preset) == bool(args.layers) or (args.preset and words):
-        p.error("give a --preset alone, or your own grid with --layers, --seeds, flags of train.py")
     with program("sweep.py"):
+        args, words = p.parse_known_args()  # words: the flags of train.py
+        if bool(args.preset) == bool(args.layers) or (args.preset and words):
+            raise UserError(
+                "give a --preset alone, or your own --layers, --seeds, flags of train.py"
+            )
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
         runs = []
         if args.layers:
             runs = grid(words, args.layers, args.seeds, folder.absolute())
         for text, layers, seeds in PRESETS.get(args.preset, []):
             runs += grid(text.split(), layers, seeds, folder.absolute())
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "results.jsonl"
-        table = read_table(path)
 
         # run what has no row yet, the longest first
-        missing = []
-        for flags in runs:
-            row = table.get(flags.out.name)
-            if not row or row["error"]:
-                missing.append(flags)
+        missing = left(runs, path)
+        missing.sort(key=cost, reverse=True)
+        lost = ""
         if missing:
-            missing.sort(key=cost, reverse=True)
-            with connect(args.scheduler, args.workers) as client:
-                sweep(missing, table, path, client)
+            try:
+                with connect(args.scheduler, args.workers) as client:
+                    sweep(missing, path, client)
+            except LOST as error:
+                lost = f"the cluster is lost ({type(error).__name__}), "
 
+        table = read_table(path)
         rows = section_7(row for row in table.values() if not row["error"])
         if rows:
             save_figure(figure_4(rows), folder / "figure4.png")
             print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}")
         else:
             print("nothing to draw: no run ended that is of Section 7 (a causal chain)")
-        failed = [flags for flags in runs if table[flags.out.name]["error"]]
+        failed = left(runs, path)
         if failed:
-            text = f"{len(failed)} runs failed, see {path}; the same command tries them again"
+            text = f"{lost}{len(failed)} runs failed, see {path}; the same command continues"
             raise UserError(text)
 
 

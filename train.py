@@ -2,7 +2,7 @@
 
 python train.py --layers 12 --heads 1 --D 3           # the size of transformers A, B, C
 python train.py --layers 12 --heads 1 --D 3 --resume  # continue after a stop, to the same bits
-python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02
+python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02 --ema 0
 python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
 
 A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
@@ -11,13 +11,16 @@ per evaluation), model.pt (the final weights), state.pt (what --resume needs) an
 """
 
 import argparse
+import contextlib
 import ctypes
+import io
 import json
 import math
 import os
 import pathlib
 import pickle
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,7 +28,7 @@ import time
 import zipfile
 
 import data
-from data import UserError, command_line, program
+from data import UserError, command_line, number, program
 from model import Transformer, make_optimizers
 
 import torch
@@ -42,7 +45,11 @@ class State:
         torch.manual_seed(flags.seed)
         self.model = build(flags).to(flags.device)
         if flags.init and not (flags.out / "state.pt").exists():
-            self.model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
+            weights = read_file(pathlib.Path(flags.init, "model.pt"))
+            try:
+                self.model.load_state_dict(weights)
+            except RuntimeError:
+                raise UserError(f"--init {flags.init} is a model of another shape") from None
         self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema))
         self.optimizers = make_optimizers(self.model, flags)
         self.step = 0
@@ -72,7 +79,6 @@ class State:
         self.seconds = saved["seconds"]
         self.rows = saved["rows"]
         self.train_loss = saved["train_loss"]
-        torch.set_num_threads(saved["threads"])  # sums over other threads differ in the last bits
 
 
 def train(flags, state, stopped=(), intervene=None):
@@ -92,14 +98,13 @@ def train(flags, state, stopped=(), intervene=None):
                 write_file(run / "state.pt", state.state_dict())
             return False
         if flags.save_every and step % flags.save_every == 0:
-            (run / "ckpt").mkdir(exist_ok=True)
             write_file(run / f"ckpt/{step:06d}.pt", averaged.state_dict())
 
         # evaluate and save
         if step % flags.eval_every == 0 or step == flags.steps:
             row = evaluation(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
-                raise UserError(f"the loss is not finite at step {step}: lower --lr")
+                raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
             write_file(run / "state.pt", state.state_dict())  # which --resume evaluates again
             state.rows.append(row)
             write_file(run / "log.jsonl", state.rows)
@@ -128,9 +133,10 @@ def train(flags, state, stopped=(), intervene=None):
 
 
 def is_last(flags, row):
-    """Return whether training ends with this row of the log. To stop when x_1 is learned, write
-    row["x_1"] < 0.1 after `or`."""
-    return row["step"] == flags.steps or row.get("confirmed", math.inf) < flags.stop_below
+    """Return whether training ends with this row of the log. To stop when x_1 is learned, add
+    `or row["x_1"] < 0.1`."""
+    solved = row.get("confirmed", math.inf) < flags.stop_below
+    return solved or row["step"] == flags.steps
 
 
 def schedule(step, flags):
@@ -182,7 +188,7 @@ def print_row(flags, rows):
     losses = f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  "
     losses += "  ".join(f"{name} {row[name]:.3f}" for name in flags.target_names)
     speed = f"{rate:5.2f} steps/s  {left} left at most"
-    print(f"step {row['step']:5d}/{flags.steps}  {losses}  {speed}", flush=True)
+    print(f"step {row['step']:5d}/{flags.steps}  {losses}  {speed}")
 
 
 # ---- a model from the flags of a run
@@ -191,15 +197,14 @@ def print_row(flags, rows):
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
     if flags.width % flags.heads and not flags.head_size:
-        text = f"--width must be divisible by --heads {flags.heads}, or set --head-size"
-        raise UserError(text)
+        raise UserError(f"--width must be divisible by --heads {flags.heads}: set --head-size")
     head_size = flags.head_size or flags.width // flags.heads
     T = flags.problem.T
-    appended, angles = data.ENCODINGS[flags.rotary]
+    encoding = data.ENCODINGS[flags.rotary]
     return Transformer(
         T,
         flags.N,
-        inputs=flags.K + appended(T, flags.K).shape[1],
+        inputs=flags.K + encoding.numbers(T, flags.K).shape[1],
         outputs=flags.K * len(flags.target_symbols),
         layers=flags.layers,
         heads=flags.heads,
@@ -207,7 +212,8 @@ def build(flags):
         head_size=head_size,
         mlp=flags.mlp,
         causal=flags.causal,
-        rotary=angles(T, head_size) if angles else None,
+        rotary=encoding.angles and encoding.angles(T, head_size),
+        bias=encoding.bias and encoding.bias(T, flags.heads),
         qk_std=flags.qk_std,
     )
 
@@ -257,9 +263,12 @@ def read_flags(run):
     path = pathlib.Path(run, "config.json")
     if not path.exists():
         raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
-    flags = Flags(**DEFAULTS)
-    vars(flags).update(read_file(path))
-    flags.out = pathlib.Path(run)
+    flags = Flags(**{**DEFAULTS, **read_file(path), "out": pathlib.Path(run)})
+    for name, known in ("task", data.TASKS), ("rotary", data.ENCODINGS):
+        value = getattr(flags, name)
+        if value not in known:
+            text = f"{run} has --{name} {value}, unknown here"
+            raise UserError(f"{text}: python -m extras.studies.stage knows tasks of the studies")
     return flags
 
 
@@ -270,14 +279,15 @@ def read_log(run):
 
 def checkpoints_of(run):
     """Return the checkpoint files of a run, the first step first."""
-    return sorted(pathlib.Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))
+    files = pathlib.Path(run, "ckpt").glob("*.pt")
+    steps = [file for file in files if file.stem.isdigit()]  # and no file of yours
+    return sorted(steps, key=lambda file: int(file.stem))
 
 
 def open_run(flags):
     """Make the directory of a run with its config.json; UserError if it holds a run with other
     flags, or this run already, and there is no --resume."""
     run = flags.out
-    run.mkdir(parents=True, exist_ok=True)
     if not (run / "config.json").exists():
         write_file(run / "config.json", {**flags.settings, **provenance_of(flags)})
         return
@@ -312,20 +322,38 @@ def provenance_of(flags):
 def write_file(path, content):
     """Write tensors as .pt, a list of dicts as .jsonl, a dict as .json. At `path` there is always a
     whole file, the old one or the new one, even if two programs write it at once."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     if path.suffix == ".pt":
-        torch.save(content, temporary)
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        content = buffer.getvalue()
     elif path.suffix == ".jsonl":
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in content))
+        content = "".join(json.dumps(row) + "\n" for row in content).encode()
     else:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(path)
+        content = (json.dumps(content, indent=1) + "\n").encode()
+    with writing(path):
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Make the folder of a file that the body writes; UserError if the disk refuses either."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}") from None
 
 
 def read_file(path, device="cpu"):
     """Return what write_file wrote; UserError if there is no such file, or it is damaged."""
     if not path.exists():
-        raise UserError(f"there is no file {path}")
+        text = "a run that is not finished goes on with python train.py ... --resume"
+        raise UserError(f"there is no file {path}; {text}")
     try:
         if path.suffix == ".pt":
             if zipfile.ZipFile(path).testzip():  # torch.load ignores the checksums
@@ -335,7 +363,9 @@ def read_file(path, device="cpu"):
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines()]
         return json.loads(text)
-    except (OSError, pickle.UnpicklingError):  # of the disk; an object in it that is no tensor
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    except pickle.UnpicklingError:  # an object in it that is no tensor
         raise
     except Exception as error:  # whatever the reader of a damaged file stumbled on
         raise UserError(f"{path} is damaged ({type(error).__name__}): restore it") from None
@@ -344,66 +374,65 @@ def read_file(path, device="cpu"):
 # ---- the flags of a run
 
 
-FLAGS = [  # name, default, meaning; to add a flag, add a line
-    # the problem (Section 6)
-    ("task", "chain", "a row of data.TASKS"),
-    ("N", 4, "chains per sequence"),
-    ("D", 3, "retrieval steps per chain"),
-    ("K", 4, "dimensions per symbol, an even number"),
-    ("ic", True, "predict x_D alone: no curriculum"),
-    ("targets", [], "predict only these: 1 3 for x_1, x_3"),
-    ("examples", 2**18, "training set; 0 = fresh examples only"),
-    # the model (Section 8.1)
-    ("rotary", "input", "input: in the tokens; qk: RoPE"),
-    ("layers", 12, "number of layers"),
-    ("heads", 1, "attention heads per layer"),
-    ("width", 128, "size of the residual stream"),
-    ("head_size", 0, "size of one head; 0 = width / heads"),
-    ("mlp", True, "leave out the MLPs"),
-    ("causal", True, "leave out the causal mask"),
-    # training
-    ("optimizer", "muon", "the paper has adamw"),
-    ("steps", 1200, "at most; the learning rate spans them"),
-    ("stop_below", 0.01, "stop at this confirmed MSE; 0 = never"),
-    ("batch", 128, "sequences per step"),
-    ("lr", 1e-3, "learning rate, of Muon and of AdamW"),
-    ("warmup", 100, "steps over which the rate rises from 0"),
-    ("decay", 0.5, "last share of the steps: the rate falls to 0"),
-    ("beta2", 0.99, "Adam's second beta"),
-    ("weight_decay", 0.1, "decoupled weight decay of the matrices"),
-    ("ema", 0.98, "decay of the averaged weights; 0 = no averaging"),
-    ("clip", 0.1, "largest norm of the gradient; 0 = no clipping"),
-    ("qk_std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02"),
-    ("init", "", "start from the weights of this run, which has the same shape"),
-    ("seed", 0, "of the data, their order, and the initial weights"),
-    ("dtype", "auto", "of products"),
-    ("eval_every", 50, "steps between evaluations; each saves"),
-    ("save_every", 0, "steps between checkpoints in ckpt/; 0 = none"),
-]
-SETTINGS = [name for name, _, _ in FLAGS]  # of a run
-DEFAULTS = {name: default for name, default, _ in FLAGS}
-COUNTS = "N D K layers heads width steps batch eval_every".split()  # from 1, other numbers from 0
-
-
 def parser():
-    """Return the ArgumentParser of train.py: a flag for each row of FLAGS, --no-mlp for a True one,
-    and those of the machine, which may differ after --resume."""
-    choices = dict(task=data.TASKS, rotary=data.ENCODINGS, optimizer=("muon", "adamw"))
-    choices["dtype"] = ("auto", "float32", "bfloat16")
+    """Return the ArgumentParser of train.py. To add a flag, add a line."""
     p = command_line("train.py", __doc__)
-    for name, default, meaning in FLAGS:
-        flag = name.replace("_", "-")
-        if default is True:
-            p.add_argument(f"--no-{flag}", dest=name, action="store_false", help=meaning)
-        elif name == "targets":
-            p.add_argument("--targets", type=int, nargs="+", default=default, help=meaning)
-        else:
-            how = dict(type=type(default), default=default, choices=choices.get(name))
-            p.add_argument(f"--{flag}", help=meaning, **how)
-    p.add_argument("--device", default="auto", help="cuda, mps or cpu; auto = the first there is")
-    p.add_argument("--out", type=pathlib.Path, help="run directory; by default named by the flags")
-    p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
+    count, size, rate = number(int, 1), number(int, 0), number(float, 0)
+    share, memory = number(float, 0, 1), number(float, 0, 0.999999)
+    seed = number(int, 0, 2**63 - 1)
+    flag = p.add_argument
+
+    def add(name, kind, default, meaning):
+        p.add_argument(name, type=kind, default=default, help=meaning)
+
+    # the problem (Section 6)
+    flag("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
+    add("--N", count, 4, "chains per sequence")
+    add("--D", count, 3, "retrieval steps per chain")
+    add("--K", count, 4, "dimensions per symbol, an even number")
+    flag("--no-ic", dest="ic", action="store_false", help="predict x_D alone: no curriculum")
+    flag("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3 for x_1, x_3")
+    add("--examples", size, 2**18, "training set; 0 = fresh examples only")
+
+    # the model (Section 8.1)
+    flag("--rotary", default="input", choices=data.ENCODINGS, help="input: in the tokens; qk: RoPE")
+    add("--layers", count, 12, "number of layers")
+    add("--heads", count, 1, "attention heads per layer")
+    add("--width", count, 128, "size of the residual stream")
+    add("--head-size", size, 0, "size of one head; 0 = width / heads")
+    flag("--no-mlp", dest="mlp", action="store_false", help="leave out the MLPs")
+    flag("--no-causal", dest="causal", action="store_false", help="leave out the causal mask")
+
+    # training
+    flag("--optimizer", default="muon", choices=["muon", "adamw"], help="the paper has adamw")
+    add("--steps", count, 1200, "at most; the learning rate spans them")
+    add("--stop-below", rate, 0.01, "stop at this confirmed loss; 0 = never")
+    add("--batch", count, 128, "sequences per step")
+    add("--lr", rate, 1e-3, "learning rate, of Muon and of AdamW")
+    add("--warmup", size, 100, "steps over which the rate rises from 0")
+    add("--decay", share, 0.5, "last share of the steps: the rate falls to 0")
+    add("--beta2", memory, 0.99, "Adam's second beta")
+    add("--weight-decay", rate, 0.1, "decoupled weight decay of the matrices")
+    add("--ema", memory, 0.98, "decay of the averaged weights; 0 = no averaging")
+    add("--clip", rate, 0.1, "largest norm of the gradient; 0 = no clipping")
+    add("--qk-std", rate, 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
+    add("--init", str, "", "start from the weights of this run, which has the same shape")
+    add("--seed", seed, 0, "of the data, their order, and the initial weights")
+    flag("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="of products")
+    add("--eval-every", count, 50, "steps between evaluations; each saves")
+    add("--save-every", size, 0, "steps between checkpoints in ckpt/; 0 = none")
+
+    # the machine: these may differ after --resume
+    add("--device", str, "auto", "auto = cuda if there is one, else cpu; mps is not tested")
+    add("--out", pathlib.Path, None, "run directory; by default named by the flags")
+    flag("--resume", action="store_true", help="continue from state.pt, if it exists")
     return p
+
+
+DEFAULTS = vars(parser().parse_args([]))
+for name in "device", "out", "resume":
+    del DEFAULTS[name]
+SETTINGS = [*DEFAULTS]  # the flags that are fixed for a run
 
 
 class Flags(argparse.Namespace):
@@ -448,10 +477,6 @@ def parse_flags(arguments=None, folder="out"):
     """Return the Flags of a run from the command line, with the device, the dtype and the run
     directory settled, in this folder."""
     flags = parser().parse_args(arguments, Flags())
-    for name, value in flags.settings.items():
-        lowest = 1 if name in COUNTS else 0
-        if isinstance(value, int | float) and not lowest <= value < math.inf:  # nan neither
-            raise UserError(f"--{name} must be at least {lowest}, not {value}")
     last = flags.problem.symbols - 1
     for k in flags.targets:
         if not 1 <= k <= last:
@@ -461,9 +486,11 @@ def parse_flags(arguments=None, folder="out"):
 
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))  # before a machine sets dtype
     if flags.device == "auto":
-        flags.device = "mps" if torch.backends.mps.is_available() else "cpu"
-        if torch.cuda.is_available():
-            flags.device = "cuda"
+        flags.device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=flags.device).item()
+    except Exception:  # torch refuses in many ways
+        raise UserError(f"--device {flags.device} cannot be used here: choose another") from None
     if flags.dtype == "auto":
         flags.dtype = native_dtype(flags.device)
         if flags.resume and (flags.out / "config.json").exists():
@@ -473,16 +500,15 @@ def parse_flags(arguments=None, folder="out"):
 
 def run_name(flags):
     """Return L12_H1_D3_s0, with every other flag that differs from its default in the name."""
-    task = flags.problem.title.replace("=", "").replace(" ", "_")
-    name = f"L{flags.layers}_H{flags.heads}_{task}"
+    name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"
     for key, value in flags.settings.items():
         in_name_or_free = ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
         if key in in_name_or_free or value == DEFAULTS[key]:
             continue
         if isinstance(value, list):
             value = "-".join(map(str, value))
-        name += f"_no-{key}" if value is False else f"_{key}{value}".replace("/", "-")
-    return f"{name}_s{flags.seed}"
+        name += f"_no-{key}" if value is False else f"_{key}{value}"
+    return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", "-")
 
 
 # ---- the command line
@@ -492,13 +518,25 @@ def run_once(flags, stopped=(), intervene=None):
     """Train the run in its directory, or continue it; return and raise what `train` does."""
     run = flags.out
     state = State(flags)
+    check_device(flags)
     open_run(flags)
     if (run / "model.pt").exists():
         return True
     if (run / "state.pt").exists():
-        state.load_state_dict(read_file(run / "state.pt", flags.device))
+        saved = read_file(run / "state.pt", flags.device)
+        state.load_state_dict(saved)
+        torch.set_num_threads(saved["threads"])  # sums over other threads differ in the last bits
         print(f"resumed {run} at step {state.step}")
     return train(flags, state, stopped, intervene)
+
+
+def check_device(flags):
+    """UserError if the device makes other sequences than the CPU, as a bug of it may in silence."""
+    index = torch.arange(16)
+    here, there = sequences(flags, index), sequences(flags, index.to(flags.device))
+    for expected, made in zip(here, there, strict=True):
+        if not torch.allclose(made.cpu(), expected, atol=1e-4):
+            raise UserError(f"--device {flags.device} makes other sequences than the CPU")
 
 
 def summary(run):
@@ -534,7 +572,8 @@ def main():
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
         if not run_once(flags, stopped):
-            print("stopped and saved; to continue, add --resume to the same command")
+            words = [word for word in sys.orig_argv if word != "--resume"]
+            print(f"stopped and saved; to continue: {shlex.join(words)} --resume")
             sys.exit(128 + stopped[0])
         print(summary(flags.out))
 

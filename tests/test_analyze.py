@@ -10,6 +10,7 @@ from ablate import Path, parts_of, paths_in
 from data import held_out
 from extras.pages import information
 from model import Transformer
+from tests.common import output_of
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
 
 import pytest
@@ -21,8 +22,8 @@ def run_of(folder, task, paths=(), heads=1):
     torch.manual_seed(0)
     flags = train.parse_flags(["--D", "2", "--device", "cpu"]).replace(layers=2, heads=heads)
     model = Transformer(task.T, task.N, 4, 8, layers=2, heads=heads, width=32, head_size=8).eval()
-    report = dict(validated=False, attention_sequences=256, sequences=64)
-    report["faithful"] = dict(x_2=[0.5, 0.4, 0.6])
+    report = dict(validated=False, path_sequences=256, sequences=64)
+    report["mean"] = dict(x_2=[0.5, 0.4, 0.6])
     paths = {path: dict(attention=0.9 - path.layer / 10) for path in paths}
     return analyze.Run(folder, model, flags, task, train.read_log(folder), report, paths, {})
 
@@ -107,7 +108,12 @@ def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
 def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_path):
     run = shutil.copytree(whole, tmp_path / "run")
     write_circuit(run, (0, 0, "1b", "1a", 0.5), (0, 1, "q", "1b", 0.5), (1, 0, "q", "1b+1", 0.5))
-    known, flags = analyze.read_emergence(run), train.read_flags(run)
+
+    def measured():
+        return analyze.with_emergence(analyze.read_run(run)).emergence
+
+    assert analyze.read_run(run).emergence == {}  # to read is not to measure
+    known, flags = measured(), train.read_flags(run)
     assert known["steps"] == [0, 20, 40] and known["sequences"] == 32 and len(known["paths"]) == 3
     batch, sequence = train.sequences(flags, held_out("emergence", 32)), torch.arange(32)[:, None]
     for number, step in enumerate(known["steps"]):
@@ -129,9 +135,9 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
     (run / "ckpt").rename(tmp_path / "ckpt")
     for path in (0, 0, "1b", "1a", 0.5), (1, 1, "q", "1b", 0.5):
         write_circuit(run, path)
-        assert analyze.read_emergence(run) == known
+        assert measured() == known
     (tmp_path / "ckpt").rename(run / "ckpt")
-    (row,) = analyze.read_emergence(run)["paths"]
+    (row,) = measured()["paths"]
     assert (row["layer"], row["head"], row["reader"], row["read"]) == (1, 1, "q", "1b")
     assert json.loads((run / "emergence.json").read_text())["paths"] == [row]
 
@@ -144,3 +150,11 @@ def test_steps_are_interpolated_and_what_was_not_measured_is_said(whole):
     run = run_of(whole, MIXED, [*PATHS, Path(1, 0, "2b", "2a")])
     texts = analyze.draw_emergence(run._replace(emergence=known)).axes[1].texts
     assert {text.get_text() for text in texts} == {"150", "never", "not measured"}
+
+
+def test_a_run_that_was_stopped_gets_its_losses(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "model.pt").unlink()
+    out = output_of(analyze, run).splitlines()
+    assert out[0] == str(run / "curves.png") and "model.pt: finish the training" in out[1]
+    assert len(out) == 2

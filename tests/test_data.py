@@ -53,6 +53,26 @@ def test_batches_are_those_of_the_first_release():
         assert digest.hexdigest()[:16] == expected
 
 
+def test_batches_are_the_same_whatever_torch_does_by_default(monkeypatch):
+    """As with torch.set_default_dtype; and on a Mac, which sorts a view in the order of storage."""
+    how = [dict(rotary="qk"), dict(task="conditional")]
+    expected = [data.make_batch(0, torch.arange(9), **case) for case in how]
+    argsort = torch.Tensor.argsort
+
+    def as_mps(x, *dim):
+        strides = torch.empty(x.shape).stride()
+        return argsort(x.as_strided(x.shape, strides, x.storage_offset()), *dim)
+
+    monkeypatch.setattr(torch.Tensor, "argsort", as_mps)
+    torch.set_default_dtype(torch.float64)
+    try:
+        batches = [data.make_batch(0, torch.arange(9), **case) for case in how]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for tensor, other in zip(sum(expected, ()), sum(batches, ()), strict=True):
+        assert torch.equal(tensor, other) and tensor.dtype == other.dtype
+
+
 @pytest.mark.parametrize("title", TASKS)
 def test_positions_are_where_the_roles_stand(title):
     """Every role of a chain shows its symbol, at its place of a slot that it shares with the other

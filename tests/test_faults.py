@@ -1,18 +1,21 @@
 """What goes wrong on a user's machine gets one line that says what to do, and nothing is lost."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import ablate
 import analyze
 import data
 import sweep
+import test_all
 import train
 from extras.pages import film
 from test_all import HERE, is_png
-from tests.common import WHOLE, assert_refused, contents, output_of
+from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of, run_main
 from tests.other_tasks import write_circuit
 
 import matplotlib
@@ -23,12 +26,20 @@ import torch
 @pytest.mark.parametrize(
     "module, flags, says",
     [
-        (train, "--lr inf", "--lr must be at least 0"),
+        (train, "--lr inf", "--lr: must be from 0 to"),
         (train, "--targets 1 4", "--targets must be among 1 to 3"),
         (train, "--no-ic --targets 1", "leave out either it or --targets"),
         (train, "--task conditional --D 4", "leave --D out"),
         (train, "--rotary qk --head-size 3", "must be even, not 3"),
         (train, "--init nowhere", "there is no file nowhere/model.pt"),
+        (train, "--device nowhere", "--device nowhere cannot be used here"),
+        (train, "--layers -1", "--layers: must be from 1 to"),
+        (train, "--seed 99999999999999999999", "--seed: must be from 0 to"),
+        (train, "--N 1e9", "--N: invalid int value"),
+        (train, "--beta2 1", "--beta2: must be from 0 to 0.999999"),
+        (data, "--D 1000", "--D: must be from 1 to 100"),
+        (train, "--init {whole}", "--init {whole} is a model of another shape"),
+        (train, "--out {whole}/log.jsonl/run", "cannot write {whole}/log.jsonl/run/config.json"),
         (ablate, "{whole} --threshold nan", "--threshold: must be from 1e-06 to 1"),
         (sweep, "--layers 1 --scheduler nowhere", "no Dask cluster with workers at nowhere"),
         (film, "{whole}", "has the losses"),
@@ -36,7 +47,7 @@ import torch
 )
 def test_a_mistake_leaves_nothing(module, flags, says, tmp_path, whole, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert_refused(module, *flags.format(whole=whole).split(), says=says)
+    assert_refused(module, *flags.format(whole=whole).split(), says=says.format(whole=whole))
     assert not contents(tmp_path)
 
 
@@ -45,6 +56,27 @@ def test_a_run_that_blows_up_keeps_the_last_good_state(tmp_path):
     assert_refused(train, *flags, says="the loss is not finite")
     state = train.read_file(tmp_path / "run" / "state.pt")
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+# ---- the disk
+
+
+@pytest.mark.parametrize("name, content", [("a.pt", dict(x=torch.zeros(9))), ("a.jsonl", [{}])])
+def test_a_full_disk_gets_one_line_and_keeps_the_old_file(tmp_path, monkeypatch, name, content):
+    train.write_file(tmp_path / name, content)
+    old, write_bytes = contents(tmp_path), Path.write_bytes
+    errors = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+
+    def half(path, content):
+        write_bytes(path, content[: len(content) // 2])
+        raise errors.pop(0)
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(data.UserError, match="No space left on device"):
+        train.write_file(tmp_path / name, content)
+    with pytest.raises(KeyboardInterrupt):
+        train.write_file(tmp_path / name, content)
+    assert contents(tmp_path) == old
 
 
 # ---- damaged files
@@ -107,6 +139,61 @@ def test_figures_have_our_style_whatever_a_user_has_set(tmp_path, whole):
     assert is_png(run / "curves.png") and "no circuit to draw: not faithful: x" in out
 
 
+@pytest.mark.parametrize("script", "data train sweep ablate analyze extras.studies.order".split())
+def test_how_threads_wait_and_figures_are_drawn_is_set_before_torch_and_matplotlib(script):
+    """As GNU OpenMP says itself; and whatever a notebook, which keeps it, has set for itself."""
+    environment = os.environ | dict(OMP_DISPLAY_ENV="verbose", MPLBACKEND="nowhere")
+    environment.pop("GOMP_SPINCOUNT", None)
+    ended = []
+    for words in (
+        ["-m", script, "--help"],
+        ["-c", "import data, os; print(os.environ['MPLBACKEND'])"],
+    ):
+        how = dict(cwd=HERE, env=environment, capture_output=True, text=True)
+        ended.append(subprocess.run([sys.executable, *words], **how))
+    assert ended[0].returncode == 0 and "GOMP_SPINCOUNT = '1000'" in ended[0].stderr
+    assert ended[1].stdout == "nowhere\n"
+
+
+def test_a_device_that_computes_other_sequences_is_refused(tmp_path, monkeypatch):
+    made, real = iter(range(2)), train.sequences
+    monkeypatch.setattr(train, "sequences", lambda flags, index: real(flags, index + next(made)))
+    says = "--device cpu makes other sequences than the CPU"
+    assert_refused(train, *WHOLE, "--out", tmp_path / "run", says=says)
+    assert not contents(tmp_path)
+
+
+def test_an_unfinished_or_unknown_run_is_named_in_one_line(tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "model.pt").unlink()
+    for module in ablate, analyze:
+        assert_refused(module, run, says="not finished goes on with python train.py ... --resume")
+    for name in "task", "rotary":
+        train.write_file(
+            run / "config.json", train.read_file(whole / "config.json") | {name: "mine"}
+        )
+        assert_refused(analyze, run, says=f"--{name} mine, unknown here")
+
+
+def test_words_of_test_all_are_alternatives(monkeypatch):
+    monkeypatch.setattr(pytest, "main", lambda command: command)
+    monkeypatch.setattr(sys, "argv", ["test_all.py", "data", "model"])
+    with pytest.raises(SystemExit) as ended:
+        test_all.main()
+    assert "data or model" in ended.value.code
+
+
+def test_how_long_the_rest_takes_is_said(capsys):
+    assert [*data.progress("item", [1, 2, 3])] == [1, 2, 3]
+    assert capsys.readouterr().err.endswith("item 3/3, 0 s left \n")
+
+
+def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "make_optimizers", lambda *_: Path("no_file").read_text())
+    with pytest.raises(FileNotFoundError, match="no_file"):
+        run_main(train, *WHOLE, "--out", tmp_path / "run")
+
+
 def test_a_terminal_that_has_ascii_alone(tmp_path):
     """A folder has a letter that it lacks, and names of a run are read and printed all the same."""
     run = tmp_path / "L\xe4ufe"
@@ -117,8 +204,13 @@ def test_a_terminal_that_has_ascii_alone(tmp_path):
     assert ended.returncode == 0 and b"ufe/curves.png\n" in ended.stdout, ended.stderr
 
 
-def test_a_training_whose_reader_has_gone_does_not_end_in_silence(tmp_path):
-    line = f"{sys.executable} train.py {' '.join(WHOLE)} --out {tmp_path}/run | head -1"
+@pytest.mark.parametrize("reader", ["| head -1", "| true", "2>&1 | true", "> /dev/full"])
+def test_a_training_goes_on_when_its_reader_has_gone(tmp_path, reader):
+    line = f"{sys.executable} train.py {' '.join(WHOLE)} --out {tmp_path}/run {reader}"
     how = dict(cwd=HERE, capture_output=True, text=True, timeout=300)
     ended = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], **how)
-    assert ended.returncode == 1 and "BrokenPipeError" in ended.stderr
+    if "full" in reader:
+        assert_one_line(ended.stderr, "cannot print: No space left on device")
+    else:
+        assert (tmp_path / "run/model.pt").exists() and not ended.stderr
+    assert ended.returncode == (2 if "full" in reader else 0)

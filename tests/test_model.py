@@ -45,6 +45,9 @@ def test_layers_above_a_replaced_head_respond():
     before, after = (model(x, heads, return_patterns=True)[1] for heads in ({}, first))
     assert all(torch.equal(before[layer], after[layer]) for layer in (0, 1))
     assert not torch.allclose(before[2], after[2])
+    for shape in ((1, 12, 8), (4, 12, 1), (12, 8)):  # all of which can be broadcast
+        with pytest.raises(ValueError, match="a head writes"):
+            model(x, {(0, 0): lambda pattern, values, shape=shape: torch.zeros(shape)})
     for nowhere in ((3, 0), (0, 2), (-1, 0)):
         with pytest.raises(ValueError, match="there is no head"):
             model(x, heads={nowhere: torch.matmul})
@@ -63,6 +66,16 @@ def test_rotary_encodings_tell_relative_positions():
     angles = [(t, 0.01 * t) for t in range(28)]
     expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
     close(appended, torch.tensor(expected))
+
+
+def test_an_encoding_may_bias_scores():
+    """By head: with -1000 everywhere but on the token itself, a head reads itself alone."""
+    bias = torch.stack([torch.zeros(12, 12), 1000 * torch.eye(12) - 1000])
+    model = Transformer(12, 2, 6, 5, 2, 2, 16, 8, bias=bias)
+    _, patterns = model(torch.randn(4, 12, 6), return_patterns=True)
+    for layer in patterns:
+        close(layer[:, 1], torch.eye(12).expand(4, 12, 12))
+        assert (layer[:, 0, 1:, 0] > 0.01).all() and model(torch.randn(4, 12, 6)).isfinite().all()
 
 
 def test_weights_start_as_gpt_2s():

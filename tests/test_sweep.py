@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
@@ -17,6 +18,7 @@ from train import Flags
 
 import psutil
 import pytest
+from distributed.client import FutureCancelledError
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
@@ -88,6 +90,21 @@ def test_the_cluster_of_the_docstring(tmp_path):
 
 
 @pytest.mark.slow
+def test_workers_of_this_machine_may_take_its_memory():
+    with sweep.connect(None, 1) as client:
+        [worker] = client.scheduler_info()["workers"].values()
+    assert worker["memory_limit"] == 0 and worker["nthreads"] == 1  # 0: no nanny kills it
+
+
+def test_two_sweeps_may_write_one_table(tmp_path):
+    path = tmp_path / "table" / "results.jsonl"
+    rows = [{str(number): dict(run=str(number))} for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda row: sweep.merge(path, row), rows))
+    assert len(sweep.read_table(path)) == 40
+
+
+@pytest.mark.slow
 def test_a_server_of_another_kind_is_no_cluster(tmp_path):
     """It lets a client wait for ever: sweep.py keeps its patience, whatever listens."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
@@ -106,6 +123,9 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     def submit(function, flags, **options):
         return mock.Mock(exception=lambda: None, result=lambda: function(flags))
 
+    def lost():
+        raise FutureCancelledError("run_and_report-1", "scheduler-connection-lost")
+
     def untrained(flags, error=None):
         row = sweep.row_of(flags, UserError("it blew up")) | dict(error=error)
         return row | dict(seconds=1.0, ended=40, val=0.9, x_1=0.9, x_1_learned=None)
@@ -121,10 +141,29 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     code, out, err = run_main(sweep, *flags)
     assert code == 2 and out.count("it blew up") == 2 and "figure4.png" in out, out
     assert_one_line(err, "2 runs failed")
+
+    # the cluster dies; what has ended before is drawn all the same
+    client.__enter__.return_value.submit = lambda *_, **options: mock.Mock(exception=lost)
+    (tmp_path / "figure4.png").unlink()
+    code, out, err = run_main(sweep, *flags)
+    assert code == 2 and "figure4.png" in out
+    assert_one_line(err, "the cluster is lost (FutureCancelledError), 2 runs failed")
+    assert "the same command continues" in err
+
+    client.__enter__.return_value.submit = submit
     monkeypatch.setattr(sweep, "run_and_report", untrained)
     assert "2 runs to do" in output_of(sweep, *flags)
     table = sweep.read_table(tmp_path / "results.jsonl").values()
     assert [(row["layers"], row["error"]) for row in table] == [(3, None)] * 2 + [(1, None)] * 2
+
+
+def test_a_sweep_of_another_task_says_that_it_draws_nothing(tmp_path):
+    words = [*TINY.replace("--D 1 ", "").split(), "--task", "conditional"]
+    [flags] = sweep.grid(words, [1], 1, tmp_path)
+    sweep.merge(tmp_path / "results.jsonl", {"it": sweep.row_of(flags, "x") | dict(error=None)})
+    assert "nothing to draw" in output_of(
+        sweep, "--layers", 1, "--seeds", 1, *words, "--out", tmp_path
+    )
 
 
 # ---- the table and Figure 4

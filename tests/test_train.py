@@ -7,13 +7,16 @@ import json
 import math
 import os
 import pickle
+import shlex
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import analyze
 import data
 import train
+from extras.studies import tasks  # noqa: F401 (it adds --task shuffled)
 from tests.common import WHOLE, contents, output_of, runs_equal, start, train_until, wait_for
 from tests.other_tasks import distracted
 
@@ -77,6 +80,12 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
     assert not model.training and flags.device == "cpu" and flags.out == whole
 
 
+def test_files_of_others_are_no_checkpoints(tmp_path):
+    for name in "000100.pt", "1000000.pt", "._000100.pt", "best.pt", "000100 2.pt", "000200.json":
+        train.write_file(tmp_path / "ckpt" / name, {})
+    assert [file.name for file in train.checkpoints_of(tmp_path)] == ["000100.pt", "1000000.pt"]
+
+
 def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
     """The first row is of the untrained model."""
     run = tmp_path / "run"
@@ -124,6 +133,7 @@ def test_one_run_has_one_name():
         ("--no-ic", "L12_H1_D3_no-ic_s0", 3),
         ("--targets 1 3", "L12_H1_D3_targets1-3_s0", 1, 3),
         ("--init out/L2_s0", "L12_H1_D3_initout-L2_s0_s0", 1, 2, 3),
+        ("--task shuffled --D 2", "L12_H1_shuffled_D2_s0", 1, 2),
     ):
         parsed = train.parse_flags(flags.split())
         assert parsed.out == Path("out", name) and parsed.target_symbols == symbols
@@ -144,9 +154,22 @@ def test_killed_and_resumed_ends_bitwise_as_uninterrupted(tmp_path):
         out, err = process.communicate(timeout=100)
         assert process.returncode == code, err
         assert not (run / "model.pt").exists() and train.read_log(run)[-1]["step"] < 400
-        assert blow == signal.SIGKILL or "to continue, add --resume" in out
+        command = f"-m train {shlex.join(map(str, long))} --out {run} --resume\n"
+        assert blow == signal.SIGKILL or out.endswith(command)
         out = output_of(train, *long, "--out", run, "--resume")
         assert "resumed" in out and runs_equal(run, whole)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_slow_step_at_once(tmp_path):
+    slow = [*WHOLE, "--width", 512, "--batch", 30000, "--examples", 0]
+    process, began = start("train", *slow, "--out", tmp_path / "run"), time.time()
+    wait_for((tmp_path / "run/log.jsonl").exists)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGINT and time.time() - began < 60
 
 
 class Killed(BaseException):
@@ -185,6 +208,9 @@ def test_threads_dtype_and_younger_flags_are_restored(tmp_path, whole, monkeypat
     other = "float32" if train.native_dtype("cpu") == "bfloat16" else "bfloat16"
     monkeypatch.setattr(train, "native_dtype", lambda device: other)  # of another processor
     try:
+        saved, state = train.read_file(run / "state.pt"), train.State(train.read_flags(run))
+        state.load_state_dict(saved)
+        assert torch.get_num_threads() == before + 1  # to look at a run changes nothing
         output_of(train, *WHOLE, "--out", run, "--resume")
         assert torch.get_num_threads() == before and runs_equal(run, whole)
     finally:
@@ -240,7 +266,6 @@ def trained(run, *words):
 
 def test_every_flag_does_something(tmp_path, quick):
     """All flags but those of the machine, which may differ when a run is resumed."""
-    assert OTHER.keys() == {*train.SETTINGS}
     base = trained(tmp_path / "base", "--steps", 2)
     for name in OTHER:
         other = trained(tmp_path / name, "--steps", 2, *typed(name, base))

@@ -189,7 +189,6 @@ def main():
         provenance = train.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
         provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
         rows, commands = measure(flags), first_experience(flags)
-        Path("out").mkdir(exist_ok=True)
         train.write_file(Path("out/peers.jsonl"), [provenance, *rows, *commands])
         for table in rows, commands:
             print(markdown(list(table[0]), *(row.values() for row in table)), end="\n\n")

@@ -16,7 +16,7 @@ import shlex
 
 import analyze
 import train
-from ablate import PatchedModel, parts_of, paths_in, read_report, tokens_of
+from ablate import MEAN, PatchedModel, parts_of, paths_in, tokens_of
 from data import command_line, held_out, program, progress
 from extras.pages.information import information
 from extras.studies.stats import knock_out_rises
@@ -32,16 +32,6 @@ CHECKPOINTS = 8  # in the page, evenly spread
 
 
 # ---- what a run directory holds
-
-
-def read_run(folder):
-    """Return the analyze.Run of a run directory; without weights its model is None."""
-    if (folder / "model.pt").exists():
-        return analyze.read_run(folder)
-    flags, report = train.read_flags(folder), read_report(folder)
-    task, log, emergence = flags.problem, train.read_log(folder), analyze.read_emergence(folder)
-    paths = paths_in(report)
-    return analyze.Run(folder, None, flags, task, log, report, paths, emergence)
 
 
 def weights_of(run):
@@ -93,15 +83,6 @@ def describe_sequences(run, batch):
 # ---- what a model does
 
 
-class Predictions(PatchedModel):
-    """A PatchedModel that returns predictions (B, N, symbols*K) in place of losses."""
-
-    @torch.no_grad()
-    def losses(self, heads):
-        with train.precision(self.flags):
-            return self.model(self.batch.inputs, heads).float()
-
-
 def name_answers(run, batch, sequences, predictions):
     """Return for each sequence and chain [[name, squared error], ...] of its target symbols. The
     name is that of the nearest symbol in the sequence, after ≈ where that is not near. predictions:
@@ -133,7 +114,7 @@ def measure(run, weights, batch, sequences, count):
         patterns = model(batch.inputs[:count], return_patterns=True)[1]
     patterns = torch.stack(patterns, 1)  # (count, layers, heads, T, T)
     patterns = (100 * patterns.float()).round().byte()
-    full = Predictions(model, run.flags, batch)
+    full = PatchedModel(model, run.flags, batch, metric=torch.Tensor.float)  # predictions
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
     return patterns.numpy().tobytes(), answers
@@ -176,7 +157,7 @@ def path_rows(run, steps, letters):
         read = columns[path.read.rstrip("*")]
         row |= dict(reader=columns[path.reader], read=read)
         row["brings"] = [letters[k] for k in brought[path]]
-        row |= {name: measured[name] for name in ("necessary", "minimal")}
+        row |= {name: measured[name] for name in ("cost", "without")}
         row["attention"] = [measured["attention"]] * len(steps)
         if path in histories:
             history = histories[path]
@@ -265,9 +246,9 @@ def about(run):
     loss = last.get("confirmed", last["val"])
     summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:
-        verdict = "validated" if report["validated"] else f"not validated: {report['verdict']}"
-        worst = max(report["faithful"], key=lambda name: report["faithful"][name][0])
-        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report["faithful"][worst])
+        verdict = report["verdict"]
+        worst = max(report[MEAN], key=lambda name: report[MEAN][name][0])
+        loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report[MEAN][worst])
         summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
         summary += f" ablated to its mean, the worst symbol, {worst}, has an MSE of {loss}"
         summary += f" on {report['sequences']} fresh sequences."
@@ -336,7 +317,7 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     with program("extras.pages.explore"):
         args = p.parse_args()
-        data = [data_of(read_run(folder)) for folder in args.run]
+        data = [data_of(analyze.read_run(folder)) for folder in args.run]
         runs = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
         script = (HERE / "explorer.js").read_text(encoding="utf-8")
         write(args.out, page("Inside a transformer", BODY, data, script, runs))

@@ -245,11 +245,11 @@ function drawCircuit() {
 
 function drawPath(number) {
   if (!run.paths.length) return $("path").replaceChildren();
-  const { title, brings, necessary, minimal } = run.paths[number];
+  const { title, brings, cost, without } = run.paths[number];
   const share = (value) => Math.max(0, Math.min(1, value / 2));
   const bar = ([mean, low, high]) => h`<td><span class="bar" style="--share:${share(mean)}"></span>
     ${mean.toFixed(2)} <small>[${low.toFixed(2)}, ${high.toFixed(2)}]</small>`;
-  const rows = run.symbols.map((name) => h`<tr><th>${name}${[necessary, minimal].map((losses) =>
+  const rows = run.symbols.map((name) => h`<tr><th>${name}${[cost, without].map((losses) =>
     bar(losses[name]))}`);
   const brought = brings.length ? `It brings ${brings.join(" and ")} to its reader. ` : "";
   put("path", `${title},${atTheEnd()}`, `${brought}Squared errors when the path is

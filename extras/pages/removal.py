@@ -16,9 +16,11 @@ from ablate import PatchedModel, paths_in
 from data import UserError, command_line, held_out, program, progress
 from extras.studies.stats import knock_out_rises
 
+import torch
 from matplotlib.ticker import LogLocator
 
 
+@torch.no_grad()
 def measure(folder, run):
     """Add the losses without each path to what emergence.json holds, and return it."""
     emergence, flags = run.emergence, run.flags
@@ -32,7 +34,7 @@ def measure(folder, run):
         for path, row in paths_in(emergence).items():
             measured.append((row["without"], patched.knock_out([path])))
         for curves, losses in measured:
-            for curve, loss in zip(curves.values(), losses.mean(0).tolist(), strict=True):
+            for curve, loss in zip(curves.values(), losses.mean((0, 1)).tolist(), strict=True):
                 curve.append(round(loss, 4))
     train.write_file(folder / "emergence.json", emergence)
     return emergence

@@ -3,7 +3,8 @@ for the read, or can it do without an early start (Section 9.1)?
 
     python -m extras.studies.late "1b -> 1a" 200 --layers 12 --heads 1 --D 3 --out out/late
 
-The reader attends as if the token that it reads were not there. config.json of the run then has
+The reader attends as if the token that it reads were not there; one that could see nothing else
+writes nothing. config.json of the run then has
 "late": ["1b -> 1a", 200] beside the flags.
 """
 
@@ -21,7 +22,7 @@ def heads_without(read, flags, positions):
 
     def write(pattern, values):
         pattern = pattern * seen
-        return pattern / pattern.sum(-1, keepdim=True) @ values
+        return pattern / pattern.sum(-1, keepdim=True).clamp(min=1e-37) @ values
 
     return {(layer, head): write for layer in range(flags.layers) for head in range(flags.heads)}
 
@@ -42,7 +43,8 @@ def main():
         p.add_argument("until", type=number(int, 1), help="the step from which on it is free")
         args, rest = p.parse_known_args()
         flags = train.parse_flags(rest)
-        if not {*args.read.split(" -> ")} <= {*flags.problem.names} or " -> " not in args.read:
+        roles = args.read.split(" -> ")
+        if len(roles) != 2 or not {*roles} <= {*flags.problem.names}:
             raise UserError(f"{args.read} is no read: write two roles, as in 1b -> 1a")
         run_once(flags, args.read, args.until)
         print(train.summary(flags.out))

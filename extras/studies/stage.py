@@ -8,7 +8,10 @@ import importlib
 import sys
 
 
+STAGES = "data", "train", "sweep", "ablate", "analyze"
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] in ([], ["-h"], ["--help"]):
+    if not {*sys.argv[1:2]} & {*STAGES}:
         sys.exit(__doc__)
     importlib.import_module(sys.argv.pop(1)).main()
