@@ -11,7 +11,7 @@ import math
 from ablate import by_head, parts_of, paths_in
 from data import command_line, program
 from extras import studies
-from extras.studies import circuits, metrics, order
+from extras.studies import metrics, order
 from extras.studies.onset import with_onsets
 from extras.studies.rows import RESULTS, committed, once, settings_of
 from extras.studies.theory import least_layers, paper_bound
@@ -165,13 +165,11 @@ def sections_5_and_7():
 # ---- Section 8 and Appendix E
 
 
-def searched_and_faithful():
-    """Return the rows of solved chain models of more than one layer whose circuit was searched, and
-    those of them whose circuit is faithful, so that all else can be ablated."""
-    rows = [row for row in committed("*") if row["flags"].task == "chain"]
-    rows = [row for row in once(rows) if row["flags"].layers > 1]
-    searched = [*filter(circuits.searched, rows)]
-    return searched, [row for row in searched if row["report"]["paths"]]
+def with_circuit():
+    """Return the rows of chain models of more than one layer with a validated circuit."""
+    rows = [row for row in committed("*") if row["report"].get("validated")]
+    rows = [row for row in rows if row["flags"].task == "chain" and row["flags"].layers > 1]
+    return once(rows)
 
 
 def heads_of(row):
@@ -205,14 +203,13 @@ def different_pairs(rows):
 
 
 def section_8():
-    searched, faithful = searched_and_faithful()
-    solved = []
+    found, solved = with_circuit(), []
     for rows in committed("[ABC]"), committed("adamw/*"), committed("literal/no_aid_*"):
         solved.append([(row["flags"], row["mse"] < 0.01) for row in rows if order.ended(row)])
     again, literal = map(count, solved[1:])
 
     # heads
-    heads = [(row["flags"], len(heads_of(row))) for row in faithful]
+    heads = [(row["flags"], len(heads_of(row))) for row in found]
     four = [(flags, n == 4) for flags, n in heads if flags.D == 3]
     ranges = {}
     for name, pairs in by_column(heads).items():
@@ -220,7 +217,7 @@ def section_8():
     more = [(flags, n > max(least_layers(flags.problem))) for flags, n in heads]
 
     # the paper's test
-    tests = [(row["flags"], row["report"]["paper"]) for row in searched if "paper" in row["report"]]
+    tests = [(row["flags"], row["report"]["paper"]) for row in found if "paper" in row["report"]]
     hard = [(flags, test["held"] < 0.05) for flags, test in tests]
     needed = [(flags, all(0.17 <= x <= 0.89 for x in test["removed"])) for flags, test in tests]
     both = [pair for pair, (_, low) in zip(needed, hard, strict=True) if low]
@@ -228,8 +225,8 @@ def section_8():
     return dict(
         solved=(solved[0], f"two repeated elsewhere: {again}; literal settings: {literal}"),
         useless=([(flags, 2 * n < flags.layers * flags.heads) for flags, n in heads], ""),
-        previous=([(row["flags"], first_goes_back(row)) for row in faithful], ""),
-        differ=(different_pairs(faithful), ""),
+        previous=([(row["flags"], first_goes_back(row)) for row in found], ""),
+        differ=(different_pairs(found), ""),
         four=(four, f"above the least number: {count(more)}", ranges),
         hard=(hard, ""),
         range=(needed, f"of those below 0.05 above: {count(both)}"),
@@ -257,7 +254,8 @@ def lost_without(row, kind, names):
     answers = []
     for path in row["report"]["paths"]:
         if KIND(**path) == kind:
-            losses = [full[name][0] + path["necessary"][name][0] for name in names]
+            cost = path.get("cost") or path["necessary"]  # as a report before this search calls it
+            losses = [full[name][0] + cost[name][0] for name in names]
             answers.append(min(losses) >= flags.problem.learned_below)
     return flags, any(answers)
 
@@ -289,8 +287,8 @@ def sections_9_and_10():
 
     # what grows, and what is reused
     rows = once([row for row in committed(*order.EMERGED) if row["emergence"]])
-    faithful, reuse, control = searched_and_faithful()[1], [], []
-    for row in faithful:
+    reuse, control = [], []
+    for row in with_circuit():
         reuse.append(lost_without(row, "1b -> 1a", row["flags"].target_names[1:]))
         control.append(lost_without(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]))
     rope = [row["onsets"]["1b -> 1a"] for row in with_onsets("qk")]

@@ -193,12 +193,12 @@ def measure_run(row, n=SEQUENCES):
     for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
         model, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
-        loss = patched.baseline[:, 0].mean().item()
+        loss = patched.baseline[..., 0].mean().item()
         if loss < flags.problem.learned_below:
             kinds = {}
             for kind in kinds_of_read(flags):
                 paths = [Path(*head, *kind.split(" -> ")) for head in patched.reference.reads]
-                rise = patched.knock_out(paths)[:, 0].mean().item() - loss
+                rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
             return dict(run=name_of(row), step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
