@@ -167,7 +167,7 @@ def conditional_claim():
 - **Either of x and y may come first**: {y_first} of {len(both)} runs that learn both learn y first.
 - **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it, at
   most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run knows both
-  for its last {min(never):.0f} steps and never learns z.
+  for its last {min(never):.0f} steps and does not learn z.
 - **If x or y is not asked for**, {known} of {len(fair)} runs learn anything, with at least the
   steps in which their seed learns all three; nor do {len(part) - len(fair)} more with fewer steps.
 
