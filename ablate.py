@@ -25,7 +25,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from data import UserError, command_line, held_out, number, program, progress
+from data import LOSS, UserError, command_line, held_out, number, partial_losses, program, progress
 from train import keep_freed_memory, load, precision, read_file, sequences, write_file
 
 import torch
@@ -162,20 +162,20 @@ class PatchedModel:
 
     aligned: ANOTHER sequence is the one of the same number in the reference, such as a corrupted
     twin; else one is drawn for each. metric: a function of the predictions (B, N, symbols*K) that
-    is returned in place of the losses, the squared errors of every answer (B, N, symbols)."""
+    is returned in place of the losses of every answer (B, N, symbols)."""
 
     def __init__(self, model, flags, batch, reference=None, aligned=False, metric=None):
         self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
         self.reference = reference or Reference(model, flags)
-        self.metric = metric or self.squared_errors
+        self.metric = metric or self.losses_of_answers
         B, n = len(batch.inputs), len(self.reference.batch.inputs)
         drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         self.drawn = torch.arange(B) if aligned else drawn  # for ANOTHER
         self.functions = {}  # of `ablate`: two circuits that are compared differ in one head
 
-    def squared_errors(self, predictions):
-        errors = (predictions.float() - self.batch.targets).square()
-        return errors.unflatten(-1, (-1, self.flags.K)).mean(-1)
+    def losses_of_answers(self, predictions):
+        answers, targets = predictions[:, :, None], self.batch.targets[:, :, None]  # each alone
+        return partial_losses(answers, targets, self.flags.K)
 
     def losses(self, heads):
         """Return the losses with these head functions, {(layer, head): f}."""
@@ -584,7 +584,8 @@ def check_model(model, flags):
 
 def print_report(report):
     """Print the report in lines that explain themselves."""
-    print(f"MSE on {report['sequences']} fresh sequences in {report['dtype']}, two standard errors")
+    n, dtype = report["sequences"], report["dtype"]
+    print(f"{LOSS}, {n} fresh sequences, {dtype} [two standard errors below and above]")
     titles = {
         "full_model": "full model",
         MEAN: "all else at its mean",
@@ -603,7 +604,7 @@ def print_report(report):
     if report["paths"]:
         print(f"\nthe worst symbol of {report['path_sequences']} of them, if one path is ablated:")
         circuit = f"circuit, {report['ablation']}"
-        print(f"path                 attention   rise of the full model   MSE of the {circuit}")
+        print(f"path                 attention   rise of the full model   loss of the {circuit}")
     for path, row in paths_in(report).items():
         cost = max(mean for mean, _, _ in row["cost"].values())
         without = max(mean for mean, _, _ in row["without"].values())
@@ -611,7 +612,7 @@ def print_report(report):
         print(f"{path!s:21s}{row['attention']:9.2f}{cost:25.3f}{without:21.3f}{spare}")
     if "paper" in report:
         held, passed = report["paper"]["held"], report["paper"]["passed"]
-        print(f"\nthe paper's test: MSE {held:.3f}, passed: {passed}")
+        print(f"\nthe paper's test: loss {held:.3f}, passed: {passed}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 
