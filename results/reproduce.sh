@@ -320,7 +320,8 @@ for seed in 0 1 2; do
   [ "$seed" = 2 ] || echo "4 loss metrics/L2_D5_s$seed $short --layers 2 --D 5 --seed $seed"
 done | make_runs
 
-# the related systems (extras/mechanisms/README.md)
+# Figures 3 and 8, and the related systems (extras/mechanisms/README.md)
+python -m extras.studies.theory --figure "$folder/figures/flow.png"
 for name in memories recall bigrams noise hops; do
   [ -e "$folder/mechanisms/$name.json" ] || python -m extras.mechanisms "$name" --out "$folder/mechanisms"
 done
@@ -368,6 +369,7 @@ python -m extras.pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.h
 for model in SmolLM2-135M-Instruct gemma-3-270m; do
   python -m extras.llm.weights choices --model "$model" --out "$folder/llm"
   python -m extras.llm.weights hops --model "$model" --seed 1 --out "$folder/llm"
+  python -m extras.llm.weights late --model "$model" --out "$folder/llm"
 done
 python -m extras.llm.inside --out "$folder/llm"
 python -m extras.llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"

@@ -1,6 +1,6 @@
 """Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m extras.mechanisms recall                            # about a minute on one core
+    python -m extras.mechanisms recall                            # about 7 minutes on one core
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
