@@ -13,6 +13,7 @@ import collections
 import functools
 import itertools
 import math
+import pathlib
 
 from ablate import Path
 from analyze import save_figure
@@ -402,6 +403,6 @@ def draw_flow(path, D=5):
 if __name__ == "__main__":
     with program("python -m extras.studies.theory"):
         p = command_line("python -m extras.studies.theory", __doc__)
-        p.add_argument("--figure", metavar="FILE", help="draw Figures 3 and 8 into FILE instead")
+        p.add_argument("--figure", type=pathlib.Path, help="draw Figures 3 and 8 into this file")
         figure = p.parse_args().figure
         draw_flow(figure) if figure else main()
