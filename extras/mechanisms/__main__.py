@@ -7,7 +7,7 @@ from pathlib import Path
 from analyze import save_figure
 from data import command_line, program
 from extras import mechanisms
-from train import read_file
+from train import read_file, writing
 
 
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")
@@ -23,7 +23,8 @@ def measure(tasks, path):
                 print(f"{function.__name__} {arguments}", flush=True)
                 values = [function(seed, **arguments) for seed in range(seeds)]
                 measured.append(arguments | dict(values=values))
-                path.write_text(json.dumps(results))
+                with writing(path):
+                    path.write_text(json.dumps(results))
     return results
 
 
@@ -38,7 +39,6 @@ def main():
 
         module = importlib.import_module(f"extras.mechanisms.{args.name}")
         path = args.out / f"{args.name}.json"
-        args.out.mkdir(parents=True, exist_ok=True)
         results = measure(module.TASKS, path)
         for function, _, _, table in module.TASKS:
             if table:
