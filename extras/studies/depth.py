@@ -422,16 +422,22 @@ def print_alone(out):
 
 
 def print_width(out):
-    """Print how many models with smaller and with larger heads solve x_1."""
-    rows = [row for row in one_layer_rows(sizes=True) if row["other"]]
-    for size in sorted({int(row["other"].split()[-1]) for row in rows}):
-        group = [row for row in rows if row["other"].endswith(f" {size}")]
-        few = [solves(row) for row in group if row["heads"] <= row["N"]]
-        many = [solves(row) for row in group if row["heads"] >= 2 * row["N"]]
+    """Print how many models solve x_1 with heads of each size."""
+    groups = collections.defaultdict(list)
+    for row in one_layer_rows(sizes=True):
+        groups[size_of(row)].append(row)
+    for size in sorted(groups):
+        few = [solves(row) for row in groups[size] if row["heads"] <= row["N"]]
+        many = [solves(row) for row in groups[size] if row["heads"] >= 2 * row["N"]]
         out(
-            f"- heads of {size} numbers: {sum(few)} of {len(few)} models with N heads or fewer solve"
+            f"- heads of {size} numbers: {sum(few)} of {len(few)} models with N or fewer solve x_1,"
         )
-        out(f"  x_1, and {sum(many)} of {len(many)} with 2N or more")
+        out(f"  and {sum(many)} of {len(many)} with 2N or more")
+
+
+def size_of(row):
+    """Return the head size of a row of one layer."""
+    return int(row["other"].split()[-1]) if row["other"] else 32
 
 
 def prediction_of(line, groups):
@@ -631,8 +637,7 @@ def draw_width(path=FIGURES / "width.png"):
     groups = collections.defaultdict(list)
     for row in one_layer_rows(sizes=True):
         served = sum(loss < SERVED for loss in row["how"]["by_slot"]) / row["N"]
-        size = int(row["other"].split()[-1]) if row["other"] else 32
-        groups[row["N"]].append((row["heads"] / row["N"], size, served))
+        groups[row["N"]].append((row["heads"] / row["N"], size_of(row), served))
     figure, panel = plt.subplots(figsize=(7.4, 4.6), layout="constrained")
     for number, N in enumerate(sorted(groups)):
         shared = collections.defaultdict(list)
