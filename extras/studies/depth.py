@@ -429,10 +429,8 @@ def print_width(out):
     for size in sorted(groups):
         few = [solves(row) for row in groups[size] if row["heads"] <= row["N"]]
         many = [solves(row) for row in groups[size] if row["heads"] >= 2 * row["N"]]
-        out(
-            f"- heads of {size} numbers: {sum(few)} of {len(few)} models with N or fewer solve x_1,"
-        )
-        out(f"  and {sum(many)} of {len(many)} with 2N or more")
+        out(f"- heads of {size} numbers: {sum(few)} of {len(few)} models with N or fewer solve")
+        out(f"  x_1, {sum(many)} of {len(many)} with 2N or more")
 
 
 def size_of(row):
