@@ -362,12 +362,12 @@ def print_shuffled(out):
 
 def print_heads(out):
     """Print how many models of one layer read by an address and the values of all places."""
-    for name, wanted in ("N + 1", lambda H, N: H == N + 1), ("2N", lambda H, N: H == 2 * N):
+    for name, heads in ("N + 1", {2: 3, 4: 5, 8: 9}), ("2N", {2: 4, 4: 8, 8: 16}):
         texts = []
-        for N in (2, 4, 8):
-            group = [row for row in one_layer_rows() if row["N"] == N and wanted(row["heads"], N)]
+        for shape in heads.items():
+            group = [row for row in one_layer_rows() if (row["N"], row["heads"]) == shape]
             texts.append(f"{sum(map(has_address_and_values, group))} of {len(group)}")
-        out(f"with {name} heads {', '.join(texts)};")
+        out(f"- with {name} heads {', '.join(texts)}")
 
 
 def has_address_and_values(row):
@@ -392,7 +392,7 @@ def print_swaps(out):
         hows = [row["how"] for row in rows]
         both = ("swap", "address heads"), ("swap_rest", "all others")
         for name, heads in both if hows else ():
-            new = span([how[name][0] - how["full"][-1] for how in hows])
+            new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in hows])  # no -0
             old = span([how[name][1] for how in hows])
             lines.append((f"{layers}, n = {len(hows)}", heads, new, old))
     out(markdown(("models", "swapped", "rise to the new value", "error to the own"), *lines))
