@@ -25,7 +25,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from data import UserError, command_line, held_out, number, program, progress
+from data import LOSS, UserError, command_line, held_out, number, partial_losses, program, progress
 from train import keep_freed_memory, load, precision, read_file, sequences, write_file
 
 import torch
@@ -125,7 +125,10 @@ def read_report(run):
 
 def paths_in(report):
     """Return {Path: its row} of the circuit in a report."""
-    return {Path(*(row[name] for name in Path._fields)): row for row in report.get("paths", [])}
+    rows = {}
+    for row in report.get("paths", []):
+        rows[Path(row["layer"], row["head"], row["reader"], row["read"])] = row
+    return rows
 
 
 # ---- a model with parts of what its heads read ablated
@@ -159,20 +162,20 @@ class PatchedModel:
 
     aligned: ANOTHER sequence is the one of the same number in the reference, such as a corrupted
     twin; else one is drawn for each. metric: a function of the predictions (B, N, symbols*K) that
-    is returned in place of the losses, the squared errors of every answer (B, N, symbols)."""
+    is returned in place of the losses of every answer (B, N, symbols)."""
 
     def __init__(self, model, flags, batch, reference=None, aligned=False, metric=None):
         self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
         self.reference = reference or Reference(model, flags)
-        self.metric = metric or self.squared_errors
+        self.metric = metric or self.losses_of_answers
         B, n = len(batch.inputs), len(self.reference.batch.inputs)
         drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         self.drawn = torch.arange(B) if aligned else drawn  # for ANOTHER
         self.functions = {}  # of `ablate`: two circuits that are compared differ in one head
 
-    def squared_errors(self, predictions):
-        errors = (predictions.float() - self.batch.targets).square()
-        return errors.unflatten(-1, (-1, self.flags.K)).mean(-1)
+    def losses_of_answers(self, predictions):
+        answers, targets = predictions[:, :, None], self.batch.targets[:, :, None]  # each alone
+        return partial_losses(answers, targets, self.flags.K)
 
     def losses(self, heads):
         """Return the losses with these head functions, {(layer, head): f}."""
@@ -283,16 +286,14 @@ def candidates(reference, task, floor):
             stars[Path(layer, head, ends[i], ends[j] + "*")] = every[i, j].item()
 
     # an intermediate token must have read something before it is read, and be read after it reads
-    useless = True
-    while useless:
-        useless = []
-        for path in plain:
+    before = None
+    while len(plain) != before:
+        before = len(plain)
+        for path in list(plain):
             fed = {other.reader for other in plain if other.layer < path.layer}.union(task.names)
             used = {other.read for other in plain if other.layer > path.layer}.union(task.names)
             if path.read not in fed or path.reader not in used:
-                useless.append(path)
-        for path in useless:
-            del plain[path]
+                del plain[path]
 
     ranked = {}
     for group in plain, stars:
@@ -548,27 +549,7 @@ def check_model(model, flags):
         raise UserError("the run predicts some symbols only: choose one that predicts all of them")
     B, T = 16, flags.problem.T
     reference = Reference(model, flags, n=B)
-
-    def predict(heads, inputs=reference.batch.inputs):
-        with precision(flags):
-            return model(inputs, heads)
-
-    predictions, shape = predict({}), tuple(reference.batch.targets.shape)
-    if getattr(predictions, "shape", None) != shape:
-        raise UserError(f"the model must return its predictions, a tensor of shape {shape}")
-    if not predictions.isfinite().all():
-        raise UserError("the model returns predictions that are not finite")
-
-    def differ(predictions, others):
-        # bfloat16 alone moves a few answers of a model that is unsure of them
-        return (predictions.float() - others.float()).square().mean() > 1e-3
-
-    if differ(predictions, predict({})):
-        raise UserError("the model answers otherwise the second time: call eval(), no dropout")
-    if differ(predictions, predict(dict.fromkeys(reference.reads, torch.matmul))):
-        raise UserError("the model answers otherwise if each f returns pattern @ values")
-
-    # each head alone: what is given to its function, and whether what it returns is used
+    inputs, shape = reference.batch.inputs, reference.batch.targets.shape
     for head, read in reference.reads.items():
         f, calls = f"f of layer {head[0]}, head {head[1]}", reference.calls[head]
         if calls != 1:
@@ -576,15 +557,35 @@ def check_model(model, flags):
         pattern, values = read
         if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
             raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
-        other = predict({head: lambda _, values: values + 100 * torch.randn_like(values)})
-        if values.any() and torch.equal(other, predictions):
-            raise UserError(f"the model does not use what {f} returns (or give it values 0)")
 
-    # all heads together: nothing else moves anything between tokens
+    def predict(heads, inputs=inputs):
+        with precision(flags):
+            predictions = model(inputs, heads)
+        if getattr(predictions, "shape", None) != shape or not predictions.isfinite().all():
+            raise UserError(f"the model must return finite predictions, of shape {tuple(shape)}")
+        return predictions.float()
+
+    def differ(predictions, others):  # bfloat16 alone moves answers of which a model is unsure
+        return (predictions - others).square().mean() > 1e-3
+
+    if differ(predict({}), predict(dict.fromkeys(reference.reads, torch.matmul))):
+        raise UserError("the model answers otherwise the second time, when f is pattern @ values")
+
+    # what each f returns is used
+    for head, (_, values) in reference.reads.items():
+        noise = {head: lambda _, values: values + 100 * torch.randn_like(values)}
+        if values.any() and torch.equal(predict({}), predict(noise)):
+            raise UserError(
+                f"the model does not use what f of {head} returns (or give it values 0)"
+            )
+
+    # with all heads silent, a query knows nothing of the tokens before, such as whose x_1 is which
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
-    inputs = reference.batch.inputs
-    others = inputs.roll(1, 0)
-    others[:, -flags.N :] = inputs[:, -flags.N :]
+    sequence, others = torch.arange(B)[:, None], inputs.clone()
+    for role, k in enumerate(flags.problem.roles.values()):
+        if k > 0:
+            tokens = reference.batch.positions[:, :, role]
+            others[sequence, tokens, : flags.K] = inputs[sequence, tokens.roll(1, 1), : flags.K]
     if differ(predict(silent), predict(silent, others)):
         raise UserError("the model knows other tokens although each f returns 0: let f bring them")
 
@@ -594,7 +595,8 @@ def check_model(model, flags):
 
 def print_report(report):
     """Print the report in lines that explain themselves."""
-    print(f"MSE on {report['sequences']} fresh sequences in {report['dtype']}, two standard errors")
+    n, dtype = report["sequences"], report["dtype"]
+    print(f"{LOSS}, {n} fresh sequences, {dtype} [two standard errors below and above]")
     titles = {
         "full_model": "full model",
         MEAN: "all else at its mean",
@@ -613,7 +615,7 @@ def print_report(report):
     if report["paths"]:
         print(f"\nthe worst symbol of {report['path_sequences']} of them, if one path is ablated:")
         circuit = f"circuit, {report['ablation']}"
-        print(f"path                 attention   rise of the full model   MSE of the {circuit}")
+        print(f"path                 attention   rise of the full model   loss of the {circuit}")
     for path, row in paths_in(report).items():
         cost = max(mean for mean, _, _ in row["cost"].values())
         without = max(mean for mean, _, _ in row["without"].values())
@@ -621,7 +623,7 @@ def print_report(report):
         print(f"{path!s:21s}{row['attention']:9.2f}{cost:25.3f}{without:21.3f}{spare}")
     if "paper" in report:
         held, passed = report["paper"]["held"], report["paper"]["passed"]
-        print(f"\nthe paper's test: MSE {held:.3f}, passed: {passed}")
+        print(f"\nthe paper's test: loss {held:.3f}, passed: {passed}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 

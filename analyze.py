@@ -23,8 +23,18 @@ import pathlib
 from typing import NamedTuple
 
 import train
-from ablate import MEAN, Path, attention_on, parts_of, paths_in, read_report, tokens_of, worst_of
-from data import Task, command_line, held_out, program, progress
+from ablate import (
+    MEAN,
+    Path,
+    attention_on,
+    by_head,
+    parts_of,
+    paths_in,
+    read_report,
+    tokens_of,
+    worst_of,
+)
+from data import LOSS, Task, command_line, held_out, program, progress
 from train import load, precision, read_file, read_log, sequences, write_file
 
 import matplotlib
@@ -33,9 +43,6 @@ import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import FancyArrowPatch
-
-
-CIRCUIT = "tab:red"  # the colour of the circuit in every figure
 
 
 class Run(NamedTuple):
@@ -62,32 +69,6 @@ def read_run(folder):
     return Run(folder, model, flags, flags.problem, log, report, paths_in(report), emergence)
 
 
-def panels(count, columns, width, height, **options):
-    """Return (figure, [axes, ...]): a grid of panels, each of width x height inches."""
-    rows = math.ceil(count / columns)
-    shape = dict(figsize=(width * columns, height * rows + 1), squeeze=False, layout="constrained")
-    figure, grid = plt.subplots(rows, columns, **shape, **options)
-    for axes in grid.flat[count:]:
-        axes.axis("off")
-    return figure, list(grid.flat[:count])
-
-
-def add_title(figure, run, caption):
-    """Name the run above a figure, and say there what the figure shows."""
-    figure.suptitle(f"{run.flags.title}, step {run.log[-1]['step']}\n{caption}", fontsize=10)
-
-
-def save_figure(figure, path):
-    """Write a matplotlib figure as a PNG and close it."""
-    figure.savefig(path, dpi=130, format="png")
-    plt.close(figure)
-
-
-def symbol_color(k, symbols):
-    """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
-    return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
-
-
 # ---- Figure 6: losses
 
 
@@ -105,34 +86,40 @@ def first_below(steps, losses, level):
 
 def crossings(rows, flags):
     """Return {symbol: the step at which it was learned, or None} from the rows of a log."""
-    steps, level = [row["step"] for row in rows], flags.problem.learned_below
-    names = flags.target_names
-    return {name: first_below(steps, [row[name] for row in rows], level) for name in names}
+    steps = [row["step"] for row in rows]
+    level = flags.problem.learned_below
+    found = {}
+    for name in flags.target_names:
+        found[name] = first_below(steps, [row[name] for row in rows], level)
+    return found
 
 
 def draw_curves(run):
     """The losses, the steps at which symbols were learned, and the plateaus."""
     flags, rows = run.flags, run.log
-    steps, validation = [row["step"] for row in rows], [row["val"] for row in rows]
+    steps = [row["step"] for row in rows]
+    validation = [row["val"] for row in rows]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    figure.suptitle(f"{flags.title}: validation MSE {validation[-1]:.4f} at step {steps[-1]}")
+    figure.suptitle(f"{flags.title}: validation loss {validation[-1]:.4f} at step {steps[-1]}")
 
     # left: all symbols together
     left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     left.plot(steps, validation, color="black", label="validation, 1024 sequences")
     if flags.stop_below:
         left.axhline(flags.stop_below, color="tab:green", ls="--", label="--stop-below")
-    left.set(xlabel="training step", ylabel="mean squared error", yscale="log")
+    left.set(xlabel="training step", ylabel=LOSS, yscale="log")
     left.legend(fontsize="small", loc="lower left")
 
     # right: each symbol alone
     for name, crossing in crossings(rows, flags).items():
-        color, label = symbol_color(int(name[2:]), flags.problem.symbols - 1), f"${name}$"
+        color = symbol_color(int(name[2:]), flags.problem.symbols - 1)
+        label = f"${name}$"
         if crossing is not None:
             right.plot(crossing, flags.problem.learned_below, "o", color=color)
             label += f", below {flags.problem.learned_below:.3g} at step {crossing:.0f}"
         right.plot(steps, [row[name] for row in rows], color=color, label=label)
-    right.set(xlabel="training step", ylabel="validation MSE of each symbol", ylim=(0, 1.2))
+    highest, _ = flags.problem.plateaus[0]
+    right.set(xlabel="training step", ylabel="of each symbol, validation", ylim=(0, 1.2 * highest))
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
 
     # both: the plateaus, and what a model on each of them does
@@ -151,21 +138,25 @@ def draw_attention_maps(run):
     """The attention pattern of every head on one held-out sequence; the heads of the circuit are
     framed."""
     # the patterns of all heads, and the names of the tokens
-    batch, patterns = sequences(run.flags, held_out("validation", 1)), {}
+    batch = sequences(run.flags, held_out("validation", 1))
     with precision(run.flags):
         _, layers = run.model(batch.inputs, return_patterns=True)
+    patterns = {}
     for layer, heads in enumerate(layers):
-        patterns |= {(layer, head): pattern for head, pattern in enumerate(heads[0])}
+        for head, pattern in enumerate(heads[0]):
+            patterns[layer, head] = pattern
     names = [run.task.labels[symbol] for symbol in batch.symbols[0].tolist()]
 
     # a panel for each head
     columns = run.flags.heads if run.flags.heads > 1 else min(4, len(patterns))
     figure, grid = panels(len(patterns), columns, 3.4, 3.2)
-    circuit_heads = {path[:2] for path in run.paths}
+    circuit_heads = by_head(run.paths)
     for axes, ((layer, head), pattern) in zip(grid, patterns.items(), strict=True):
         image = axes.imshow(pattern.numpy(), cmap="Blues", vmin=0, vmax=1)
         label_blocks(axes, run.task, names)
-        color, width = ("black", 0.8) if (layer, head) not in circuit_heads else (CIRCUIT, 2)
+        color, width = "black", 0.8
+        if (layer, head) in circuit_heads:
+            color, width = CIRCUIT, 2
         axes.set_title(f"L{layer}H{head}", fontsize=13, color=color)
         axes.spines[:].set(color=color, linewidth=width)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
@@ -180,7 +171,8 @@ def draw_attention_maps(run):
 
 def label_blocks(axes, task, names):
     """Draw lines where blocks begin; write the roles large and the names of the tokens small."""
-    middles, roles, start = [], [], 0
+    middles, roles = [], []
+    start = 0
     for block in task.blocks:
         axes.axhline(start - 0.5, color="black", lw=0.4)
         axes.axvline(start - 0.5, color="black", lw=0.4)
@@ -211,7 +203,9 @@ def columns_of(task, paths):
         role, offset = parts_of(end)
         return order.index(role), offset
 
-    ends = {*order} | {end.rstrip("*") for path in paths for end in path[2:]}
+    ends = set(order)
+    for path in paths:
+        ends.update([path.reader, path.read.rstrip("*")])
     return {end: column for column, end in enumerate(sorted(ends, key=place))}
 
 
@@ -224,8 +218,9 @@ def diagram_size(task, paths):
 def draw_diagram(axes, task, paths, labels, colors):
     """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
     path; labels and colors: {path: of its arrow}. Return {path: (arrow, label)}."""
-    layers, columns = sorted({path.layer for path in paths}), columns_of(task, paths)
-    several_heads, drawn = any(path.head for path in paths), {}
+    layers = sorted({path.layer for path in paths})
+    columns = columns_of(task, paths)
+    several_heads = any(path.head for path in paths)
 
     # a line for each token, with a dot at the input and after each layer
     names = []
@@ -246,13 +241,14 @@ def draw_diagram(axes, task, paths, labels, colors):
     def across(path):
         return columns[path.read.rstrip("*")], columns[path.reader]
 
+    drawn = {}
     for path in sorted(paths, key=lambda path: max(across(path)) - min(across(path))):
         # upward from what is read to its reader; bent if another head of the layer has this path
         (x0, x1), y = across(path), layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
         style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
-        style |= dict(ls="--" if "*" in path.read else "-")
+        style |= dict(ls="--" if path.star else "-")
         arrow = axes.add_patch(FancyArrowPatch((x0, y), (x1, y + 1), **style))
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
@@ -283,7 +279,7 @@ def draw_circuit(run):
     draw_mean_attention(axes, run)
     report = run.report
     verdict = report["verdict"] if report["validated"] else "not validated"
-    dashed = ", dashed from all chains" * any("*" in path.read for path in run.paths)
+    dashed = ", dashed from all chains" * any(path.star for path in run.paths)
     caption = f"circuit, {verdict}; {ARROWS}{dashed}\n"
     caption += f"with all else at its mean, {worst_of(report[MEAN])} is the worst symbol"
     add_title(figure, run, f"{caption} (n = {report['sequences']} sequences)")
@@ -336,8 +332,10 @@ def emergence_steps(emergence):
     """Return {path: the step, linearly interpolated, at which its mean attention first passes 0.5,
     or None}."""
     # a curve that passes above 0.5 is one whose negative passes below -0.5
-    steps, rows = emergence["steps"], paths_in(emergence)
-    return {path: first_below(steps, [-x for x in row["mean"]], -0.5) for path, row in rows.items()}
+    steps = {}
+    for path, row in paths_in(emergence).items():
+        steps[path] = first_below(emergence["steps"], [-x for x in row["mean"]], -0.5)
+    return steps
 
 
 def draw_emergence(run):
@@ -348,15 +346,18 @@ def draw_emergence(run):
     draw_mean_attention(left, run)
 
     # right: the step of each path, dark if late; viridis's brightest colours are too faint
-    steps, labels, colors = emergence_steps(run.emergence), {}, {}
+    steps = emergence_steps(run.emergence)
+    labels, colors = {}, {}
     known = [steps[path] for path in run.paths if steps.get(path) is not None]
     shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
     scale = ScalarMappable(plt.Normalize(min(known, default=0), max(known, default=1)), shades)
     for path in run.paths:
         step = steps.get(path)
-        labels[path] = "never" if path in steps else "not measured"
-        labels[path] = labels[path] if step is None else f"{step:.0f}"
-        colors[path] = "lightgray" if step is None else scale.to_rgba(step)
+        labels[path], colors[path] = "not measured", "lightgray"
+        if step is not None:
+            labels[path], colors[path] = f"{step:.0f}", scale.to_rgba(step)
+        elif path in steps:
+            labels[path] = "never"
     draw_diagram(right, run.task, run.paths, labels, colors)
     n = run.emergence["sequences"]
     right.set_title(f"step at which mean attention first passes 0.5 (n = {n})", fontsize=10)
@@ -398,6 +399,39 @@ def draw_paths(run):
     return figure
 
 
+# ---- what all figures share
+
+
+CIRCUIT = "tab:red"  # the colour of the circuit in every figure
+
+
+def panels(count, columns, width, height, **options):
+    """Return (figure, [axes, ...]): a grid of panels, each of width x height inches."""
+    rows = math.ceil(count / columns)
+    shape = dict(figsize=(width * columns, height * rows + 1), squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(rows, columns, **shape, **options)
+    for axes in grid.flat[count:]:
+        axes.axis("off")
+    return figure, list(grid.flat[:count])
+
+
+def add_title(figure, run, caption):
+    """Name the run above a figure, and say there what the figure shows."""
+    figure.suptitle(f"{run.flags.title}, step {run.log[-1]['step']}\n{caption}", fontsize=10)
+
+
+def save_figure(figure, path):
+    """Write a matplotlib figure as a PNG and close it."""
+    with train.writing(path):
+        figure.savefig(path, dpi=130, format="png")
+    plt.close(figure)
+
+
+def symbol_color(k, symbols):
+    """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
+    return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
+
+
 # ---- the command line
 
 
@@ -421,7 +455,7 @@ def main():
         for name, (draw_figure, needed) in FIGURES.items():
             if needed(run):
                 save_figure(draw_figure(run), folder / name)
-                print(folder / name, flush=True)
+                print(folder / name)
         if not run.model:
             print(f"there is no {folder / 'model.pt'}: finish the training with --resume")
         elif not run.paths:

@@ -371,13 +371,15 @@ def number(kind, low, high=10**9):
 
 
 def progress(what, items):
-    """Yield the items of a list; say on stderr how many are done and how long the rest takes."""
+    """Yield the items of a list; say on stderr, in one line that goes at the end, how many are done
+    and how long the rest takes."""
     began = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
         left = (time.monotonic() - began) / done * (len(items) - done)
-        print(f"\r{what} {done}/{len(items)}, {left:.0f} s left ", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        text = f"{what} {done}/{len(items)}, {left:.0f} s left"
+        print(f"\r{text:50s}", end="", file=sys.stderr)
+    print(f"\r{'':50s}\r", end="", file=sys.stderr)
 
 
 def describe(task, batch):
@@ -391,15 +393,13 @@ def describe(task, batch):
     start = 0
     for block in task.blocks:
         slots, size = block.symbols.shape
+        end = start + slots * size
+        shown = [" ".join(names[token : token + size]) for token in range(start, end, size)]
         title = " ".join(block.roles)
         for first in range(0, slots, task.N):
-            shown = []
-            for slot in range(first, first + task.N):
-                token = start + slot * size
-                shown.append(" ".join(names[token : token + size]))
-            lines.append(f"{title:8s}  " + "  ".join(shown))
+            lines.append(f"{title:8s}  " + "  ".join(shown[first : first + task.N]))
             title = ""
-        start += slots * size
+        start = end
 
     # the targets, query by query
     lines += ["", "What the model must predict at each query:"]

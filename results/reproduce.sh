@@ -27,16 +27,6 @@ make_runs() {
   done
 }
 
-# NAME STEP EVERY: makes a checkpoint a run of its own and finds its circuit; its log has a line each EVERY steps
-circuit_at() {
-  at="$runs/$1_at_$2"
-  mkdir -p "$at"
-  cp "$runs/$1/config.json" "$at"
-  cp "$runs/$1/ckpt/$(printf %06d "$2").pt" "$at/model.pt"
-  head -n $(($2 / $3 + 1)) "$runs/$1/log.jsonl" > "$at/log.jsonl"
-  [ -e "$at/circuit.json" ] || python ablate.py "$at"
-}
-
 # the main command (circuits.md)
 main="--layers 12 --heads 1 --D 3"
 for seed in {0..9}; do
@@ -54,12 +44,19 @@ done | make_runs
 for seed in {0..9}; do
   echo "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
 done | make_runs
+late() {  # SEED UNTIL READ
+  run="$folder/onset/${3// -> /_}_$2_s$1"
+  # shellcheck disable=SC2086
+  [ -e "$run/model.pt" ] || python -m extras.studies.late "$3" "$2" $main --eval-every 10 --stop-below 0.6 --seed "$1" --out "$run"
+}
 for seed in {1..5}; do
-  for read in "1b -> 1a" "2b -> 2a"; do
-    run="$folder/onset/${read// -> /_}_s$seed"
-    # shellcheck disable=SC2086
-    [ -e "$run/model.pt" ] || python -m extras.studies.late "$read" 200 $main --eval-every 10 --stop-below 0.6 --seed "$seed" --out "$run"
-  done
+  late "$seed" 200 "1b -> 1a"
+  late "$seed" 200 "2b -> 2a"
+done
+for seed in {1..3}; do
+  late "$seed" 150 "1b -> 1a"
+  late "$seed" 200 "q -> 1b"
+  late "$seed" 200 "3b -> 3a"
 done
 
 # the same, where W_Q and W_K start as small as all other weights (emergence.md)
@@ -193,8 +190,9 @@ done
 for seed in 5 6; do
   echo "20 circuit runs/again/conditional_s$seed $four $long --seed $seed"
 done | make_runs
+make_runs <<< "15 circuit runs/again/conditional_all_s0 $four --steps 2500 --decay 0.4"
 
-# what weight decay leaves (paper.md): 0.1 to 5 e-folds; one longer run, and its checkpoints
+# the main command at half the width, with weight decay from 0.1 to 5 e-folds (emergence.md)
 narrow="$plain --layers 12 --heads 1 --width 64 --lr 2e-3 --stop-below 0"
 for seed in 0 1 2; do
   for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
@@ -213,9 +211,6 @@ for seed in {3..9}; do
   echo "6 circuit runs/cleaning/muon_e0.3_s$seed $narrow --steps 1600 $more"
 done | make_runs
 make_runs <<< "12 loss runs/cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
-for step in 1600 2000 2500 3000; do
-  circuit_at cleaning/time_s0 "$step" 50
-done
 
 # many depths (depth.md): 115 and 40 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
@@ -317,12 +312,20 @@ for layers in 2 3 4; do
   echo "5 circuit runs/depth/L${layers}_s1 $flags"
 done | make_runs
 
+# models of too few layers, and three metrics (paper.md)
+short="$plain --heads 8 --steps 1500 --stop-below 0 --lr 2e-3 --decay 0.3"
+for seed in 0 1 2; do
+  echo "1 loss metrics/L1_D3_s$seed $short --layers 1 --D 3 --seed $seed"
+  echo "1 loss metrics/L1_D5_s$seed $short --layers 1 --D 5 --seed $seed"
+  [ "$seed" = 2 ] || echo "4 loss metrics/L2_D5_s$seed $short --layers 2 --D 5 --seed $seed"
+done | make_runs
+
 # the related systems (extras/mechanisms/README.md)
 for name in memories recall bigrams noise hops; do
   [ -e "$folder/mechanisms/$name.json" ] || python -m extras.mechanisms "$name" --out "$folder/mechanisms"
 done
 
-# rows of all runs, then the figures of studies, and the explorer; growth.jsonl is extras/studies/waiting.py's of commit 409940f
+# rows of all runs, then the figures of studies, and the explorer
 make_rows() {
   for group in "$runs"/*/; do
     python -m extras.studies.rows "$(basename "$group")" "$group"* --out "$runs"
@@ -332,6 +335,7 @@ make_rows
 figures="$folder/figures"
 python -m extras.studies.order "$runs"/default/s* --out "$figures"
 python -m extras.studies.onset "$folder"/onset/* --out "$figures"
+python -m extras.studies.metrics "$folder"/metrics/* "$folder"/A "$runs"/default/s0 --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
 python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 "$runs"/rope/s4 --out "$figures"
 python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
@@ -340,8 +344,7 @@ chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --scre
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D and the paper's literal settings (paper.md), then Figure 4 with eight seeds and the paper's own sweep. In
-# results/ the literal runs with an aid were stopped early
+# transformer D and the paper's literal settings (paper.md), then Figure 4 with eight seeds and the paper's own sweep
 of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --stop-below 0"
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --stop-below 0 --decay 0 --eval-every 100 --save-every 400"
@@ -352,27 +355,10 @@ make_runs << RUNS
 115 loss runs/literal/no_aid_s0 $literal --beta2 0.999 --clip 0 --warmup 0
 115 loss runs/literal/no_aid_s1 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 1
 115 loss runs/literal/no_aid_s2 $literal --beta2 0.999 --clip 0 --warmup 0 --seed 2
-115 loss runs/literal/clip_s0 $literal --beta2 0.999 --clip 0.1 --warmup 0
-115 loss runs/literal/beta2_s0 $literal --beta2 0.99 --clip 0 --warmup 0
-115 loss runs/literal/warmup_s0 $literal --beta2 0.999 --clip 0 --warmup 100
-RUNS
-for step in 8400 11600 15200 16000 20000 20800; do
-  circuit_at literal/no_aid_s1 "$step" 100
-done
-for step in 20800 22000; do
-  circuit_at literal/no_aid_s2 "$step" 100
-done
-solved="$paper --steps 2500 --stop-below 0 --decay 0 --warmup 0 --eval-every 20 --seed 1"
-solved="$solved --init $runs/literal/no_aid_s1_at_20000"
-make_runs << RUNS
-20 loss runs/literal/from_20000_none $solved --beta2 0.999 --clip 0
-20 loss runs/literal/from_20000_beta2 $solved --beta2 0.99 --clip 0
-20 loss runs/literal/from_20000_clip $solved --beta2 0.999 --clip 0.1
 RUNS
 python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
 make_rows
-python -m extras.studies.literal "$runs/literal.jsonl" --out "$figures"
 python -m extras.studies.circuits "$folder/D" --out "$figures"
 python -m extras.pages.removal "$folder/D"
 python -m extras.pages.film "$folder/D"

@@ -41,6 +41,11 @@ def direct(head, match, b):
     return [(b, match)]
 
 
+def faint(head, match, b):
+    """Most of the attention stays on the query itself."""
+    return [(b, 0.08 * match)]
+
+
 def decoy(head, match, b):
     """Head 0 reads 1b, but says next to nothing of it; head 1 reads the token after 1b."""
     return [(b + head[1], match)]
@@ -216,6 +221,7 @@ FOUND = [  # a model, its only circuit
     (one_step(after_1b, intermediate=True), f"{BY_NEXT}, 1 q 1b+1"),
     (one_step(slot_of_the_layer, layers=5), "0 1b 1a, 1 q 1b, 2 q 1b, 3 q 1b, 4 q 1b"),
     (one_step(direct, layers=3, gains=[0.01]), "0 1b 1a, 2 q 1b"),  # a head carries nothing
+    (one_step(faint, gains=[12.5]), "0 1b 1a, 1 q 1b"),  # found at the second try
     (one_step(decoy, heads=2, gains=[0.01], intermediate=True), f"{BY_NEXT}, 1.1 q 1b+1"),
     (one_step(next_in_one_slot, intermediate=True), f"{BY_NEXT}, 1 q 1b, 1 q 1b+1"),
     # twins: one would do, if the other brought nothing wrong

@@ -247,6 +247,28 @@ def test_planted_circuits_are_validated(D, heads, texts):
         assert rows[path]["attention"] == pytest.approx(1)
 
 
+def test_fresh_sequences_have_donors_of_their_own_and_may_leave_the_mean_alone(monkeypatch):
+    """What circuits are validated on shares no sequence with the search, nor do its donors; and one
+    that fails there under another sequence alone is searched again under the mean."""
+    batches, tried, judge = [], [], ablate.verdict
+
+    def spy(model, flags, batch, reference):
+        batches.append([*batch.inputs, *reference.batch.inputs])
+        return PatchedModel(model, flags, batch, reference)
+
+    def strict(fresh, paths, ablations, threshold):
+        tried.append(ablations)
+        return judge(fresh, paths, ablations, threshold if ANOTHER not in ablations else 0)
+
+    monkeypatch.setattr(ablate, "PatchedModel", spy)
+    monkeypatch.setattr(ablate, "verdict", strict)
+    report = ablate.find_circuit(planted, settings(1, 2), count=256)
+    assert report["verdict"] == "validated under mean ablation alone"
+    assert tried == [(MEAN, ANOTHER), (MEAN, ANOTHER), (MEAN,)]
+    few, many, fresh, shown = ({tuple(x.flatten().tolist()) for x in batch} for batch in batches)
+    assert not (few | many) & (fresh | shown) and shown <= fresh
+
+
 CONDITIONAL = "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c"
 
 

@@ -85,16 +85,20 @@ def half(x, heads):
 
 
 REFUSED = [  # model, heads, what the line says
-    (unused, 1, "the model does not use what f of layer 1, head 0 returns"),
+    (unused, 1, "does not use what f of (1, 0) returns"),
     (planted, 2, "the model calls f of layer 0, head 1 0 times"),
-    (lambda x, heads: planted(x, heads)[:, :1], 1, "a tensor of shape (16, 4, 4)"),
-    (lambda x, heads: (planted(x, heads), 0), 1, "a tensor of shape (16, 4, 4)"),
-    (lambda x, heads: planted(x, heads) * torch.nan, 1, "predictions that are not finite"),
+    (lambda x, heads: planted(x, heads)[:, :1], 1, "finite predictions, of shape (16, 4, 4)"),
+    (lambda x, heads: (planted(x, heads), 0), 1, "finite predictions, of shape (16, 4, 4)"),
+    (lambda x, heads: planted(x, heads) * torch.nan, 1, "finite predictions"),
     (by_layer, 1, "a pattern (B, T, T)"),
     (by_itself, 1, "knows other tokens although each f returns 0"),
     (half, 1, "knows other tokens although each f returns 0"),
     (twice, 1, "the model calls f of layer 0, head 0 2 times"),
-    (lambda x, heads: F.dropout(planted(x, heads)), 1, "the model answers otherwise the second"),
+    (
+        lambda x, heads: F.dropout(planted(x, heads)),
+        1,
+        "the model answers otherwise the second time",
+    ),
 ]
 
 

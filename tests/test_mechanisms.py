@@ -1,10 +1,13 @@
 """Each script of extras/mechanisms against a loop, gradients of PyTorch or a planted answer."""
 
+import itertools
+import json
 import math
 from unittest import mock
 
 from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
 from extras.mechanisms.bigrams import N
+from extras.studies import theory
 from tests.common import run_main
 
 import numpy as np
@@ -20,10 +23,23 @@ def seeded(seed=0):
 def test_every_committed_system_is_drawn_and_printed_as_ascii():
     with mock.patch.object(__main__, "save_figure") as save:
         for name in __main__.NAMES:
-            code, out, err = run_main(__main__, name, "--plot-only", "--out", "results/mechanisms")
+            code, out, err = run_main(__main__, name, "--out", "results/mechanisms")
             assert (code, err) == (0, "") and out.isascii()
-            axes = save.call_args.args[0].axes
-            assert all(panel.get_xlabel() and panel.get_ylabel() for panel in axes)
+    figures = [call.args[0] for call in save.call_args_list]
+    assert len(figures) == len(__main__.NAMES) - 1  # memories has none
+    for panel in itertools.chain(*(figure.axes for figure in figures)):
+        assert panel.get_xlabel() and panel.get_ylabel()
+
+
+def test_rows_of_the_file_are_kept_and_others_measured(tmp_path):
+    def triple(seed, x):
+        return 3 * x + seed
+
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(dict(triple=[dict(x=1, values=[-1, -1])])))
+    results = __main__.measure([(triple, 2, [dict(x=5), dict(x=1)], None)], path)
+    assert results == json.loads(path.read_text())
+    assert results["triple"] == [dict(x=1, values=[-1, -1]), dict(x=5, values=[15, 16])]
 
 
 def test_planted_induction_head_is_recalled_and_solves_the_task():
@@ -46,6 +62,43 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
     with torch.no_grad():
         model.W_KQ2.sub_(30 * torch.outer(E[7], model.W_OV1 @ E[7]) / d**1.5)
     assert model.recalls(range(N)) == pytest.approx([1, 1 - 1 / N, 1])
+
+
+def test_three_steps_token_by_token(monkeypatch):
+    """Loops over tokens in double precision, with all of W_OV2, W_KQ2 and W_KQ1 in the graph."""
+    d, T, B = 16, 10, 32
+    generator, table = seeded(), bigrams.read_bigrams()
+    model = bigrams.Simplified(d, T, 1.0, generator)
+    E, P, U, W_OV1 = (x.double() for x in (model.E, model.P, model.U, model.W_OV1))
+    weights = [torch.zeros(d, d, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    for step in range(3):
+        W_OV2, W_KQ2, W_KQ1 = weights
+        tokens, scored, _, _ = bigrams.sample(B, T, "random", table, generator)
+        losses = []
+        for b in scored.any(1).nonzero()[:, 0].tolist():
+            x = [E[z] + P[t] for t, z in enumerate(tokens[b, :-1])]
+            first = []
+            for t in range(T):
+                attention = torch.stack([x[t] @ W_KQ1 @ x[s] for s in range(t + 1)]) / d**0.5
+                read = sum(a * x[s] for s, a in enumerate(attention.softmax(0)))
+                first.append(x[t] + W_OV1 @ read)
+            for t in scored[b].nonzero()[:, 0].tolist():
+                attention = torch.stack([first[t] @ W_KQ2 @ first[s] for s in range(t + 1)])
+                attention = (attention / d**0.5).softmax(0)
+                read = sum(a * first[s] for s, a in enumerate(attention))
+                losses.append(cross_entropy(U @ (first[t] + W_OV2 @ read), tokens[b, t + 1]))
+        [slope] = torch.autograd.grad(torch.stack(losses).mean(), weights[step])
+        if step == 0:
+            answers = E @ -slope.T @ U.T
+        elif step == 1:
+            answers = E @ -slope @ W_OV1 @ E.T / d**0.5
+        else:
+            answers = P[1:] @ -slope @ P.T / d**0.5
+        weights[step].data = -slope * 10 / answers.abs().max()
+    monkeypatch.setattr(bigrams.Simplified, "recalls", lambda model: [*model.parameters()])
+    taken = bigrams.take_steps(0, "Shakespeare", d, B, T, chunk=B)
+    for weight, expected in zip(taken, weights, strict=True):
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_one_step_recall_is_that_of_autograd():
@@ -73,6 +126,50 @@ def test_planted_bigram_is_measured_and_truncated(monkeypatch):
     assert rows[-1][0] == 0
 
 
+@pytest.mark.parametrize("layer", ["MLP", "attention"])
+def test_what_a_layer_reads_by_counting(layer, monkeypatch):
+    drawn, sample = [], noise.sample
+    monkeypatch.setattr(noise, "sample", lambda *how: drawn.append(sample(*how)) or drawn[-1])
+    reads, following = noise.contexts(layer, 100, 7, seeded())
+    i = 0
+    for row in itertools.chain(*(tokens.tolist() for tokens, _, _ in drawn)):
+        triggers = [t for t, token in enumerate(row[:-1]) if token == 0]
+        if len(triggers) > 1:
+            seen = row[: triggers[-1] + 1]
+            shares = [seen.count(token) / len(seen) for token in range(8)]
+            assert reads[i].tolist() == pytest.approx(shares if layer == "attention" else [1])
+            assert following[i] == row[triggers[-1] + 1]
+            i += 1
+    assert i == len(reads) >= 100
+
+
+@pytest.mark.parametrize("layer", ["MLP", "attention"])
+def test_steps_of_sgd_by_autograd(layer):
+    generator, N, p = seeded(2), 16, [0.0]
+    held_out, _ = noise.contexts(layer, 64, N, generator)
+    weight = torch.zeros(N + 1, held_out.shape[1], requires_grad=True)
+    while max(p[::4]) < 0.25:
+        for read, target in zip(*noise.contexts(layer, 64, N, generator), strict=True):
+            cross_entropy(weight @ read, target).backward()
+            weight.data -= weight.grad
+            weight.grad = None
+            p.append((held_out @ weight.T).softmax(1)[:, N].mean().item())
+    taken = noise.samples_online(2, layer, N)
+    assert p[taken] >= 0.25 > max(p[:taken:4])
+
+    # one step for n sequences, 20 times
+    generator, n, found = seeded(2), 1, 0
+    while found < 18:
+        n, found = 2 * n, 0
+        drawn = noise.contexts(layer, 20 * (n + 1), N, generator)
+        for first in range(0, 20 * (n + 1), n + 1):
+            reads, targets = (x[first : first + n + 1] for x in drawn)
+            weight = torch.zeros(N + 1, reads.shape[1], requires_grad=True)
+            cross_entropy(reads[:n] @ weight.T, targets[:n]).backward()
+            found += int((-weight.grad @ reads[n]).argmax()) == N
+    assert n == noise.samples_at_once(2, layer, N, draws=20) > 2
+
+
 @pytest.mark.parametrize("S, R, D", [(8, 3, 4), (4, 6, 2)])
 def test_flow_is_small_step_gradient_descent(S, R, D):
     """All facts at once beside the same noise, and all weights free: the symmetry on which the two
@@ -97,17 +194,60 @@ def test_flow_is_small_step_gradient_descent(S, R, D):
             assert curve[round(time / lr)][i] == pytest.approx(loss, abs=0.02)
 
 
-@pytest.mark.parametrize("hop_token", [False, True])
-def test_ring_by_walking(hop_token):
-    k, n = 8, 5
+@pytest.mark.parametrize("m", [0, 5])
+def test_one_layer_token_by_token(m):
+    """Softmax attention of EOS to every token of a sequence, with loops over heads and tokens."""
+    model = recall.OneLayer(9, 6, 8, 3, 2, m, seeded())
+    sequence = [0, 4, 6, 6, 7, 6, 8]
+    counts = torch.zeros(1, 9)
+    for token in sequence:
+        counts[0, token] += 1
+    x, E = 0, model.E
+    for h in range(2):
+        scores = [(model.query[h] @ E[-1]) @ (model.key[h] @ E[z]) / 3**0.5 for z in sequence]
+        weights = torch.stack(scores).softmax(0)
+        read = sum(w * model.value[h] @ E[z] for w, z in zip(weights, sequence, strict=True))
+        x = x + model.out[:, 3 * h : 3 * h + 3] @ read
+    units = [model.down[:, unit] * (model.up[unit] @ x).relu() for unit in range(m)]
+    torch.testing.assert_close(model(counts)[0], model.U @ (x + sum(units)))
+
+
+@pytest.mark.parametrize("k, hop_token", [(8, False), (8, True), (3, False)])
+def test_ring_by_walking(k, hop_token):
+    n = 5
     task = hops.Ring(k, n, hop_token, seed=1)
-    tokens, targets = task.sample([0, 1, 2, 3], 12, seeded())
+    hop_numbers = [1, 2, 4, 8] if k == 8 else [1, 2, 3]
+    tokens, targets = task.sample([*range(len(hop_numbers))], 12, seeded())
     for b, sequence in enumerate(tokens.tolist()):
-        levels = [sequence.pop(0) - n] if hop_token else range(4)
+        levels = [sequence.pop(0) - n] if hop_token else range(len(hop_numbers))
         for output, level in enumerate(levels):
             walked = [-100] * hop_token
             for place, number in np.ndindex(k, n):
-                for i in range(place, place + 2**level):
+                for i in range(place, place + hop_numbers[level]):
                     number = sequence[i % k * n + int(task.pi[0, i % k, number])]
                 walked.append(number)
             assert targets[output, b].tolist() == walked
+
+
+def test_information_flow_is_drawn_as_sets_say():
+    """The numbers of both panels, and the edges of Figures 3 and 8: 5 above, 5 below."""
+    with mock.patch.object(theory, "save_figure") as save:
+        theory.draw_flow("", D=5)
+    shared, *panels = save.call_args.args[0].axes
+    ends = [tuple(line.get_xdata()[[0, -1]].tolist()) for line in shared.lines]
+    assert sorted(ends) == [(i, i + 1) for i in range(10)]
+    assert [line.get_ydata().max() > 0.4 for line in shared.lines] == [True] * 5 + [False] * 5
+
+    # role i of the chain holds the symbol i // 2 and the slot (i + 1) // 2; 5a is read first
+    reading = [i for k in (5, 4, 3, 2, 1) for i in (2 * k - 1, 2 * k)] + [0]
+    for panel, causal in zip(panels, (False, True), strict=True):
+        held, layers = [{("x", i // 2), ("p", (i + 1) // 2)} for i in range(11)], {}
+        for layer in range(11):
+            for i, pieces in enumerate(held):
+                for k in [piece[1] for piece in pieces if piece[0] == "x"]:
+                    layers.setdefault((i, k), str(layer))
+            seen = [reading[: reading.index(i) + 1] if causal else reading for i in range(11)]
+            held = [
+                set().union(*(held[j] for j in seen[i] if held[i] & held[j])) for i in range(11)
+            ]
+        assert {text.get_position(): text.get_text() for text in panel.texts} == layers

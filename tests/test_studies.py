@@ -9,7 +9,19 @@ import data
 import train
 from ablate import PatchedModel, paths_in
 from data import UserError, held_out
-from extras.studies import circuits, claims, curriculum, depth, late, order, places, rows, theory
+from extras.studies import (
+    circuits,
+    claims,
+    curriculum,
+    depth,
+    late,
+    metrics,
+    onset,
+    order,
+    places,
+    rows,
+    theory,
+)
 from extras.studies.stats import wilson
 from tests.common import HERE, output_of
 
@@ -100,23 +112,26 @@ def test_orders_are_counted_where_they_could_be_another(monkeypatch):
         flags = train.parse_flags(["--D", "2", *words.split()])
         runs.append((flags, dict(zip(("x_1", "x_2"), steps, strict=True)), 0.0))
     monkeypatch.setattr(order, "all_chains", lambda: runs)
-    subset = {"with a subset of targets": [True]}
-    assert order.count_orders() == {"resolved": [True, False], "unresolved": [True]} | subset
+    answers, unresolved = order.count_orders()
+    assert [(flags.seed, ordered) for flags, ordered in answers] == [(0, True), (1, False)]
+    assert unresolved == 1
 
 
 def test_which_paths_came_first(tmp_path):
     lower, upper, last = (1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300)
     paths = last, upper, (4, "q", "1b", 400), lower
     row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
-    steps = order.first_steps(row, 0.5)
-    assert steps == {"1b -> 1a": 50, "q -> 1b": 150, "q -> 2b": 250}
-    assert order.is_first(steps) and order.reads_in_order(steps) and claims.one_at_a_time(row)
+    steps = [(50, (1, 0), "1b -> 1a"), (150, (2, 0), "q -> 1b"), (250, (3, 0), "q -> 2b")]
+    assert order.path_steps(row, 0.5) == [*steps, (350, (4, 0), "q -> 1b")]
+    assert order.induction_first(row, 0.5) and order.reads_in_order(row, 0.5)
+    assert order.new_heads(row, 0.5) == [1]  # x_1 is learned at step 150, x_2 at 250
+    assert order.wait_and_fall(row) == (pytest.approx(132.5), pytest.approx(60))
 
-    # otherwise: the upper slot first, and two heads at once
-    late = {"q -> 2b": 1, "1b -> 1a": 50, "q -> 1b": 150}
-    assert not (order.is_first(late) or order.reads_in_order(late))
-    paths = lower, upper, last, (4, "2b", "2a", 300)
-    assert not claims.one_at_a_time(row_of(tmp_path / "b", "--D 2", paths=paths, **FALLING))
+    # otherwise: the upper slot first, and two heads between the symbols
+    paths = lower, upper, (3, "q", "2b", 0), (4, "2b", "2a", 300), (5, "2b", "2a", 300)
+    row = row_of(tmp_path / "b", "--D 2", paths=paths, **FALLING)
+    assert not (order.induction_first(row, 0.5) or order.reads_in_order(row, 0.5))
+    assert order.new_heads(row, 0.5) == [2]
 
 
 def test_a_late_read_is_as_if_the_token_were_not_there():
@@ -163,24 +178,85 @@ def test_a_late_read_is_free_from_its_step_on(tmp_path, monkeypatch):
 # ---- curriculum
 
 
-def test_target_symbols_and_stages_are_compared(tmp_path):
-    staged = f"--targets 1 2 --init {tmp_path}/first"
+def test_target_symbols_are_compared(tmp_path):
     found = [
         row_of(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1]),
         row_of(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
         row_of(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
-        row_of(tmp_path / "c", staged, x_1=[0.1, 0.1], x_2=[1, 0.0]),
-        row_of(tmp_path / "d", f"--init {tmp_path}/c", x_1=[0.1], x_2=[0.1], x_3=[1]),
+        row_of(tmp_path / "c", f"--targets 1 2 --init {tmp_path}/first", x_1=[0.1], x_2=[1]),
     ]
     assert curriculum.table(found).splitlines()[2:] == [
         "| 3 | x_1 | 1 | 1: 150 |  |  |",
         "| 3 | x_1, x_3 | 2 | 2: 83 and 150 |  | 1: 120 |",
-        "| 3 | x_1; then x_1, x_2 | 1 | 1: 150 | 1: 350 |  |",
-        "| 3 | x_1; then x_1, x_2; then x_1, x_2, x_3 | 1 | 1: 150 | 1: 350 | 0 |",
     ]
-    assert curriculum.learned_despite_gap(found) == ({2: [True]}, 1)
     control = row_of(tmp_path / "all", "", x_1=[1, 0], x_2=[1, 0], x_3=[1, 0])
-    assert curriculum.learned_despite_gap([*found, control]) == ({2: [False, True]}, 0)
+    assert curriculum.despite_gap([*found, control], 2) == ([False], 1)  # seed 1 has no control
+    assert curriculum.despite_gap([*found, control], 1) == ([], 0)
+
+
+# ---- claims
+
+
+def test_a_run_counts_once_and_by_its_settings(tmp_path, monkeypatch):
+    """Repeats in another precision are no further runs; one with another flag is."""
+    words = "", "--dtype float32", "--seed 1", "--optimizer adamw", "--rotary qk"
+    found = [
+        row_of(tmp_path / str(n), f"--D 1 {text}", x_1=[1, n / 9]) for n, text in enumerate(words)
+    ]
+    kept = rows.once(found)
+    assert [row["name"] for row in kept] == ["0", "2", "3", "4"]
+    pairs = claims.by_column([(row["flags"], row["mse"] < 0.3) for row in kept])
+    assert {name: claims.count(pairs[name]) for name in pairs} == dict(
+        AdamW="0 of 1", Muon="2 of 2", RoPE="0 of 1"
+    )
+
+    # x_D alone counts if the same settings and seed learn it, asked for all
+    alone = row_of(tmp_path / "alone", "--no-ic --D 1 --steps 9", x_1=[1, 0.8])
+    other = row_of(tmp_path / "other", "--no-ic --D 1 --seed 2", x_1=[1, 0.6])
+    chains = [(row["flags"], row["learned"], row["mse"]) for row in (*found, alone, other)]
+    monkeypatch.setattr(order, "all_chains", lambda: chains)
+    assert claims.alone() == ([(alone["flags"], True)], 1)
+
+
+def test_every_claim_has_an_answer():
+    """What CLAIMS lists is what is counted, and no count is without a run."""
+    found = claims.rows()
+    assert len(found) == len(claims.CLAIMS.strip().splitlines()) / 2
+    assert all(any(cells.values()) for *_, cells in found.values())
+    assert {*claims.SHORT} <= found.keys()
+
+
+def test_metrics_agree_with_a_loop():
+    """On predictions made by hand, with nothing known and with nearly all known."""
+    targets, noise = torch.randn(2, 50, 4, 3, generator=torch.Generator().manual_seed(0))
+    for predictions in noise, targets + 0.1 * noise:
+        found = metrics.measures(predictions, targets)
+        for b in range(50):
+            pairs = [(a, c) for a in range(4) for c in range(4)]
+            losses = {(a, c): ((predictions[b, a] - targets[b, c]) ** 2).mean() for a, c in pairs}
+            own = sum(losses[a, a] for a in range(4)) / 4
+            others = sum(losses[a, c] for a, c in pairs if a != c) / 12
+            nearest = [min(range(4), key=lambda c, a=a: losses[a, c]) == a for a in range(4)]
+            torch.testing.assert_close(found["mse"][0][b], own)
+            torch.testing.assert_close(found["mse"][1][b], others - own)
+            assert found["nearest"][0][b] == sum(nearest) / 4
+        cosines = torch.cosine_similarity(predictions, targets, dim=-1).mean(1)
+        torch.testing.assert_close(found["cosine"][0], cosines)
+
+
+def test_delays_are_against_the_run_of_the_same_seed_and_machine(tmp_path):
+    row = dict(rotary="input", seed=1, hardware="a", dtype="float32", onsets=None, late=None)
+    late = ["1b -> 1a", 200]
+    train.write_file(
+        tmp_path / "onset.jsonl",
+        [
+            row | dict(learned=300),
+            row | dict(hardware="b", learned=340),
+            row | dict(learned=390, late=late),
+            row | dict(hardware="b", learned=350, late=late),
+        ],
+    )
+    assert onset.delays(tmp_path) == {"1b -> 1a until 200": [(1, 90), (1, 10)]}
 
 
 # ---- circuits and depth

@@ -1,10 +1,9 @@
-"""The tables of README.md, from the measurements of peers.py and the rows of committed runs."""
+"""The tables of README.md, from the measurements of peers.py."""
 
 from pathlib import Path
 
 import train
-from extras.studies import markdown, spread
-from extras.studies.rows import committed, group_by_settings
+from extras.studies import markdown
 
 
 def peers():
@@ -27,19 +26,3 @@ def commands_table():
     _, seconds, steps = zip(*lines, strict=True)
     head = "command", "seconds", "steps of GPT2Model"
     return markdown(head, *lines, ["all four", sum(seconds), sum(steps)])
-
-
-def minutes_table():
-    """Return the steps and minutes of all seeds of the main command and variants, by machine."""
-    lines = []
-    for names in ("default/*",), ("qk_std0.02/*",), ("last/*", "again/s*", "float32/*"):
-        machines = {}
-        for row in committed(*names):
-            machine = (row["config"][name] for name in ("hardware", "threads", "dtype"))
-            machines.setdefault("{}, threads: {}, {}".format(*machine), []).append(row)
-        for machine, rows in machines.items():
-            minutes = [row["log"][-1]["seconds"] / 60 for row in rows]
-            ends = spread([row["steps"] for row in rows])
-            [settings] = group_by_settings(rows)
-            lines.append([settings, machine, len(rows), ends, spread(minutes)])
-    return markdown(["settings", "machine", "seeds", "ends at step", "minutes"], *lines)

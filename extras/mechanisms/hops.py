@@ -1,14 +1,16 @@
 """k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
-    python -m extras.mechanisms hops                              # about 13 minutes on one core
+    python -m extras.mechanisms hops                              # about 20 minutes on one core
 
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
-in all sequences. The output after layer l is the number 2^l hops ahead; a hop token in the input
-selects the number of hops instead, and only the last layer has an output. Levels l count from 0.
+in all sequences. The output after layer l is the number 2^l hops ahead, but k after the last; a hop
+token in the input selects the number of hops instead, and only the last layer has an output. Levels
+l count from 0.
 """
 
 import math
 
+from extras.mechanisms import COLORS
 from model import Layer
 
 import matplotlib.pyplot as plt
@@ -16,11 +18,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 
-SOLVED = 0.95  # accuracy
+SOLVED, LIMIT = 0.95, 1600  # accuracy, steps
 REGIMES = ("mixture", "curriculum", "hard")
 GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
 GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
-GRID += [(2, N, regime, False) for N in (6, 8) for regime in ("mixture", "hard")]
+SMALL = [(2, 6), (2, 8), (2, 2), (3, 2), (4, 2), (8, 2), (2, 3), (3, 3), (4, 3), (3, 4)]  # k, N
+GRID += [(k, N, regime, False) for k, N in SMALL for regime in ("mixture", "hard")]
 WIDTH, HEADS, BATCH, EVERY = 64, 2, 64, 25  # steps between evaluations
 
 
@@ -31,15 +34,15 @@ class Ring:
     def __init__(self, k, N, hop_token, seed):
         generator = torch.Generator().manual_seed(seed)
         self.k, self.N, self.hop_token = k, N, hop_token
-        self.hops = [2**level for level in range(k.bit_length())]
+        self.hops = [min(2**level, k) for level in range((k - 1).bit_length() + 1)]
         self.pi = torch.rand(1, k, N, generator=generator).argsort(2)
 
     def answers(self, sigma):
-        """The numbers that are 1, 2, 4 ... k hops from every token, (levels, B, k, N)."""
-        answers = [sigma.gather(2, self.pi.expand_as(sigma))]
-        for hops in self.hops[:-1]:
-            answers.append(answers[-1].roll(-hops, 1).gather(2, answers[-1]))
-        return torch.stack(answers)
+        """The numbers that are `hops` from every token, (levels, B, k, N)."""
+        answers = [hop := sigma.gather(2, self.pi.expand_as(sigma))]
+        for place in range(1, self.k):
+            answers.append(hop.roll(-place, 1).gather(2, answers[-1]))
+        return torch.stack([answers[hops - 1] for hops in self.hops])
 
     def sample(self, levels, B, generator):
         """Draw tokens (B, T) and targets (outputs, B, T) of these levels; -100 is no target."""
@@ -105,40 +108,59 @@ def train(seed, k, N, regime, hop_token, steps):
     return rows
 
 
+def steps_to_solve(run):
+    """The last step of a run, or infinity if it is not SOLVED by then."""
+    return run[-1][0] if run[-1][-1] >= SOLVED else math.inf
+
+
 def table(rows):
     """The steps to SOLVED at k hops for each seed; a dash stands for never."""
-    runs = {(*row.values(),)[:4]: row["values"] for row in rows}  # {a row of GRID: runs}
-    shapes = [*dict.fromkeys(key[:2] for key in runs)]
-    cells = [("steps to 95%", *(f"k = {k}, N = {N}" for k, N in shapes))]
-    for regime, token in dict.fromkeys(key[2:] for key in runs):
+    runs = {tuple(row[key] for key in KEYS): row["values"] for row in rows}
+    regimes = [*dict.fromkeys(key[2:] for key in runs)]
+    names = (regime + ", hop token" * token for regime, token in regimes)
+    cells = [("numbers N", "hops k", *names)]
+    for N, k in sorted({(key[1], key[0]) for key in runs}):
         times = []
-        for shape in shapes:
-            last = [run[-1] for run in runs.get((*shape, regime, token), [])]
-            steps = sorted(row[0] if row[-1] >= SOLVED else math.inf for row in last)
-            times.append(", ".join(map(str, steps)).replace("inf", "-"))
-        cells.append((regime + ", hop token" * token, *times))
+        for regime in regimes:
+            steps = sorted(map(steps_to_solve, runs.get((k, N, *regime), [])))
+            times.append("/".join(map(str, steps)).replace("inf", "-"))
+        cells.append((N, k, *times))
     return cells
 
 
 KEYS = ("k", "N", "regime", "hop_token")
-TASKS = [(train, 3, [dict(zip(KEYS, row, strict=True), steps=1600) for row in GRID], table)]
+TASKS = [(train, 3, [dict(zip(KEYS, row, strict=True), steps=LIMIT) for row in GRID], table)]
 
 
 def draw(results):
-    """Plot the accuracy of every seed during training at the largest k."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.7), layout="constrained")
-    k = max(row["k"] for row in results["train"])
-    rows = {row["regime"]: row for row in results["train"] if row["k"] == k}
+    """Plot the steps of every seed by k, and the accuracies of a mixture during training."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    runs = {tuple(row[key] for key in KEYS): row["values"] for row in results["train"]}
+    for color, N in zip(COLORS, (2, 3, 4), strict=False):
+        for regime, line, mark in ("hard", "-", "o"), ("mixture", "--", "x"):
+            ks = [k for k in (2, 3, 4, 8) if (k, N, regime, False) in runs]
+            steps = [[*map(steps_to_solve, runs[k, N, regime, False])] for k in ks]
+            steps = torch.tensor(steps).clamp(max=LIMIT)  # (ks, seeds)
+            left.plot(ks, steps.median(1).values, line, color=color, label=f"{regime}, N = {N}")
+            for seed in steps.T:
+                left.plot(ks, seed, mark, ms=5, color=color)
+    left.axhline(LIMIT, color="0.5", lw=1, ls=":", label=f"not in {LIMIT} steps")
+    left.set(xscale="log", yscale="log", ylim=(6, 2000))
+    left.set(xlabel="hops k", ylabel=f"training steps to {SOLVED:.0%}")
+    left.set_xticks([2, 3, 4, 8], [2, 3, 4, 8])
+    left.set_xticks([], minor=True)
+    left.set_title("3 seeds (marks) and their median")
+    left.legend(fontsize="small", ncol=2, loc="lower right")
+
+    k, N = 8, 4
     colors = plt.get_cmap("viridis")([0.3 * level for level in range(k.bit_length())])
-    for panel, regime in zip(axes, ("mixture", "curriculum"), strict=True):
-        runs, N = rows[regime]["values"], rows[regime]["N"]
-        for level, color in enumerate(colors):
-            panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
-            for run in runs:
-                steps, *accuracies = zip(*run, strict=True)
-                panel.plot(steps, accuracies[level], color=color)
-        panel.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
-        panel.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
-        panel.set_title(f"{regime.capitalize()}, k = {k}, N = {N}, {len(runs)} seeds")
-    axes[0].legend(fontsize="small", loc="lower center", ncol=3)
+    for level, color in enumerate(colors):
+        right.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
+        for run in runs[k, N, "mixture", False]:
+            steps, *accuracies = zip(*run, strict=True)
+            right.plot(steps, accuracies[level], color=color)
+    right.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
+    right.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
+    right.set_title(f"Mixture, k = {k}, N = {N}, every seed")
+    right.legend(fontsize="small", loc="lower center", ncol=3)
     return figure

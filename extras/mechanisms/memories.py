@@ -9,9 +9,6 @@ renames the answers.
 
 import math
 
-from extras.mechanisms import COLORS, interval, mean
-
-import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
@@ -63,46 +60,20 @@ def capacity(seed, memory, d, steps):
     return low
 
 
-def capacities(rows):
-    """{memory: (parameters (widths, 1), facts stored (widths, seeds))}."""
-    stored = {}
-    for memory, widths in WIDTHS.items():
-        parameters = [[d**2 * (4 if memory == "MLP" else 1)] for d in widths]
-        facts = torch.tensor([row["values"] for row in rows if row["memory"] == memory]).float()
-        stored[memory] = torch.tensor(parameters), facts
-    return stored
-
-
 def table(rows):
-    """The capacity of each memory at each of its widths."""
-    cells = [("memory", "widths d", "facts N recalled to 99%", "parameters / (N ln N)")]
-    for memory, (p, facts) in capacities(rows).items():
-        means = ", ".join(f"{value:.0f}" for value in facts.mean(1))
-        ratio = mean((p / (facts * facts.log())).mean(0))
-        cells.append((memory, ", ".join(map(str, WIDTHS[memory])), means, ratio))
+    """The mean capacity of each memory at each of its widths."""
+    cells = [("memory", "width d", "facts N", "N / parameters", "N ln N / parameters")]
+    for row in rows:
+        facts = torch.tensor(row["values"]).double()
+        share = facts / (row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1))
+        measures = (
+            f"{facts.mean():.0f}",
+            f"{share.mean():.3f}",
+            f"{(share * facts.log()).mean():.2f}",
+        )
+        cells.append((row["memory"], row["d"], *measures))
     return cells
 
 
 SIZES = [dict(memory=memory, d=d) for memory, widths in WIDTHS.items() for d in widths]
 TASKS = [(capacity, 5, [size | dict(steps=1000) for size in SIZES], table)]
-
-
-def draw(results):
-    """Plot the facts stored per parameter: points are measured, lines are p ~ N ln N."""
-    figure, panel = plt.subplots(figsize=(5.4, 4.2), layout="constrained")
-    stored = capacities(results["capacity"])
-    for color, (memory, (p, facts)) in zip(COLORS, stored.items(), strict=False):
-        c, per_parameter = (p / (facts * facts.log())).mean(), facts / p
-        means, intervals = per_parameter.mean(1), [interval(seeds) for seeds in per_parameter]
-        errors = (torch.tensor(intervals).T - means).abs()
-        style = dict(fmt="o", ms=4, capsize=3, color=color)
-        panel.errorbar(p[:, 0], means, errors, label=f"{memory}; line: p = {c:.2f} N ln N", **style)
-        line = torch.linspace(facts.min(), facts.max(), 99)
-        panel.loglog(c * line * line.log(), 1 / (c * line.log()), color=color)
-    ticks = (0.02, 0.05, 0.1, 0.2, 0.4)
-    panel.set_yticks(ticks, ticks)
-    panel.set_yticks([], minor=True)
-    panel.set(xlabel="parameters p", ylabel="N / p, facts stored per parameter")
-    panel.set_title(f"N facts are recalled to 99%, {facts.shape[1]} seeds")
-    panel.legend(fontsize="small")
-    return figure

@@ -1,13 +1,15 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python -m extras.mechanisms noise                             # about 9 minutes on one core
+    python -m extras.mechanisms noise                             # about 10 minutes on one core
 
 Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
 sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
 later spaces, does the model predict the output or the noise, and how does a truncated MLP do?
+
+Apart from this, one linear layer learns the noise token from uniform characters.
 """
 
-from extras.mechanisms import COLORS, draw_seeds
+from extras.mechanisms import COLORS, draw_seeds, mean
 from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
 
 import matplotlib.pyplot as plt
@@ -21,15 +23,15 @@ RANKS = (0, 1, 2, 4, 8, 13, 26, 64, 128)  # of the truncated second MLP; 128 is 
 
 def sample(B, T, noise_share, bigrams, generator):
     """Draw tokens (B, T + 1), scored (B, T), the triggers after the first one, and output (B,)."""
-    probabilities, unigram = bigrams
-    trigger = unigram.argmax()
+    probabilities, unigram = bigrams  # (N, N), (N,)
+    trigger, N = unigram.argmax(), len(unigram)
     output = torch.randint(N - 1, (B,), generator=generator)
     output += output >= trigger  # any character but the trigger
 
     # after a space comes the output or the noise; after the noise a character from the unigram
     uniform, coin = torch.rand(2, T, B, generator=generator)
     after = torch.full((T, B, N + 1), -1)
-    after[:, :, trigger] = torch.where(coin < noise_share, NOISE, output)
+    after[:, :, trigger] = torch.where(coin < noise_share, N, output)
     first = torch.multinomial(unigram, B, replacement=True, generator=generator)
     tokens = continue_tokens(first, torch.cat([probabilities, unigram[None]]), after, uniform)
     triggers = tokens[:, :-1] == trigger
@@ -101,6 +103,58 @@ def train(seed, steps, d=128, T=64, B=64):
     return rows
 
 
+def contexts(layer, n, N, generator):
+    """Draw what a layer reads at the last trigger of at least n sequences of 2N uniform characters,
+    (n, inputs), and what follows there, (n,). The MLP reads the trigger, the same in all sequences;
+    attention, with keys of zero, the shares of the characters up to it."""
+    table, drawn = (torch.full((N, N), 1 / N), torch.full((N,), 1 / N)), []
+    while sum(len(following) for _, following in drawn) < n:
+        tokens, scored, _ = sample(64, 2 * N, NOISE_SHARE, table, generator)
+        tokens, scored = tokens[scored.any(1)], scored[scored.any(1)]
+        last = 2 * N - 1 - scored.flip(1).int().argmax(1)
+        seen = (torch.arange(2 * N) <= last[:, None]) / (last[:, None] + 1.0)
+        read = torch.zeros(len(tokens), N + 1).scatter_add_(1, tokens[:, :-1], seen)
+        read = torch.ones(len(tokens), 1) if layer == "MLP" else read
+        drawn.append((read, tokens.gather(1, last[:, None] + 1)[:, 0]))
+    return [torch.cat(parts) for parts in zip(*drawn, strict=True)]
+
+
+def samples_online(seed, layer, N, rate=1.0):
+    """The number of steps of SGD from zero, one for each new sequence, after which a linear layer
+    gives the noise token p = 0.25, half of its share."""
+    generator, taken = torch.Generator().manual_seed(seed), 0
+    held_out, _ = contexts(layer, 64, N, generator)
+    weight = torch.zeros(N + 1, held_out.shape[1])
+    while True:
+        for read, following in zip(*contexts(layer, 64, N, generator), strict=True):
+            error = (weight @ read).softmax(0)
+            error[following] -= 1
+            weight, taken = weight - rate * torch.outer(error, read), taken + 1
+            if taken % 4 == 0 and (held_out @ weight.T).softmax(1)[:, N].mean() >= 0.25:
+                return taken
+
+
+def samples_at_once(seed, layer, N, draws=100):
+    """The number of sequences, a power of two, after a single step on which a linear layer predicts
+    the noise token in a new sequence, in nine of ten draws."""
+    generator, n, found = torch.Generator().manual_seed(seed), 1, 0
+    while found < 0.9 * draws:
+        n, found = 2 * n, 0
+        drawn = contexts(layer, (n + 1) * draws, N, generator)
+        for read, following in list(zip(*(x.split(n + 1) for x in drawn), strict=True))[:draws]:
+            target = torch.eye(N + 1)[following[:n]] - 1 / (N + 1)
+            found += int((target.T @ (read[:n] @ read[n])).argmax()) == N
+    return n
+
+
+def sample_table(rows):
+    """The mean number of sequences for each size of the vocabulary and each layer."""
+    means = {(row["N"], row["layer"]): torch.tensor(row["values"]).float().mean() for row in rows}
+    sizes, layers = ([*dict.fromkeys(kind)] for kind in zip(*means, strict=True))
+    lines = [(N, *(f"{means[N, layer]:.0f}" for layer in layers)) for N in sizes]
+    return [("characters N", *layers), *lines]
+
+
 def shares(rows):
     """The steps, and [accuracy, p(noise)] (seeds, steps, RANKS and without the first MLP, 2)."""
     seeds = rows[0]["values"]
@@ -110,12 +164,11 @@ def shares(rows):
 def table(rows):
     """The mean, and the lowest and the highest seed, for some steps and ranks."""
     steps, values = shares(rows)
-    cells = [("tested without noise", "accuracy", "p(noise)")]
+    cells = [("step", "rank of the second MLP", "accuracy", "p(noise)")]
     for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
         seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
-        means = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in seeds]
-        kind = "first MLP removed instead" if rank is None else f"rank {rank} of 128"
-        cells.append((f"step {steps[time]}, {kind}", *means))
+        kind = "128, first MLP removed" if rank is None else rank
+        cells.append((steps[time], kind, *map(mean, seeds)))
     return cells
 
 
@@ -139,4 +192,9 @@ def draw(results):
     return figure
 
 
-TASKS = [(train, 8, [dict(steps=300)], table)]
+LAYERS = [dict(layer=layer, N=N) for layer in ("MLP", "attention") for N in (16, 32, 64, 128, 256)]
+TASKS = [
+    (train, 8, [dict(steps=300)], table),
+    (samples_online, 5, LAYERS, sample_table),
+    (samples_at_once, 5, LAYERS, sample_table),
+]

@@ -5,6 +5,9 @@
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
 positions and only EOS attends, so a model sees only how often each of the V tokens occurs.
+
+Apart from this, softmax attention between random frozen embeddings, with or without an MLP, stores
+as many facts as it can.
 """
 
 import math
@@ -16,7 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 
-SETTINGS = [(128 // R, R, 4, 1e-5) for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
+SETTINGS = [[128 // R, R, 4, 1e-5] for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
 
 
 def draw_facts(S, R, D, generator):
@@ -92,17 +95,6 @@ def plateau(seed, setting):
     return plateau_of(R, D, *pairs) + flows
 
 
-def hallucinates(row):
-    """The means [entry, exit, error rate between them] over the seeds of a row of train_linear."""
-    plateaus = []
-    for curve in torch.tensor(row["values"], dtype=torch.double):
-        times, _, relation, subject, errors = curve.T
-        pairs = zip(times, relation, strict=True), zip(times, subject, strict=True)
-        entry, leaves = plateau_of(row["R"], row["D"], *pairs)
-        plateaus.append([entry, leaves, errors[(entry <= times) & (times <= leaves)].mean()])
-    return torch.tensor(plateaus).mean(0).tolist()
-
-
 def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
     times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, SETTINGS)
@@ -113,9 +105,77 @@ def table(rows):
     return cells
 
 
+# ---- how many facts one layer stores
+
+
+class OneLayer(torch.nn.Module):
+    """Softmax attention of EOS with H heads of head_size, and an MLP of m ReLU units if m > 0,
+    between random frozen embeddings of d numbers; only the MLP has a residual connection."""
+
+    def __init__(self, V, answers, d, head_size, H, m, generator):
+        super().__init__()
+        self.E, self.U = (torch.randn(n, d, generator=generator) / d**0.5 for n in (V, answers))
+        shapes = dict.fromkeys(("query", "key", "value"), (H, head_size, d))
+        shapes |= dict(out=(d, H * head_size), up=(m, d), down=(d, m))
+        for name, shape in shapes.items():
+            weight = torch.randn(shape, generator=generator) / max(shape[-1], 1) ** 0.5
+            self.register_parameter(name, torch.nn.Parameter(weight))
+
+    def forward(self, counts):
+        """Logits (B, answers) of how often each token occurs, (B, V)."""
+        read = (self.query @ self.E[-1])[:, None] @ self.key  # (H, 1, d)
+        scores = (read @ self.E.T)[:, 0] / self.query.shape[1] ** 0.5  # (H, V)
+        attention = (scores + counts[:, None].log()).softmax(2)
+        heads = attention.transpose(0, 1) @ (self.E @ self.value.mT)  # (H, B, head_size)
+        x = heads.transpose(0, 1).flatten(1) @ self.out.T
+        return (x + (x @ self.up.T).relu() @ self.down.T) @ self.U.T
+
+
+def stores(seed, S, R, d, head_size, H, m, steps=2000, D=8, noise=20, length=16):
+    """Whether OneLayer learns to recall 99% of the S R facts."""
+    generator = torch.Generator().manual_seed(seed)
+    facts = draw_facts(S, R, D, generator)
+    model = OneLayer(S + R + noise + 1, R * D, d, head_size, H, m, generator)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    every = torch.cartesian_prod(torch.arange(S), torch.arange(R)).repeat(4, 1).T  # other noise
+    for step in range(steps + 1):
+        if step % 100 == 0:
+            with torch.no_grad():
+                answers = model(draw_counts(*every, S, R, noise, length, generator)).argmax(1)
+            if (answers == facts[every[0], every[1]]).float().mean() >= 0.99:
+                return True
+        subject, relation = (torch.randint(n, (256,), generator=generator) for n in (S, R))
+        logits = model(draw_counts(subject, relation, S, R, noise, length, generator))
+        optimizer.zero_grad()
+        cross_entropy(logits, facts[subject, relation]).backward()
+        optimizer.step()
+    return False
+
+
+def least_heads(seed, S, R, d, head_size, m):
+    """The smallest power of two of heads, to 64, with which OneLayer stores the facts, or inf."""
+    heads = (2**i for i in range(7))
+    return next((H for H in heads if stores(seed, S, R, d, head_size, H, m)), math.inf)
+
+
+def capacity_table(rows):
+    """The least number of heads of every seed, and the facts for each parameter at the median."""
+    cells = [("facts", "width d", "head size", "MLP units", "least heads", "facts per parameter")]
+    for row in rows:
+        facts, d, head_size, m = row["S"] * row["R"], row["d"], row["head_size"], row["m"]
+        heads = sorted(row["values"])
+        parameters = 4 * d * head_size * heads[len(heads) // 2] + 2 * d * m
+        least = "/".join(map(str, heads))
+        cells.append((facts, d, head_size, m, least, f"{facts / parameters:.2f}"))
+    return cells
+
+
+SIZES = [(16, 16, 4), (16, 16, 8), (16, 32, 4), (16, 32, 8), (32, 32, 8)]  # S, d, head_size
+CAPACITIES = [dict(S=S, R=16, d=d, head_size=h, m=m) for S, d, h in SIZES for m in (0, 64)]
 TASKS = [
     (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
     (plateau, 5, [dict(setting=setting) for setting in SETTINGS], table),
+    (least_heads, 3, CAPACITIES, capacity_table),
 ]
 
 

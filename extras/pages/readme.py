@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-from pathlib import Path
 
 import ablate
 import train
@@ -14,15 +13,6 @@ import torch
 
 
 RUN = "results/default_s0"  # the run that the README follows
-LINES_A_MINUTE = 11  # at which nanoGPT is read in an hour
-FILES = {
-    "data.py": "the problem and its sequences",
-    "model.py": "the transformer, whose heads can be replaced; its optimizers",
-    "train.py": "the flags, the run directory, one training loop",
-    "ablate.py": "ablation; the search for a circuit and its validation",
-    "analyze.py": "the figures of a run",
-    "sweep.py": "many runs, on all cores or a Dask cluster",
-}
 
 
 def block(text):
@@ -64,22 +54,13 @@ def log():
 
 
 def report():
-    """Return what ablate.py prints for the run, after the losses."""
+    """Return what ablate.py prints for the run: the losses, the paths and the verdict."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         ablate.print_report(ablate.read_report(RUN))
-    _, *parts = text.getvalue().partition("\npath ")
-    return block("".join(parts))
-
-
-def papers_test():
-    """Return what the paper's test says of the circuit of the run."""
-    test, threshold = (ablate.read_report(RUN)[name] for name in ("paper", "threshold"))
-    cheap = sum(mse < ablate.REMOVAL for mse in test["removed"])
-    below = "below" if test["held"] < threshold else "not below"
-    return (
-        f"Here the loss is {test['held']:.3f}, {below} the limit of {threshold}, and "
-        f"{cheap} of {len(test['removed'])} removals leave it below {ablate.REMOVAL}."
-    )
+    _, paths = text.getvalue().split("\npath ")
+    table, _, verdict = paths.partition("\n\nthe paper's test")
+    _, _, verdict = verdict.partition("\n---\n")
+    return block(f"path {table}\n---\n{verdict}")
 
 
 def seconds():
@@ -88,15 +69,6 @@ def seconds():
     took = {row["command"].split()[0]: row["seconds"] for row in rows if "command" in row}
     where = "{threads} threads of an {hardware}".format(**provenance)
     return f"It took {took['ablate.py']} seconds, and analyze.py {took['analyze.py']}, on {where}."
-
-
-def files():
-    """Return a row of a table for each script, with the minutes to read it."""
-    cells = []
-    for name, text in FILES.items():
-        lines = len(Path(name).read_text(encoding="utf-8").splitlines())
-        cells.append(f"| `{name}` | {lines / LINES_A_MINUTE:.0f} | {text} |")
-    return "\n".join(cells)
 
 
 def what_came_out():

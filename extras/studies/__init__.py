@@ -11,7 +11,6 @@ from pathlib import Path
 import sweep
 from data import command_line, program
 from extras.studies import places, tasks  # noqa: F401 (they add tasks to data.TASKS)
-from extras.studies.stats import wilson
 
 
 RESULTS = Path("results")
@@ -58,13 +57,6 @@ def markdown(head, *lines):
     """Return a table of rows of cells."""
     lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *lines)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-
-
-def share(answers):
-    """Return "7 of 9 [0.45, 0.94]", the number of True with a 95% Wilson interval from three on."""
-    answers = [*answers]
-    text, (low, high) = f"{sum(answers)} of {len(answers)}", wilson(sum(answers), len(answers))
-    return text + f" [{low:.2f}, {high:.2f}]" * (len(answers) > 2)
 
 
 def spread(values, form="{:.0f}"):

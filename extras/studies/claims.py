@@ -1,104 +1,175 @@
 """The paper, claim by claim, and what our committed runs say of each.
 
-python -m extras.studies.claims    # prints the table
+    python -m extras.studies.claims    # prints the table
+
+A run counts once: of repeats of the same settings and seed the first one alone (rows.once).
 """
 
-import bisect
 import itertools
 import math
 
 from ablate import by_head, parts_of, paths_in
 from data import command_line, program
 from extras import studies
-from extras.llm import weights
-from extras.studies import circuits, curriculum, depth, markdown, onset, order
-from extras.studies.rows import committed, settings_of
+from extras.studies import metrics, order
+from extras.studies.onset import with_onsets
+from extras.studies.rows import RESULTS, committed, once, settings_of
 from extras.studies.theory import least_layers, paper_bound
-from train import Flags
+from train import DEFAULTS, Flags, read_file
 
 
+COLUMNS = "AdamW", "Muon", "RoPE"
+PAPER_SEQUENCES = 10_000 * 512  # that a run of Figure 4 sees
 KIND = "{reader} -> {read}".format
 
+# name | section | page | the claim; below it, what would refute it
+CLAIMS = """
+layers | 5 | depth | x_k needs log3(2k) layers
+x_k known with fewer layers
+alone | 7.2 | curriculum | x_D alone is not learned, the loss stays above 0.7
+0.7 or below; the same seed learns x_D if all are asked for
+later | 7.2 | depth | later symbols need more layers
+a symbol known without the earlier ones
+order | 7.2 | emergence | the losses of x_1, x_2, ... pass 0.5 in this order
+any other order
+solved | 8.2 | paper | A, B and C end with an MSE below 0.01
+0.01 or more at the end
+useless | 8.2 | circuits | most heads do nothing useful
+half or more have a path in the circuit
+previous | 8.2 i | circuits | the first useful head reads the token before
+it has a path to another token
+differ | 8.2 ii | circuits | after it, the circuits are very different
+two seeds with the same kinds of reads (pairs of seeds)
+four | 8.2 ii | circuits | the circuits have four heads (D=3)
+another number (beside: the range)
+hard | E 5 | circuits | the MSE stays below 0.05 with all ablations
+0.05 or more, attention 1 along the paths
+range | E 6 | circuits | it is 0.17 to 0.89 without any one later path
+a path outside this range
+uniform | E 6 | circuits | it is 0.05 to 0.1 if the first useful head is uniform
+a loss outside this range
+slow | 9.2 i | emergence | D learns x_1 after 3600 slow steps
+x_1 below 0.5 before step 3600
+abrupt | 9.2 i | emergence | then abruptly
+from 90% to 10% of its plateau in no fewer steps (beside) than to 90%
+first | 9.2 i | emergence | the first path above 0.5 is of an induction head
+neither q -> 1b nor kb -> ka
+needs | 9.2 i | emergence | the induction head drives down x_1: its loss needs both reads
+just below 0.5, it stays so without either in all heads
+reuse | 9.2 ii | emergence | later symbols reuse the induction head
+one stays below 0.5 without 1b -> 1a
+reads | 9.2 iii | emergence | the query comes to read 1b, 2b, ... in this order
+a later one passes 0.5 first
+one | 9.2 iii | emergence | one new head for each later symbol
+none or several pass 0.5 between two symbols
+last | 9.2 iv | emergence | D's last head emerges much later
+a longer gap between two earlier paths
+metrics | 10.1 | paper | with too few layers no metric shows learning
+one is above chance by 3 standard errors (symbols)
+"""
+SHORT = "order", "alone", "needs", "first", "hard", "slow"  # in the README
 
-def claim(text, answers, more="", page="circuits"):
-    """Return a row: a claim of the paper, in how many of the runs that could refute it it is True,
-    and what else there is to say; the verdict, and the page. answers: [bool, ...]"""
-    yes, n = sum(answers), len(answers)
-    verdict = "mixed" if 0 < yes < n else "holds" if yes else "does not hold"
-    counts = f"{yes} of {n}" + f" ({n - yes} not)" * (verdict == "mixed")
-    return text, counts * bool(n) + more, verdict if n else "not tested", page
+
+def column_of(flags):
+    """Return the column of a run: the paper's optimizer and its encoding as we read it, Muon with
+    that encoding, or RoPE with either optimizer."""
+    return "RoPE" if flags.rotary == "qk" else {"adamw": "AdamW", "muon": "Muon"}[flags.optimizer]
+
+
+def count(answers):
+    """Return "3 of 5", of [(flags, bool), ...]."""
+    return f"{sum(answer for _, answer in answers)} of {len(answers)}" if answers else ""
+
+
+def by_column(values):
+    """Return {"AdamW": [(flags, value), ...], ...} of [(flags, value), ...]."""
+    return {name: [pair for pair in values if column_of(pair[0]) == name] for name in COLUMNS}
 
 
 # ---- Sections 5 and 7
 
 
 def bounded():
-    """Return whether no symbol is learned in fewer layers than Theorem 1 asks for, of each run
-    (settings and seed) that has so few layers, learns its attention and learns something."""
-    answers = {}
+    """Return [(flags, whether it learns no symbol for which Theorem 1 asks for more layers), ...],
+    of each run (settings and seed) with such a symbol that learns its attention, and something."""
+    runs = []
     for flags, learned, _ in order.all_chains():
-        if not (flags.init or getattr(flags, "circuit", "")):
-            known = {int(name[2:]) for name, step in learned.items() if step is not None}
-            beyond = {k for k in range(1, flags.D + 1) if paper_bound(k) > flags.layers}
-            if known and beyond:
-                answers[settings_of(flags), flags.seed] = not known & beyond
+        runs.append((flags, [name for name, step in learned.items() if step is not None]))
+    for row in read_file(RESULTS / "runs/depth_width.jsonl"):
+        flags = Flags(**(DEFAULTS | {name: row[name] for name in row if name in DEFAULTS}))
+        flags = flags.replace(rotary="qk" if "qk" in row["other"] else "input")
+        known = [name for name in flags.target_names if row[name] < row["threshold"]]
+        if not {"frozen", "shuffled"} & {*row["other"].split()}:
+            runs.append((flags, known))
+    answers = {}
+    for flags, names in runs:
+        beyond = {f"x_{k}" for k in range(1, flags.D + 1) if paper_bound(k) > flags.layers}
+        if order.asks_all(flags) and names and beyond:
+            answers[settings_of(flags), flags.seed] = flags, not {*names} & beyond
     return [*answers.values()]
 
 
 def alone():
-    """Return ([whether the loss stays above 0.7, of each run that asks for x_D alone], left out). A
-    run counts if some run of the same settings and seed, but perhaps of other D and steps, learned
-    x_D, asked for all symbols; the others are left out."""
+    """Return ([(flags, whether the loss stays above 0.7), ...] of the runs that ask for x_D alone,
+    left out). A run counts if some run of the same settings and seed, but perhaps of other D and
+    steps, learned x_D, asked for all symbols; the others are left out."""
     single, curricula = [], {}
     for flags, learned, loss in order.all_chains():
-        started = flags.init or flags.targets or getattr(flags, "circuit", "")
-        if flags.causal and not (started or getattr(flags, "mixture", False)):
-            key = settings_of(flags.replace(ic=True, D=1, steps=1, stop_below=0)), flags.seed
-            if flags.ic:
-                known = {name for name, step in learned.items() if step is not None}
-                curricula.setdefault(key, set()).update(known)
-            else:
-                single.append((f"x_{flags.D}", key, loss))
-    answers = [loss > 0.7 for name, key, loss in single if name in curricula.get(key, ())]
-    return answers, len(single) - len(answers)
-
-
-def section_5_and_7():
-    gaps, left_out = curriculum.learned_despite_gap(committed("curriculum/*"))
-    gaps = [not answer for answer in sum(gaps.values(), [])]
-    earlier = []
-    for row in studies.load_rows(studies.committed("sweep")):
-        flags = Flags(**row)
-        if flags.causal and flags.ic and not getattr(flags, "circuit", ""):
-            known = [row[name] < flags.problem.learned_below for name in flags.target_names]
-            earlier += [sorted(known, reverse=True) == known] if any(known) else []
-    steps = " with 1500 steps, not 10,000"
-    more = "; these learn nothing beyond a symbol that is not asked for"
-    more += f"; {left_out} left out, whose seed fails with all symbols too"
-    few = " runs of few layers that learn something"
-    single, not_counted = alone()
-    asked = " whose seed learns x_D when all symbols are asked for"
-    asked += f"; {not_counted} left out, whose seed does not, or was not asked"
-    return [
-        claim("5: x_D needs log3(2D) layers", bounded(), few, "depth"),
-        claim("x_D alone is not learned: the loss stays above 0.7", single, asked, "curriculum"),
-        claim("the implicit curriculum is essential", gaps, more, "curriculum"),
-        claim("no run knows a later symbol without the earlier ones", earlier, steps, "depth"),
-        claim("x_1 is learned first, ...", order.count_orders()["resolved"], "", "emergence"),
+        key = settings_of(flags.replace(ic=True, D=1, steps=1, stop_below=0)), flags.seed
+        if order.asks_all(flags):
+            known = {name for name, step in learned.items() if step is not None}
+            curricula.setdefault(key, set()).update(known)
+        elif not (flags.ic or flags.init):
+            single.append((flags, key, loss))
+    known = [
+        (flags, loss) for flags, key, loss in single if f"x_{flags.D}" in curricula.get(key, ())
     ]
+    return [(flags, loss > 0.7) for flags, loss in known], len(single) - len(known)
+
+
+def budget(answers):
+    """Return "0.04 of the paper's sequences", of these runs."""
+    shares = [flags.steps * flags.batch / PAPER_SEQUENCES for flags, _ in answers]
+    return f"{studies.span(shares)} of the paper's sequences"
+
+
+def earlier_too():
+    """Return ([(flags, whether it knows no symbol without the earlier ones), ...] of the runs of
+    sweeps, like Figure 4, that know any; "2, 3, 3", the fewest layers in which some run knows x_1,
+    x_2, ...)."""
+    answers, fewest = {}, {}
+    for row in studies.load_rows(studies.committed("*")):
+        flags = Flags(**row)
+        known = [row[name] < flags.problem.learned_below for name in flags.target_names]
+        if order.asks_all(flags) and flags.causal and any(known):
+            key = settings_of(flags), flags.seed
+            answers[key] = flags, sorted(known, reverse=True) == known
+            for name in itertools.compress(flags.target_names, known):
+                fewest[name] = min(flags.layers, fewest.get(name, math.inf))
+    return [*answers.values()], ", ".join(str(fewest[name]) for name in sorted(fewest))
+
+
+def sections_5_and_7():
+    """Return {name: (answers, what the row says besides)} of CLAIMS, as do the functions below;
+    answers: [(flags of a run that could refute it, whether it does not), ...]"""
+    single, left_out = alone()
+    earlier, fewest = earlier_too()
+    return dict(
+        layers=(bounded(), ""),
+        alone=(single, f"{budget(single)}; {left_out} without such a seed left out"),
+        later=(earlier, f"fewest layers, x_1 to x_5: {fewest}; {budget(earlier)}"),
+        order=(order.count_orders()[0], ""),
+    )
 
 
 # ---- Section 8 and Appendix E
 
 
-def searched_and_faithful():
-    """Return the rows of solved chain models whose circuit was searched, and those of them whose
-    circuit is faithful, so that all else can be ablated. Models of one layer, which were chosen
-    because they need their heads, are none of them."""
-    rows = [row for row in committed("*") if row["flags"].task == "chain"]
-    rows = [row for row in rows if row["flags"].layers > 1]
-    searched = [*filter(circuits.searched, rows)]
-    return searched, [row for row in searched if "not faithful" not in row["report"]["verdict"]]
+def with_circuit():
+    """Return the rows of chain models of more than one layer with a validated circuit."""
+    rows = [row for row in committed("*") if row["report"].get("validated")]
+    rows = [row for row in rows if row["flags"].task == "chain" and row["flags"].layers > 1]
+    return once(rows)
 
 
 def heads_of(row):
@@ -121,159 +192,176 @@ def later_kinds(row):
     return {KIND(**path) for path in paths if (path["layer"], path["head"]) != first}
 
 
+def different_pairs(rows):
+    """Return [(flags, whether two circuits differ after their first head), ...], of all pairs of
+    seeds with the same settings."""
+    answers = []
+    for a, b in itertools.combinations(rows, 2):
+        if a["settings"] == b["settings"]:
+            answers.append((a["flags"], later_kinds(a) != later_kinds(b)))
+    return answers
+
+
 def section_8():
-    searched, faithful = searched_and_faithful()
-    tests = [row["report"]["paper"] for row in searched if "paper" in row["report"]]
-    removed = [all(0.17 <= loss <= 0.89 for loss in test["removed"]) for test in tests]
-    uniform = [0.05 <= test["first_uniform"] <= 0.1 for test in tests]
-    heads = [(len(heads_of(row)), row["flags"]) for row in faithful]
-    useless = [2 * count < flags.layers * flags.heads for count, flags in heads]
-    fewest = [count > max(least_layers(flags.problem)) for count, flags in heads]
-    pairs = itertools.combinations(faithful, 2)
-    pairs = [(a, b) for a, b in pairs if a["settings"] == b["settings"]]
-    pairs = [(a, b) for a, b in pairs if a["flags"].seed != b["flags"].seed]
-    differ = [later_kinds(a) != later_kinds(b) for a, b in pairs]
-    started = committed("[ABC]", "adamw/*")
-    ours = [row["mse"] < 0.01 for row in started if order.ended(row)]
-    literal = [row["mse"] < 0.01 for row in committed("literal/no_aid_*")]
-    split = f": ours {sum(ours)} of {len(ours)}, literal settings {sum(literal)} of {len(literal)}"
-    split += f"; left out, as stopped by hand: {len(started) - len(ours)}"
-    chains, conditional = (
-        [row["report"] for row in rows]
-        for rows in (searched, filter(circuits.searched, committed("conditional/*")))
+    found, solved = with_circuit(), []
+    for rows in committed("[ABC]"), committed("adamw/*"), committed("literal/no_aid_*"):
+        solved.append([(row["flags"], row["mse"] < 0.01) for row in rows if order.ended(row)])
+    again, literal = map(count, solved[1:])
+
+    # heads
+    heads = [(row["flags"], len(heads_of(row))) for row in found]
+    four = [(flags, n == 4) for flags, n in heads if flags.D == 3]
+    ranges = {}
+    for name, pairs in by_column(heads).items():
+        ranges[name] = f" ({studies.span([n for flags, n in pairs if flags.D == 3], '{}')})"
+    more = [(flags, n > max(least_layers(flags.problem))) for flags, n in heads]
+
+    # the paper's test
+    tests = [(row["flags"], row["report"]["paper"]) for row in found if "paper" in row["report"]]
+    hard = [(flags, test["held"] < 0.05) for flags, test in tests]
+    needed = [(flags, all(0.17 <= x <= 0.89 for x in test["removed"])) for flags, test in tests]
+    both = [pair for pair, (_, low) in zip(needed, hard, strict=True) if low]
+    uniform = [(flags, 0.05 <= test["first_uniform"] <= 0.1) for flags, test in tests]
+    return dict(
+        solved=(solved[0], f"two repeated elsewhere: {again}; literal settings: {literal}"),
+        useless=([(flags, 2 * n < flags.layers * flags.heads) for flags, n in heads], ""),
+        previous=([(row["flags"], first_goes_back(row)) for row in found], ""),
+        differ=(different_pairs(found), ""),
+        four=(four, f"above the least number: {count(more)}", ranges),
+        hard=(hard, ""),
+        range=(needed, f"of those below 0.05 above: {count(both)}"),
+        uniform=(uniform, ""),
     )
-    mean = sum("mean alone" in report["verdict"] for report in chains)
-    found = f", {mean} of them at the mean alone; conditional retrieval "
-    found += f"{sum(r['validated'] for r in conditional)} of {len(conditional)}"
-    validated = [report["validated"] for report in chains]
-    return [
-        claim("A to C end below an MSE of 0.01", ours + literal, split, "paper"),
-        claim("most heads do nothing useful", useless, " faithful circuits"),
-        claim("the first useful head reads the token before", [*map(first_goes_back, faithful)]),
-        claim("after it, circuits differ in what is read", differ, " pairs of seeds"),
-        claim("no circuit has as few heads as possible", fewest),
-        claim("the circuit can be found and validated", validated, found),
-        claim("E: the MSE stays below 0.05 with all ablations", [t["held"] < 0.05 for t in tests]),
-        claim("E: it is 0.17 to 0.89 without any one path", removed),
-        claim("E: it is 0.05 to 0.1 if the first useful head is uniform", uniform),
-    ]
 
 
-# ---- Section 9
+# ---- Sections 9 and 10
 
 
-def head_steps(row):
-    """Return {(layer, head): (step, kind)} of the first path of each head that passes 0.5."""
-    steps = {}
-    for step, head, kind in order.path_steps(row, 0.5):
-        steps.setdefault(head, (step, kind))
-    return steps
+def needs_both():
+    """Return [(flags, whether the loss of x_1 is above 0.5 again without either read of an
+    induction head), ...] of induction.jsonl, at the first checkpoint that knows x_1."""
+    answers = []
+    for row in order.load_induction():
+        losses = [row["loss"] + row["kinds"][kind] for kind in order.HEADS]
+        answers.append((committed(row["run"])[0]["flags"], min(losses) >= 0.5))
+    return answers
 
 
-def one_at_a_time(row):
-    """Return whether no two heads of a run emerge between the same two checkpoints, but for those
-    of the induction head."""
-    later = [step for step, kind in head_steps(row).values() if kind not in order.HEADS]
-    return len({bisect.bisect(row["emergence"]["steps"], step) for step in later}) == len(later)
+def lost_without(row, kind, names):
+    """Return (flags, whether the full model of a run loses all of these symbols without some path
+    of this kind)."""
+    full, flags = row["report"]["full_model"], row["flags"]
+    answers = []
+    for path in row["report"]["paths"]:
+        if KIND(**path) == kind:
+            cost = path.get("cost") or path["necessary"]  # as a report before this search calls it
+            losses = [full[name][0] + cost[name][0] for name in names]
+            answers.append(min(losses) >= flags.problem.learned_below)
+    return flags, any(answers)
 
 
-def loses(row, kind, names):
-    """Return whether the full model loses all of these symbols without some path of this kind."""
-    full, level = row["report"]["full_model"], row["flags"].problem.learned_below
-    paths = [path for path in row["report"]["paths"] if KIND(**path) == kind]
-    return any(all(full[n][0] + p["necessary"][n][0] >= level for n in names) for p in paths)
+def scan(rows, decide):
+    """Return (answers at a threshold of 0.5, how many runs answer so at any threshold)."""
+    counts = [sum(decide(row, level) for row in rows) for level in order.LEVELS]
+    text = f"{studies.span(counts, '{}')} of {len(rows)} by threshold, 0.2 to 0.9"
+    return [(row["flags"], decide(row, 0.5)) for row in rows], text
 
 
-def section_9():
-    rows = committed(*sum(order.EMERGED.values(), []))
-    rows = [row for row in rows if row["emergence"]]
-    steps = {level: [order.first_steps(row, level) for row in rows] for level in order.LEVELS}
-    first = {level: [*map(order.is_first, steps[level])] for level in steps}
-    others = [f"{sum(first[level])} at {level}" for level in first if level != 0.5]
-    known = order.load_induction()
-    lost = [all(r["loss"] + r["kinds"][k][0] >= 0.5 for k in order.HEADS) for r in known]
-    kinds = [item for row in known for item in row["kinds"].items()]
-    other_rise = max(rise for kind, (rise, _) in kinds if kind not in order.HEADS)
-    least = min(rise for kind, (rise, _) in kinds if kind in order.HEADS)
-    other = f"; ablated in all heads, each raises its loss by {least:.4f} or more, any other by"
-    other += f" {other_rise:.4f} or less"
-    _, faithful = searched_and_faithful()
-    reused = [loses(row, "1b -> 1a", row["flags"].target_names[1:]) for row in faithful]
-    control = [loses(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]) for row in faithful]
-    control = f" lose them without 1b -> 1a; {sum(control)} lose x_1 without the last kb -> ka"
+def sections_9_and_10():
     D = committed("D", "rope/D_s0", "literal/D_s0")
-    at = ": x_1 at steps {:.0f}, {:.0f}, {:.0f}".format(*(row["learned"]["x_1"] for row in D))
-    mse = ": {:.3f}, {:.3f}, {:.3f}".format(*(row["mse"] for row in D))
-    lasts = order.last_paths(D[0])
-    latest = [gap > before for _, gap, before in lasts.values()]
-    late = ", ".join(f"{gap:.0f} at {level}" for level, (_, gap, _) in lasts.items())
-    late = f" thresholds, n = 1 run: steps from the path before to the last: {late}"
-    held, page = D[0]["report"]["paper"]["held"], "emergence"
-    onsets = [row["onsets"] for rotary in ("input", "qk") for row in onset.load_onsets(rotary)[0]]
-    begun = [
-        all((steps[kind] or math.inf) < steps["x_1"] for kind in order.HEADS) for steps in onsets
-    ]
-    in_order = [*map(order.reads_in_order, steps[0.5])]
-    slow = [row["learned"]["x_1"] >= 3600 for row in D]
-    return [
-        claim("D learns x_1 after 3600 slow steps", slow, at, page),
-        claim(
-            "the first path above 0.5 is of an induction head",
-            first[0.5],
-            "; " + ", ".join(others),
-            page,
-        ),
-        claim("x_1 needs both q -> 1b and 1b -> 1a", lost, other, page),
-        claim("both reads begin before the knowledge of x_1", begun, "", page),
-        claim("later symbols reuse the induction head", reused, control, page),
-        claim("the query comes to read 1b, 2b, ... in this order", in_order, "", page),
-        claim("heads emerge one at a time", [*map(one_at_a_time, rows)], "", page),
-        claim("D's last head comes much later", latest, late, page),
-        claim("D ends at an MSE of 0.031", [row["mse"] <= 0.0315 for row in D], mse, page),
-        claim("D's MSE is 0.045 with all ablations", [held <= 0.0455], f": {held:.3f}"),
-    ]
+    learned = studies.steps_text(row["learned"]["x_1"] for row in D)
+    lasts = {level: gap > longest for level, _, gap, longest in order.last_paths(D[0])}
+    late = f"n = 1; at {sum(lasts.values())} of {len(lasts)} thresholds, 0.2 to 0.9"
+
+    few = [row for row in metrics.load_metrics() if metrics.too_few_layers(row)]
+    shallow = f"{len({row['run'] for row in few})} runs, 1 or 2 layers"
+
+    # how x_1 falls
+    chains = [row for row in once(committed("*")) if row["flags"].task == "chain"]
+    chains = [row for row in chains if order.asks_all(row["flags"]) and row["flags"].D > 1]
+    falls = [(row["flags"], order.wait_and_fall(row)) for row in chains]
+    falls = [(flags, steps) for flags, steps in falls if steps]
+    medians = {}
+    for name, pairs in by_column(falls).items():
+        medians[name] = f" ({studies.spread([fall for _, (_, fall) in pairs])})"
+
+    # what grows, and what is reused
+    rows = once([row for row in committed(*order.EMERGED) if row["emergence"]])
+    reuse, control = [], []
+    for row in with_circuit():
+        reuse.append(lost_without(row, "1b -> 1a", row["flags"].target_names[1:]))
+        control.append(lost_without(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]))
+    rope = [row["onsets"]["1b -> 1a"] for row in with_onsets("qk")]
+    without = f"{rope.count(None)} of {len(rope)} RoPE seeds learns x_1 before it reads 1b -> 1a"
+    return dict(
+        slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], f"at steps {learned}"),
+        abrupt=([(flags, fall < wait) for flags, (wait, fall) in falls], "", medians),
+        first=scan(rows, order.induction_first),
+        needs=(needs_both(), without),
+        reuse=(reuse, f"control: x_1 lost without the last kb -> ka: {count(control)}"),
+        reads=scan(rows, order.reads_in_order),
+        one=scan(rows, lambda row, level: {*order.new_heads(row, level)} == {1}),
+        last=([(D[0]["flags"], lasts[0.5])], late),
+        metrics=([(Flags(**DEFAULTS), not metrics.shown(row)) for row in few], shallow),
+    )
 
 
-def other_sections():
-    rows = [row for row in depth.plain_rows() if row["layers"] < paper_bound(row["D"])]
-    few, content = [not depth.solves(row) for row in rows], depth.bound_rows()
-    beyond = f" with fewer; {sum(map(depth.solves, content))} of {len(content)} with fewer than"
-    beyond += " reading by content takes solve x_D"
-    llm, cells = "../extras/llm/README", itertools.product((False, True), weights.MODELS)
-    hops = [weights.count_marks(model, beyond) for beyond, model in cells]
-    small = "two small ones: one step above chance in {} and {} settings, more in {} and {}"
-    return [
-        claim("4: large language models solve the problem", [], small.format(*hops), llm),
-        claim("10.1: no model solves x_D in fewer layers than log3(2D)", few, beyond, "depth"),
-        claim("10.1: with too few layers no metric shows learning", [], "", "depth"),
-        claim("10.2: natural language has such a curriculum", [], "", "curriculum"),
-    ]
+# ---- the tables
+
+
+def rows():
+    """Return {name: (section, page, claim, refutation, what else there is to say, {column:
+    counts})} of CLAIMS."""
+    found = sections_5_and_7() | section_8() | sections_9_and_10()
+    lines, rows = CLAIMS.strip().splitlines(), {}
+    for words, refuted in zip(lines[::2], lines[1::2], strict=True):
+        name, section, page, text = words.split(" | ")
+        answers, more, *beside = found[name]
+        cells = {column: count(pairs) for column, pairs in by_column(answers).items()}
+        for column, text_beside in beside[0].items() if beside else ():
+            cells[column] += text_beside * bool(cells[column])
+        rows[name] = section, page, text, refuted, more, cells
+    return rows
 
 
 def table():
     """Return the table of all claims for their page."""
-    rows = []
-    for section, claims in ("7.2", section_5_and_7()), ("8.2", section_8()), ("9.2", section_9()):
-        rows += [(section, *row) for row in claims]
-    rows += [("", *row) for row in other_sections()]
-    lines = [
-        [section, f"[{text}]({page}.md)", counts, verdict]
-        for section, text, counts, verdict, page in rows
-    ]
-    return markdown(["", "the paper", "ours, of the runs that could refute it", "verdict"], *lines)
+    lines = []
+    for section, page, text, refuted, more, cells in rows().values():
+        beside = f"*{refuted}*" + f"; {more}" * bool(more)
+        lines.append([section, f"[{text}]({page}.md)", *cells.values(), beside])
+    return studies.markdown(["", "the paper", *COLUMNS, "*refuted if*; beside"], *lines)
 
 
 def short_table():
-    """Return the table of the most important claims for the README, without what follows the first
-    semicolon of a count."""
-    _, _, essential, _, ordered = section_5_and_7()
-    (_, _, _, _, _, validated, *_), last = section_8(), section_9()
-    rows = [ordered, essential, last[2], last[1], last[0], validated]
-    lines = [
-        [f"[{text}](results/{page}.md)", counts.split(";")[0], verdict]
-        for text, counts, verdict, page in rows
-    ]
-    return markdown(["the paper", "ours, of the runs that could refute it", "verdict"], *lines)
+    """Return six of the claims for the README."""
+    lines, found = [], rows()
+    for section, page, text, _, _, cells in (found[name] for name in SHORT):
+        lines.append([section, f"[{text}](results/{page}.md)", *cells.values()])
+    return studies.markdown(["", "the paper", *COLUMNS], *lines)
+
+
+def repeats_table():
+    """Return a row per run of the flags of A, B and C: its machine, and how it ends."""
+    lines = []
+    rows = [row for row in committed("[ABC]", "adamw/*") if order.ended(row)]
+    for row in sorted(rows, key=lambda row: row["flags"].seed):
+        config, learned = row["config"], studies.steps_text(row["learned"].values())
+        where = "{hardware}, {dtype}, threads: {threads}, commit {git:.7}".format(**config)
+        lines.append([row["flags"].seed, where, learned, row["steps"], f"{row['mse']:.3f}"])
+    head = "seed", "machine", "x_1, x_2, x_3 learned at step", "ends at", "MSE"
+    return studies.markdown(head, *lines)
+
+
+def literal_table():
+    """Return a row per run of the literal settings: what it learned, and knows at its end."""
+    lines = []
+    for row in committed("literal/*"):
+        name, known = f"{row['name']}, {row['flags'].dtype}", ", ".join(row["known"]) or "none"
+        learned = studies.steps_text(row["learned"].values())
+        lines.append([name, row["steps"], learned, known, f"{row['mse']:.3f}"])
+    head = "run", "steps", "learned at step", "known at the end", "MSE"
+    return studies.markdown(head, *lines)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ nearer to the x_1 of its own chain than to the mean of the others'. A model that
 chains apart has 0. The onset of either is the first step from which on it stays more than three
 standard errors above its value in the untrained model. The other runs are those of late.py.
 
-onset.jsonl has a row for each run: run, rotary, seed, late (the read and the step until which it
-was ablated, or None), learned (the step at which the loss of x_1 passes below 0.5), onsets {"q ->
-1b": step, ..., "x_1": step} and slots {"q -> 1b": [attention to the own chain by its slot, when x_1
-is learned, of the head that reads so most]}, None for those of late.py.
+onset.jsonl has a row for each run, which replaces the one of the same name: run, rotary, seed,
+hardware, dtype, git, late (the read and the step until which it was ablated, or None), learned (the
+step at which the loss of x_1 passes below 0.5), onsets {"q -> 1b": step, ..., "x_1": step} and
+slots {"q -> 1b": [attention to the own chain by its slot, when x_1 is learned, of the head that
+reads so most]}, None for runs without checkpoints.
 """
 
 import statistics
@@ -24,7 +25,7 @@ from ablate import Path, attention_on, tokens_of
 from data import held_out, progress
 from extras import studies
 from extras.studies.order import HEADS, kinds_of_read
-from extras.studies.rows import RESULTS
+from extras.studies.rows import RESULTS, committed
 
 import matplotlib.pyplot as plt
 import torch
@@ -32,6 +33,7 @@ import torch
 
 N_SEQUENCES = 1024
 FOLDER = RESULTS / "figures"  # of the committed onset.jsonl
+SHOWN = *HEADS, "3b -> 3a"  # in the table: those of an induction head, and a control
 NEAR = 80  # steps before x_1 is learned from which on each checkpoint is measured, not each tenth
 
 
@@ -115,109 +117,161 @@ def measure_onsets(folder, learned):
 
 def measure(row):
     """Return the row of onset.jsonl of a run."""
-    flags, late, learned = row["flags"], row["config"].get("late"), row["learned"]["x_1"]
-    run = dict(run=row["name"], rotary=flags.rotary, seed=flags.seed, late=late, learned=learned)
-    none = dict(onsets=None, slots=None)
-    return run | (none if late else measure_onsets(row["folder"], learned))
+    config, learned = row["config"], row["learned"]["x_1"]
+    names = "rotary", "seed", "hardware", "dtype", "git"
+    run = dict(run=row["name"]) | {name: config[name] for name in names}
+    run |= dict(late=config.get("late"), learned=learned, onsets=None, slots=None)
+    if train.checkpoints_of(row["folder"]):
+        run |= measure_onsets(row["folder"], learned)
+    return run
 
 
-# ---- the table, the sentence, the figure
+# ---- the tables and the figure
 
 
 def load_onsets(rotary="input", folder=FOLDER):
-    """Return ([rows with onsets], [rows of late.py]) of the onset.jsonl in a folder."""
+    """Return ([rows of plain runs], [rows of late.py]) of the onset.jsonl in a folder, by seed."""
     rows = train.read_file(folder / "onset.jsonl")
     rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
-    return [row for row in rows if row["onsets"]], [row for row in rows if row["late"]]
+    return [row for row in rows if not row["late"]], [row for row in rows if row["late"]]
+
+
+def with_onsets(rotary="input", folder=FOLDER):
+    """Return the rows of plain runs whose onsets were measured."""
+    return [row for row in load_onsets(rotary, folder)[0] if row["onsets"]]
 
 
 def onset_table(folder=FOLDER):
-    """Return a row per kind of read that begins in more than half of the runs, of RoPE only those
-    of an induction head: its onset, and in how many runs it comes before, with and after x_1."""
+    """Return a row per kind of read in SHOWN: its onset, by how much it comes before that of the
+    knowledge of x_1, and in how many runs it does."""
     lines = []
-    for title, rotary in ("main", "input"), ("RoPE", "qk"):
-        rows, begun = load_onsets(rotary, folder)[0], {}
-        kinds = rows[0]["onsets"] if rows else []
-        onsets = {kind: [row["onsets"][kind] for row in rows] for kind in kinds}
-        for kind, steps in onsets.items():
-            found = [step for step in steps if step is not None]
-            shown = rotary == "input" or kind in (*HEADS, "x_1")
-            if shown and 2 * len(found) > len(rows):
-                begun[kind] = found
-        for kind in sorted(begun, key=lambda kind: statistics.median(begun[kind])):
-            pairs = zip(onsets[kind], onsets["x_1"], strict=True)
-            signs = [(a > b) - (a < b) for a, b in pairs if a is not None]
-            counts = "/".join(str(signs.count(sign)) for sign in (-1, 0, 1))
-            counts = counts if kind != "x_1" else ""
-            lines.append((title, kind, studies.spread(begun[kind]), counts))
-    return studies.markdown(("runs", "", "onset (step)", "before/with/after x_1"), *lines)
+    for title, rotary in ("main command", "input"), ("RoPE", "qk"):
+        rows = with_onsets(rotary, folder)
+        for kind in (*SHOWN, "x_1"):
+            pairs = [(row["onsets"][kind], row["onsets"]["x_1"]) for row in rows]
+            found = [(step, known) for step, known in pairs if step is not None]
+            cells = [studies.spread([step for step, _ in found]) if found else "in none"]
+            before = [known - step for step, known in found]
+            cells.append(f"{sum(lead > 0 for lead in before)} of {len(rows)}")
+            cells.append(signed(before))
+            lines.append([title, kind, *(cells if kind != "x_1" else (cells[0], "", ""))])
+    head = "runs", "", "onset (step)", "before x_1", "by (steps)"
+    return studies.markdown(head, *lines)
 
 
-def leads():
-    """Return the sentence on how long before x_1 the reads of an induction head begin."""
-    rows, texts = load_onsets()[0], []
-    for kind in HEADS:
-        before = [row["onsets"]["x_1"] - row["onsets"][kind] for row in rows if row["onsets"][kind]]
-        count = sum(lead > 0 for lead in before)
-        texts.append(f"{kind} in {count} of {len(rows)}, by {studies.spread(before)} steps")
-    by_slot = zip(*(row["slots"]["q -> 1b"] for row in rows), strict=True)
-    slots = [studies.spread(values, "{:.2f}") for values in by_slot]
-    return f"""\
-Of the main command, these begin before the knowledge of x_1: {"; ".join(texts)}
-(median and range). When x_1 is learned the head with most of q -> 1b gives it, by its slot,
-{", ".join(slots)} of the attention."""
+def signed(steps):
+    """Return "+39 (-3 to +112)", the median and the range."""
+    median, low, high = statistics.median(steps), min(steps), max(steps)
+    return f"{median:+.0f} ({low:+.0f} to {high:+.0f})"
 
 
-def late_table(folder=FOLDER):
-    """Return a row per read that was ablated until a step: by how much later x_1 is learned, of the
-    seeds that were also trained as ever."""
+def slots_table():
+    """Return the attention to the own 1b by its slot, when x_1 is learned, of the head that reads
+    so most: a row for the main command and one for RoPE."""
+    lines = []
+    for title, rotary in ("main command", "input"), ("RoPE", "qk"):
+        rows = with_onsets(rotary)
+        slots = zip(*(row["slots"]["q -> 1b"] for row in rows), strict=True)
+        spreads = [studies.spread(values, "{:.2f}") for values in slots]
+        lines.append([f"{title} (n = {len(rows)})", *spreads])
+    head = "the own 1b stands", "first", "second", "third", "last"
+    return studies.markdown(head, *lines)
+
+
+def repeats():
+    """Return [(seed, steps apart), ...]: how far apart the steps are at which x_1 is learned, of
+    each seed of the main command that was trained more than once, on any machine."""
+    found = {}
+    for row in load_onsets()[0]:
+        found.setdefault(row["seed"], []).append(row["learned"])
+    for row in committed("default/*", "onset/*"):
+        found.setdefault(row["flags"].seed, []).append(row["learned"]["x_1"])
+    return [(seed, max(steps) - min(steps)) for seed, steps in found.items() if len(steps) > 1]
+
+
+def delays(folder=FOLDER):
+    """Return {"1b -> 1a until 200": [(seed, steps later), ...], ...}: by how much later x_1 is
+    learned than in the plain run of the same seed, machine and precision."""
     plain, late = load_onsets(folder=folder)
-    ever, lines = {row["seed"]: row["learned"] for row in plain}, []
-    for read, until in dict.fromkeys(tuple(row["late"]) for row in late):
-        rows = [row for row in late if row["late"] == [read, until] and row["seed"] in ever]
-        later = [row["learned"] - ever[row["seed"]] for row in rows]
-        count = f"{sum(steps > 0 for steps in later)} of {len(later)}"
-        lines.append((f"{read} until step {until}", studies.spread(later, "{:+.0f}"), count))
-    return studies.markdown(["without", "x_1 later by (steps)", "later"], *lines)
+    where = "seed", "hardware", "dtype"
+    ever = {tuple(row[name] for name in where): row["learned"] for row in plain}
+    found = {}
+    for row in sorted(late, key=lambda row: row["late"]):
+        later = row["learned"] - ever[tuple(row[name] for name in where)]
+        found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
+    return found
+
+
+def late_claim():
+    """Return what each ablation does, beside repeats of plain runs, and where the read begins only
+    after its ablation has ended."""
+    found, widest = delays(), max(steps for _, steps in repeats())
+    lines = []
+    for name, points in found.items():
+        later = [steps for _, steps in points]
+        beyond = f"{sum(abs(steps) > widest for steps in later)} of {len(later)}"
+        lines.append(f"- {name}: {signed(later)} steps, more than repeats differ in {beyond} runs")
+    begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
+    after = [steps for seed, steps in found[f"{HEADS[1]} until 200"] if begins[seed] > 200]
+    lines = "\n".join(lines)
+    return f"""\
+Plain runs of one seed, repeated on other machines or in another precision, learn x_1 at most
+{widest:.0f} steps apart ({len(repeats())} seeds). With one read ablated in all heads until a step,
+x_1 is learned later by (median and range)
+
+{lines}
+
+In {len(after)} of the runs without 1b -> 1a the read begins only after step 200 in the plain run,
+and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps: in
+{sum(steps > widest for steps in after)} of them by more than repeats differ."""
 
 
 def draw_onsets(folder):
-    """Draw, a line per seed, the onset of each read of an induction head and of x_1, and when x_1
-    is learned with a read ablated until a step, of the onset.jsonl in a folder, into it."""
-    plain, late = load_onsets(folder=folder)
-    size = dict(figsize=(9, 4.6), layout="constrained", sharex=True, sharey=True)
+    """Draw the onset.jsonl in a folder, into it: a line per seed with the onset of each read of an
+    induction head and of x_1; and a line per read that was ablated at the start, with how much
+    later x_1 is learned."""
+    rows, found = with_onsets(folder=folder), delays(folder)
+    size = dict(figsize=(10, 4.4), layout="constrained")
     figure, (left, right) = plt.subplots(1, 2, **size)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
-        points = [(row["onsets"][kind], row["seed"]) for row in plain if row["onsets"][kind]]
+        points = [(row["onsets"][kind], row["seed"]) for row in rows if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
-    for panel, label in (left, "$x_1$ below 0.5"), (right, None):
-        learned = [row["learned"] for row in plain]
-        panel.plot(learned, [row["seed"] for row in plain], "k|", ms=11, label=label)
-        panel.set(xlabel="training step", yticks=[row["seed"] for row in plain])
-    left.set(ylabel="seed")
-    left.set_title(f"onsets (n = {len(plain)})", fontsize="medium")
+    seeds, learned = zip(*((row["seed"], row["learned"]) for row in rows), strict=True)
+    left.plot(learned, seeds, "k|", ms=11, label="$x_1$ below 0.5")
+    near, label = (
+        [step - NEAR for step in learned],
+        "a checkpoint every 2 steps, before it every 20",
+    )
+    left.hlines(seeds, near, learned, color="0.8", lw=5, zorder=0, label=label)
+    left.set(xlabel="training step", ylabel="seed", yticks=seeds)
+    left.set_title(f"onsets, main command (n = {len(rows)} runs)", fontsize="medium")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")
 
-    for read, mark in zip(dict.fromkeys(row["late"][0] for row in late), "so^v", strict=False):
-        rows = [row for row in late if row["late"][0] == read]
-        label = f"the same, without {read} until the dotted line (n = {len(rows)})"
-        points = zip(*((row["learned"], row["seed"]) for row in rows), strict=True)
-        right.plot(*points, mark, label=label)
-    right.axvline(late[0]["late"][1], color="gray", ls=":")
-    right.set_title("learned without a read at the start", fontsize="medium")
-    entries = [panel.get_legend_handles_labels() for panel in (left, right)]
-    below = dict(loc="outside lower center", ncols=3, fontsize="small")
-    figure.legend(*(sum(parts, []) for parts in zip(*entries, strict=True)), **below)
+    # right: a line per ablation, and what repeats of one seed differ by
+    widest = max(steps for _, steps in repeats())
+    label = f"apart at most: repeats of one seed (n = {len(repeats())} seeds)"
+    right.axvspan(-widest, widest, color="0.9", label=label)
+    for place, points in enumerate(found.values()):
+        right.plot([steps for _, steps in points], [place] * len(points), "o", alpha=0.7)
+    names = [f"{name}\n(n = {len(points)})" for name, points in found.items()]
+    right.set(yticks=range(len(found)), ylim=(-0.7, len(found) - 0.3))
+    right.set_xlabel("$x_1$ learned later by (training steps)")
+    right.set_yticklabels(names, fontsize="small")
+    right.axvline(0, color="gray", lw=0.8)
+    right.set_title("one read ablated in all heads at the start", fontsize="medium")
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize="small")
     analyze.save_figure(figure, folder / "onset.png")
 
 
 def draw(rows, out):
-    """Measure runs with checkpoints, and those of late.py, into onset.jsonl, and draw it; return
-    its tables as text."""
-    if measured := [measure(row) for row in rows if row["folder"]]:
-        train.write_file(out / "onset.jsonl", measured)
+    """Measure run directories into onset.jsonl, and draw it; return its tables as text."""
+    file = out / "onset.jsonl"
+    measured = {row["run"]: row for row in (train.read_file(file) if file.exists() else [])}
+    measured |= {row["name"]: measure(row) for row in rows if row["folder"]}
+    train.write_file(file, [*measured.values()])
     draw_onsets(out)
-    return f"{onset_table(out)}\n\n{late_table(out)}\n\n{out / 'onset.png'}"
+    return f"{onset_table(out)}\n\n{out / 'onset.png'}"
 
 
 if __name__ == "__main__":

@@ -5,38 +5,37 @@
 
 A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). Runs
 with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
-knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": [by how much the loss of x_1 rises if all
-heads lose what they read so, the attention of the head that reads so most], ...}, of all pairs of
-roles.
+knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": by how much the loss of x_1 rises if all
+heads lose what they read so, ...}, of all pairs of roles.
 """
 
 import itertools
 import math
+import re
 
 import analyze
 import train
-from ablate import PatchedModel, Path, attention_on
+from ablate import PatchedModel, Path
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
 from extras.studies.theory import may_attend
 from train import Flags
 
-import torch
-
 
 HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
-EMERGED = {  # the chain runs that have emergence
-    "the main command": ["default/*"],
-    "other runs with the encoding appended": ["adamw/*", "last/*", "decay/*", "cleaning/muon_e*"],
-    "RoPE": ["rope/s?"],
-    "transformer D": ["D"],
-}
-LEVELS = 0.3, 0.5, 0.7  # of attention, from which on a path counts as emerged
+EMERGED = "default/*", "adamw/*", "last/*", "decay/*", "cleaning/muon_e*", "rope/s?", "D"
+LEVELS = 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9  # of attention, from which on a path has emerged
+LIMITS = 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01  # below which a loss is learned
 SEQUENCES = 64  # held out, for induction.jsonl
 
 
 # ---- the order of symbols
+
+
+def asks_all(flags):
+    """Return whether a run asks for all symbols, from fresh weights, and learns its attention."""
+    return flags.ic and not (flags.targets or flags.init or getattr(flags, "circuit", ""))
 
 
 def all_chains():
@@ -57,34 +56,54 @@ def in_order(steps):
 
 
 def count_orders():
-    """Return {kind: [in order, ...]} of the runs that learned several symbols, one answer per
-    settings and seed: resolved runs have an evaluation between any two symbols, unresolved ones do
-    not; in the others it was not training alone that could choose."""
-    kinds = {}
+    """Return ([(flags, in order), ...], unresolved): of the runs that ask for all symbols and learn
+    several, an answer per settings and seed, True if all repeats are in order; and how many of them
+    have two symbols between the same two evaluations, so that their order is not known."""
+    answers, unresolved = {}, set()
     for flags, learned, _ in all_chains():
-        steps = [*learned.values()]
-        between = [math.ceil(step / flags.eval_every) for step in steps if step is not None]
-        kind = "resolved" if len({*between}) == len(between) else "unresolved"
-        kind = "with a subset of targets" if flags.targets or not flags.ic else kind
-        kind = "from trained weights" if flags.init else kind
-        kind = "with frozen attention" if getattr(flags, "circuit", "") else kind
-        if len(between) > 1:
-            runs = kinds.setdefault(kind, {})
+        steps = [step for step in learned.values() if step is not None]
+        if asks_all(flags) and len(steps) > 1:
             key = settings_of(flags), flags.seed
-            runs[key] = runs.get(key, True) and in_order(steps)
-    return {kind: [*runs.values()] for kind, runs in kinds.items()}
+            if len({math.ceil(step / flags.eval_every) for step in steps}) < len(steps):
+                unresolved.add(key)
+            else:
+                ordered = in_order([*learned.values()])
+                answers[key] = flags, ordered and answers.get(key, (flags, True))[1]
+    return [*answers.values()], len(unresolved - answers.keys())
+
+
+def other_limits():
+    """Return (pairs, exceptions): of neighbouring symbols in all logs, at all LIMITS, how often the
+    later symbol is below the limit at some evaluation, and how often it is so at an earlier one
+    than the symbol before it."""
+    pairs, exceptions = 0, 0
+    rows = [row for row in committed("*") if row["flags"].task == "chain"]
+    for row, limit in itertools.product(rows, LIMITS):
+        first = [
+            next(
+                (number for number, entry in enumerate(row["log"]) if entry[name] < limit), math.inf
+            )
+            for name in row["learned"]
+        ]
+        known = [(a, b) for a, b in itertools.pairwise(first) if b < math.inf]
+        if asks_all(row["flags"]):
+            pairs += len(known)
+            exceptions += sum(a > b for a, b in known)
+    return pairs, exceptions
 
 
 def order_claim():
-    """Return the sentence on all runs."""
-    kinds = count_orders()
-    could, same = kinds.pop("resolved"), kinds.pop("unresolved")
-    others = ", ".join(f"{sum(runs)} of {len(runs)} {kind}" for kind, runs in sorted(kinds.items()))
+    """Return the sentences on all runs."""
+    answers, unresolved = count_orders()
+    pairs, exceptions = other_limits()
     return f"""\
-**Symbols are learned in order in {sum(could)} of {len(could)} runs** that learned two or more and
-were evaluated between any two of them. In {len(same)} more, two symbols fall between the same two
-evaluations. Not counted, because training alone did not choose, are the runs that had them in order
-in {others}."""
+**Symbols are learned in order in {sum(ordered for _, ordered in answers)} of {len(answers)} runs**
+that ask for all, learn at least two, and were evaluated between any two of them. In {unresolved}
+more, two symbols fall between the same two evaluations.
+
+The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
+symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
+two neighbouring symbols, a limit and a log, those of repeats too)."""
 
 
 def ended(row):
@@ -93,26 +112,32 @@ def ended(row):
 
 
 def order_table(rows=None):
-    """Return a row per setting: how many runs learned all, how many of these in order, the steps
-    from each symbol to the next, and where they end; and how many runs are left out."""
-    names = "default/*", "qk_std0.02/*", "last/*", "again/s*", "float32/*", "decay/*", "adamw/*"
-    lines, rows = [], rows or committed(*names, "[ABC]", "rope/s?")
-    finished = [*filter(ended, rows)]
-    for name, group in group_by_settings(finished).items():
+    """Return a row per setting: how many runs learn all symbols, when, and where they end; without
+    those that were stopped by hand."""
+    lines, rows = [], rows or committed("default/*", "[ABC]", "adamw/*")
+    for name, group in group_by_settings([*filter(ended, rows)]).items():
         steps = [[*row["learned"].values()] for row in group]
         learned = [row for row in steps if None not in row]
         gaps = [[b - a for a, b in itertools.pairwise(row)] for row in learned]
         gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
         first = studies.spread([row[0] for row in learned]) if learned else ""
         ends = studies.spread([row["steps"] for row in group])
-        ordered = f"{sum(map(in_order, learned))} of {len(learned)}"
-        lines.append([name, f"{len(learned)} of {len(group)}", first, gaps, ends, ordered])
-    head = "settings", "learn all", "x_1 at step", "steps to the next", "end at", "in order"
-    stopped = f"Runs that were stopped by hand, and are left out: {len(rows) - len(finished)}."
-    return f"{studies.markdown(head, *lines)}\n\n{stopped}"
+        seeds = f"{len(group)} ({len({row['flags'].seed for row in group})})"
+        lines.append([name, seeds, len(learned), first, gaps, ends])
+    head = "flags", "runs (seeds)", "learn all", "x_1 at step", "steps to the next", "end at"
+    return studies.markdown(head, *lines)
 
 
-# ---- the order of paths
+def wait_and_fall(row):
+    """Return the steps until the loss of x_1 has fallen to 90% of its plateau, and those from there
+    to 10%; None if it does not fall so far."""
+    steps, losses = ([entry[key] for entry in row["log"]] for key in ("step", "x_1"))
+    plateau = 1 - 1 / row["flags"].N
+    start, end = (analyze.first_below(steps, losses, share * plateau) for share in (0.9, 0.1))
+    return (start, end - start) if end else None
+
+
+# ---- the order of paths and heads
 
 
 def path_steps(row, level):
@@ -128,21 +153,28 @@ def path_steps(row, level):
     return sorted(found)
 
 
-def first_steps(row, level):
-    """Return {"q -> 1b": step, ...}, when the first path of each kind passes a level, in order."""
-    steps = {}
-    for step, _, kind in path_steps(row, level):
-        steps.setdefault(kind, step)
-    return steps
+def induction_first(row, level):
+    """Return whether the first path that passes a level is of an induction head: q -> 1b, or what a
+    previous-token head reads, kb -> ka of any k."""
+    kinds = [kind for _, _, kind in path_steps(row, level)]
+    return bool(kinds) and (kinds[0] == "q -> 1b" or bool(re.fullmatch(r"(\d)b -> \1a", kinds[0])))
 
 
-def is_first(steps):
-    return next(iter(steps), None) in HEADS
-
-
-def reads_in_order(steps):
-    slots = [kind for kind in steps if kind[:5] == "q -> " and kind[6:] == "b"]
+def reads_in_order(row, level):
+    """Return whether the query comes to read 1b, 2b, ... in this order, in whichever heads."""
+    kinds = [kind for _, _, kind in path_steps(row, level)]
+    slots = [kind for kind in dict.fromkeys(kinds) if re.fullmatch(r"q -> \db", kind)]
     return slots == sorted(slots)
+
+
+def new_heads(row, level):
+    """Return, for x_2, x_3, ..., how many heads emerge, by the first of their paths, after the
+    symbol before was learned and until it is."""
+    first = {}
+    for step, head, _ in path_steps(row, level):
+        first.setdefault(head, step)
+    between = itertools.pairwise(row["learned"].values())
+    return [sum(a < step <= b for step in first.values()) for a, b in between]
 
 
 # ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
@@ -155,32 +187,20 @@ def kinds_of_read(flags):
     return [f"{names[reader]} -> {names[read]}" for reader, read in pairs]
 
 
-def kinds_of(patched):
-    """Return what a row of induction.jsonl says of each kind of read in one model."""
-    kinds, task, batch = {}, patched.task, patched.batch
-    with torch.no_grad(), train.precision(patched.flags):
-        _, patterns = patched.model(batch.inputs, return_patterns=True)
-    for name in kinds_of_read(patched.flags):
-        paths = [Path(*head, *name.split(" -> ")) for head in patched.reference.reads]
-        rise = (patched.knock_out(paths) - patched.baseline)[:, 0].mean().item()
-        means = []
-        for path in paths:
-            pattern = patterns[path.layer][:, path.head].float()
-            means.append(attention_on(pattern, path, task, batch.positions).mean())
-        kinds[name] = [round(rise, 4), round(max(means).item(), 4)]
-    return kinds
-
-
 def measure_run(row, n=SEQUENCES):
     """Return the row of induction.jsonl of a run with checkpoints, that of the first one that knows
     x_1; n: the held-out sequences."""
     for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
         model, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
-        loss = patched.baseline[:, 0].mean().item()
+        loss = patched.baseline[..., 0].mean().item()
         if loss < flags.problem.learned_below:
-            measured = dict(run=row["name"], step=int(file.stem), loss=round(loss, 4))
-            return measured | dict(kinds=kinds_of(patched))
+            kinds = {}
+            for kind in kinds_of_read(flags):
+                paths = [Path(*head, *kind.split(" -> ")) for head in patched.reference.reads]
+                rise = patched.knock_out(paths)[..., 0].mean().item() - loss
+                kinds[kind] = round(rise, 4)
+            return dict(run=name_of(row), step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
 
 def load_induction():
@@ -192,7 +212,7 @@ def induction_table():
     """Return a row per kind of read, the four that matter most and the others together: by how
     much the loss of x_1 rises without it, and in how many runs x_1 is lost again."""
     rows, lines = load_induction(), []
-    rises = {kind: [row["kinds"][kind][0] for row in rows] for kind in rows[0]["kinds"]}
+    rises = {kind: [row["kinds"][kind] for row in rows] for kind in rows[0]["kinds"]}
     kinds = sorted(rises, key=lambda kind: -max(rises[kind]))
     for title, group in [*((kind, [kind]) for kind in kinds[:3]), ("any other", kinds[3:])]:
         of_run = [max(rises[kind][n] for kind in group) for n in range(len(rows))]
@@ -202,55 +222,32 @@ def induction_table():
     return studies.markdown(["without, in all heads", "x_1 rises by", "x_1 above 0.5"], *lines)
 
 
-def induction_claim():
-    """Return the sentence on the loss and the attention of the full model there."""
-    rows = load_induction()
-    losses = [row["loss"] for row in rows]
-    sharp = sum(min(row["kinds"][kind][1] for kind in HEADS) > 0.5 for row in rows)
-    return f"""\
-The full model has a loss of {min(losses):.2f} to {max(losses):.2f} on x_1 there, so that a small
-rise can lift it above 0.5: the rises decide, not the counts. In {sharp} of {len(rows)} runs some
-head of each kind attends by more than 0.5 by then."""
-
-
 # ---- transformer D
 
 
-def d_table():
-    """Return a row for each run of transformer D, its losses all on the same sequences."""
-    lines = []
-    for row in committed("D", "rope/D_s0", "literal/D_s0"):
-        last = row["log"][-1]
-        losses = ", ".join(f"{last[name]:.2g}" for name in row["learned"])
-        learned = studies.steps_text(row["learned"].values())
-        lines.append([name_of(row), learned, row["steps"], losses, f"{last['val']:.2g}"])
-    head = "run", "x_1, x_2, x_3, x_4 learned at", "ends at", "losses there", "mean"
-    return studies.markdown(head, *lines)
-
-
 def last_paths(row):
-    """Return {level: ("q -> 1b", gap, longest)}: the last path to pass a level of attention, how
-    many steps after the one before it, and the longest such gap between any two before."""
-    found = {}
-    for level in (0.2, *LEVELS):
+    """Return [(level, "q -> 1b", gap, longest), ...]: the last path to pass a level of attention,
+    how many steps after the one before it, and the longest such gap between any two before."""
+    found = []
+    for level in LEVELS:
         paths = path_steps(row, level)
         *before, last = [b[0] - a[0] for a, b in itertools.pairwise(paths)]
-        found[level] = paths[-1][2], last, max(before)
+        found.append((level, paths[-1][2], last, max(before)))
     return found
 
 
 def d_claim():
-    """Return how late the last path of D emerges, by the threshold, beside the last symbol."""
-    rows = committed("D")
-    lasts = [
-        f"{level}: {kind}, {gap:.0f} ({longest:.0f})"
-        for level, (kind, gap, longest) in last_paths(rows[0]).items()
-    ]
-    lasts = ";\n".join(lasts)
+    """Return when D learns its symbols, and how late its last path emerges, by the threshold."""
+    [row] = committed("D")
+    learned, lasts = studies.steps_text(row["learned"].values()), last_paths(row)
+    late = [(level, gap) for level, _, gap, longest in lasts if gap > longest]
+    gaps = [gap for _, gap in late]
+    ends = [path_steps(row, level)[-1][0] for level, _ in late]
     return f"""\
-It depends on the threshold (n = {len(rows)}). By threshold, the last path to emerge, the steps from
-the one before it, and the longest such gap among the others: {lasts}.
-x_4 is learned at step {rows[0]["learned"]["x_4"]:.0f}."""
+D learns x_1, ..., x_4 at steps {learned}, and ends at an MSE of {row["mse"]:.4f}.
+At {len(late)} of {len(lasts)} thresholds from {LEVELS[0]} to {LEVELS[-1]} its last path comes after
+the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run). That is at step
+{min(ends):.0f} or later, when x_4 has long been learned."""
 
 
 def write_induction(rows, out):

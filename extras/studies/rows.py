@@ -8,8 +8,6 @@ A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It is a 
     log: the rows of log.jsonl
     report: of circuit.json, if it is there
     emergence: of emergence.json, if it is there: the steps, and the mean attention of each path
-    older_test: of some runs whose weights are gone, the loss of the paper's test on the circuit
-        that an older search found (git show 4dff4b6:results/runs, zero_rows.jsonl)
 
 Floats have five significant digits.
 """
@@ -30,7 +28,7 @@ from train import DEFAULTS, SETTINGS, Flags
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
 SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
 COMPARED = {name: DEFAULTS[name] for name in SETTINGS if name not in SAME}
-COMPARED |= dict(circuit="", mixture=False)  # frozen.py's, and a flag up to commit 34accd2
+COMPARED |= dict(circuit="")  # frozen.py's
 
 
 def rounded(value):
@@ -120,6 +118,15 @@ def committed(*patterns):
 def name_of(row):
     """Return rope/s4 for a row of runs/rope.jsonl, and A for that of results/A."""
     return row["name"] if row["group"] == "results" else f"{row['group']}/{row['name']}"
+
+
+def once(rows):
+    """Return the first of these rows of each settings and seed: a repeat on another machine or in
+    another precision is no further run."""
+    found = {}
+    for row in rows:
+        found.setdefault((row["settings"], row["flags"].seed), row)
+    return [*found.values()]
 
 
 def group_by_settings(rows):

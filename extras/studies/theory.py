@@ -15,9 +15,12 @@ import itertools
 import math
 
 from ablate import Path
+from analyze import save_figure
 from data import Block, Task, UserError, chain, command_line, program, rotary_numbers
 from model import Transformer
 
+import matplotlib.pyplot as plt
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -359,7 +362,44 @@ def main():
         print(text.format(N, heads, *errors))
 
 
+def draw_flow(path, D=5):
+    """Draw Figures 3 and 8, the roles of a chain that share a symbol (above) or a slot (below)
+    before any layer, and after how many layers each role holds each symbol (Section 5)."""
+    task = chain(1, D)
+    known, roles, rivals = whole_sequence(task)
+    order, names = roles.argsort(), task.names  # along the chain: q, 1a, 1b, ..., Db
+    figure, (shared, *panels) = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
+    kinds, arc = known[order].float().split([task.symbols, D + 1], 1), np.linspace(0, 1, 50)
+    for pieces, side, word in zip(kinds, (1, -1), ("symbol", "slot"), strict=True):
+        for i, j in (pieces @ pieces.T).triu(1).nonzero().tolist():
+            shared.plot(i + (j - i) * arc, side * (0.3 + 2 * arc * (1 - arc)), f"C{side % 3}")
+        shared.text(D, side, f"the same {word}", color=f"C{side % 3}", ha="center", va="center")
+    for place, name in enumerate(names):
+        shared.text(place, 0, f"{name}\n$x_{task.roles[name]}$", ha="center", va="center")
+    shared.set(ylim=(-1.2, 1.2), title=f"Figures 3 and 8: shared before any layer, D = {D}")
+    shared.axis("off")
+
+    # without a mask, then with one
+    for panel, causal in zip(panels, (False, True), strict=True):
+        held, layers = known, torch.zeros(len(names), task.symbols)
+        for _ in names:
+            layers += ~held[order, : task.symbols]
+            held = attend(held, may_attend(task, causal)[roles[:, None], roles], rivals)
+        layers[~held[order, : task.symbols]] = math.nan
+        panel.imshow(layers.T.numpy(), origin="lower", aspect="auto", cmap="Blues", vmin=-3, vmax=8)
+        for role, k in layers.isfinite().nonzero().tolist():
+            panel.text(role, k, f"{layers[role, k]:.0f}", ha="center", va="center")
+        panel.set_xticks(range(len(names)), names)
+        panel.set_yticks(range(task.symbols), [f"$x_{k}$" for k in range(task.symbols)])
+        panel.set(xlabel="role", ylabel="symbol")
+        mask = "causal mask (white: never)" if causal else "no mask"
+        panel.set_title(f"Layers until a role holds a symbol\n{mask}")
+    save_figure(figure, path)
+
+
 if __name__ == "__main__":
     with program("python -m extras.studies.theory"):
-        command_line("python -m extras.studies.theory", __doc__).parse_args()
-        main()
+        p = command_line("python -m extras.studies.theory", __doc__)
+        p.add_argument("--figure", metavar="FILE", help="draw Figures 3 and 8 into FILE instead")
+        figure = p.parse_args().figure
+        draw_flow(figure) if figure else main()

@@ -1,0 +1,100 @@
+"""Does any metric show that a symbol is learned in fewer layers than Theorem 1 asks for (Section
+10.1)? Its loss is nonlinear in what the model knows, and its nearest candidate a yes or no.
+
+    python -m extras.studies.metrics out/metrics/* --out results/figures
+
+metrics.jsonl has a row for each run and symbol: run, layers, D, seed, hardware, dtype, git, symbol,
+and for each metric its mean over the queries of 4096 held-out sequences: mse, cosine (of prediction
+and target) and nearest (the share of queries whose prediction is nearest to the right one of the N
+candidates); above: by how many standard errors each is better than for the x_k of other chains, and
+nearest than 1/N.
+"""
+
+import train
+from data import held_out, progress
+from extras import studies
+from extras.studies.onset import own_above_others
+from extras.studies.rows import RESULTS
+from extras.studies.theory import paper_bound
+
+import torch
+import torch.nn.functional as F
+
+
+SHOWN = 3  # standard errors from which on a metric shows that a symbol is learned
+
+
+def measures(predictions, targets):
+    """Return {metric: ((B,) its mean, (B,) by how much it is better than by chance)} of one symbol;
+    predictions, targets (B, N, K)."""
+    errors = (predictions[:, :, None] - targets[:, None]).square().mean(-1)  # (B, N, N)
+    cosines = F.cosine_similarity(predictions[:, :, None], targets[:, None], dim=-1)
+    N = targets.shape[1]
+    right = (errors.argmin(2) == torch.arange(N)).float().mean(1)
+    return dict(
+        mse=(errors.diagonal(dim1=1, dim2=2).mean(1), -own_above_others(errors)),
+        cosine=(cosines.diagonal(dim1=1, dim2=2).mean(1), own_above_others(cosines)),
+        nearest=(right, right - 1 / N),
+    )
+
+
+@torch.no_grad()
+def measure(row, n=4096):
+    """Return the rows of metrics.jsonl of a run directory with weights."""
+    model, flags = train.load(row["folder"])
+    batch = train.sequences(flags, held_out("confirmation", n))
+    with train.precision(flags):
+        predictions = torch.cat([model(part) for part in batch.inputs.split(256)]).float()
+    names = "hardware", "dtype", "git"
+    run = dict(run=row["name"], layers=flags.layers, D=flags.D, seed=flags.seed)
+    run |= {name: row["config"][name] for name in names}
+    found = []
+    for place, name in enumerate(flags.target_names):
+        numbers = slice(place * flags.K, (place + 1) * flags.K)
+        values = measures(predictions[..., numbers], batch.targets[..., numbers])
+        means = {metric: round(mean.mean().item(), 4) for metric, (mean, _) in values.items()}
+        above = {}
+        for metric, (_, better) in values.items():
+            above[metric] = round((better.mean() / (better.std() / n**0.5)).item(), 1)
+        found.append(run | dict(symbol=name) | means | dict(above=above))
+    return found
+
+
+def load_metrics():
+    return train.read_file(RESULTS / "figures/metrics.jsonl")
+
+
+def too_few_layers(row):
+    """Return whether Theorem 1 asks for more layers, of a row of metrics.jsonl."""
+    return row["layers"] < paper_bound(int(row["symbol"][2:]))
+
+
+def shown(row):
+    """Return whether any metric shows that the symbol of a row is learned."""
+    return max(row["above"].values()) > SHOWN
+
+
+def table():
+    """Return a row per depth and whether it is too small: the range of each metric over runs and
+    symbols, and in how many of these some metric shows that it is learned."""
+    groups, lines = {}, []
+    for row in load_metrics():
+        groups.setdefault((row["layers"], too_few_layers(row)), []).append(row)
+    for (layers, few), rows in sorted(groups.items()):
+        names = studies.span([int(row["symbol"][2:]) for row in rows], "x_{}")
+        ranges = [studies.span([row[metric] for row in rows]) for metric in rows[0]["above"]]
+        learned = f"{sum(map(shown, rows))} of {len(rows)}"
+        lines.append([layers, names, "yes" if few else "no", *ranges, learned])
+    head = "layers", "symbols", "too few", "MSE", "cosine", "nearest right", "shown"
+    return studies.markdown(head, *lines)
+
+
+def write(rows, out):
+    """Measure run directories into metrics.jsonl."""
+    measured = [measure(row) for row in progress("run", rows) if row["folder"]]
+    train.write_file(out / "metrics.jsonl", sum(measured, []))
+    return out / "metrics.jsonl"
+
+
+if __name__ == "__main__":
+    studies.command(__file__, __doc__, lambda rows: f"{len(rows)} runs", write)
