@@ -44,19 +44,17 @@ done | make_runs
 for seed in {0..9}; do
   echo "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
 done | make_runs
-late() {  # SEED UNTIL READ
-  run="$folder/onset/${3// -> /_}_$2_s$1"
+late() {  # SEED READ LOSS
+  run="$folder/onset/${2// -> /_}_s$1"
   # shellcheck disable=SC2086
-  [ -e "$run/model.pt" ] || python -m extras.studies.late "$3" "$2" $main --eval-every 10 --stop-below 0.6 --seed "$1" --out "$run"
+  [ -e "$run/model.pt" ] || python -m extras.studies.late "$2" 200 $main --eval-every 10 --stop-below "$3" --seed "$1" --out "$run"
 }
 for seed in {1..5}; do
-  late "$seed" 200 "1b -> 1a"
-  late "$seed" 200 "2b -> 2a"
+  late "$seed" "1b -> 1a" 0.6
+  late "$seed" "2b -> 2a" 0.6
 done
 for seed in {1..3}; do
-  late "$seed" 150 "1b -> 1a"
-  late "$seed" 200 "q -> 1b"
-  late "$seed" 200 "3b -> 3a"
+  late "$seed" "q -> 1b" 0.72
 done
 
 # the same, where W_Q and W_K start as small as all other weights (emergence.md)

@@ -244,19 +244,12 @@ def test_metrics_agree_with_a_loop():
         torch.testing.assert_close(found["cosine"][0], cosines)
 
 
-def test_delays_are_against_the_run_of_the_same_seed_and_machine(tmp_path):
-    row = dict(rotary="input", seed=1, hardware="a", dtype="float32", onsets=None, late=None)
-    late = ["1b -> 1a", 200]
-    train.write_file(
-        tmp_path / "onset.jsonl",
-        [
-            row | dict(learned=300),
-            row | dict(hardware="b", learned=340),
-            row | dict(learned=390, late=late),
-            row | dict(hardware="b", learned=350, late=late),
-        ],
-    )
-    assert onset.delays(tmp_path) == {"1b -> 1a until 200": [(1, 90), (1, 10)]}
+def test_delays_are_against_the_median_of_plain_runs_of_the_seed(tmp_path):
+    row = dict(rotary="input", seed=77, onsets=None, late=None)
+    plain = [row | dict(learned=step) for step in (300, 340)]
+    late = [row | dict(learned=step, late=["1b -> 1a", 200]) for step in (390, 310)]
+    train.write_file(tmp_path / "onset.jsonl", [*plain, *late])
+    assert onset.delays(tmp_path) == {"1b -> 1a until 200": [(77, 70), (77, -10)]}
 
 
 # ---- circuits and depth

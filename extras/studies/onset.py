@@ -14,7 +14,8 @@ onset.jsonl has a row for each run, which replaces the one of the same name: run
 hardware, dtype, git, late (the read and the step until which it was ablated, or None), learned (the
 step at which the loss of x_1 passes below 0.5), onsets {"q -> 1b": step, ..., "x_1": step} and
 slots {"q -> 1b": [attention to the own chain by its slot, when x_1 is learned, of the head that
-reads so most]}, None for runs without checkpoints.
+reads so most]}, None for runs without checkpoints; and of those of late.py that end before they are
+free again, masked: the loss of x_1 at their end, as trained and with the read.
 """
 
 import statistics
@@ -24,6 +25,7 @@ import train
 from ablate import Path, attention_on, tokens_of
 from data import held_out, progress
 from extras import studies
+from extras.studies.late import heads_without
 from extras.studies.order import HEADS, kinds_of_read
 from extras.studies.rows import RESULTS, committed
 
@@ -123,6 +125,15 @@ def measure(row):
     run |= dict(late=config.get("late"), learned=learned, onsets=None, slots=None)
     if train.checkpoints_of(row["folder"]):
         run |= measure_onsets(row["folder"], learned)
+    if run["late"] and row["steps"] < run["late"][1]:
+        model, flags = train.load(row["folder"])
+
+        def intervene(step, positions):
+            return heads_without(run["late"][0], flags, positions)
+
+        without = train.evaluate(model, flags, "emergence", N_SEQUENCES, intervene=intervene)
+        as_ever = train.evaluate(model, flags, "emergence", N_SEQUENCES)
+        run |= dict(masked=[round(losses[0], 4) for losses in (without, as_ever)])
     return run
 
 
@@ -178,26 +189,32 @@ def slots_table():
     return studies.markdown(head, *lines)
 
 
-def repeats():
-    """Return [(seed, steps apart), ...]: how far apart the steps are at which x_1 is learned, of
-    each seed of the main command that was trained more than once, on any machine."""
+def plain_steps(folder=FOLDER):
+    """Return {seed: [step, ...]}, at which x_1 is learned in all plain runs of the main command, on
+    any machine and in either precision."""
     found = {}
-    for row in load_onsets()[0]:
+    for row in load_onsets(folder=folder)[0]:
         found.setdefault(row["seed"], []).append(row["learned"])
     for row in committed("default/*", "onset/*"):
         found.setdefault(row["flags"].seed, []).append(row["learned"]["x_1"])
-    return [(seed, max(steps) - min(steps)) for seed, steps in found.items() if len(steps) > 1]
+    return found
+
+
+def repeats():
+    """Return by how many steps repeats of one seed differ at most, and the number of seeds that
+    were repeated."""
+    apart = [max(steps) - min(steps) for steps in plain_steps().values() if len(steps) > 1]
+    return max(apart), len(apart)
 
 
 def delays(folder=FOLDER):
     """Return {"1b -> 1a until 200": [(seed, steps later), ...], ...}: by how much later x_1 is
-    learned than in the plain run of the same seed, machine and precision."""
-    plain, late = load_onsets(folder=folder)
-    where = "seed", "hardware", "dtype"
-    ever = {tuple(row[name] for name in where): row["learned"] for row in plain}
-    found = {}
+    learned than in the median of the plain runs of the same seed, of runs that do not learn it
+    before their read is free again."""
+    ever, found = plain_steps(folder), {}
+    late = [row for row in load_onsets(folder=folder)[1] if row["learned"] > row["late"][1]]
     for row in sorted(late, key=lambda row: row["late"]):
-        later = row["learned"] - ever[tuple(row[name] for name in where)]
+        later = row["learned"] - statistics.median(ever[row["seed"]])
         found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
     return found
 
@@ -205,25 +222,31 @@ def delays(folder=FOLDER):
 def late_claim():
     """Return what each ablation does, beside repeats of plain runs, and where the read begins only
     after its ablation has ended."""
-    found, widest = delays(), max(steps for _, steps in repeats())
+    found, (widest, seeds) = delays(), repeats()
     lines = []
     for name, points in found.items():
         later = [steps for _, steps in points]
         beyond = f"{sum(abs(steps) > widest for steps in later)} of {len(later)}"
         lines.append(f"- {name}: {signed(later)} steps, more than repeats differ in {beyond} runs")
+    early = [row for row in load_onsets()[1] if row["learned"] <= row["late"][1]]
+    masked, as_ever = zip(*(row["masked"] for row in early if "masked" in row), strict=True)
     begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
     after = [steps for seed, steps in found[f"{HEADS[1]} until 200"] if begins[seed] > 200]
     lines = "\n".join(lines)
     return f"""\
 Plain runs of one seed, repeated on other machines or in another precision, learn x_1 at most
-{widest:.0f} steps apart ({len(repeats())} seeds). With one read ablated in all heads until a step,
+{widest:.0f} steps apart ({seeds} seeds). With one read ablated in all heads until a step,
 x_1 is learned later by (median and range)
 
 {lines}
 
 In {len(after)} of the runs without 1b -> 1a the read begins only after step 200 in the plain run,
-and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps: in
-{sum(steps > widest for steps in after)} of them by more than repeats differ."""
+and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps.
+
+The ablation gives something away: a reader that cannot see one of four tokens may tell from the
+others which one is missing. With {early[0]["late"][0]} ablated, x_1 passes 0.5 in {len(early)} of
+{len(early)} runs before the read is free. In {len(masked)} that were stopped there it then costs
+{studies.span(masked)}, and {studies.span(as_ever)} with the read."""
 
 
 def draw_onsets(folder):
@@ -249,8 +272,8 @@ def draw_onsets(folder):
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")
 
     # right: a line per ablation, and what repeats of one seed differ by
-    widest = max(steps for _, steps in repeats())
-    label = f"apart at most: repeats of one seed (n = {len(repeats())} seeds)"
+    widest, seeds = repeats()
+    label = f"apart at most: repeats of one seed (n = {seeds} seeds)"
     right.axvspan(-widest, widest, color="0.9", label=label)
     for place, points in enumerate(found.values()):
         right.plot([steps for _, steps in points], [place] * len(points), "o", alpha=0.7)
