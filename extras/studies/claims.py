@@ -128,7 +128,6 @@ def alone():
 
 
 def budget(answers):
-    """Return "0.04 of the paper's sequences", of these runs."""
     shares = [flags.steps * flags.batch / PAPER_SEQUENCES for flags, _ in answers]
     return f"{studies.span(shares)} of the paper's sequences"
 
@@ -343,8 +342,7 @@ def short_table():
 
 def repeats_table():
     """Return a row per run of the flags of A, B and C: its machine, and how it ends."""
-    lines = []
-    rows = [row for row in committed("[ABC]", "adamw/*") if order.ended(row)]
+    lines, rows = [], filter(order.ended, committed("[ABC]", "adamw/*"))
     for row in sorted(rows, key=lambda row: row["flags"].seed):
         config, learned = row["config"], studies.steps_text(row["learned"].values())
         where = "{hardware}, {dtype}, threads: {threads}, commit {git:.7}".format(**config)
@@ -357,9 +355,9 @@ def literal_table():
     """Return a row per run of the literal settings: what it learned, and knows at its end."""
     lines = []
     for row in committed("literal/*"):
-        name, known = f"{row['name']}, {row['flags'].dtype}", ", ".join(row["known"]) or "none"
-        learned = studies.steps_text(row["learned"].values())
-        lines.append([name, row["steps"], learned, known, f"{row['mse']:.3f}"])
+        name, learned = f"{row['name']}, {row['flags'].dtype}", row["learned"].values()
+        cells = studies.steps_text(learned), ", ".join(row["known"]) or "none"
+        lines.append([name, row["steps"], *cells, f"{row['mse']:.3f}"])
     head = "run", "steps", "learned at step", "known at the end", "MSE"
     return studies.markdown(head, *lines)
 

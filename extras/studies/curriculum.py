@@ -34,11 +34,6 @@ def table(rows):
     return studies.markdown(["D", "asked for", "runs", *names], *lines)
 
 
-def D3_table():
-    """Return the table of the committed runs with D=3."""
-    return table([row for row in committed("curriculum/*") if row["flags"].D == 3])
-
-
 def despite_gap(rows, gap):
     """Return ([bool, ...], left out): of these runs whose lowest symbol that is not asked for is
     x_gap, from their start, whether they know one above it, if the run of the same D and seed that

@@ -3,11 +3,9 @@
 
     python -m extras.studies.metrics out/metrics/* --out results/figures
 
-metrics.jsonl has a row for each run and symbol: run, layers, D, seed, hardware, dtype, git, symbol,
-and for each metric its mean over the queries of 4096 held-out sequences: mse, cosine (of prediction
-and target) and nearest (the share of queries whose prediction is nearest to the right one of the N
-candidates); above: by how many standard errors each is better than for the x_k of other chains, and
-nearest than 1/N.
+metrics.jsonl has a row for each run and symbol, on 4096 held-out sequences: mse, cosine (of
+prediction and target), nearest (the share of predictions nearest to the right one of N candidates);
+above: by how many standard errors each is better than for the x_k of other chains, or than 1/N.
 """
 
 import train
@@ -45,18 +43,17 @@ def measure(row, n=4096):
     batch = train.sequences(flags, held_out("confirmation", n))
     with train.precision(flags):
         predictions = torch.cat([model(part) for part in batch.inputs.split(256)]).float()
-    names = "hardware", "dtype", "git"
-    run = dict(run=row["name"], layers=flags.layers, D=flags.D, seed=flags.seed)
-    run |= {name: row["config"][name] for name in names}
-    found = []
+    names, found = ("layers", "D", "seed", "hardware", "dtype", "git"), []
+    run = dict(run=row["name"]) | {name: row["config"][name] for name in names}
     for place, name in enumerate(flags.target_names):
         numbers = slice(place * flags.K, (place + 1) * flags.K)
         values = measures(predictions[..., numbers], batch.targets[..., numbers])
-        means = {metric: round(mean.mean().item(), 4) for metric, (mean, _) in values.items()}
-        above = {}
-        for metric, (_, better) in values.items():
-            above[metric] = round((better.mean() / (better.std() / n**0.5)).item(), 1)
-        found.append(run | dict(symbol=name) | means | dict(above=above))
+        measured = dict(run, symbol=name, above={})
+        for metric, (mean, better) in values.items():
+            measured[metric] = round(mean.mean().item(), 4)
+            error = better.std() / n**0.5
+            measured["above"][metric] = round((better.mean() / error).item(), 1)
+        found.append(measured)
     return found
 
 

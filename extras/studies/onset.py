@@ -148,7 +148,6 @@ def load_onsets(rotary="input", folder=FOLDER):
 
 
 def with_onsets(rotary="input", folder=FOLDER):
-    """Return the rows of plain runs whose onsets were measured."""
     return [row for row in load_onsets(rotary, folder)[0] if row["onsets"]]
 
 
@@ -172,8 +171,7 @@ def onset_table(folder=FOLDER):
 
 def signed(steps):
     """Return "+39 (-3 to +112)", the median and the range."""
-    median, low, high = statistics.median(steps), min(steps), max(steps)
-    return f"{median:+.0f} ({low:+.0f} to {high:+.0f})"
+    return f"{statistics.median(steps):+.0f} ({min(steps):+.0f} to {max(steps):+.0f})"
 
 
 def slots_table():
