@@ -6,17 +6,21 @@ A path (the paper's word; others say attention edge) is a layer, a head, a reade
 L6H0: q -> 1b says that in layer 6, head 0, both counted from 0, the query reads token 1b of its own
 chain. q -> 1b* is a star: the query reads the tokens 1b of all chains. A circuit is a set of paths.
 
-To ablate what a head reads is to replace it by its mean over held-out sequences, token by token, or
-by what all heads read in one other sequence, drawn for each sequence at random. A circuit is tested
-by ablating everything outside of it, and its attention is computed under this ablation: so one loss
-tells whether its paths carry the answer, and whether they suffice to find what they read.
+To ablate what a token reads is to replace it, the sum of attention * value over the ablated tokens,
+by the same sum in held-out sequences: by its mean for this token (mean ablation), or by that of one
+other sequence, drawn for each sequence and the same for all heads. A circuit is tested by ablating
+everything outside of it, and its attention is computed under this ablation: so one loss tells
+whether its paths carry the answer, and whether they suffice to find what they read.
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
-are lost, each with two standard errors. It is validated if, on fresh sequences, it is faithful, the
-full model is not so without it, and its paths lead from each symbol to the query (Section 5); and
-if no path can be left out on those of the search. So it suffices, and is minimal among its
-candidates, at the level of pairs of tokens: what a token reads of itself, MLPs and the residual
-stream stay open. It is validated under both ablations, or under mean ablation alone.
+are lost, each with two standard errors. An answer is lost if its loss is above half of the plateau,
+0.375 for N = 4, where that of the full model is not. A circuit is validated if
+  1. on fresh sequences it is faithful, and the full model without it is not;
+  2. its paths lead from each symbol to the query (Section 5);
+  3. on the sequences of the search it is not faithful without any one path.
+It is so under both ablations, or under mean ablation alone. This says that it suffices, and that it
+is minimal among its candidates, at the level of pairs of tokens: what a token reads of itself, MLPs
+and the residual stream stay open.
 """
 
 import functools
@@ -45,7 +49,8 @@ REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
 class Path(NamedTuple):
     """In this layer and head, the token `reader` reads the token `read`. Each has the name of its
-    role, 3b; an intermediate token is 3b+1, so many after it; and 3b* is read in all chains."""
+    role, 3b; 3b+1 is an intermediate token, so many after it, where a model may put what it reads;
+    and 3b* is read in all chains."""
 
     layer: int
     head: int
@@ -74,9 +79,10 @@ class Path(NamedTuple):
         sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
         reader, reader_exists = tokens_of(self.reader, task, positions)  # (B, N)
         read, read_exists = tokens_of(self.read, task, positions)
-        across = 1 if self.star else 2  # (B, 1, N) are the tokens of all chains, (B, N, 1) the own
-        exist = reader_exists[:, :, None] & read_exists.unsqueeze(across)
-        return (sequence, reader[:, :, None], read.unsqueeze(across)), exist
+        # a reader reads in its own chain, (B, N, 1), or along a star in every chain, (B, 1, N)
+        chains = 1 if self.star else 2
+        exist = reader_exists[:, :, None] & read_exists.unsqueeze(chains)
+        return (sequence, reader[:, :, None], read.unsqueeze(chains)), exist
 
 
 def parts_of(end):
@@ -153,7 +159,7 @@ class Reference:
 
         heads = {head: functools.partial(record, head=head) for head in self.reads}
         with precision(flags):
-            model(self.batch.inputs, heads)
+            model(self.batch.inputs, heads=heads)
 
 
 class PatchedModel:
@@ -180,7 +186,7 @@ class PatchedModel:
     def losses(self, heads):
         """Return the losses with these head functions, {(layer, head): f}."""
         with precision(self.flags):
-            predictions = self.model(self.batch.inputs, heads)
+            predictions = self.model(self.batch.inputs, heads=heads)
         return self.metric(predictions)
 
     @functools.cached_property
@@ -190,33 +196,39 @@ class PatchedModel:
 
     def ablate(self, head, paths, keep=True, by=MEAN):
         """Return a function for a head that ablates what it reads, except along these paths and of
-        the token itself; with keep=False, only along these paths. by: MEAN, ANOTHER or NOTHING."""
+        the token itself (of a token without a path, the weight on itself is ablated); with
+        keep=False, only along these paths. by: MEAN, ANOTHER or NOTHING."""
         key = head, frozenset(paths), keep, by
         if key not in self.functions:
             self.functions[key] = self.ablation(*key)
         return self.functions[key]
 
     def ablation(self, head, paths, keep, by):
-        """Return what `ablate` returns."""
-        here = mask_of(paths, self.task, self.batch.positions)  # (B, T, T)
-        there = mask_of(paths, self.task, self.reference.batch.positions)
-        itself = torch.eye(self.task.T, dtype=torch.bool, device=here.device)
-        # a token without a path has nothing to weigh itself against: this weight is ablated too
-        alone = itself & ~here.any(-1, keepdim=True)
-        here, there = (here | itself, there | itself) if keep else (~here, ~there)
+        """Return what `ablate` keeps in self.functions."""
+        stays = mask_of(paths, self.task, self.batch.positions)  # (B, T, T)
+        stays_there = mask_of(paths, self.task, self.reference.batch.positions)  # (n, T, T)
+        itself = torch.eye(self.task.T, dtype=torch.bool, device=stays.device)
+        # How much a token reads of itself tells how much it reads of others. Where no path says
+        # what these are, this weight is ablated too, and what it weighs stays its own.
+        alone = itself & ~stays.any(-1, keepdim=True)
+        if keep:
+            stays, stays_there = stays | itself, stays_there | itself
+        else:
+            stays, stays_there = ~stays, ~stays_there
 
         pattern, values = self.reference.reads[head]
-        ablated = (pattern * ~there) @ values  # (n, T, size)
+        ablated = (pattern * ~stays_there) @ values  # (n, T, size)
         weight = pattern.diagonal(dim1=1, dim2=2)[..., None]  # (n, T, 1) of a token on itself
-        drawn = self.drawn if by == ANOTHER else [0]
+        donor = self.drawn  # (B,) the sequence of the reference from which each of ours takes them
         if by != ANOTHER:
             ablated, weight = ablated.mean(0, True) * (by == MEAN), weight.mean(0, True)
+            donor = [0]
 
         def write(pattern, values):
-            kept = pattern * here
+            kept = pattern * stays
             if keep and by != NOTHING:
-                kept = torch.where(alone, weight[drawn].to(kept), kept)
-            return kept @ values + ablated[drawn].to(values)
+                kept = torch.where(alone, weight[donor].to(kept), kept)
+            return kept @ values + ablated[donor].to(values)
 
         return write
 
@@ -269,20 +281,21 @@ def candidates(reference, task, floor):
         tokens, exist = tokens_of(end, task, reference.batch.positions)
         marks.append(torch.nn.functional.one_hot(tokens, task.T) * exist[..., None])
     marks = torch.stack(marks, 2).float()  # (B, N, ends, T)
-    readers, N = marks.shape[0] * task.N, task.N
+    N = task.N
+    answers = len(marks) * N  # of all sequences
 
-    # the mean attention of each end to each end, of its own chain and of all chains together
-    names = len(task.names)  # which are the first of the ends
+    # the mean attention of end i to end j, of its own chain and of all chains together
+    roles = len(task.names)  # ends[:roles] are roles, the others intermediate tokens
     plain, stars = {}, {}
     for (layer, head), (pattern, _) in reference.reads.items():
         to_others = pattern * (1 - torch.eye(task.T))  # what a token reads of itself is on no path
-        given = marks @ to_others[:, None]  # (B, N, ends, T)
-        own = torch.einsum("bnit,bnjt->ij", given, marks) / readers
-        every = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / readers
-        surplus = own - (every - own) / (N - 1)
+        given = marks @ to_others[:, None]  # (B, N, ends, T) what each end attends to
+        own = torch.einsum("bnit,bnjt->ij", given, marks) / answers
+        every = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / answers
+        surplus = own - (every - own) / (N - 1)  # over the average of the other chains
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(layer, head, ends[i], ends[j])] = surplus[i, j].item()
-        for i, j in (every[:names, :names] >= floor).nonzero().tolist():
+        for i, j in (every[:roles, :roles] >= floor).nonzero().tolist():
             stars[Path(layer, head, ends[i], ends[j] + "*")] = every[i, j].item()
 
     # an intermediate token must have read something before it is read, and be read after it reads
@@ -323,25 +336,27 @@ def search(few, many, ranked, ablations, limit):
     if not faithful(frozenset(ranked)):
         return None
 
-    # add the first of the ranked paths until they are promising, and then drop the last of them
+    # on `few`: the first of the ranked paths until they are promising, without what can go
     count = 0
     while count < len(ranked) and not promising(frozenset(ranked[:count])):
         count += 1 + count // 4
     begin = prune(ranked[:count][::-1], 1, promising)
 
-    # of all paths drop first, if possible at once, those that are not needed on `few`
+    # on `many`: all paths, without those that `few` did not need, if possible at once, and so on
     rest = [path for path in reversed(ranked) if path not in begin]
     return prune(rest + sorted(begin, key=ranked.index, reverse=True), len(rest), faithful)
 
 
 def prune(order, size, test):
-    """Drop paths in this order while any can go and the rest still passes a test; return the rest.
-    `size` paths go at once, twice as many after a success, and half as many after a failure."""
+    """Return a set of these paths that passes a test, and does not without any one of them. They
+    are dropped in this order, `size` at once; a group that can go doubles the next one, and a group
+    that cannot is halved, down to one path."""
     paths, before = frozenset(order), None
-    while paths != before:
+    while paths != before:  # again, since without a later path an earlier one may go
         before = paths
         order = [path for path in order if path in paths]
-        steps, position = progress("search", order), 0
+        position = 0
+        steps = progress("search", order)  # is moved by hand
         while position < len(order):
             group = order[position : position + max(size, 1)]
             can_go = test(paths.difference(group))
@@ -349,14 +364,16 @@ def prune(order, size, test):
                 paths = paths.difference(group)
             if can_go or len(group) == 1:
                 position += len(group)
-                list(itertools.islice(steps, len(group)))
+                for _ in group:
+                    next(steps)
             size = 2 * len(group) if can_go else len(group) // 2
         size = 1
     return paths
 
 
 def is_faithful(patched, losses, limit, errors=2):
-    """Return whether these losses of a circuit (B, N, symbols) are those of a faithful one."""
+    """Return whether these losses of a circuit (B, N, symbols) are those of a faithful one, with so
+    many standard errors."""
     high = highest_end(intervals(losses, patched.flags, errors))
     return (
         high < limit and highest_end(intervals(patched.lost(losses), patched.flags, errors)) <= LOST
@@ -364,11 +381,11 @@ def is_faithful(patched, losses, limit, errors=2):
 
 
 def intervals(values, flags, errors=2):
-    """Return {symbol: [mean, mean - 2 errors, mean + 2 errors]} of values (B, N, symbols). They are
-    standard errors over sequences, since the answers in one are not independent."""
+    """Return {symbol: [mean, low, high]} of values (B, N, symbols), so many standard errors below
+    and above. They are those of sequences, since the answers in one are not independent."""
     values = values.mean(1)
-    mean, error = values.mean(0), errors * values.std(0) / len(values) ** 0.5
-    ends = torch.stack([mean, mean - error, mean + error], 1).tolist()
+    mean, half = values.mean(0), errors * values.std(0) / len(values) ** 0.5
+    ends = torch.stack([mean, mean - half, mean + half], 1).tolist()
     rows = {}
     for name, row in zip(flags.target_names, ends, strict=True):
         rows[name] = [round(number, 5) for number in row]
@@ -429,7 +446,7 @@ def reached(paths, task):
     return holds[task.names[0]]
 
 
-def rows_of(shown, paths, ablations, limit):
+def rows_of(shown, paths, ablations, threshold):
     """Return the rows of the report on each path: its attention in the full model, how much the
     loss of the full model rises without it (`cost`), the loss of the circuit without it under the
     last of the ablations (`without`), and whether these sequences can do without it (`spare`)."""
@@ -440,7 +457,7 @@ def rows_of(shown, paths, ablations, limit):
         given = attention_on(pattern, path, shown.task, shown.batch.positions).sum(-1)
         cost = intervals(shown.knock_out([path]) - shown.baseline, shown.flags)
         losses = [shown.circuit(paths - {path}, by) for by in ablations]
-        spare = all(is_faithful(shown, each, limit) for each in losses)
+        spare = all(is_faithful(shown, each, threshold) for each in losses)
         row = dict(path._asdict(), attention=round(given.mean().item(), 4), spare=spare)
         rows.append(dict(row, cost=cost, without=intervals(losses[-1], shown.flags)))
     return rows
@@ -448,9 +465,9 @@ def rows_of(shown, paths, ablations, limit):
 
 def papers_test(few, fresh, paths, threshold):
     """Return steps 5 and 6 of Appendix E: heads with paths attend hard along them alone, others are
-    uniform or the identity, whichever costs the full model less on few sequences; then every later
-    path is removed, and the first useful head is made uniform. passed: below the threshold, then at
-    least 0.17."""
+    uniform or the identity, whichever costs the full model less on few sequences (`held`); then
+    every later path is removed (`removed`), and the first useful head is made uniform. passed: held
+    is below the threshold, and all of removed are at least 0.17."""
     task, positions, first = fresh.task, fresh.batch.positions, min(paths)
     allowed = torch.ones(task.T, task.T).tril(0 if fresh.flags.causal else task.T)
     uniform, identity = attend(allowed / allowed.sum(-1, keepdim=True)), attend(torch.eye(task.T))
@@ -515,9 +532,11 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     report = dict(validated=False, threshold=threshold, dtype=flags.dtype, sequences=count)
     report.update(path_sequences=len(shown.batch.inputs), full_model=full, lost={}, paths=[])
     if highest_end(full) >= limit:
-        return dict(report, verdict=f"not searched: the full model has {worst_of(full)}")
+        said = f"not searched: the full model has {worst_of(full)}, not surely below {limit:.3f}"
+        return dict(report, verdict=said)
 
-    # a circuit under both ablations, of more candidates if need be, or else under the mean
+    # four tries: under both ablations, then under the mean alone, each with few candidates and then
+    # with more. The first validated circuit ends them, or else the last that was found is reported
     found = None
     for ablations, attended in itertools.product(((MEAN, ANOTHER), (MEAN,)), ATTENDED):
         ranked = candidates(reference, flags.problem, attended / flags.N)
@@ -533,7 +552,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
             said = failure(intervals(losses, flags), intervals(many.lost(losses), flags))
             report["verdict"] = f"not validated: all {len(ranked)} candidates leave {said}"
 
-    # what is said of each path, and the paper's test, which no star can pass
+    # what is said of each path; the paper's test, not of stars, which hard attention would average
     if found:
         report["paths"] = rows_of(shown, found, ablations, threshold)
         if not any(path.star for path in found):
@@ -560,7 +579,7 @@ def check_model(model, flags):
 
     def predict(heads, inputs=inputs):
         with precision(flags):
-            predictions = model(inputs, heads)
+            predictions = model(inputs, heads=heads)
         if getattr(predictions, "shape", None) != shape or not predictions.isfinite().all():
             raise UserError(f"the model must return finite predictions, of shape {tuple(shape)}")
         return predictions.float()
@@ -568,18 +587,21 @@ def check_model(model, flags):
     def differ(predictions, others):  # bfloat16 alone moves answers of which a model is unsure
         return (predictions - others).square().mean() > 1e-3
 
-    if differ(predict({}), predict(dict.fromkeys(reference.reads, torch.matmul))):
+    # the second call is equal
+    predictions = predict({})
+    if differ(predictions, predict(dict.fromkeys(reference.reads, torch.matmul))):
         raise UserError("the model answers otherwise the second time, when f is pattern @ values")
 
     # what each f returns is used
     for head, (_, values) in reference.reads.items():
         noise = {head: lambda _, values: values + 100 * torch.randn_like(values)}
-        if values.any() and torch.equal(predict({}), predict(noise)):
+        if values.any() and torch.equal(predictions, predict(noise)):
             raise UserError(
                 f"the model does not use what f of {head} returns (or give it values 0)"
             )
 
-    # with all heads silent, a query knows nothing of the tokens before, such as whose x_1 is which
+    # there is no way around the heads: with all of them silent a query does not notice if chain n
+    # has the x_1, x_2, ... of chain n - 1
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
     sequence, others = torch.arange(B)[:, None], inputs.clone()
     for role, k in enumerate(flags.problem.roles.values()):

@@ -10,7 +10,7 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
 
     tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
     roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
-    slots     0      1      2        0      1      2        0  1  2
+    places    0      1      2        0      1      2        0  1  2
     blocks    0: pairs of step 2     1: pairs of step 1     2: queries
 
     in the code       in the paper
@@ -18,7 +18,8 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
     symbol k          x_k of a chain: x_0 is A, x_1 is B, x_2 is C, ...
     role q            s_0 of Definition 1: the query, which shows x_0
     roles ka, kb      s_{2k-1} and s_{2k}: the pair of step k, which shows x_{k-1} and x_k
-    block, slot       the pairs of one step; where a pair stands among them, p_k of Definition 3
+    block, place      the pairs of one step; where a pair stands among them, p_k of Definition 3
+    slot              a row of a block's table before the shuffle: slot n is the pair of chain n
     targets           x_1, ..., x_D with the implicit curriculum (IC), x_D alone without it
 """
 
@@ -36,8 +37,8 @@ from typing import NamedTuple
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads of torch sleep, and free a core
 
-# a script of this clone draws into files, whatever a notebook that starts it has set; a notebook
-# that imports us has no __file__, and one of our packages is imported before -m has its own
+# A script of this clone draws into files, whatever MPLBACKEND says. A notebook that imports us has
+# no __file__ and keeps its own; while `python -m` imports a package of ours, argv[0] is "-m".
 script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve()
 if pathlib.Path(__file__).resolve().parent in script.parents or sys.argv[:1] == ["-m"]:
     os.environ["MPLBACKEND"] = "Agg"
@@ -49,11 +50,11 @@ import torch
 
 
 class Block(NamedTuple):
-    """A part of the sequence: a table of symbols whose rows, the slots, are shuffled."""
+    """A part of the sequence: a table of symbols whose rows, the slots, are shuffled to places."""
 
     roles: list  # names of the tokens of a chain here: 2a and 2b
     symbols: torch.Tensor  # (slots, tokens per slot) the number of the symbol of each token
-    own: slice | torch.Tensor = slice(None)  # the slots of chain 0, 1, ..., here each slot
+    own: slice | torch.Tensor = slice(None)  # slots of chain 0, 1, ...; (N, m) if each has m here
 
 
 @functools.lru_cache
@@ -88,19 +89,19 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     most = max(len(block.symbols) for block in problem.blocks)
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
-    keys = bits[:, :drawn].view(B, most, -1)  # (B, most, blocks), the queries' first
+    keys = bits[:, :drawn].view(B, most, -1).flip(2)  # (B, most, blocks); the queries' came first
     vectors = standard_normal(bits[:, drawn:]).view(B, -1, K)
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
-    # table stands at place 2, slot 1 at 0 and slot 2 at 1
+    # table stands at place 2, slot 1 at 0 and slot 2 at 1; MPS sorts only what is contiguous
     symbols, positions = [], []
     start = 0  # the first token of the block
     for number, block in enumerate(problem.blocks):
         slots, size = block.symbols.shape
-        order = keys[:, :slots, -1 - number].contiguous().argsort(1)  # (B, slots); MPS needs it so
+        order = keys[:, :slots, number].contiguous().argsort(1)  # (B, places) the slot at a place
         symbols.append(block.symbols.to(device)[order].flatten(1))
-        place = order.argsort(1)[:, block.own]
-        tokens = start + size * place[..., None] + torch.arange(size, device=device)
+        place = order.argsort(1)  # (B, slots) the place of a slot
+        tokens = start + size * place[:, block.own, None] + torch.arange(size, device=device)
         positions.insert(0, tokens.flatten(2))  # (B, N, roles of the block), in the end q's first
         start += slots * size
     symbols, positions = torch.cat(symbols, 1), torch.cat(positions, 2)

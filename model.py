@@ -202,7 +202,7 @@ class Muon(torch.optim.Optimizer):
 
             # Nesterov momentum
             gradient = torch.stack(gradients)
-            average = group.setdefault("average", torch.zeros_like(gradient))
+            average = group.setdefault("average", torch.zeros_like(gradient))  # is saved
             average.lerp_(gradient, 1 - group["momentum"])
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
 

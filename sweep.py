@@ -1,7 +1,7 @@
 """Train many runs -> one table -> Figure 4: how many layers does each symbol need (Section 7)?
 
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
-python sweep.py --preset night               # Figure 4 with eight seeds: four hours on 2 cores
+python sweep.py --preset night               # Figure 4, eight seeds with IC: four hours on 2 cores
 python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid; further flags are of train.py
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
@@ -40,7 +40,7 @@ PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # the last weights are evaluated
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
-PAPER = f"{PLAIN} --heads 8 --batch 512 --examples 1048576 --steps 10000"
+PAPER = f"{PLAIN} --optimizer adamw --heads 8 --batch 512 --examples 1048576 --steps 10000"
 PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "laptop": [(WITH_IC, range(1, 6), 3), (WITHOUT_IC, (1, 3, 5), 3)],
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
@@ -185,7 +185,8 @@ def read_table(path):
 
 
 def section_7(rows):
-    """Return the runs of the kind that Section 7 trains, with and without implicit curriculum."""
+    """Return the runs of the kind that Section 7 trains, with and without implicit curriculum; a
+    circuit is that of extras/studies/frozen.py."""
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
     return [row for row in rows if not (row["targets"] or row["init"] or row.get("circuit"))]
 
@@ -248,21 +249,21 @@ def main():
     p, count = command_line("sweep.py", __doc__), number(int, 1, 10**4)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=count, default=3, help="seeds 0, 1, ... per point")
+    p.add_argument("--seeds", type=count, help="seeds 0, 1, ... per point; 3 if left out")
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     cores = torch.get_num_threads()
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
     with program("sweep.py"):
         args, words = p.parse_known_args()  # words: the flags of train.py
-        if bool(args.preset) == bool(args.layers) or (args.preset and words):
+        if bool(args.preset) == bool(args.layers) or (args.preset and (words or args.seeds)):
             raise UserError(
                 "give a --preset alone, or your own --layers, --seeds, flags of train.py"
             )
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
         runs = []
         if args.layers:
-            runs = grid(words, args.layers, args.seeds, folder.absolute())
+            runs = grid(words, args.layers, args.seeds or 3, folder.absolute())
         for text, layers, seeds in PRESETS.get(args.preset, []):
             runs += grid(text.split(), layers, seeds, folder.absolute())
         path = folder / "results.jsonl"

@@ -105,7 +105,8 @@ def train(flags, state, stopped=(), intervene=None):
             row = evaluation(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
                 raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
-            write_file(run / "state.pt", state.state_dict())  # which --resume evaluates again
+            # without this row: --resume begins with this evaluation, and adds it itself
+            write_file(run / "state.pt", state.state_dict())
             state.rows.append(row)
             write_file(run / "log.jsonl", state.rows)
             print_row(flags, state.rows)
@@ -114,7 +115,7 @@ def train(flags, state, stopped=(), intervene=None):
                 return True
             state.train_loss.zero_()
 
-        # take one step; the seed makes random numbers in it the same after --resume
+        # take one step; the seed is for what you add, such as dropout: --resume draws the same
         torch.manual_seed(hash((flags.seed, step)))
         index = data.batch_index(flags.seed, step, flags.batch, flags.examples)
         predictions, targets = predict(model, flags, index, step, intervene)
@@ -151,7 +152,7 @@ def predict(model, flags, index, step=0, intervene=None):
     batch = sequences(flags, index.to(flags.device))
     heads = intervene(step, batch.positions) if intervene else None
     with precision(flags):
-        return model(batch.inputs, heads), batch.targets
+        return model(batch.inputs, heads=heads), batch.targets
 
 
 @torch.no_grad()
@@ -204,7 +205,7 @@ def build(flags):
     return Transformer(
         T,
         flags.N,
-        inputs=flags.K + encoding.numbers(T, flags.K).shape[1],
+        inputs=flags.K + encoding.numbers(T, flags.K, "cpu").shape[1],
         outputs=flags.K * len(flags.target_symbols),
         layers=flags.layers,
         heads=flags.heads,

@@ -320,6 +320,8 @@ for seed in 0 1 2; do
   [ "$seed" = 2 ] || echo "4 loss metrics/L2_D5_s$seed $short --layers 2 --D 5 --seed $seed"
 done | make_runs
 
+make_runs <<< "5 loss metrics/L1_H16_D2_s1 --layers 1 --heads 16 --head-size 32 --D 2 --steps 4000 --stop-below 0.002 --eval-every 100 --seed 1"
+
 # Figures 3 and 8, and the related systems (extras/mechanisms/README.md)
 python -m extras.studies.theory --figure "$folder/figures/flow.png"
 for name in memories recall bigrams noise hops; do

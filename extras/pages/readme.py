@@ -7,7 +7,7 @@ import ablate
 import train
 from data import chain, describe, make_batch
 from extras.bench import tables
-from extras.studies import claims, rows, spread
+from extras.studies import claims, depth, rows, spread
 
 import torch
 
@@ -69,6 +69,14 @@ def seconds():
     took = {row["command"].split()[0]: row["seconds"] for row in rows if "command" in row}
     where = "{threads} threads of an {hardware}".format(**provenance)
     return f"It took {took['ablate.py']} seconds, and analyze.py {took['analyze.py']}, on {where}."
+
+
+def one_layer():
+    """Return in how many runs a single layer learned x_1."""
+    found = [row for row in depth.one_layer_rows() if row["heads"] >= 2 * row["N"]]
+    solved = sum(map(depth.solves, found))
+    runs = f"{solved} of {len(found)} runs"
+    return f"With at least 2N heads one layer learned x_1 all the same, in {runs}."
 
 
 def what_came_out():

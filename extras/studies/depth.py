@@ -362,12 +362,12 @@ def print_shuffled(out):
 
 def print_heads(out):
     """Print how many models of one layer read by an address and the values of all places."""
-    for name, wanted in ("N + 1", lambda H, N: H == N + 1), ("2N", lambda H, N: H == 2 * N):
+    for name, heads in ("N + 1", {2: 3, 4: 5, 8: 9}), ("2N", {2: 4, 4: 8, 8: 16}):
         texts = []
-        for N in (2, 4, 8):
-            group = [row for row in one_layer_rows() if row["N"] == N and wanted(row["heads"], N)]
+        for shape in heads.items():
+            group = [row for row in one_layer_rows() if (row["N"], row["heads"]) == shape]
             texts.append(f"{sum(map(has_address_and_values, group))} of {len(group)}")
-        out(f"with {name} heads {', '.join(texts)};")
+        out(f"- with {name} heads {', '.join(texts)}")
 
 
 def has_address_and_values(row):
@@ -390,8 +390,9 @@ def print_swaps(out):
     lines = []
     for layers, rows in ("one layer", one), ("two layers or more", two):
         hows = [row["how"] for row in rows]
-        for name, heads in ("swap", "address heads"), ("swap_rest", "all others"):
-            new = span([how[name][0] - how["full"][-1] for how in hows])
+        both = ("swap", "address heads"), ("swap_rest", "all others")
+        for name, heads in both if hows else ():
+            new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in hows])  # no -0
             old = span([how[name][1] for how in hows])
             lines.append((f"{layers}, n = {len(hows)}", heads, new, old))
     out(markdown(("models", "swapped", "rise to the new value", "error to the own"), *lines))
@@ -404,31 +405,37 @@ def print_few(out):
     slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
     out(f"With two heads and N = 4 the losses of the four slots, best first, are {slots}")
     out(f"(n = {len(two)}): one head serves a slot, one mixes two, one slot is given up.")
-    measured = [row for row in rows if "fixed_values" in row["how"]]
-    values = span([row["how"]["fixed_values"] for row in measured])
-    keys = span([row["how"]["fixed_keys"] for row in measured])
-    out(f"In {len(measured)} models of two to eight heads, N = 4, it costs {values} to fix the")
-    out(f"weights on values by place, and {keys} to fix those on keys.")
+    hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
+    values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
+    if hows:
+        out(f"With N = 4 it costs {values} to fix the weights on values by place, and {keys} those")
+        out(f"on keys (n = {len(hows)}).")
 
 
 def print_alone(out):
     """Print what one head and two values do."""
     rows = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
-    fixed = [row for row in rows if "fixed_values" in row["how"]]
-    ends = [row["x_1"] + row["how"]["fixed_values"] for row in fixed]
-    out(f"With N = 2 one head ends at {losses_text(rows, 1)} (n = {len(rows)}), not 0.5, and at")
-    out(f"{span(ends)} if its weights on values are fixed by place (n = {len(fixed)}).")
+    out(f"With N = 2 one head ends at {losses_text(rows, 1)} (n = {len(rows)}), not at 0.5")
+    rows = [row for row in rows if "fixed_values" in row["how"]]
+    ends = span([row["x_1"] + row["how"]["fixed_values"] for row in rows])
+    out(f"({ends or 'not measured'} with its weights on values fixed by place, n = {len(rows)}).")
 
 
 def print_width(out):
-    """Print how many models with smaller and with larger heads solve x_1."""
-    rows = [row for row in one_layer_rows(sizes=True) if row["other"]]
-    for sizes, words in (("4", "8"), "of four or eight numbers"), (("64",), "of 64 numbers"):
-        group = [row for row in rows if row["other"].split()[-1] in sizes]
-        few = [solves(row) for row in group if row["heads"] <= row["N"]]
-        many = [solves(row) for row in group if row["heads"] >= 2 * row["N"]]
-        out(f"Of models with heads {words}, {sum(few)} of {len(few)} with N heads or fewer and")
-        out(f"{sum(many)} of {len(many)} with 2N or more solve x_1.")
+    """Print how many models solve x_1 with heads of each size."""
+    groups = collections.defaultdict(list)
+    for row in one_layer_rows(sizes=True):
+        groups[size_of(row)].append(row)
+    for size in sorted(groups):
+        few = [solves(row) for row in groups[size] if row["heads"] <= row["N"]]
+        many = [solves(row) for row in groups[size] if row["heads"] >= 2 * row["N"]]
+        out(f"- heads of {size} numbers: {sum(few)} of {len(few)} models with N or fewer solve")
+        out(f"  x_1, {sum(many)} of {len(many)} with 2N or more")
+
+
+def size_of(row):
+    """Return the head size of a row of one layer."""
+    return int(row["other"].split()[-1]) if row["other"] else 32
 
 
 def prediction_of(line, groups):
@@ -628,8 +635,7 @@ def draw_width(path=FIGURES / "width.png"):
     groups = collections.defaultdict(list)
     for row in one_layer_rows(sizes=True):
         served = sum(loss < SERVED for loss in row["how"]["by_slot"]) / row["N"]
-        size = int(row["other"].split()[-1]) if row["other"] else 32
-        groups[row["N"]].append((row["heads"] / row["N"], size, served))
+        groups[row["N"]].append((row["heads"] / row["N"], size_of(row), served))
     figure, panel = plt.subplots(figsize=(7.4, 4.6), layout="constrained")
     for number, N in enumerate(sorted(groups)):
         shared = collections.defaultdict(list)

@@ -358,11 +358,9 @@ def main():
         laws = paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal
         print(row(D, *laws, wide_depth(D), least_layers(chain(1, D), wide=True)[-1]))
     for N, heads in (2, 1), (4, 1), (4, 2):
-        bound, gates = gates_error(N, heads), gates_simulated(N, heads)
-        text = (
-            f"N = {N}, {heads} mixtures of values: least error {bound:.2f}, simulated {gates:.2f};"
-        )
-        print(f"{text} LayerNorm breaks it, with places told: {normed_error(N, heads):.2f}")
+        errors = gates_error(N, heads), gates_simulated(N, heads), normed_error(N, heads)
+        text = "N = {}, heads {}: mixtures leave {:.2f}, simulated {:.2f}; with LayerNorm {:.2f}"
+        print(text.format(N, heads, *errors))
 
 
 def draw_flow(path, D=5):
