@@ -116,7 +116,8 @@ def test_minimal_circuits_reach_what_the_laws_allow():
     """At every depth all symbols that it allows and no more, only along what the mask shows, if
     attention follows the paths alone, between roles that share a piece."""
     for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):
-        paths, law = theory.minimal_circuit(D, layers, causal), theory.DEPTH_LAWS[causal]
+        paths = theory.minimal_circuit(D, layers, causal)
+        law = theory.causal_depth if causal else theory.unmasked_depth
         task, attended = chain(1, D), torch.zeros(layers, 2 * D + 1, 2 * D + 1, dtype=torch.bool)
         for layer, head, reader, read in paths:
             attended[layer, task.names.index(reader), task.names.index(read)] = True

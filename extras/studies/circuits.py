@@ -1,229 +1,217 @@
-"""The circuits that ablate.py found in many runs: which are validated, and what else is asked.
+"""The circuits that ablate.py found in many runs, and what else is asked of their weights.
 
-    python -m extras.studies.circuits results/runs/default.jsonl          # prints the tables
-    python -m extras.studies.circuits results/*/ --out results/figures    # asks weights
+    python -m extras.studies.circuits results/runs/default.jsonl            # prints the tables
+    python -m extras.studies.circuits results/[ABCD] --out results/figures  # asks the weights
 
-What is asked of each run goes into circuits.jsonl, a row each, the first four of runs with a
-circuit, the last of those without a complete one:
+A run whose weights are asked is a row of circuits.jsonl:
 
-    complete: how alike circuit and full model remain without the same two paths, the mean and the
-        largest difference of their losses over all pairs (Wang et al., 2023)
-    null: how many other sets of as many paths, drawn from the paths that matter, are faithful
-        under the mean
-    stability: how many of the paths are found again by each whole search on other sequences
-    itself: the heads in which the circuit needs what a token reads of itself
-    freed: for each ablation the losses of the paths (of all along which the model attends, if there
-        is no circuit), the head that helps most if nothing in it is ablated, and the losses then;
-        losses are [symbol by symbol, share of lost sequences]
+    error: of each head, how far what it reads of other tokens is from the same attention on the
+        token itself, relative to how far it is from its mean over sequences
+    losses, found: of the heads in which this is below 1, if there are any: the highest loss of a
+        symbol of the full model if what they read of other tokens is replaced, and the circuit that
+        the search finds if they read the token itself outside of their paths
+    again, own: of other runs with a circuit, the number of paths that a search on other sequences
+        finds, and of ours among them; the heads in which the circuit needs what a token reads of
+        itself
 """
 
 import itertools
-import random
 
+import ablate
 import train
-from ablate import ANOTHER, MEAN, PatchedModel, attended, by_head, find_circuit, passes, paths_in
+from ablate import ANOTHER, MEAN, PatchedModel, Reference, by_head, mask_of, paths_in
 from data import held_out, progress
 from extras.studies import command, markdown, span
 from extras.studies.rows import RESULTS, committed, name_of
-from extras.studies.theory import least_layers
 
 import torch
 
 
-# ---- what is asked of a run with weights
+EARLIER = "7025635"  # the commit of an earlier search, in the reports that are by it
+GROUPS = {
+    "main command": "default/s*",
+    "AdamW with RoPE": "rope/s[0-9]*",
+    "one layer, 16 heads": "one_layer/L1_H16_*",
+    "one layer, 5 and 8 heads": "one_layer/L1_H[58]_*",
+    "A to D": "[ABCD]",
+    "conditional retrieval": "conditional/*",
+    "three layers, shuffled blocks": "shuffled/*",
+    "main command in float32": "onset/*",
+}
 
 
-def without_itself(patched, paths, head):
-    """Return the losses of a circuit, (sequences, symbols), in which one head reads the mean over
-    sequences where a token reads itself."""
-    pattern, values = patched.reference.reads[head]
-    own = (pattern.diagonal(dim1=1, dim2=2)[..., None] * values).mean(0)  # (T, size)
-    others = 1 - torch.eye(pattern.shape[-1])
-    kept = patched.ablate(head, by_head(paths).get(head, ()))
+# ---- heads that read of other tokens what the token itself shows
+
+
+def errors(reference):
+    """Return {head: error} of what each head reads of other tokens in a Reference. The error is the
+    squared distance to the same attention on the token itself, relative to that to the mean over
+    sequences: below 1 in a head that copies a symbol from tokens that show the same one. A head
+    that reads nothing has none."""
+    found = {}
+    for head, (pattern, values) in reference.reads.items():
+        others = pattern - torch.diag_embed(pattern.diagonal(dim1=1, dim2=2))
+        read, given = others @ values, others.sum(-1, keepdim=True)  # (n, T, size), (n, T, 1)
+        from_itself = (read - given * values).square().sum()
+        from_mean = (read - read.mean(0)).square().sum()
+        if from_mean > 0:
+            found[head] = (from_itself / from_mean).item()
+    return found
+
+
+class Copying(PatchedModel):
+    """A patched model in which some heads read nothing of a reference: what a token attends to
+    outside of their paths, it reads of itself."""
+
+    def __init__(self, model, flags, numbers, heads, reference=None):
+        super().__init__(model, flags, train.sequences(flags, numbers), reference)
+        self.copying = heads
+
+    def ablation(self, head, paths, keep, by):
+        if not keep or head not in self.copying:
+            return super().ablation(head, paths, keep, by)
+        along = mask_of(paths, self.task, self.batch.positions)
+
+        def write(pattern, values):
+            outside = (pattern * ~along).sum(-1, keepdim=True)
+            return (pattern * along) @ values + outside * values
+
+        return write
+
+
+def search_copying(model, flags, heads, threshold, count=1024):
+    """Return (paths, part of the report) as find_circuit does, with these heads copying. Stars are
+    no candidates: in rope_s4, on which this was developed, they cost more than 1% of the answers.
+    """
+    reference = Reference(model, flags)
+    donors = Reference(model, flags, train.sequences(flags, held_out("means", 512)[256:]))
+    numbers = held_out("search", ablate.FEW + ablate.MANY)
+    few = Copying(model, flags, numbers[: ablate.FEW], heads, reference)
+    many = Copying(model, flags, numbers[ablate.FEW :], heads, reference)
+    fresh = Copying(model, flags, held_out("circuits", count), heads, donors)
+    for ablations, floor in itertools.product(((MEAN, ANOTHER), (MEAN,)), ablate.ATTENDED):
+        ranked = ablate.candidates(reference, flags.problem, floor / flags.N)
+        ranked = [path for path in ranked if not path.star]
+        paths = ablate.search(few, many, ranked, ablations, ablate.MARGIN * threshold)
+        if paths is not None:
+            return paths, ablate.verdict(fresh, paths, ablations, threshold)
+    return frozenset(), dict(verdict="not validated")
+
+
+def replaced(model, flags, heads, n=256):
+    """Return {what replaces what these heads read of other tokens: the full model's worst loss}."""
+    patched = Copying(model, flags, held_out("circuits", n), ())
+    copying = Copying(model, flags, held_out("circuits", n), heads, patched.reference)
+    found = dict(nothing=patched.baseline)
+    for by in MEAN, ANOTHER:
+        found[by] = patched.losses({head: patched.ablate(head, (), by=by) for head in heads})
+    found["itself"] = copying.losses({head: copying.ablate(head, ()) for head in heads})
+    return {by: round(losses.mean((0, 1)).max().item(), 4) for by, losses in found.items()}
+
+
+# ---- what else is asked of a circuit
+
+
+def without_own_tokens(patched, paths, head):
+    """Return the losses of a circuit in which a head reads along its paths alone, and all else at
+    its mean over sequences, what a token reads of itself too."""
+    group, (pattern, values) = by_head(paths).get(head, ()), patched.reference.reads[head]
+    along = mask_of(group, patched.task, patched.batch.positions)
+    there = mask_of(group, patched.task, patched.reference.batch.positions)
+    mean = ((pattern * ~there) @ values).mean(0)  # (T, size)
 
     def write(pattern, values):
-        return kept(pattern * others, values) + own.to(values)
+        return (pattern * along) @ values + mean.to(values)
 
     return patched.circuit(paths, changed={head: write})
 
 
-def searches(model, flags, threshold, count):
-    """Return [{path, ...}, ...] of whole searches, each on the sequences of another seed."""
-    found = []
-    for seed in progress("search", range(10**6, 10**6 + count)):
-        report = find_circuit(model, flags.replace(seed=seed), threshold)
-        found.append({*paths_in(report)})
-    return found
-
-
-def freed(patched, paths):
-    """Return {ablation: [losses, "L1H0", losses with nothing in this head ablated]}."""
-    found = {}
-    for by in MEAN, ANOTHER:
-        without = {}
-        for head in progress("freed head", [*patched.reference.reads]):
-            without[head] = patched.circuit(paths, by, {head: torch.matmul})
-        best = min(without, key=lambda head: without[head].mean(0).max().item())
-        rows = []
-        for losses in patched.circuit(paths, by), without[best]:
-            means = [float(f"{loss:.4g}") for loss in losses.mean(0).tolist()]
-            rows.append([means, patched.lost(losses)])
-        found[by] = [rows[0], "L{}H{}".format(*best), rows[1]]
-    return found
-
-
 @torch.no_grad()
-def ask(row, count=3, n=64):
-    """Return the row of circuits.jsonl of a run directory with weights; count: the searches; n: the
-    sequences of all other questions."""
+def ask(row, n=64):
+    """Return the row of circuits.jsonl of a run directory with weights; n: sequences for own."""
     model, flags = train.load(row["folder"])
-    report, threshold = row["report"], row["report"]["threshold"]
-    paths = frozenset(paths_in(report))
+    paths, threshold = frozenset(paths_in(row["report"])), row["report"]["threshold"]
     patched = PatchedModel(model, flags, train.sequences(flags, held_out("circuits", n)))
-    answers = dict(run=name_of(row))
-    if "complete" not in report["verdict"]:
-        found = paths or attended(patched.reference, flags.problem)[0]
-        answers["freed"] = freed(patched, found)
-    if not paths:
-        return answers
-
-    # complete: all pairs of paths
-    differences = []
-    for pair in progress("pair of paths", [*itertools.combinations(sorted(paths), 2)]):
-        circuit, full = patched.circuit(paths - {*pair}), patched.knock_out(pair)
-        differences.append((circuit.mean() - full.mean()).abs().item())
-
-    # null: random sets of the candidates
-    candidates, draws = sorted(paths_in(report, "candidates")), random.Random(0)
-    sets = {frozenset(draws.sample(candidates, len(paths))) for _ in range(100)} - {paths}
-    faithful = [passes(patched, s, [MEAN], threshold) for s in progress("random set", [*sets])]
-
-    # itself: a head at a time
-    needed = []
-    for head in progress("head", [*patched.reference.reads]):
-        if without_itself(patched, paths, head).mean(0).max() >= threshold:
-            needed.append("L{}H{}".format(*head))
-    again = searches(model, flags, threshold, count)
-    return answers | dict(
-        paths=[*map(str, sorted(paths))],
-        complete=dict(mean=sum(differences) / len(differences), largest=max(differences)),
-        null=dict(sets=len(sets), faithful=sum(faithful)),
-        stability=dict(same=[len(paths & other) for other in again], of=[*map(len, again)]),
-        itself=needed,
-    )
+    error = errors(patched.reference)
+    answers = dict(run=name_of(row), verdict=row["report"]["verdict"], paths=len(paths))
+    answers["error"] = {"L{}H{}".format(*head): float(f"{error[head]:.3g}") for head in error}
+    if heads := [head for head in error if error[head] < 1]:
+        found, part = search_copying(model, flags, heads, threshold)
+        answers["losses"] = replaced(model, flags, heads)
+        answers["found"] = dict(paths=[*map(str, sorted(found))], **part)
+    elif paths:
+        answers.update(own=[])
+        for head in progress("head", [*patched.reference.reads]):
+            if without_own_tokens(patched, paths, head).mean((0, 1)).max() >= threshold:
+                answers["own"].append("L{}H{}".format(*head))
+        other = paths_in(ablate.find_circuit(model, flags.replace(seed=10**6), threshold))
+        answers["again"] = [len(other), len(paths & other.keys())]
+    return answers
 
 
-# ---- tables
+# ---- tables of the reports
 
 
-def searched(row):
-    """Return whether the model was solved, so that a circuit was looked for, found or not."""
-    return not row["report"].get("verdict", "not searched").startswith("not searched")
-
-
-def worst_symbol(losses):
-    """Return "x_2 0.034 [0.032, 0.036]" from {symbol: [mean, low, high]}."""
-    name = max(losses, key=lambda name: losses[name][0])
-    return "{} {:.3f} [{:.3f}, {:.3f}]".format(name, *losses[name])
-
-
-def size(row):
-    """Return "9/6 in 5/3, 4 stars": the paths and layers of a circuit, each with the fewest
-    possible, and how many paths lead to a role of all chains."""
-    task, paths = row["flags"].problem, row["report"]["paths"]
-    roles = sum(k >= 0 for k in task.roles.values()) - 1  # each must be reached by a path
-    layers = max(least_layers(task, row["flags"].causal))
-    stars = sum(path["read"].endswith("*") for path in paths)
-    text = f"{len(paths)}/{roles} in {len({path['layer'] for path in paths})}/{layers}"
-    return text + f", {stars} stars" * bool(stars)
-
-
-def least_necessary(row):
-    """Return the least that the full model loses of a symbol if a path is ablated."""
-    paths = row["report"]["paths"]
-    return f"{min(max(path['necessary'].values())[0] for path in paths):.3f}"
-
-
-def lost(row):
-    """Return the share of sequences that lose a symbol, under both ablations."""
-    return "{faithful:.1%}, {resampled:.1%}".format(**row["report"]["lost"])
-
-
-COLUMNS = {
-    "paths/least in layers/least": size,
-    "full model, worst symbol": lambda row: worst_symbol(row["report"]["full_model"]),
-    "all else at its mean": lambda row: worst_symbol(row["report"]["faithful"]),
-    "of another sequence": lambda row: worst_symbol(row["report"]["resampled"]),
-    "sequences lost": lost,
-    "least necessary": least_necessary,
-}
-SEARCHED = "[ABCD]", "default/*", "onset/*", "rope/s?", "conditional/*", "one_layer/*", "shuffled/*"
+def worst(report, key):
+    """Return "0.011, 0.1%", the highest loss of a symbol under an ablation and, where answers were
+    counted, the highest share that is lost; "" of a report without a circuit."""
+    if key not in report:
+        return ""
+    text = f"{max(mean for mean, *_ in report[key].values()):.3f}"
+    if key in report["lost"]:
+        text += f", {max(mean for mean, *_ in report['lost'][key].values()):.1%}"
+    return text
 
 
 def circuits_table(rows):
-    """Return a row per run that has a report: the verdict, and COLUMNS."""
+    """Return a row per run that has a report."""
     lines = []
     for row in (row for row in rows if row["report"]):
-        cells = [cell(row) if row["report"].get("paths") else "" for cell in COLUMNS.values()]
-        lines.append([name_of(row), row["report"]["verdict"], *cells])
-    return markdown(["run", "verdict", *COLUMNS], *lines)
+        report, paths = row["report"], paths_in(row["report"])
+        stars, layers = sum(path.star for path in paths), {path.layer for path in paths}
+        cells = [worst(report, key) for key in ("full_model", MEAN, ANOTHER)]
+        cells += [f"{len(paths)}, {stars} in {len(layers)}" if paths else ""]
+        verdict = report["verdict"] + f" (by the search of {EARLIER})" * by_earlier([row])
+        lines.append([name_of(row), verdict, *cells])
+    ends = "full model, worst symbol", "all else at its mean, lost", "of another sequence, lost"
+    return markdown(["run", "verdict", *ends, "paths, stars in layers"], *lines)
 
 
-def groups():
-    """Return {"A": [row], "default": [row, ...], ...}, the committed runs that were searched."""
-    found = {}
-    for row in committed(*SEARCHED):
-        if searched(row):
-            found.setdefault(name_of(row).partition("/")[0], []).append(row)
-    return found
+def by_earlier(rows):
+    """Return how many of these reports are by an earlier search."""
+    return sum(row["report"].get("search") == EARLIER for row in rows)
+
+
+def seeds(name, after=False):
+    """Return the committed runs of a group that have a report: on seeds on which the search was
+    fitted, or on those that were trained after it was frozen."""
+    rows = [row for row in committed(GROUPS[name]) if row["report"]]
+    return [row for row in rows if (row["report"].get("search", EARLIER) != EARLIER) == after]
+
+
+def counted(rows):
+    """Return "9 / 0 / 1 / 0 of 10": validated under both ablations, under the mean alone, not
+    validated, not searched because the model has not learned every symbol."""
+    kinds = "validated under both", "validated under mean", "not validated", "not searched"
+    verdicts = [row["report"]["verdict"] for row in rows]
+    counts = [sum(verdict.startswith(kind) for verdict in verdicts) for kind in kinds]
+    return f"{' / '.join(map(str, counts))} of {len(rows)}" if rows else "none"
 
 
 def groups_table():
-    """Return a row per group of committed runs: how many have a circuit that is validated, and
-    ranges over all circuits."""
-    lines = []
-    for name, rows in groups().items():
-        found = [row["report"] for row in rows if row["report"]["paths"]]
-        verdicts = [row["report"]["verdict"] for row in rows]
-        line = [name, len(rows)]
-        line += [sum(kind in text for text in verdicts) for kind in ("complete", "mean alone")]
-        reads = [[path["read"] for path in report["paths"]] for report in found]
-        line.append(span([*map(len, reads)], "{}"))
-        line.append(span([sum("*" in read for read in group) for group in reads], "{}"))
-        for key in "full_model", "faithful", "resampled":
-            worst = [max(mean for mean, *_ in report[key].values()) for report in found]
-            line.append(span(worst, "{:.3f}"))
-            shares = [report["lost"][key] for report in found if key in report["lost"]]
-            line[-1] += ", " * bool(shares) + span(shares, "{:.1%}")
-        lines.append(line)
-    head = "runs", "n", "complete", "at the mean alone", "paths", "stars"
-    ends = "worst symbol: full model", "all else at its mean, lost", "of another sequence, lost"
-    return markdown([*head, *ends], *lines)
-
-
-def refused():
-    """Return the count of complete circuits, and what all paths along which the model attends leave
-    in the runs without a validated one."""
-    rows = sum(groups().values(), [])
-    complete = sum("complete" in row["report"]["verdict"] for row in rows)
-    without = [row for row in rows if not row["report"]["validated"]]
-    left = [(name_of(row), row["report"]["verdict"].partition("leave ")[2]) for row in without]
-    texts = [f"{name} {text.removesuffix(' of sequences lost')}" for name, text in left]
-    return f"""\
-**{complete} of {len(rows)} runs have a circuit that is validated and complete.**
-{len(without)} have none: all paths along which they attend leave a loss, or lose sequences.
-{"; ".join(texts)}."""
-
-
-def one_layer():
-    """Return the paths of the circuit of the run that the page shows, and what they cost."""
-    [row] = committed("one_layer/L1_H5_N4_D1_s1")
-    lines = []
-    for path in row["report"]["paths"]:
-        name = "L{layer}H{head}: {reader} -> {read}".format(**path)
-        costs = (max(path[key].values())[0] for key in ("necessary", "minimal"))
-        lines.append([f"`{name}`", f"{path['attention']:.2f}", *(f"{cost:.2f}" for cost in costs)])
-    return markdown(["path", "attention", "full model loses", "circuit without it"], *lines)
+    """Return a row per group of committed runs: the counts on seeds on which the search was fitted,
+    and on seeds trained after it was frozen; how large the circuits are."""
+    lines, commits = [], set()
+    for name in GROUPS:
+        fitted, new = seeds(name), seeds(name, after=True)
+        commits.update(row["report"]["search"] for row in new)
+        circuits = [paths_in(row["report"]) for row in fitted + new if row["report"]["paths"]]
+        stars = [sum(path.star for path in paths) for paths in circuits]
+        sizes = span([*map(len, circuits)], "{}"), span(stars, "{}")
+        lines.append([name, counted(fitted), by_earlier(fitted), counted(new), *sizes])
+    head = "runs", "seeds on which the search was fitted", f"of these by that of {EARLIER}"
+    frozen = f"seeds trained after it was frozen ({', '.join(sorted(commits)) or 'not yet'})"
+    return markdown([*head, frozen, "paths", "stars"], *lines)
 
 
 def compiled_table():
@@ -232,90 +220,66 @@ def compiled_table():
     programs, lines = {}, []
     for row in train.read_file(RESULTS / "figures/compiled.jsonl"):
         programs.setdefault(row["program"], []).append(row)
-    for program, (first, *noisy) in programs.items():
+    for program, rows in programs.items():
         cells = {}
-        for row in first, *noisy:
+        for row in rows:
             exact = row["precision"] == row["recall"] == 1
             said = "exact" if exact else row["verdict"].partition(":")[0]
             cells.setdefault(said, []).append(f"{row['noise']:g}")
         found = "; ".join(f"{said} at {', '.join(noise)}" for said, noise in cells.items())
-        lines.append([program, first["shape"], first["paths"], found, first["seconds"]])
+        lines.append([program, rows[0]["shape"], rows[0]["paths"], found, rows[0]["seconds"]])
     head = "program", "layers x heads", "paths", "at this noise on the weights", "seconds at 0"
     return markdown(head, *lines)
 
 
+def papers_test():
+    """Return how many committed circuits without stars pass steps 5 and 6 of Appendix E."""
+    rows = [row for name in GROUPS for row in seeds(name) + seeds(name, after=True)]
+    rows = [row for row in rows if "paper" in row["report"]]
+    tests = [row["report"]["paper"] for row in rows]
+    held, passed = sum(test["held"] < 0.05 for test in tests), sum(test["passed"] for test in tests)
+    return f"""\
+**{passed} of {len(tests)} circuits without stars pass both steps, and {held} pass step 5**
+({by_earlier(rows)} of the reports are by the search of {EARLIER})."""
+
+
+# ---- tables of circuits.jsonl
+
+
+def asked(key):
+    """Return the rows of the committed circuits.jsonl that have an answer of this name."""
+    return [row for row in train.read_file(RESULTS / "figures/circuits.jsonl") if key in row]
+
+
 def asked_table():
-    """Return a row per circuit of the committed circuits.jsonl."""
+    """Return a row per run that has a circuit, and no head that copies the token's own symbol."""
     lines = []
-    for row in train.read_file(RESULTS / "figures/circuits.jsonl"):
-        if "paths" not in row:
-            continue
-        same, of = (row["stability"][key] for key in ("same", "of"))
-        again = ", ".join(f"{a} of {b}" for a, b in zip(same, of, strict=True))
-        differ = "{mean:.2f} (at most {largest:.2f})".format(**row["complete"])
-        other = "{faithful} of {sets}".format(**row["null"]) if row["null"]["sets"] else "no other"
-        itself = " ".join(row["itself"]) or "none"
-        lines.append([row["run"], len(row["paths"]), again, other, differ, itself])
-    head = "run", "paths", "of those of other searches", "other sets faithful"
-    return markdown([*head, "differs without two by", "own token needed in"], *lines)
+    for row in asked("again"):
+        again = "{1} of {0}".format(*row["again"])
+        cells = f"{min(row['error'].values()):.2f}", " ".join(row["own"]) or "none", again
+        lines.append([row["run"], row["paths"], *cells])
+    ends = "lowest error", "needed of the token itself in", "ours of those of a second search"
+    return markdown(["run", "paths", *ends], *lines)
 
 
-def freed_table():
-    """Return a row for each committed run without a complete circuit: under both ablations the head
-    that helps most, and the worst symbol and the lost sequences before and after."""
+def copying_table():
+    """Return a row per run with heads that copy the token's own symbol."""
     lines = []
-    for row in train.read_file(RESULTS / "figures/circuits.jsonl"):
-        cells = []
-        for before, head, after in row.get("freed", {}).values():
-            ends = [f"{max(losses):.3f}, {lost:.0%}" for losses, lost in (before, after)]
-            cells += [head, " to ".join(ends)]
-        if cells:
-            lines.append([row["run"], *cells])
-    return markdown(
-        ("run", f"{MEAN}: freed", "worst, lost", f"{ANOTHER}: freed", "worst, lost"), *lines
-    )
+    for row in asked("found"):
+        low = {head: error for head, error in row["error"].items() if error < 1}
+        rest = min(error for error in row["error"].values() if error >= 1)
+        heads = ", ".join(f"{head} {error:.2f}" for head, error in low.items())
+        cells = [f"{heads} ({rest:.2f})", *(f"{loss:.3f}" for loss in row["losses"].values())]
+        for report in row, row["found"]:
+            cells.append(report["verdict"].partition(":")[0])
+        cells += [worst(row["found"], key) for key in (MEAN, ANOTHER)]
+        lines.append([row["run"], *cells, len(row["found"]["paths"])])
+    head = "run", "heads, error (lowest of others)", "full model", f"by {MEAN}", f"by {ANOTHER}"
+    ends = "all else at its mean, lost", "of another sequence, lost", "paths"
+    return markdown([*head, "by itself", "search", "search with itself", *ends], *lines)
 
 
-def found_again():
-    """Return in how many circuits whole searches on other sequences find the same paths."""
-    asked = [row for row in train.read_file(RESULTS / "figures/circuits.jsonl") if "paths" in row]
-    same = []
-    for row in asked:
-        found = zip(row["stability"]["same"], row["stability"]["of"], strict=True)
-        same.append(all(a == b == len(row["paths"]) for a, b in found))
-    searches = f"each of {len(asked[0]['stability']['of'])} searches from scratch"
-    return f"**In {sum(same)} of {len(same)} runs {searches} finds the same paths.**"
-
-
-def papers_table(rows):
-    """Return a row per run: steps 5 and 6 of Appendix E."""
-    lines = []
-    for row in (row for row in rows if "paper" in row["report"]):
-        test = row["report"]["paper"]
-        removed = [f"{loss:.2f}" for loss in test["removed"]]
-        ends = " to ".join(dict.fromkeys([*removed[:1], *removed[-1:]]))
-        high = f"{sum(loss >= 0.17 for loss in test['removed'])} of {len(removed)}"
-        cells = f"{test['held']:.3f}", f"{test['first_uniform']:.3f}", ends, high, test["passed"]
-        lines.append([name_of(row), *cells])
-    first = "first useful head uniform (paper: 0.05 to 0.1)"
-    head = "hard attention (paper: below 0.05)", first, "after a removal (paper: 0.17 to 0.89)"
-    return markdown(["run", *head, "0.17 or more", "passed"], *lines)
-
-
-def papers_tables():
-    """Return the table of the paper's test for A to D, and the count for all runs."""
-    tested = [row for row in committed(*SEARCHED) if "paper" in row["report"]]
-    passed = sum(row["report"]["paper"]["passed"] for row in tested)
-    held = sum(row["report"]["paper"]["held"] < 0.05 for row in tested)
-    count = (
-        f"**{passed} of {len(tested)} circuits pass it**; {held} pass step 5, a loss below 0.05."
-    )
-    return f"{papers_table(committed('[ABCD]'))}\n\n{count}"
-
-
-def tables(rows):
-    """Return the tables as text."""
-    return f"{circuits_table(rows)}\n\n{papers_table(rows)}"
+# ---- the command line
 
 
 def draw(rows, out):
@@ -324,11 +288,12 @@ def draw(rows, out):
     file = out / "circuits.jsonl"
     kept = {row["run"]: row for row in train.read_file(file)} if file.exists() else {}
     for row in rows:
-        if row["folder"] and (row["folder"] / "model.pt").exists() and searched(row):
+        solved = not row["report"].get("verdict", "not searched").startswith("not searched")
+        if row["folder"] and solved:
             kept[name_of(row)] = ask(row)
             train.write_file(file, [kept[run] for run in sorted(kept)])
     return file
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, tables, draw)
+    command(__file__, __doc__, circuits_table, draw)

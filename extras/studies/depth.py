@@ -243,12 +243,6 @@ def one_layer_rows(sizes=False):
     return found
 
 
-def bound_rows():
-    """Return the rows with fewer layers than x_D takes by content, where places say something."""
-    rows = [row for row in sum(cells().values(), []) if "moved" not in row]
-    return [row for row in rows if needed(row["other"], row["D"]) > row["layers"]]
-
-
 def name_of(cell):
     """Return 2/4/4 `--task shuffled`, layers/heads/N, with D if it is not the number of layers."""
     other, layers, N, heads, D = cell

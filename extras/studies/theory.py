@@ -173,9 +173,6 @@ def wide_depth(D):
     return D.bit_length()
 
 
-DEPTH_LAWS = {True: causal_depth, False: unmasked_depth}  # by causal
-
-
 # ---- the law with heads: width in place of depth
 
 
