@@ -26,19 +26,11 @@ def sequence():
 
 
 def training():
-    """Return how long the main command took and how it ended, over all its seeds."""
+    """Return how the main command ended, over all its seeds."""
     found = rows.load(["results/runs/default.jsonl"])
     solved = sum(row["log"][-1]["confirmed"] < row["flags"].stop_below for row in found)
-    minutes = {}
-    for row in found:
-        seconds = row["log"][-1]["seconds"]
-        minutes.setdefault(row["config"]["hardware"], []).append(seconds / 60)
-    where = [f"{spread(minutes[name])} on an {name} (n = {len(minutes[name])})" for name in minutes]
     steps, level = spread([row["steps"] for row in found]), found[0]["flags"].stop_below
-    return (
-        f"{solved} of {len(found)} seeds end below {level}, after {steps} steps. Minutes on one\n"
-        f"core: {' and '.join(where)}."
-    )
+    return f"{solved} of {len(found)} seeds end below {level}, after {steps} steps."
 
 
 def log():
@@ -64,11 +56,11 @@ def report():
 
 
 def seconds():
-    """Return how long ablate.py and analyze.py took, on the machine of extras/bench."""
+    """Return how long the three commands took, on the machine of extras/bench."""
     provenance, *rows = tables.peers()
-    took = {row["command"].split()[0]: row["seconds"] for row in rows if "command" in row}
+    took = [str(round(row["seconds"])) for row in rows if "command" in row][:3]
     where = "{threads} threads of an {hardware}".format(**provenance)
-    return f"It took {took['ablate.py']} seconds, and analyze.py {took['analyze.py']}, on {where}."
+    return f"The three commands took {', '.join(took)} seconds, on {where}."
 
 
 def one_layer():

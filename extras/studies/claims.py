@@ -253,7 +253,7 @@ def lost_without(row, kind, names):
     answers = []
     for path in row["report"]["paths"]:
         if KIND(**path) == kind:
-            cost = path.get("cost") or path["necessary"]  # as a report before this search calls it
+            cost = path["cost"]
             losses = [full[name][0] + cost[name][0] for name in names]
             answers.append(min(losses) >= flags.problem.learned_below)
     return flags, any(answers)
