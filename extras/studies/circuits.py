@@ -210,8 +210,9 @@ def groups_table():
         sizes = span([*map(len, circuits)], "{}"), span(stars, "{}")
         lines.append([name, counted(fitted), by_earlier(fitted), counted(new), *sizes])
     head = "runs", "seeds on which the search was fitted", f"of these by that of {EARLIER}"
-    frozen = f"fresh seeds, searched once after its freeze ({', '.join(sorted(commits)) or 'not yet'})"
-    return markdown([*head, frozen, "paths", "stars"], *lines)
+    frozen = ", ".join(sorted(commits)) or "not yet"
+    head = *head, f"fresh seeds, searched once after its freeze ({frozen})", "paths", "stars"
+    return markdown(head, *lines)
 
 
 def compiled_table():
@@ -255,9 +256,8 @@ def asked_table():
     """Return a row per run that has a circuit, and no head that copies the token's own symbol."""
     lines = []
     for row in asked("again"):
-        again = "{1} of {0}".format(*row["again"])
-        cells = f"{min(row['error'].values()):.2f}", " ".join(row["own"]) or "none", again
-        lines.append([row["run"], row["paths"], *cells])
+        cells = f"{min(row['error'].values()):.2f}", " ".join(row["own"]) or "none"
+        lines.append([row["run"], row["paths"], *cells, "{1} of {0}".format(*row["again"])])
     ends = "lowest error", "needed of the token itself in", "ours of those of a second search"
     return markdown(["run", "paths", *ends], *lines)
 
@@ -275,8 +275,8 @@ def copying_table():
         cells += [worst(found, key) for key in (MEAN, ANOTHER)]
         lines.append([row["run"], f"{heads or 'none'} ({rest:.2f})", *cells, len(found["paths"])])
     head = "run", "heads, error (lowest of others)", "full model", "by mean", f"by {ANOTHER}"
-    ends = "validated under", "with itself", f"{MEAN}, lost", f"{ANOTHER}, lost", "paths"
-    return markdown([*head, "by itself", *ends], *lines)
+    ends = "by itself", "validated under", "with itself", f"{MEAN}, lost", f"{ANOTHER}, lost"
+    return markdown([*head, *ends, "paths"], *lines)
 
 
 # ---- the command line
