@@ -184,7 +184,7 @@ def by_earlier(rows):
 
 def seeds(name, after=False):
     """Return the committed runs of a group that have a report: on seeds on which the search was
-    fitted, or on those that were trained after it was frozen."""
+    fitted, or on those that were searched once, after it was frozen."""
     rows = [row for row in committed(GROUPS[name]) if row["report"]]
     return [row for row in rows if (row["report"].get("search", EARLIER) != EARLIER) == after]
 
@@ -200,7 +200,7 @@ def counted(rows):
 
 def groups_table():
     """Return a row per group of committed runs: the counts on seeds on which the search was fitted,
-    and on seeds trained after it was frozen; how large the circuits are."""
+    and on seeds searched once after it was frozen; how large the circuits are."""
     lines, commits = [], set()
     for name in GROUPS:
         fitted, new = seeds(name), seeds(name, after=True)
@@ -210,8 +210,9 @@ def groups_table():
         sizes = span([*map(len, circuits)], "{}"), span(stars, "{}")
         lines.append([name, counted(fitted), by_earlier(fitted), counted(new), *sizes])
     head = "runs", "seeds on which the search was fitted", f"of these by that of {EARLIER}"
-    frozen = f"seeds trained after it was frozen ({', '.join(sorted(commits)) or 'not yet'})"
-    return markdown([*head, frozen, "paths", "stars"], *lines)
+    frozen = ", ".join(sorted(commits)) or "not yet"
+    head = *head, f"fresh seeds, searched once after its freeze ({frozen})", "paths", "stars"
+    return markdown(head, *lines)
 
 
 def compiled_table():
@@ -255,28 +256,27 @@ def asked_table():
     """Return a row per run that has a circuit, and no head that copies the token's own symbol."""
     lines = []
     for row in asked("again"):
-        again = "{1} of {0}".format(*row["again"])
-        cells = f"{min(row['error'].values()):.2f}", " ".join(row["own"]) or "none", again
-        lines.append([row["run"], row["paths"], *cells])
+        cells = f"{min(row['error'].values()):.2f}", " ".join(row["own"]) or "none"
+        lines.append([row["run"], row["paths"], *cells, "{1} of {0}".format(*row["again"])])
     ends = "lowest error", "needed of the token itself in", "ours of those of a second search"
     return markdown(["run", "paths", *ends], *lines)
 
 
 def copying_table():
-    """Return a row per run with heads that copy the token's own symbol."""
+    """Return a row per run with RoPE: its heads that copy the token's own symbol, if any."""
     lines = []
-    for row in asked("found"):
-        low = {head: error for head, error in row["error"].items() if error < 1}
+    for row in (row for row in asked("error") if row["run"].startswith("rope")):
+        found = row.get("found", dict(verdict="", paths=()))
+        heads = ", ".join(f"{head} {x:.2f}" for head, x in row["error"].items() if x < 1)
         rest = min(error for error in row["error"].values() if error >= 1)
-        heads = ", ".join(f"{head} {error:.2f}" for head, error in low.items())
-        cells = [f"{heads} ({rest:.2f})", *(f"{loss:.3f}" for loss in row["losses"].values())]
-        for report in row, row["found"]:
-            cells.append(report["verdict"].partition(":")[0])
-        cells += [worst(row["found"], key) for key in (MEAN, ANOTHER)]
-        lines.append([row["run"], *cells, len(row["found"]["paths"])])
-    head = "run", "heads, error (lowest of others)", "full model", f"by {MEAN}", f"by {ANOTHER}"
-    ends = "all else at its mean, lost", "of another sequence, lost", "paths"
-    return markdown([*head, "by itself", "search", "search with itself", *ends], *lines)
+        cells = [f"{loss:.3f}" for loss in row.get("losses", {}).values()] or [""] * 4
+        for report in row, found:
+            cells.append(report["verdict"].removeprefix("validated under ").partition(":")[0])
+        cells += [worst(found, key) for key in (MEAN, ANOTHER)]
+        lines.append([row["run"], f"{heads or 'none'} ({rest:.2f})", *cells, len(found["paths"])])
+    head = "run", "heads, error (lowest of others)", "full model", "by mean", f"by {ANOTHER}"
+    ends = "by itself", "validated under", "with itself", f"{MEAN}, lost", f"{ANOTHER}, lost"
+    return markdown([*head, *ends, "paths"], *lines)
 
 
 # ---- the command line
