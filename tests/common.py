@@ -35,7 +35,7 @@ def start(script, *arguments):
     return subprocess.Popen(command, cwd=HERE, text=True, stdout=pipe, stderr=pipe)
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=300):
     end = time.time() + seconds
     while not condition():
         assert time.time() < end, "waited too long"
