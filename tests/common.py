@@ -17,9 +17,6 @@ TINY = test_all.TINY.replace(" --stop-below 0", "").replace(" --save-every 20", 
 WHOLE = test_all.TINY.split()  # the run of the fixture `whole`
 
 
-# ---- command lines
-
-
 def run_main(module, *arguments):
     """Run a command line in this process; return (exit code, stdout, stderr)."""
     return test_all.run_main(module, shlex.join(map(str, arguments)))
@@ -38,7 +35,7 @@ def start(script, *arguments):
     return subprocess.Popen(command, cwd=HERE, text=True, stdout=pipe, stderr=pipe)
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=300):
     end = time.time() + seconds
     while not condition():
         assert time.time() < end, "waited too long"
@@ -49,14 +46,12 @@ def assert_one_line(err, says):
     assert err.count("\n") == 1 and says in err and "Traceback" not in err, err
 
 
-def assert_refused(module, *arguments, says, code=2):
-    """The command line ends with one clear line and this exit code."""
-    ended, _, err = run_main(module, *arguments)
-    assert ended == code, (arguments, ended, err)
+def assert_refused(module, *arguments, says):
+    """The command line ends with one clear line and exit code 2; return what it printed before."""
+    code, out, err = run_main(module, *arguments)
+    assert code == 2, (arguments, code, err)
     assert_one_line(err, says)
-
-
-# ---- run directories
+    return out
 
 
 def train_until(step, *arguments):
@@ -82,10 +77,3 @@ def runs_equal(*runs):
         if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
             return False
     return True
-
-
-def bits_behind(numbers):
-    """Return the 23 random bits from which normal numbers were made: they are the same on every
-    machine, unlike the last bit of the inverse error function."""
-    share = (torch.erf(numbers.double() / 2**0.5) + 1) / 2
-    return (share * 2**23 - 0.5).round().long()

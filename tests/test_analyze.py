@@ -31,9 +31,6 @@ def run_of(folder, task, paths=(), heads=1):
 PATHS = Path(0, 0, "1b", "1a"), Path(1, 0, "q", "1b+1")
 
 
-# ---- tasks with other roles
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_attention_maps_of_any_task(name, whole, monkeypatch):
     """Patterns in the run's precision, token names, block lines, the mark of a head with a path."""
@@ -73,9 +70,6 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
     assert len(information.residual_streams(run.model, batch.inputs)) == 5
 
 
-# ---- the diagram of a circuit
-
-
 def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
     expected = {  # where an arrow begins and ends, and its label; the columns are those below
         Path(1, 0, "2b", "2a"): ((4, 0), (3, 1), "H0: 0.80"),
@@ -100,9 +94,6 @@ def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):
     text = figure.get_suptitle() + axes.get_title()
     for said in "2 layers x 1 head, D=2, seed 0, step 40", "not validated", "x_2 0.500":
         assert said in text
-
-
-# ---- emergence
 
 
 def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_path):
@@ -137,9 +128,8 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
         write_circuit(run, path)
         assert measured() == known
     (tmp_path / "ckpt").rename(run / "ckpt")
-    (row,) = measured()["paths"]
-    assert (row["layer"], row["head"], row["reader"], row["read"]) == (1, 1, "q", "1b")
-    assert json.loads((run / "emergence.json").read_text())["paths"] == [row]
+    assert [*paths_in(measured())] == [Path(1, 1, "q", "1b")]
+    assert json.loads((run / "emergence.json").read_text()) == measured()
 
 
 def test_steps_are_interpolated_and_what_was_not_measured_is_said(whole):

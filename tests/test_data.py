@@ -1,39 +1,33 @@
-"""Random numbers, positions, plateaus, the batches of the first release, a sequence as text."""
+"""The batches of the first release, plateaus, a sequence as text."""
 
 import hashlib
 import itertools
-import statistics
+import math
 
 import data
-from tests.common import bits_behind, output_of
-from tests.other_tasks import TASKS, distracted, place_of, sequences_of, spans
+from tests.common import output_of
 
-import pytest
 import torch
 
 
-def test_random_bits_are_splitmix64():
-    def reference_mix(x):  # Steele, Lea and Flood (2014), in Python's own whole numbers
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
-        return x ^ x >> 31
-
-    golden = 0x9E3779B97F4A7C15
-    for seed, index in ((0, 0), (7, 123456789), (3, -5)):
-        start = reference_mix((seed + golden) % 2**64)
-        stream = reference_mix(start ^ index * golden % 2**64)
-        expected = [reference_mix((stream + (i + 1) * golden) % 2**64) for i in range(9)]
-        bits = data.random_bits(seed, torch.tensor([index]), 9)[0].tolist()
-        assert [b % 2**64 for b in bits] == expected
-
-
-def test_normal_numbers_are_the_inverse_of_the_distribution_function():
+def test_normal_numbers_are_finite():
     extremes = data.standard_normal(torch.tensor([-1, 0, 2**63 - 1, -(2**63)]))
     assert extremes.isfinite().all() and 5 < extremes.max() == -extremes.min() < 6
-    bits = data.random_bits(0, torch.arange(1), 200)[0]
-    for number, bit in zip(data.standard_normal(bits).tolist(), bits.tolist(), strict=True):
-        share = ((bit % 2**64 >> 41) + 0.5) / 2**23
-        assert abs(number - statistics.NormalDist().inv_cdf(share)) < 1e-5
+
+
+def test_positions_are_appended_as_numbers():
+    """With K = 4 the cosines and sines of two frequencies, 1 and 0.01."""
+    appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
+    angles = [(t, 0.01 * t) for t in range(28)]
+    expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
+    torch.testing.assert_close(appended, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def bits_behind(numbers):
+    """Return the 23 random bits from which normal numbers were made: they are the same on every
+    machine, unlike the last bit of the inverse error function."""
+    share = (torch.erf(numbers.double() / 2**0.5) + 1) / 2
+    return (share * 2**23 - 0.5).round().long()
 
 
 def test_batches_are_those_of_the_first_release():
@@ -71,39 +65,6 @@ def test_batches_are_the_same_whatever_torch_does_by_default(monkeypatch):
         torch.set_default_dtype(torch.float32)
     for tensor, other in zip(sum(expected, ()), sum(batches, ()), strict=True):
         assert torch.equal(tensor, other) and tensor.dtype == other.dtype
-
-
-@pytest.mark.parametrize("title", TASKS)
-def test_positions_are_where_the_roles_stand(title):
-    """Every role of a chain shows its symbol, at its place of a slot that it shares with the other
-    roles of its block, and queries have their targets in the order of their tokens."""
-    task, K = TASKS[title], 4
-    batch = sequences_of(task, 20)
-    tokens = batch.positions.flatten(1).sort(1).values
-    assert torch.equal(tokens, torch.arange(task.T).expand(20, -1))
-    for b, n in itertools.product(range(20), range(task.N)):
-        query = batch.positions[b, n, 0] - task.T + task.N
-        symbols = [batch.inputs[b, -task.N + query, :K], *batch.targets[b, query].split(K)]
-        slots = {}
-        for role, token in zip(task.names, batch.positions[b, n].tolist(), strict=True):
-            assert torch.equal(batch.inputs[b, token, :K], symbols[task.roles[role]])
-            block, expected = place_of(role, task)
-            start, size, _ = spans(task)[block]
-            slot, place = divmod(token - start, size)
-            assert place == expected and slots.setdefault(block, slot) == slot < task.N
-
-
-def test_distractors_belong_to_no_chain():
-    task = distracted(4, 3)
-    batch = sequences_of(task, 20)
-    assert batch.inputs.shape == (20, 28, 4) and batch.targets.shape == (20, 4, 8)
-    for inputs, symbols in zip(batch.inputs, batch.symbols, strict=True):
-        shown = [tuple(symbol) for symbol in inputs.tolist()]
-        distractors = {*shown[8:16]}
-        assert len(distractors) == 8 and not distractors & {*shown[:8], *shown[16:]}
-        names = [task.labels[symbol] for symbol in symbols.tolist()]
-        assert len({*zip(names, shown, strict=True)}) == len({*names}) == len({*shown})
-        assert sorted(names[8:16]) == sorted(f"d{x}.{n}" for x in "ab" for n in range(1, 5))
 
 
 def test_plateaus_are_what_averaging_gives():

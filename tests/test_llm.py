@@ -71,6 +71,10 @@ def sends(message, finish="stop"):
     return 200, {"choices": [{"message": message, "finish_reason": finish}]}
 
 
+def error(status, text):
+    return status, {"error": {"message": text}}
+
+
 @contextlib.contextmanager
 def scripted_server(reply):
     """Serve chat completions, and point the environment to the server. reply(prompt, n) is the
@@ -99,10 +103,6 @@ def scripted_server(reply):
         with mock.patch.dict("os.environ", variables):
             yield requests
         server.shutdown()
-
-
-def error(status, text):
-    return status, {"error": {"message": text}}
 
 
 def test_llm_counts_and_figure(tmp_path):
@@ -181,9 +181,7 @@ def test_llm_field_that_the_server_refuses_can_be_removed(tmp_path):
 
 
 def test_llm_user_errors_are_one_line(tmp_path):
-    contents_of = None, "3", {"content": 3}, {"content": ["3"]}
-    bodies = "<html>", None, {}, {"choices": []}, {"choices": None}, {"choices": [{}]}
-    for body in [*bodies, *(sends(message)[1] for message in contents_of)]:
+    for body in "<html>", {}, {"choices": []}, sends(None)[1], sends({"content": ["3"]})[1]:
         with scripted_server(lambda *_, body=body: (200, body)):
             says = f"sent no chat completion: {ascii(json.dumps(body))}; check"
             assert_refused(llm, *FLAGS, tmp_path, says=says)

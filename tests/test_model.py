@@ -14,16 +14,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 
-def tiny_model(heads=2, causal=True, mlp=True, qk=False):
-    """A model of 12 tokens of 6 numbers, 2 of them queries, and 4 sequences for it."""
-    torch.manual_seed(0)
-    angles = data.rotary_angles(12, 8) if qk else None
-    model = Transformer(12, 2, 6, 5, 3, heads, 16, 8, mlp, causal, angles)
-    for p in model.parameters():  # biases and gains away from 0 and 1, patterns from uniform
-        p.data += 0.3 * torch.randn_like(p)
-    return model, torch.randn(4, 12, 6)
-
-
 def close(a, b, tolerance=1e-5):
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
@@ -31,7 +21,11 @@ def close(a, b, tolerance=1e-5):
 def test_functions_that_write_what_heads_write_change_nothing():
     """With every kind of layer, and also where only the queries are computed in the last one."""
     for causal, mlp, qk, heads in itertools.product(*[(True, False)] * 3, (1, 3)):
-        model, x = tiny_model(heads, causal, mlp, qk)
+        torch.manual_seed(0)
+        angles, x = data.rotary_angles(12, 8) if qk else None, torch.randn(4, 12, 6)
+        model = Transformer(12, 2, 6, 5, 3, heads, 16, 8, mlp, causal, angles)
+        for p in model.parameters():  # biases and gains away from 0 and 1, patterns from uniform
+            p.data += 0.3 * torch.randn_like(p)
         predictions, patterns = model(x, return_patterns=True)
         close(model(x), predictions)
         for where in itertools.product(range(3), range(heads)):
@@ -39,33 +33,14 @@ def test_functions_that_write_what_heads_write_change_nothing():
         assert [pattern.shape for pattern in patterns] == [(4, heads, 12, 12)] * 3
 
 
-def test_layers_above_a_replaced_head_respond():
-    model, x = tiny_model()
-    first = {(1, 0): lambda _, values: values[:, :1].expand(-1, 12, -1)}  # the value of token 0
-    before, after = (model(x, heads, return_patterns=True)[1] for heads in ({}, first))
-    assert all(torch.equal(before[layer], after[layer]) for layer in (0, 1))
-    assert not torch.allclose(before[2], after[2])
+def test_what_no_head_can_write_is_refused():
+    model, x = Transformer(12, 2, 6, 5, 3, 2, 16, 8), torch.randn(4, 12, 6)
     for shape in ((1, 12, 8), (4, 12, 1), (12, 8)):  # all of which can be broadcast
         with pytest.raises(ValueError, match="a head writes"):
             model(x, {(0, 0): lambda pattern, values, shape=shape: torch.zeros(shape)})
     for nowhere in ((3, 0), (0, 2), (-1, 0)):
         with pytest.raises(ValueError, match="there is no head"):
             model(x, heads={nowhere: torch.matmul})
-
-
-def test_rotary_encodings_tell_relative_positions():
-    """RoPE changes nothing when all tokens move by 5 positions; what is appended to a token with
-    K = 4 are four numbers, of frequencies 1 and 0.01."""
-    model, x = tiny_model(qk=True)
-    before, model.rotary = model(x), data.rotary_angles(17, 8)[5:]
-    close(model(x), before, 1e-4)
-    model.rotary = torch.zeros(12, 4)
-    assert (model(x) - before).abs().max() > 0.01
-
-    appended = data.make_batch(0, torch.arange(1)).inputs[0, :, 4:]
-    angles = [(t, 0.01 * t) for t in range(28)]
-    expected = [[math.cos(a), math.cos(b), math.sin(a), math.sin(b)] for a, b in angles]
-    close(appended, torch.tensor(expected))
 
 
 def test_an_encoding_may_bias_scores():
@@ -105,9 +80,6 @@ def test_bfloat16_is_float32_within_its_rounding():
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.01)
     assert (gradients[0] - gradients[1]).norm() < 0.03 * gradients[0].norm()
-
-
-# ---- optimizers
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
@@ -154,56 +126,47 @@ def test_shared_weights_are_trained_once_and_gains_never_decay(optimizer):
         torch.testing.assert_close(parameter.data, expected)
 
 
-# ---- a GPU without a GPU: under FakeTensorMode tensors have a device and a shape, and no numbers.
-# No operation may mix devices, in no stage and with no flag. The device is "meta", which every
-# build of PyTorch can index; "cuda" only one that is linked with CUDA
-
-
-SMALL = "--layers 2 --heads 2 --width 16 --N 3 --batch 4 --D 2 --device cpu"
-FLAGS = [
-    "--dtype bfloat16",
-    "--rotary qk --no-causal --no-mlp --optimizer adamw --ema 0 --clip 0",
-    "--targets 2 --examples 0 --head-size 6",
-    "--task conditional --D 3 --rotary qk",
-]
-
-
-@pytest.fixture
-def meta(monkeypatch):
-    """What PyTorch itself refuses on "meta": autocast, fused AdamW, and moving a fake module, which
-    is made on its device instead."""
-    autocast, adamw, build = torch.autocast, torch.optim.AdamW, train.build
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--dtype bfloat16",
+        "--rotary qk --no-causal --no-mlp --optimizer adamw --ema 0 --clip 0",
+        "--targets 2 --examples 0 --head-size 6",
+        "--task conditional --D 3 --rotary qk",
+    ],
+)
+def test_no_tensor_is_on_a_wrong_device(text, monkeypatch):
+    """A GPU without a GPU: under FakeTensorMode tensors have a device and a shape, and no numbers.
+    The device is "meta", which every build of PyTorch can index; "cuda" only one linked to CUDA."""
+    small = "--layers 2 --heads 2 --width 16 --N 3 --batch 4 --D 2 --steps 1 --device cpu"
+    flags = train.parse_flags([*small.split(), *text.split()]).replace(device="meta")
+    task, index = flags.problem, data.batch_index(flags.seed, 0, flags.batch, flags.examples)
+    autocast, adamw, build, outcomes = torch.autocast, torch.optim.AdamW, train.build, []
 
     def build_there(flags):
-        with torch.device(flags.device):
+        with torch.device("meta"):
             return build(flags)
 
+    def evaluation(flags, state, intervene):
+        with torch.no_grad():
+            outcomes.append(train.predict(state.averaged.module, flags, index)[0])
+        return dict(step=state.step, val=0, train=0)
+
+    # what PyTorch refuses on "meta", and what needs numbers: here, in the log and in files
     monkeypatch.setattr(train, "build", build_there)
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     monkeypatch.setattr(torch, "autocast", lambda kind, *more, **how: autocast("cpu", *more, **how))
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, fused, **how: adamw(*a, **how))
-    return "meta"
+    monkeypatch.setattr(data, "batch_index", lambda *_: index)
+    monkeypatch.setattr(train, "evaluation", evaluation)
+    for name in "write_file", "print_row":
+        monkeypatch.setattr(train, name, lambda *_: None)
 
-
-@pytest.mark.parametrize("text", FLAGS)
-def test_no_tensor_is_on_a_wrong_device(text, meta):
-    flags = train.parse_flags([*SMALL.split(), *text.split()]).replace(device=meta)
-    task, index = flags.problem, data.batch_index(flags.seed, 0, flags.batch, flags.examples)
-    assert task.T  # made outside of the mode, with numbers
     with FakeTensorMode(allow_non_fake_inputs=True):
-        # a training step, and the evaluation of the averaged model
+        # a training step between two evaluations of the averaged model
         state = train.State(flags)
-        predictions, targets = train.predict(state.model, flags, index)
-        loss = data.partial_losses(predictions, targets, flags.K).mean()
-        loss.backward()
-        if flags.clip:
-            torch.nn.utils.clip_grad_norm_(state.model.parameters(), flags.clip)
-        for optimizer in state.optimizers:
-            optimizer.step()
-        state.averaged.update_parameters(state.model)
-        state.train_loss += torch.stack([loss.detach(), torch.ones_like(loss)])
-        with torch.no_grad():
-            evaluated, _ = train.predict(state.averaged.module, flags, index)
+        assert train.train(flags, state)
+        outcomes += [*state.model.parameters(), state.train_loss]
 
         # attention, and every kind of ablation
         batch = train.sequences(flags, data.held_out("search", 4, flags.device))
@@ -211,10 +174,10 @@ def test_no_tensor_is_on_a_wrong_device(text, meta):
         patched = ablate.PatchedModel(state.model, flags, batch, reference)
         pairs = itertools.product(("q", "1b", "1a+1"), ("q", "1b", "1a+1", "1b*"))
         paths = [ablate.Path(0, 0, *pair) for pair in pairs]
-        outcomes = [patched.circuit(paths, by) for by in (ablate.MEAN, ablate.ANOTHER)]
+        outcomes += [patched.circuit(paths, by) for by in (ablate.MEAN, ablate.ANOTHER)]
         frozen = ablate.frozen_heads(paths, task, batch.positions)
-        outcomes += [patched.knock_out(paths), patched.losses(frozen), loss, evaluated]
+        outcomes += [patched.knock_out(paths), patched.losses(frozen)]
         for path in paths:
             pattern, _ = reference.reads[path[:2]]
             outcomes.append(ablate.attention_on(pattern, path, task, batch.positions))
-    assert {tensor.device.type for tensor in outcomes} == {meta}
+    assert {tensor.device.type for tensor in outcomes} == {"meta"}
