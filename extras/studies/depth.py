@@ -524,10 +524,8 @@ def print_sweep(out):
 def print_beyond(out):
     """Print how often one layer solves x_2, which no flow allows, with more heads than tokens."""
     rows = cells()["", 1, 2, 16, 2]
-    out(
-        f"- With N = 2, one layer of 16 heads solves x_2 in {sum(map(solves, rows))} of {len(rows)}"
-    )
-    out("  runs, in fewer layers than Theorem 1 or any flow above allows.")
+    out(f"- With N = 2, one layer of 16 heads solves x_2 in {sum(map(solves, rows))} of")
+    out(f"  {len(rows)} runs, in fewer layers than Theorem 1 or any flow above allows.")
 
 
 # ---- the tables of the command
