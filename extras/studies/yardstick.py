@@ -163,8 +163,8 @@ def draw_curves(file):
         enumerate((MEAN, ANOTHER)), enumerate(rows)
     ):
         panel, (count, *ends) = axes[number, column], row["circuit"]
-        for method, losses in row["losses"].items():
-            panel.plot(losses[by], ".-", label=method)
+        for width, (method, losses) in zip((5, 3.5, 2, 1), row["losses"].items(), strict=True):
+            panel.plot(losses[by], ".-", lw=width, label=method)  # lines may lie on one another
         if count:
             panel.plot(count, ends[number], "k*", ms=10, label="circuit of ablate.py")
         panel.axhline(THRESHOLD, color="gray", ls=":", label="solved")
