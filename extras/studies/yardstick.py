@@ -168,10 +168,12 @@ def draw_curves(file):
         if count:
             panel.plot(count, ends[number], "k*", ms=10, label="circuit of ablate.py")
         panel.axhline(THRESHOLD, color="gray", ls=":", label="solved")
-        panel.set(yscale="log", title=f"{row['run']}: {by}")
-    figure.supxlabel("number of paths; all else is replaced by its mean or of another sequence")
+        panel.set_yscale("log")
+        panel.set_title(f"{row['run']}: {by}", fontsize="medium")
+    figure.supxlabel("number of paths that are kept")
     figure.supylabel(f"MSE of the worst symbol (n = {FEW})")
-    axes[0, 0].legend(fontsize="small")
+    entries = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*entries, loc="outside upper center", ncols=6)
     analyze.save_figure(figure, file.with_suffix(".png"))
 
 
