@@ -158,12 +158,18 @@ SLOW = [pytest.param(*search, marks=pytest.mark.slow) for search in NOISY[4:6]]
 SLOW += [pytest.param(case, 0, marks=pytest.mark.slow) for case in CASES[2:]]
 
 
-def search(case, noise):
+def compiled(case, noise):
     """The compiled model, with Gaussian noise in units of the standard deviation of each weight
-    matrix, and the report on it."""
+    matrix."""
     model, generator = Compiled(*case), torch.Generator().manual_seed(0)
     for weights in model.parameters():
         weights.data += noise * weights.std() * torch.randn(weights.shape, generator=generator)
+    return model
+
+
+def search(case, noise):
+    """The compiled model, and the report on it."""
+    model = compiled(case, noise)
     return model, ablate.find_circuit(model, settings(case[0], model.layers, model.heads))
 
 

@@ -1,6 +1,7 @@
-"""95% intervals: Wilson's for a share of successes, and the bootstrap for a mean."""
+"""95% intervals: Wilson's for a share of successes, and the bootstrap for a mean; precision."""
 
 import math
+import statistics
 import sys
 import time
 
@@ -21,6 +22,16 @@ def bootstrap(values, generator, resamples=1000):
         means.append(values[torch.randint(len(values), values.shape, generator=generator)].mean())
     low, high = torch.stack(means).quantile(values.new_tensor([0.025, 0.975])).tolist()
     return low, high
+
+
+def average_precision(scores, right):
+    """Return the mean, over right items, of the share of right ones among all that score as high;
+    right: True, False, or None for those that do not count."""
+    pairs = [pair for pair in zip(scores, right, strict=True) if pair[1] is not None]
+    shares = []
+    for lowest in [score for score, is_right in pairs if is_right]:
+        shares.append(statistics.mean(is_right for score, is_right in pairs if score >= lowest))
+    return statistics.mean(shares)
 
 
 def print_progress(what, done, total, began):
