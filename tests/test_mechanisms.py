@@ -5,6 +5,7 @@ import json
 import math
 from unittest import mock
 
+from data import chain
 from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
 from extras.mechanisms.bigrams import N
 from extras.studies import theory
@@ -229,25 +230,18 @@ def test_ring_by_walking(k, hop_token):
             assert targets[output, b].tolist() == walked
 
 
-def test_information_flow_is_drawn_as_sets_say():
-    """The numbers of both panels, and the edges of Figures 3 and 8: 5 above, 5 below."""
+def test_information_flow_is_drawn_as_the_simulation_says():
+    """The edges of Figures 3 and 8, 5 above and 5 below, and the numbers of both panels: the least
+    layers of the query, and 0 where a role shows a symbol itself."""
     with mock.patch.object(theory, "save_figure") as save:
         theory.draw_flow("", D=5)
     shared, *panels = save.call_args.args[0].axes
     ends = [tuple(line.get_xdata()[[0, -1]].tolist()) for line in shared.lines]
     assert sorted(ends) == [(i, i + 1) for i in range(10)]
     assert [line.get_ydata().max() > 0.4 for line in shared.lines] == [True] * 5 + [False] * 5
-
-    # role i of the chain holds the symbol i // 2 and the slot (i + 1) // 2; 5a is read first
-    reading = [i for k in (5, 4, 3, 2, 1) for i in (2 * k - 1, 2 * k)] + [0]
     for panel, causal in zip(panels, (False, True), strict=True):
-        held, layers = [{("x", i // 2), ("p", (i + 1) // 2)} for i in range(11)], {}
-        for layer in range(11):
-            for i, pieces in enumerate(held):
-                for k in [piece[1] for piece in pieces if piece[0] == "x"]:
-                    layers.setdefault((i, k), str(layer))
-            seen = [reading[: reading.index(i) + 1] if causal else reading for i in range(11)]
-            held = [
-                set().union(*(held[j] for j in seen[i] if held[i] & held[j])) for i in range(11)
-            ]
-        assert {text.get_position(): text.get_text() for text in panel.texts} == layers
+        numbers = {text.get_position(): int(text.get_text()) for text in panel.texts}
+        least = theory.least_layers(chain(1, 5), causal)
+        assert [numbers[0, k] for k in range(1, 6)] == least
+        shown = sorted(place for place, number in numbers.items() if number == 0)
+        assert shown == [(role, role // 2) for role in range(11)]

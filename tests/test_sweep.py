@@ -76,7 +76,7 @@ def test_the_cluster_of_the_docstring(tmp_path):
         for started in cluster:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
-    rows = sweep.read_table(next(tmp_path.glob("**/results.jsonl"))).values()
+    rows = sweep.read_table(tmp_path / "results.jsonl").values()
     assert len(rows) == 2 and all(row["error"] is None and row["ended"] == 10 for row in rows)
 
 
