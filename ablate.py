@@ -636,13 +636,13 @@ def print_report(report):
 
     if report["paths"]:
         print(f"\nthe worst symbol of {report['path_sequences']} of them, if one path is ablated:")
-        circuit = f"circuit, {report['ablation']}"
-        print(f"path                 attention   rise of the full model   loss of the {circuit}")
+        circuit = f"circuit without it ({report['ablation']})"
+        print(f"path                 attention   full model loses   {circuit}")
     for path, row in paths_in(report).items():
         cost = max(mean for mean, _, _ in row["cost"].values())
         without = max(mean for mean, _, _ in row["without"].values())
         spare = "  (they can do without)" if row["spare"] else ""
-        print(f"{path!s:21s}{row['attention']:9.2f}{cost:25.3f}{without:21.3f}{spare}")
+        print(f"{path!s:21s}{row['attention']:9.2f}{cost:19.3f}{without:21.3f}{spare}")
     if "paper" in report:
         held, passed = report["paper"]["held"], report["paper"]["passed"]
         print(f"\nthe paper's test: loss {held:.3f}, passed: {passed}")
