@@ -35,7 +35,7 @@ from train import keep_freed_memory, load, precision, read_file, sequences, writ
 import torch
 
 
-MEAN, ANOTHER, NOTHING = "mean", "another sequence", "nothing"  # instead of what is ablated
+MEAN, ANOTHER = "mean", "another sequence"  # instead of what is ablated
 ATTENDED = 0.4, 0.1  # of 1/N: the attention from which on a path is a candidate, at a second try
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 LOST = 0.01  # of the answers on a symbol may be lost
@@ -197,14 +197,10 @@ class PatchedModel:
     def ablate(self, head, paths, keep=True, by=MEAN):
         """Return a function for a head that ablates what it reads, except along these paths and of
         the token itself (of a token without a path, the weight on itself is ablated); with
-        keep=False, only along these paths. by: MEAN, ANOTHER or NOTHING."""
+        keep=False, only along these paths. by: MEAN or ANOTHER."""
         key = head, frozenset(paths), keep, by
-        if key not in self.functions:
-            self.functions[key] = self.ablation(*key)
-        return self.functions[key]
-
-    def ablation(self, head, paths, keep, by):
-        """Return what `ablate` keeps in self.functions."""
+        if key in self.functions:
+            return self.functions[key]
         stays = mask_of(paths, self.task, self.batch.positions)  # (B, T, T)
         stays_there = mask_of(paths, self.task, self.reference.batch.positions)  # (n, T, T)
         itself = torch.eye(self.task.T, dtype=torch.bool, device=stays.device)
@@ -221,15 +217,16 @@ class PatchedModel:
         weight = pattern.diagonal(dim1=1, dim2=2)[..., None]  # (n, T, 1) of a token on itself
         donor = self.drawn  # (B,) the sequence of the reference from which each of ours takes them
         if by != ANOTHER:
-            ablated, weight = ablated.mean(0, True) * (by == MEAN), weight.mean(0, True)
+            ablated, weight = ablated.mean(0, True), weight.mean(0, True)
             donor = [0]
 
         def write(pattern, values):
             kept = pattern * stays
-            if keep and by != NOTHING:
+            if keep:
                 kept = torch.where(alone, weight[donor].to(kept), kept)
             return kept @ values + ablated[donor].to(values)
 
+        self.functions[key] = write
         return write
 
     def heads_of(self, paths):

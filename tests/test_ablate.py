@@ -6,7 +6,7 @@ from unittest import mock
 import ablate
 import data
 import train
-from ablate import ANOTHER, MEAN, NOTHING, PatchedModel, Path
+from ablate import ANOTHER, MEAN, PatchedModel, Path
 from data import chain, conditional, held_out, make_batch, partial_losses
 from extras.studies.scores import attributions
 from test_all import address_and_values, planted
@@ -91,11 +91,11 @@ def patched():
     return PatchedModel(model, flags, batch, reference)
 
 
-@pytest.mark.parametrize("by", [MEAN, ANOTHER, NOTHING, None])
+@pytest.mark.parametrize("by", [MEAN, ANOTHER, None])
 def test_ablation_against_loops(patched, by):
     """A circuit keeps its paths and what a token reads of itself; all else is replaced by its mean,
-    by that of one sequence for all heads, or 0; so is the weight on itself of a token without a
-    path, but for 0. None: the paths alone are replaced by their mean, and the layers respond."""
+    or by that of one sequence for all heads; so is the weight on itself of a token without a path.
+    None: the paths alone are replaced by their mean, and the layers respond."""
     task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
     ends = ("q", "1b+1"), ("1b", "1a"), ("2b", "2a*"), ("q", "2b")
     where = (0, 1), (0, 1), (0, 0), (1, 0)
@@ -108,14 +108,13 @@ def test_ablation_against_loops(patched, by):
         there, here = kept
         alone = ~read.any(-1)
         rest = (pattern * ~there) @ values
-        mean, other = rest.mean(0).expand(6, -1, -1), rest[patched.drawn]
-        instead = {ANOTHER: other, NOTHING: 0 * mean}.get(by, mean)
+        instead = rest[patched.drawn] if by == ANOTHER else rest.mean(0).expand(6, -1, -1)
         weights = pattern[patched.drawn] if by == ANOTHER else pattern.mean(0).expand(6, -1, -1)
 
         def write(p, v, here=here, instead=instead, weights=weights, alone=alone):
             p = p * here
             for b, i in itertools.product(range(6), range(task.T)):
-                if by in (MEAN, ANOTHER) and alone[b, i]:
+                if by and alone[b, i]:
                     p[b, i, i] = weights[b, i, i]
             return p @ v + instead
 
