@@ -67,9 +67,9 @@ class Copying(PatchedModel):
         super().__init__(model, flags, train.sequences(flags, numbers), reference)
         self.copying = heads
 
-    def ablation(self, head, paths, keep, by):
+    def ablate(self, head, paths, keep=True, by=MEAN):
         if not keep or head not in self.copying:
-            return super().ablation(head, paths, keep, by)
+            return super().ablate(head, paths, keep, by)
         along = mask_of(paths, self.task, self.batch.positions)
 
         def write(pattern, values):
