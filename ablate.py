@@ -73,16 +73,11 @@ class Path(NamedTuple):
         """Whether the token is read in all chains."""
         return self.read.endswith("*")
 
-    def pairs(self, task, positions):
-        """Return the index (sequence, reader, read) of this path in patterns (B, T, T), and whether
-        both tokens exist: tensors that broadcast to (B, N, 1) or, for a star, to (B, N, N)."""
-        sequence = torch.arange(len(positions), device=positions.device)[:, None, None]
-        reader, reader_exists = tokens_of(self.reader, task, positions)  # (B, N)
-        read, read_exists = tokens_of(self.read, task, positions)
-        # a reader reads in its own chain, (B, N, 1), or along a star in every chain, (B, 1, N)
-        chains = 1 if self.star else 2
-        exist = reader_exists[:, :, None] & read_exists.unsqueeze(chains)
-        return (sequence, reader[:, :, None], read.unsqueeze(chains)), exist
+    def marks(self, task, positions):
+        """Return (B, N, T) 1 for the token that reads in each chain, and 1 for what it reads; else
+        0. positions (B, N, roles) as in a Batch."""
+        reader, read = marks_of(self.reader, task, positions), marks_of(self.read, task, positions)
+        return reader, read.sum(1, keepdim=True).expand_as(read) if self.star else read
 
 
 def parts_of(end):
@@ -91,12 +86,12 @@ def parts_of(end):
     return role, int(offset or 0)
 
 
-def tokens_of(end, task, positions):
-    """Return the token of each chain (B, N), and a mask (B, N) of where it exists, from the
-    positions of all roles (B, N, roles)."""
+def marks_of(end, task, positions):
+    """Return (B, N, T) 1 for the token of each chain that is this end of a path, else 0. A chain
+    whose intermediate token would stand outside of the sequence has none."""
     role, offset = parts_of(end)
-    tokens = positions[:, :, task.names.index(role)] + offset
-    return tokens.clamp(0, task.T - 1), (tokens >= 0) & (tokens < task.T)
+    tokens = positions[:, :, task.names.index(role)] + offset  # (B, N)
+    return (tokens[..., None] == torch.arange(task.T, device=tokens.device)).float()
 
 
 def by_head(paths):
@@ -111,16 +106,16 @@ def mask_of(paths, task, positions):
     """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
     count = torch.zeros(len(positions), task.T, task.T, device=positions.device)
     for path in paths:
-        index, exist = path.pairs(task, positions)
-        count.index_put_(index, exist.float(), accumulate=True)
+        reader, read = path.marks(task, positions)
+        count += reader.mT @ read
     return count > 0
 
 
 def attention_on(pattern, path, task, positions):
-    """Return how much the reader of each chain attends along a path in patterns (..., B, T, T), as
-    (..., B, N, 1), or (..., B, N, N) to each chain along a star; 0 where an end does not exist."""
-    index, exist = path.pairs(task, positions)
-    return pattern[(..., *index)] * exist
+    """Return how much the reader of each chain attends to what it reads along a path, (..., B, N),
+    in patterns (..., B, T, T)."""
+    reader, read = path.marks(task, positions)
+    return (reader @ pattern * read).sum(-1)
 
 
 def read_report(run):
@@ -273,11 +268,8 @@ def candidates(reference, task, floor):
         for offset in range(1, REACH + 1):
             ends += [f"{role}-{offset}" for role in block.roles[::size]]
             ends += [f"{role}+{offset}" for role in block.roles[size - 1 :: size]]
-    marks = []
-    for end in ends:
-        tokens, exist = tokens_of(end, task, reference.batch.positions)
-        marks.append(torch.nn.functional.one_hot(tokens, task.T) * exist[..., None])
-    marks = torch.stack(marks, 2).float()  # (B, N, ends, T)
+    positions = reference.batch.positions
+    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
     N = task.N
     answers = len(marks) * N  # of all sequences
 
@@ -372,9 +364,8 @@ def is_faithful(patched, losses, limit, errors=2):
     """Return whether these losses of a circuit (B, N, symbols) are those of a faithful one, with so
     many standard errors."""
     high = highest_end(intervals(losses, patched.flags, errors))
-    return (
-        high < limit and highest_end(intervals(patched.lost(losses), patched.flags, errors)) <= LOST
-    )
+    lost = highest_end(intervals(patched.lost(losses), patched.flags, errors))
+    return high < limit and lost <= LOST
 
 
 def intervals(values, flags, errors=2):
@@ -451,7 +442,7 @@ def rows_of(shown, paths, ablations, threshold):
     rows = []
     for path in progress("paths of the circuit", sorted(paths)):
         pattern, _ = patterns[path.layer, path.head]
-        given = attention_on(pattern, path, shown.task, shown.batch.positions).sum(-1)
+        given = attention_on(pattern, path, shown.task, shown.batch.positions)
         cost = intervals(shown.knock_out([path]) - shown.baseline, shown.flags)
         losses = [shown.circuit(paths - {path}, by) for by in ablations]
         spare = all(is_faithful(shown, each, threshold) for each in losses)

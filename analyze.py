@@ -26,22 +26,20 @@ import train
 from ablate import (
     MEAN,
     Path,
-    attention_on,
     by_head,
     parts_of,
     paths_in,
     read_report,
-    tokens_of,
     worst_of,
 )
 from data import LOSS, Task, command_line, held_out, program, progress
 from train import load, precision, read_file, read_log, sequences, write_file
 
 import matplotlib
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 
@@ -99,7 +97,8 @@ def draw_curves(run):
     flags, rows = run.flags, run.log
     steps = [row["step"] for row in rows]
     validation = [row["val"] for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     figure.suptitle(f"{flags.title}: validation loss {validation[-1]:.4f} at step {steps[-1]}")
 
     # left: all symbols together
@@ -275,8 +274,8 @@ def draw_mean_attention(axes, run):
 
 def draw_circuit(run):
     """The circuit, with the mean attention of each path."""
-    figure, axes = plt.subplots(figsize=diagram_size(run.task, run.paths), layout="constrained")
-    draw_mean_attention(axes, run)
+    figure = Figure(figsize=diagram_size(run.task, run.paths), layout="constrained")
+    draw_mean_attention(figure.subplots(), run)
     report = run.report
     verdict = report["verdict"] if report["validated"] else "not validated"
     dashed = ", dashed from all chains" * any(path.star for path in run.paths)
@@ -302,13 +301,12 @@ def measure_emergence(folder, paths, n=32):
         with precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
-            # the attention of each chain's reader to what it reads, and its largest
-            pattern = patterns[path.layer][:, path.head].float()
-            given = attention_on(pattern, path, task, batch.positions)  # (B, N, 1) or (B, N, N)
-            attention = given.sum(-1)
-            readers, exist = tokens_of(path.reader, task, batch.positions)
-            largest = pattern.amax(-1).gather(1, readers)
-            hits = ((given.amax(-1) == largest) & exist).float().mean().item()
+            # the attention of each chain's reader to all tokens, and that along the path
+            reader, read = path.marks(task, batch.positions)
+            given = reader @ patterns[path.layer][:, path.head].float()  # (B, N, T)
+            along = given * read
+            attention, largest = along.sum(-1), given.amax(-1)
+            hits = ((along.amax(-1) == largest) & (largest > 0)).float().mean().item()
             low, high = attention.mean(1).quantile(torch.tensor([0.1, 0.9])).tolist()
             measured = dict(mean=attention.mean().item(), low=low, high=high, hits=hits)
             for name, value in measured.items():
@@ -349,8 +347,8 @@ def draw_emergence(run):
     steps = emergence_steps(run.emergence)
     labels, colors = {}, {}
     known = [steps[path] for path in run.paths if steps.get(path) is not None]
-    shades = ListedColormap(plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, 256).numpy()))
-    scale = ScalarMappable(plt.Normalize(min(known, default=0), max(known, default=1)), shades)
+    shades = ListedColormap(matplotlib.colormaps["viridis_r"](torch.linspace(0.1, 1, 256).numpy()))
+    scale = ScalarMappable(Normalize(min(known, default=0), max(known, default=1)), shades)
     for path in run.paths:
         step = steps.get(path)
         labels[path], colors[path] = "not measured", "lightgray"
@@ -408,8 +406,8 @@ CIRCUIT = "tab:red"  # the colour of the circuit in every figure
 def panels(count, columns, width, height, **options):
     """Return (figure, [axes, ...]): a grid of panels, each of width x height inches."""
     rows = math.ceil(count / columns)
-    shape = dict(figsize=(width * columns, height * rows + 1), squeeze=False, layout="constrained")
-    figure, grid = plt.subplots(rows, columns, **shape, **options)
+    figure = Figure(figsize=(width * columns, height * rows + 1), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat[count:]:
         axes.axis("off")
     return figure, list(grid.flat[:count])
@@ -421,15 +419,14 @@ def add_title(figure, run, caption):
 
 
 def save_figure(figure, path):
-    """Write a matplotlib figure as a PNG and close it."""
+    """Write a matplotlib figure as a PNG."""
     with train.writing(path):
         figure.savefig(path, dpi=130, format="png")
-    plt.close(figure)
 
 
 def symbol_color(k, symbols):
     """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
-    return plt.get_cmap("viridis")(0.9 * (k - 1) / max(1, symbols - 1))
+    return matplotlib.colormaps["viridis"](0.9 * (k - 1) / max(1, symbols - 1))
 
 
 # ---- the command line

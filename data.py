@@ -28,7 +28,6 @@ import contextlib
 import functools
 import math
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -36,12 +35,6 @@ from typing import NamedTuple
 
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads of torch sleep, and free a core
-
-# A script of this clone draws into files, whatever MPLBACKEND says. A notebook that imports us has
-# no __file__ and keeps its own; while `python -m` imports a package of ours, argv[0] is "-m".
-script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", "/")).resolve()
-if pathlib.Path(__file__).resolve().parent in script.parents or sys.argv[:1] == ["-m"]:
-    os.environ["MPLBACKEND"] = "Agg"
 
 import torch
 

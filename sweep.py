@@ -32,8 +32,8 @@ from analyze import crossings, save_figure, symbol_color
 from data import LOSS, UserError, command_line, number, program
 from train import DEFAULTS, Flags, read_file, read_log, write_file, writing
 
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 
 
 PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # the last weights are evaluated
@@ -194,8 +194,8 @@ def section_7(rows):
 def figure_4(rows):
     """Above: final validation loss by layers, with and without the implicit curriculum. Below: each
     symbol's loss by layers, with an arrow at the floor(log2 k) + 2 layers of reading by content."""
-    size = dict(figsize=(7.5, 8), layout="constrained", sharex=True)
-    figure, (above, below) = plt.subplots(2, 1, **size)
+    figure = Figure(figsize=(7.5, 8), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
     with_ic = [row for row in rows if row["ic"]]
     without = [row for row in rows if not row["ic"]]
     draw_losses(above, with_ic, "val", "tab:blue", label_of("with", with_ic), -0.12)

@@ -10,7 +10,6 @@ import pytest
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait on tensors this small
-os.environ.setdefault("MPLBACKEND", "Agg")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on another processor
     found = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
