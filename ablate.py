@@ -344,18 +344,16 @@ def prune(order, size, test):
     while paths != before:  # again, since without a later path an earlier one may go
         before = paths
         order = [path for path in order if path in paths]
-        position = 0
-        steps = progress("search", order)  # is moved by hand
-        while position < len(order):
-            group = order[position : position + max(size, 1)]
-            can_go = test(paths.difference(group))
-            if can_go:
-                paths = paths.difference(group)
-            if can_go or len(group) == 1:
-                position += len(group)
-                for _ in group:
-                    next(steps)
-            size = 2 * len(group) if can_go else len(group) // 2
+        decided = 0  # so many of them
+        for first in progress("search", range(len(order))):
+            while decided <= first:
+                group = order[first : first + max(size, 1)]
+                can_go = test(paths.difference(group))
+                if can_go:
+                    paths = paths.difference(group)
+                if can_go or len(group) == 1:
+                    decided = first + len(group)
+                size = 2 * len(group) if can_go else len(group) // 2
         size = 1
     return paths
 
@@ -465,9 +463,9 @@ def papers_test(few, fresh, paths, threshold):
         if not group:
             fixed[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
-    def loss(paths, changed):
+    def loss(kept, changed):
         heads = dict(fixed)
-        heads.update(frozen_heads(paths, task, positions))
+        heads.update(frozen_heads(kept, task, positions))
         heads.update(changed)
         return round(fresh.losses(heads).mean().item(), 5)
 
@@ -584,9 +582,8 @@ def check_model(model, flags):
     for head, (_, values) in reference.reads.items():
         noise = {head: lambda _, values: values + 100 * torch.randn_like(values)}
         if values.any() and torch.equal(predictions, predict(noise)):
-            raise UserError(
-                f"the model does not use what f of {head} returns (or give it values 0)"
-            )
+            text = f"the model does not use what f of {head} returns"
+            raise UserError(f"{text} (or give it values 0)")
 
     # there is no way around the heads: with all of them silent a query does not notice if chain n
     # has the x_1, x_2, ... of chain n - 1
@@ -611,8 +608,8 @@ def print_report(report):
         "full_model": "full model",
         MEAN: "all else at its mean",
         ANOTHER: "all else of another",
+        "knocked_out": "all but the circuit",
     }
-    titles["knocked_out"] = "all but the circuit"
     for key, title in titles.items():
         cells = []
         for name, (mean, low, high) in report.get(key, {}).items():

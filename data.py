@@ -50,6 +50,43 @@ class Block(NamedTuple):
     own: slice | torch.Tensor = slice(None)  # slots of chain 0, 1, ...; (N, m) if each has m here
 
 
+class Task:
+    """N chains of `symbols` symbols and the blocks that show them, the queries last. Symbol number
+    n * symbols + k is x_k of chain n; distractors, which no chain has, have the numbers after.
+    averages: (n, meaning) of each answer that is an average of n candidates, the longest first."""
+
+    def __init__(self, title, N, symbols, blocks, distractors=(), averages=()):
+        self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
+        self.T = sum(block.symbols.numel() for block in blocks)
+
+        # {name: k if the role shows x_k, -1 if a distractor}, the query first
+        self.roles = {}
+        for block in reversed(blocks):
+            shown = block.symbols[block.own][0].flatten().tolist()  # of chain 0
+            for name, number in zip(block.roles, shown, strict=True):
+                self.roles[name] = number if number < symbols else -1
+        self.names = list(self.roles)
+
+        # the name of each symbol; the letters are those of the paper: B1 is x_1 of the first chain
+        self.distractors, self.labels = distractors, []
+        for n in range(N):
+            for k in range(symbols):
+                self.labels.append(f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}")
+        self.labels += distractors
+
+        # the losses on which a model can stay, the highest first, and what it does then
+        self.plateaus = [(average_loss(math.inf), "knows nothing")]
+        if N > 1:
+            for n, meaning in averages or [(N, f"averages the {N} candidates")]:
+                self.plateaus.append((average_loss(n), meaning))
+
+        # the losses below which a symbol is learned (0.5 if N = 4, as in the paper) and above which
+        # it is lost
+        lowest, _ = self.plateaus[-1]
+        self.learned_below = lowest * 2 / 3
+        self.lost_above = lowest / 2
+
+
 @functools.lru_cache
 def chain(N, D):
     """The retrieval problem (Section 6): the pairs (x_{k-1}, x_k) of each step k, the last step
@@ -127,43 +164,7 @@ def average_loss(n):
     return 1 - 1 / n
 
 
-# ---- tasks
-
-
-class Task:
-    """N chains of `symbols` symbols and the blocks that show them, the queries last. Symbol number
-    n * symbols + k is x_k of chain n; distractors, which no chain has, have the numbers after."""
-
-    def __init__(self, title, N, symbols, blocks, distractors=(), plateaus=()):
-        self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
-        self.T = sum(block.symbols.numel() for block in blocks)
-
-        # {name: k if the role shows x_k, -1 if a distractor}, the query first
-        self.roles = {}
-        for block in reversed(blocks):
-            shown = block.symbols[block.own][0].flatten().tolist()  # of chain 0
-            for name, number in zip(block.roles, shown, strict=True):
-                self.roles[name] = number if number < symbols else -1
-        self.names = list(self.roles)
-
-        # the name of each symbol; the letters are those of the paper: B1 is x_1 of the first chain
-        self.distractors, self.labels = distractors, []
-        for n in range(N):
-            for k in range(symbols):
-                self.labels.append(f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}")
-        self.labels += distractors
-
-        # (loss, what a model with it does), the highest first
-        self.plateaus = [(average_loss(math.inf), "knows nothing")]
-        if N > 1:
-            for n, meaning in plateaus or [(N, f"averages the {N} candidates")]:
-                self.plateaus.append((average_loss(n), meaning))
-
-        # the losses below which a symbol is learned (0.5 if N = 4, as in the paper) and above which
-        # it is lost
-        lowest, _ = self.plateaus[-1]
-        self.learned_below = lowest * 2 / 3
-        self.lost_above = lowest / 2
+# ---- a second task
 
 
 @functools.lru_cache
@@ -188,11 +189,11 @@ def conditional(N, D=3):
         Block(["1a", "1b"], x[:, [0, 1]]),
         Block(["q"], x[:, :1]),
     ]
-    plateaus = [
+    averages = [
         (N**2, f"$x_3$: averages all {N**2}"),
         (N, f"averages {N} candidates; $x_3$: knows $x_1$ or $x_2$"),
     ]
-    return Task("conditional", N, 4, blocks, distractors, plateaus)
+    return Task("conditional", N, 4, blocks, distractors, averages)
 
 
 TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task

@@ -47,7 +47,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
 PATIENCE = 15  # seconds, with a scheduler that does not answer
-LOST = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
+GONE = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
 
 
 # ---- running
@@ -257,9 +257,8 @@ def main():
     with program("sweep.py"):
         args, words = p.parse_known_args()  # words: the flags of train.py
         if bool(args.preset) == bool(args.layers) or (args.preset and (words or args.seeds)):
-            raise UserError(
-                "give a --preset alone, or your own --layers, --seeds, flags of train.py"
-            )
+            text = "give a --preset alone, or your own --layers, --seeds, flags of train.py"
+            raise UserError(text)
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
         runs = []
         if args.layers:
@@ -276,7 +275,7 @@ def main():
             try:
                 with connect(args.scheduler, args.workers) as client:
                     sweep(missing, path, client)
-            except LOST as error:
+            except GONE as error:
                 lost = f"the cluster is lost ({type(error).__name__}), "
 
         table = read_table(path)

@@ -238,10 +238,12 @@ CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch says no
 def native_dtype(device):
     """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
     processors only those with AMX do; the others take twice as long."""
-    kind = torch.device(device).type
-    native = kind == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    kind, native = torch.device(device).type, False
+    if kind == "cuda":
+        native = torch.cuda.get_device_capability(device) >= (8, 0)
     if kind == "cpu":
-        native = CPU.get("amx_bf16") or CPU.get("avx512_bf16") and "AMD" in CPU.get("cpu_name", "")
+        amd = "AMD" in CPU.get("cpu_name", "")
+        native = CPU.get("amx_bf16") or (amd and CPU.get("avx512_bf16"))
     return "bfloat16" if native else "float32"
 
 
