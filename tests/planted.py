@@ -3,7 +3,7 @@
 import itertools
 
 import train
-from ablate import Path, parts_of, tokens_of
+from ablate import Path, marks_of, parts_of
 from tests.other_tasks import place_of, spans
 
 import torch
@@ -92,6 +92,12 @@ class Planted:
         amounts = holds[:, -task.N :, 0, :, 1:] + holds[:, -task.N :, -1, :, 1:]
         amounts = (2 * amounts - 0.5).clamp(0, 1)
         return torch.einsum("bqns,bnsk->bqsk", amounts, symbols[:, :, 1:]).flatten(2)
+
+
+def tokens_of(end, task, positions):
+    """The token of each chain that is this end of a path (B, N), and whether it exists."""
+    marks = marks_of(end, task, positions)
+    return marks.argmax(-1), marks.any(-1)
 
 
 def attending(task, positions, *given):

@@ -60,7 +60,7 @@ def test_paths_against_loops(task):
         for b in range(3):
             for n, i, j in pairs_of(path, task, positions, b):
                 expected[b, n] += pattern[b, i, j]
-        given = ablate.attention_on(pattern, path, task, positions).sum(-1)  # (B, N)
+        given = ablate.attention_on(pattern, path, task, positions)  # (B, N)
         torch.testing.assert_close(given, expected)
         assert [*ablate.paths_in(dict(paths=[path._asdict()]))] == [path] == [Path.parse(str(path))]
         assert path.star == bool(star)

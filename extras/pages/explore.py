@@ -16,7 +16,7 @@ import shlex
 
 import analyze
 import train
-from ablate import MEAN, PatchedModel, parts_of, paths_in, tokens_of
+from ablate import MEAN, PatchedModel, marks_of, parts_of, paths_in
 from data import command_line, held_out, program, progress
 from extras.pages.information import information
 from extras.studies.stats import knock_out_rises
@@ -66,14 +66,15 @@ def describe_sequences(run, batch):
     """Return a dict for each sequence: the name and the chain (-1: distractor) of each token, the
     query of each chain, and of each path and chain its [reader, read], None if not both exist."""
     sequences = []
-    ends = [[tokens_of(end, run.task, batch.positions) for end in path[2:]] for path in run.paths]
+    ends = []  # of each path (2, B, N, T)
+    for path in run.paths:
+        ends.append(torch.stack([marks_of(end, run.task, batch.positions) for end in path[2:]]))
     for number, positions in enumerate(batch.positions):
         chains, pairs = torch.full((run.task.T,), -1), []
         chains[positions] = torch.arange(len(positions))[:, None]
-        for (sources, source_exists), (targets, target_exists) in ends:
-            pair = torch.stack([sources, targets], -1)[number].tolist()
-            exists = (source_exists & target_exists)[number].tolist()
-            pairs.append([pair[n] if exists[n] else None for n in range(len(pair))])
+        for marks in ends:
+            tokens = [both.nonzero()[:, 1].tolist() for both in marks[:, number].unbind(1)]
+            pairs.append([pair if len(pair) == 2 else None for pair in tokens])
         names = [run.task.labels[symbol] for symbol in batch.symbols[number].tolist()]
         row = dict(names=names, chains=chains.tolist(), queries=positions[:, 0].tolist())
         sequences.append(row | dict(ends=pairs))

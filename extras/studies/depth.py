@@ -27,8 +27,8 @@ from extras.studies.theory import (
 )
 from train import Flags
 
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 
 
 ROWS = Path("results/runs/depth_width.jsonl")
@@ -576,7 +576,8 @@ def mechanism_table():
 
 def draw_stair(path=FIGURES / "stair.png"):
     """Draw the loss of x_1 in each slot of the own pair, a row for each model of one layer."""
-    figure, panels = plt.subplots(1, 2, figsize=(7.4, 5), layout="constrained")
+    figure = Figure(figsize=(7.4, 5), layout="constrained")
+    panels = figure.subplots(1, 2)
     for panel, N in zip(panels, (4, 8), strict=True):
         rows = [row for row in one_layer_rows() if row["N"] == N]
         rows.sort(key=lambda row: (row["heads"], row["x_1"]))
@@ -607,8 +608,8 @@ def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
     how, tokens = row["how"], range(2 * row["N"])
     most = {head: reads.index(max(reads)) for head, reads in how["reads"].items()}
     heads = sorted(most, key=lambda head: (head in how["address"], most[head]))
-    size = dict(figsize=(7, 2.8), layout="constrained", width_ratios=[len(tokens), 1.6])
-    figure, (left, right) = plt.subplots(1, 2, **size)
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[len(tokens), 1.6])
     reads = [how["reads"][head][: len(tokens)] for head in heads]
     for panel, table in (left, reads), (right, [[how["own"][head]] for head in heads]):
         image = panel.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
@@ -637,7 +638,8 @@ def draw_width(path=FIGURES / "width.png"):
     for row in one_layer_rows(sizes=True):
         served = sum(loss < SERVED for loss in row["how"]["by_slot"]) / row["N"]
         groups[row["N"]].append((row["heads"] / row["N"], size_of(row), served))
-    figure, panel = plt.subplots(figsize=(7.4, 4.6), layout="constrained")
+    figure = Figure(figsize=(7.4, 4.6), layout="constrained")
+    panel = figure.subplots()
     for number, N in enumerate(sorted(groups)):
         shared = collections.defaultdict(list)
         for heads, size, served in groups[N]:

@@ -22,7 +22,7 @@ import statistics
 
 import analyze
 import train
-from ablate import Path, attention_on, tokens_of
+from ablate import Path, attention_on, marks_of
 from data import held_out, progress
 from extras import studies
 from extras.studies.late import heads_without
@@ -53,9 +53,8 @@ def excesses(model, flags):
             predictions, patterns = model(batch.inputs, return_patterns=True)
         patterns = torch.cat([layer.float() for layer in patterns], 1).transpose(0, 1)
         for kind in kinds_of_read(flags):
-            reader, read = kind.split(" -> ")
-            star = Path(0, 0, reader, read + "*")
-            given = attention_on(patterns, star, task, batch.positions)  # (heads, B, N, N)
+            reader, read = (marks_of(end, task, batch.positions) for end in kind.split(" -> "))
+            given = reader @ patterns @ read.mT  # (heads, B, N, N) from chain to chain
             found.setdefault(kind, []).append(own_above_others(given).T)
 
         # the error of each query's x_1 to the x_1 of each chain, (B, N, N)
@@ -81,8 +80,8 @@ def by_slot(model, flags, kind, head):
         _, patterns = model(batch.inputs, return_patterns=True)
     reader, read = kind.split(" -> ")
     path = Path(*divmod(head, flags.heads), reader, read)
-    given = attention_on(patterns[path.layer][:, path.head], path, task, batch.positions)[..., 0]
-    slots = tokens_of(read, task, batch.positions)[0].argsort(1).argsort(1)
+    given = attention_on(patterns[path.layer][:, path.head], path, task, batch.positions)
+    slots = marks_of(read, task, batch.positions).argmax(-1).argsort(1).argsort(1)
     return [round(given[slots == slot].mean().item(), 3) for slot in range(flags.N)]
 
 

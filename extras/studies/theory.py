@@ -20,10 +20,10 @@ from analyze import save_figure
 from data import Block, Task, UserError, chain, command_line, program, rotary_numbers
 from model import Transformer
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 
 
 # ---- the information flow
@@ -366,7 +366,8 @@ def draw_flow(path, D=5):
     task = chain(1, D)
     known, roles, rivals = whole_sequence(task)
     order, names = roles.argsort(), task.names  # along the chain: q, 1a, 1b, ..., Db
-    figure, (shared, *panels) = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
+    figure = Figure(figsize=(14, 4), layout="constrained")
+    shared, *panels = figure.subplots(1, 3)
     kinds, arc = known[order].float().split([task.symbols, D + 1], 1), np.linspace(0, 1, 50)
     for pieces, side, word in zip(kinds, (1, -1), ("symbol", "slot"), strict=True):
         for i, j in (pieces @ pieces.T).triu(1).nonzero().tolist():
