@@ -14,13 +14,16 @@ whether its paths carry the answer, and whether they suffice to find what they r
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
 are lost, each with two standard errors. An answer is lost if its loss is above half of the plateau,
-0.375 for N = 4, where that of the full model is not. A circuit is validated if
-  1. on fresh sequences it is faithful, and the full model without it is not;
-  2. its paths lead from each symbol to the query (Section 5);
-  3. on the sequences of the search it is not faithful without any one path.
-It is so under both ablations, or under mean ablation alone. This says that it suffices, and that it
-is minimal among its candidates, at the level of pairs of tokens: what a token reads of itself, MLPs
-and the residual stream stay open.
+0.375 for N = 4, where that of the full model is not.
+
+First the paths along which the model attends are candidates. The search then takes the first of
+them that are faithful together, and drops every path without which the others are faithful too;
+here a symbol has to stay below 0.045, so that the result has a margin. Last it is validated if
+  1. on fresh sequences it is faithful, and the full model with its paths at their mean is not;
+  2. its paths lead from each symbol to the query (Section 5).
+All this is done under both ablations or, if that fails, under mean ablation alone. A validated
+circuit suffices, and is minimal among its candidates, for what tokens read of each other. What a
+token keeps of itself, MLPs and the residual stream stay open.
 """
 
 import functools
@@ -29,14 +32,25 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from data import LOSS, UserError, command_line, held_out, number, partial_losses, program, progress
+from data import (
+    LOSS,
+    UserError,
+    command_line,
+    held_out,
+    number,
+    partial_losses,
+    program,
+    progress,
+    show,
+)
 from train import keep_freed_memory, load, precision, read_file, sequences, write_file
 
 import torch
 
 
-MEAN, ANOTHER = "mean", "another sequence"  # instead of what is ablated
-ATTENDED = 0.4, 0.1  # of 1/N: the attention from which on a path is a candidate, at a second try
+MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
+BOTH = MEAN, ANOTHER
+ATTENDED = 0.4, 0.1  # in 1/N: the least attention along a candidate, at the first and second try
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 LOST = 0.01  # of the answers on a symbol may be lost
 MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
@@ -172,10 +186,11 @@ class PatchedModel:
         B, n = len(batch.inputs), len(self.reference.batch.inputs)
         drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         self.drawn = torch.arange(B) if aligned else drawn  # for ANOTHER
-        self.functions = {}  # of `ablate`: two circuits that are compared differ in one head
+        self.functions = {}  # those of `ablate`, since most circuits that are tried share them
 
     def losses_of_answers(self, predictions):
-        answers, targets = predictions[:, :, None], self.batch.targets[:, :, None]  # each alone
+        # (B, N, 1, symbols*K), since partial_losses takes the mean over the last but one
+        answers, targets = predictions[:, :, None], self.batch.targets[:, :, None]
         return partial_losses(answers, targets, self.flags.K)
 
     def losses(self, heads):
@@ -196,30 +211,34 @@ class PatchedModel:
         key = head, frozenset(paths), keep, by
         if key in self.functions:
             return self.functions[key]
-        stays = mask_of(paths, self.task, self.batch.positions)  # (B, T, T)
-        stays_there = mask_of(paths, self.task, self.reference.batch.positions)  # (n, T, T)
-        itself = torch.eye(self.task.T, dtype=torch.bool, device=stays.device)
+
+        # which token keeps what it reads of which, in our sequences and in those of the reference
+        on_path = mask_of(paths, self.task, self.batch.positions)  # (B, T, T)
+        on_path_there = mask_of(paths, self.task, self.reference.batch.positions)  # (n, T, T)
+        itself = torch.eye(self.task.T, dtype=torch.bool, device=on_path.device)
+        if keep:
+            kept, kept_there = on_path | itself, on_path_there | itself
+        else:
+            kept, kept_there = ~on_path, ~on_path_there
+
         # How much a token reads of itself tells how much it reads of others. Where no path says
         # what these are, this weight is ablated too, and what it weighs stays its own.
-        alone = itself & ~stays.any(-1, keepdim=True)
-        if keep:
-            stays, stays_there = stays | itself, stays_there | itself
-        else:
-            stays, stays_there = ~stays, ~stays_there
+        pathless = itself & ~on_path.any(-1, keepdim=True)
 
+        # what replaces the rest: of the reference's sequence `donor` for each of ours, or the mean
         pattern, values = self.reference.reads[head]
-        ablated = (pattern * ~stays_there) @ values  # (n, T, size)
-        weight = pattern.diagonal(dim1=1, dim2=2)[..., None]  # (n, T, 1) of a token on itself
-        donor = self.drawn  # (B,) the sequence of the reference from which each of ours takes them
-        if by != ANOTHER:
-            ablated, weight = ablated.mean(0, True), weight.mean(0, True)
-            donor = [0]
+        replacement = (pattern * ~kept_there) @ values  # (n, T, size)
+        self_weight = pattern.diagonal(dim1=1, dim2=2)[..., None]  # (n, T, 1)
+        donor = self.drawn  # (B,)
+        if by == MEAN:
+            replacement, self_weight = replacement.mean(0, True), self_weight.mean(0, True)
+            donor = [0]  # the only one, for all
 
         def write(pattern, values):
-            kept = pattern * stays
+            pattern = pattern * kept
             if keep:
-                kept = torch.where(alone, weight[donor].to(kept), kept)
-            return kept @ values + ablated[donor].to(values)
+                pattern = torch.where(pathless, self_weight[donor].to(pattern), pattern)
+            return pattern @ values + replacement[donor].to(values)
 
         self.functions[key] = write
         return write
@@ -261,41 +280,39 @@ class PatchedModel:
 def candidates(reference, task, floor):
     """Return {Path: attention}: how much more its reader attends to what it reads in its own chain
     than in another one, at least `floor`. Then come the stars, with the attention to all chains."""
-    # mark the tokens of each end of a path: of all roles, and of tokens before and after each slot
+    # mark the tokens of all roles and, after these, the intermediate tokens around each slot
     ends = list(task.names)
     for block in task.blocks:
-        size = block.symbols.shape[1]  # of a slot
+        size = block.symbols.shape[1]  # tokens of a slot
         for offset in range(1, REACH + 1):
-            ends += [f"{role}-{offset}" for role in block.roles[::size]]
-            ends += [f"{role}+{offset}" for role in block.roles[size - 1 :: size]]
+            ends += [f"{role}-{offset}" for role in block.roles[::size]]  # before its first token
+            ends += [f"{role}+{offset}" for role in block.roles[size - 1 :: size]]  # after its last
     positions = reference.batch.positions
     marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
-    N = task.N
-    answers = len(marks) * N  # of all sequences
 
-    # the mean attention of end i to end j, of its own chain and of all chains together
-    roles = len(task.names)  # ends[:roles] are roles, the others intermediate tokens
+    # the mean attention of end i to end j of its own chain, and to end j of all chains together
+    answers, roles = len(marks) * task.N, len(task.names)
     plain, stars = {}, {}
     for (layer, head), (pattern, _) in reference.reads.items():
         to_others = pattern * (1 - torch.eye(task.T))  # what a token reads of itself is on no path
         given = marks @ to_others[:, None]  # (B, N, ends, T) what each end attends to
-        own = torch.einsum("bnit,bnjt->ij", given, marks) / answers
-        every = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / answers
-        surplus = own - (every - own) / (N - 1)  # over the average of the other chains
+        own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / answers
+        all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / answers
+        surplus = own_chain - (all_chains - own_chain) / (task.N - 1)
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(layer, head, ends[i], ends[j])] = surplus[i, j].item()
-        for i, j in (every[:roles, :roles] >= floor).nonzero().tolist():
-            stars[Path(layer, head, ends[i], ends[j] + "*")] = every[i, j].item()
+        for i, j in (all_chains[:roles, :roles] >= floor).nonzero().tolist():
+            stars[Path(layer, head, ends[i], ends[j] + "*")] = all_chains[i, j].item()
 
     # an intermediate token must have read something before it is read, and be read after it reads
-    before = None
-    while len(plain) != before:
-        before = len(plain)
-        for path in list(plain):
-            fed = {other.reader for other in plain if other.layer < path.layer}.union(task.names)
-            used = {other.read for other in plain if other.layer > path.layer}.union(task.names)
-            if path.read not in fed or path.reader not in used:
-                del plain[path]
+    def connected(path):
+        fed = any(path.read == other.reader and path.layer > other.layer for other in plain)
+        used = any(path.reader == other.read and path.layer < other.layer for other in plain)
+        return (fed or path.read in task.names) and (used or path.reader in task.names)
+
+    while loose := [path for path in plain if not connected(path)]:
+        for path in loose:
+            del plain[path]
 
     ranked = {}
     for group in plain, stars:
@@ -313,8 +330,8 @@ def search(few, many, ranked, ablations, limit):
     the sequences of `few` saves time: it finds where to begin, and rejects most sets at once."""
 
     @functools.cache
-    def promising(paths):
-        return all(is_faithful(few, few.circuit(paths, by), limit, errors=0) for by in ablations)
+    def faithful_on_few(paths):
+        return all(is_faithful(few, few.circuit(paths, by), limit, sigmas=0) for by in ablations)
 
     @functools.cache
     def faithful(paths):
@@ -325,56 +342,57 @@ def search(few, many, ranked, ablations, limit):
     if not faithful(frozenset(ranked)):
         return None
 
-    # on `few`: the first of the ranked paths until they are promising, without what can go
+    # on `few`: the first of the ranked paths until they are faithful, without what can go
     count = 0
-    while count < len(ranked) and not promising(frozenset(ranked[:count])):
+    while count < len(ranked) and not faithful_on_few(frozenset(ranked[:count])):
         count += 1 + count // 4
-    begin = prune(ranked[:count][::-1], 1, promising)
+    needed = prune(ranked[:count][::-1], 1, faithful_on_few)
 
     # on `many`: all paths, without those that `few` did not need, if possible at once, and so on
-    rest = [path for path in reversed(ranked) if path not in begin]
-    return prune(rest + sorted(begin, key=ranked.index, reverse=True), len(rest), faithful)
+    least_first = ranked[::-1]
+    others = [path for path in least_first if path not in needed]
+    return prune(others + [path for path in least_first if path in needed], len(others), faithful)
 
 
 def prune(order, size, test):
     """Return a set of these paths that passes a test, and does not without any one of them. They
     are dropped in this order, `size` at once; a group that can go doubles the next one, and a group
     that cannot is halved, down to one path."""
-    paths, before = frozenset(order), None
+    paths, before, size = frozenset(order), None, max(size, 1)
     while paths != before:  # again, since without a later path an earlier one may go
-        before = paths
+        before, first = paths, 0
         order = [path for path in order if path in paths]
-        decided = 0  # so many of them
-        for first in progress("search", range(len(order))):
-            while decided <= first:
-                group = order[first : first + max(size, 1)]
-                can_go = test(paths.difference(group))
-                if can_go:
-                    paths = paths.difference(group)
-                if can_go or len(group) == 1:
-                    decided = first + len(group)
-                size = 2 * len(group) if can_go else len(group) // 2
+        while first < len(order):
+            show(f"search: {first} of {len(order)} paths tried")
+            group = order[first : first + size]
+            if test(paths.difference(group)):
+                paths, first, size = paths.difference(group), first + len(group), 2 * len(group)
+            elif len(group) > 1:
+                size = len(group) // 2
+            else:
+                first += 1  # this path stays
         size = 1
+    show()
     return paths
 
 
-def is_faithful(patched, losses, limit, errors=2):
+def is_faithful(patched, losses, limit, sigmas=2):
     """Return whether these losses of a circuit (B, N, symbols) are those of a faithful one, with so
     many standard errors."""
-    high = highest_end(intervals(losses, patched.flags, errors))
-    lost = highest_end(intervals(patched.lost(losses), patched.flags, errors))
+    high = highest_end(intervals(losses, patched.flags, sigmas))
+    lost = highest_end(intervals(patched.lost(losses), patched.flags, sigmas))
     return high < limit and lost <= LOST
 
 
-def intervals(values, flags, errors=2):
+def intervals(values, flags, sigmas=2):
     """Return {symbol: [mean, low, high]} of values (B, N, symbols), so many standard errors below
     and above. They are those of sequences, since the answers in one are not independent."""
     values = values.mean(1)
-    mean, half = values.mean(0), errors * values.std(0) / len(values) ** 0.5
+    mean, half = values.mean(0), sigmas * values.std(0) / len(values) ** 0.5
     ends = torch.stack([mean, mean - half, mean + half], 1).tolist()
     rows = {}
     for name, row in zip(flags.target_names, ends, strict=True):
-        rows[name] = [round(number, 5) for number in row]
+        rows[name] = [round(end, 5) for end in row]
     return rows
 
 
@@ -395,7 +413,7 @@ def worst_of(rows):
 def verdict(fresh, paths, ablations, threshold):
     """Return what the report says of a circuit as a whole."""
     flags, part, reasons = fresh.flags, dict(lost={}), []
-    for by in MEAN, ANOTHER:
+    for by in BOTH:
         losses = fresh.circuit(paths, by)
         part[by], part["lost"][by] = intervals(losses, flags), intervals(fresh.lost(losses), flags)
         if by in ablations and not is_faithful(fresh, losses, threshold):
@@ -408,8 +426,8 @@ def verdict(fresh, paths, ablations, threshold):
         reasons.append(f"no path leads to x_{k}")
 
     part["validated"] = not reasons
-    both = "both ablations" if ANOTHER in ablations else "mean ablation alone"
-    part["verdict"] = f"validated under {both}"
+    kind = "both ablations" if ablations == BOTH else "mean ablation alone"
+    part["verdict"] = f"validated under {kind}"
     if reasons:
         part["verdict"] = f"not validated: {'; '.join(reasons)}"
     return part
@@ -459,8 +477,9 @@ def papers_test(few, fresh, paths, threshold):
     uniform, identity = attend(allowed / allowed.sum(-1, keepdim=True)), attend(torch.eye(task.T))
     fixed = {}
     for head, group in few.heads_of(paths).items():
-        fixed[head] = lambda _, values: 0 * values  # if no path is left
-        if not group:
+        if group:
+            fixed[head] = lambda _, values: 0 * values  # once its last path is removed
+        else:
             fixed[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
     def loss(kept, changed):
@@ -509,11 +528,11 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     # sequences to search on, and fresh ones with fresh donors; those of `shown` are the first
     reference = Reference(model, flags)
     donors = Reference(model, flags, sequences(flags, held_out("means", 512)[256:]))
-    searched, validated = held_out("search", FEW + MANY), held_out("circuits", count)
-    few = PatchedModel(model, flags, sequences(flags, searched[:FEW]), reference)
-    many = PatchedModel(model, flags, sequences(flags, searched[FEW:]), reference)
-    fresh = PatchedModel(model, flags, sequences(flags, validated), donors)
-    shown = PatchedModel(model, flags, sequences(flags, validated[:SHOWN]), donors)
+    search_index, fresh_index = held_out("search", FEW + MANY), held_out("circuits", count)
+    few = PatchedModel(model, flags, sequences(flags, search_index[:FEW]), reference)
+    many = PatchedModel(model, flags, sequences(flags, search_index[FEW:]), reference)
+    fresh = PatchedModel(model, flags, sequences(flags, fresh_index), donors)
+    shown = PatchedModel(model, flags, sequences(flags, fresh_index[:SHOWN]), donors)
     full = intervals(fresh.baseline, flags)
     report = dict(validated=False, threshold=threshold, dtype=flags.dtype, sequences=count)
     report.update(path_sequences=len(shown.batch.inputs), full_model=full, lost={}, paths=[])
@@ -524,12 +543,13 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     # four tries: under both ablations, then under the mean alone, each with few candidates and then
     # with more. The first validated circuit ends them, or else the last that was found is reported
     found = None
-    for ablations, attended in itertools.product(((MEAN, ANOTHER), (MEAN,)), ATTENDED):
+    for ablations, attended in itertools.product((BOTH, (MEAN,)), ATTENDED):
         ranked = candidates(reference, flags.problem, attended / flags.N)
         report["attended"] = [str(path) for path in ranked if ranked[path] > 0.5 and not path.star]
         paths = search(few, many, list(ranked), ablations, limit)
         if paths is not None:
-            found, report["ablation"] = paths, ablations[-1]
+            found, found_under = paths, ablations
+            report["ablation"] = ablations[-1]
             report.update(verdict(fresh, paths, ablations, threshold))
             if report["validated"]:
                 break
@@ -540,7 +560,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
 
     # what is said of each path; the paper's test, not of stars, which hard attention would average
     if found:
-        report["paths"] = rows_of(shown, found, ablations, threshold)
+        report["paths"] = rows_of(shown, found, found_under, threshold)
         if not any(path.star for path in found):
             report["paper"] = papers_test(few, fresh, found, threshold)
     return report
@@ -556,7 +576,7 @@ def check_model(model, flags):
     reference = Reference(model, flags, n=B)
     inputs, shape = reference.batch.inputs, reference.batch.targets.shape
     for head, read in reference.reads.items():
-        f, calls = f"f of layer {head[0]}, head {head[1]}", reference.calls[head]
+        f, calls = f"f of {head}", reference.calls[head]
         if calls != 1:
             raise UserError(f"the model calls {f} {calls} times instead of once")
         pattern, values = read

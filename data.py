@@ -365,16 +365,19 @@ def number(kind, low, high=10**9):
     return parse
 
 
+def show(text=""):
+    """Say on stderr how far something is, in one line that the next one replaces."""
+    print(f"\r{text:50s}\r", end="", file=sys.stderr)
+
+
 def progress(what, items):
-    """Yield the items of a list; say on stderr, in one line that goes at the end, how many are done
-    and how long the rest takes."""
+    """Yield the items of a list, and show how many are done and how long the rest takes."""
     began = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
         left = (time.monotonic() - began) / done * (len(items) - done)
-        text = f"{what} {done}/{len(items)}, {left:.0f} s left"
-        print(f"\r{text:50s}", end="", file=sys.stderr)
-    print(f"\r{'':50s}\r", end="", file=sys.stderr)
+        show(f"{what} {done}/{len(items)}, {left:.0f} s left")
+    show()
 
 
 def describe(task, batch):
