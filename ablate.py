@@ -158,12 +158,12 @@ class Reference:
         self.batch = batch or sequences(flags, held_out("means", n, flags.device))
         # in this order, in whichever a model calls them
         self.reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
-        self.calls = dict.fromkeys(self.reads, 0)
 
         def record(pattern, values, head):
+            if self.reads[head]:
+                raise UserError(f"the model calls f of {head} twice")
             # copies, since a model may use the same memory again
             self.reads[head] = pattern.float().clone(), values.float().clone()
-            self.calls[head] += 1
             return pattern @ values
 
         heads = {head: functools.partial(record, head=head) for head in self.reads}
@@ -523,6 +523,10 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     symbol is solved; count: the sequences to validate on. UserError for a run in which no circuit
     can be found, or a model that cannot be searched; its own errors keep their traceback."""
     flags, limit = flags.replace(device="cpu"), MARGIN * threshold
+    if flags.N < 2:
+        raise UserError("the run has --N 1, and one chain leaves nothing to look for")
+    if flags.target_symbols != list(range(1, flags.problem.symbols)):
+        raise UserError("the run predicts some symbols only: choose one that predicts all of them")
     check_model(model, flags)
 
     # sequences to search on, and fresh ones with fresh donors; those of `shown` are the first
@@ -567,21 +571,17 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
 
 
 def check_model(model, flags):
-    """Raise UserError, in one line, if a model cannot be searched."""
-    if flags.N < 2:
-        raise UserError("the run has --N 1, and one chain leaves nothing to look for")
-    if flags.target_symbols != list(range(1, flags.problem.symbols)):
-        raise UserError("the run predicts some symbols only: choose one that predicts all of them")
+    """Raise UserError, in one line, if a model of the user's own cannot be searched."""
     B, T = 16, flags.problem.T
     reference = Reference(model, flags, n=B)
     inputs, shape = reference.batch.inputs, reference.batch.targets.shape
     for head, read in reference.reads.items():
-        f, calls = f"f of {head}", reference.calls[head]
-        if calls != 1:
-            raise UserError(f"the model calls {f} {calls} times instead of once")
+        if not read:
+            raise UserError(f"the model never calls f of {head}")
         pattern, values = read
         if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
-            raise UserError(f"the model must give {f} a pattern (B, T, T), values (B, T, size)")
+            text = f"the model must give f of {head} a pattern (B, T, T) and values (B, T, size)"
+            raise UserError(text)
 
     def predict(heads, inputs=inputs):
         with precision(flags):
@@ -660,8 +660,8 @@ def main():
     threshold, count = number(float, 1e-6, 1), number(int, 100, 10**5)
     p.add_argument("--threshold", type=threshold, default=0.05, help="loss of a solved symbol")
     p.add_argument("--sequences", type=count, default=1024, help="fresh ones to validate on")
-    args = p.parse_args()
     with program("ablate.py"):
+        args = p.parse_args()
         keep_freed_memory()
         model, flags = load(args.run)
         report = find_circuit(model, flags, args.threshold, args.sequences)

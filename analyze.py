@@ -43,6 +43,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 
+CIRCUIT = "tab:red"  # the colour of the circuit in every figure
+ARROWS = "arrows point from the attended token to the token that reads it"
+
+
 class Run(NamedTuple):
     """All that a figure may show."""
 
@@ -190,9 +194,6 @@ def label_blocks(axes, task, names):
 # ---- the diagram of a circuit
 
 
-ARROWS = "arrows point from the attended token to the token that reads it"
-
-
 def columns_of(task, paths):
     """Return {end of a path: its column}: the roles in reading order, each followed by the
     intermediate tokens that are counted from it."""
@@ -228,7 +229,7 @@ def draw_diagram(axes, task, paths, labels, colors):
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
         role, offset = parts_of(end)
         symbol = task.roles[role]
-        text = f"{chr(ord('A') + symbol)} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
+        text = f"{task.labels[symbol][0]} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
         names.append(f"{'intermediate' if offset else text}\n{end}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
@@ -245,19 +246,24 @@ def draw_diagram(axes, task, paths, labels, colors):
         # upward from what is read to its reader; bent if another head of the layer has this path
         (x0, x1), y = across(path), layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
-        style = dict(color=colors[path], connectionstyle=f"arc3,rad={0.15 * len(same_path)}")
-        style |= dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
-        style |= dict(ls="--" if path.star else "-")
-        arrow = axes.add_patch(FancyArrowPatch((x0, y), (x1, y + 1), **style))
+        bend = f"arc3,rad={0.15 * len(same_path)}"
+        shape = dict(
+            arrowstyle="-|>", connectionstyle=bend, mutation_scale=14, shrinkA=5, shrinkB=5
+        )
+        line = "--" if path.star else "-"
+        arrow = FancyArrowPatch((x0, y), (x1, y + 1), color=colors[path], ls=line, **shape)
+        axes.add_patch(arrow)
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
         end = path.layer, path.reader
         same_end = [other for other in drawn if (other.layer, other.reader) == end]
         share = 0.7 - 0.15 * (len(same_end) % 4)
-        style = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
-        style = dict(fontsize=9, ha="center", va="center", bbox=style)
         text = f"H{path.head}: " * several_heads + labels[path]
-        drawn[path] = arrow, axes.text(x0 + share * (x1 - x0), y + share, text, **style)
+        label = axes.text(x0 + share * (x1 - x0), y + share, text, ha="center", va="center")
+        label.set(
+            fontsize=9, bbox=dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
+        )
+        drawn[path] = arrow, label
     return drawn
 
 
@@ -386,7 +392,7 @@ def draw_paths(run):
         axes.set_title(str(path), fontsize=10)
         axes.set(ylim=(-0.03, 1.03))
 
-    for axes in grid[-4:]:
+    for axes in grid[-4:]:  # sharex hides what is not in the last row
         axes.set_xlabel("training step")
         axes.tick_params(labelbottom=True)
     figure.supylabel("attention, or share of readers", fontsize=10)
@@ -398,9 +404,6 @@ def draw_paths(run):
 
 
 # ---- what all figures share
-
-
-CIRCUIT = "tab:red"  # the colour of the circuit in every figure
 
 
 def panels(count, columns, width, height, **options):
@@ -445,9 +448,9 @@ FIGURES = {
 def main():
     p = command_line("analyze.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-    folder = p.parse_args().run
     matplotlib.rcdefaults()  # figures have our style, whatever a user has set
     with program("analyze.py"):
+        folder = p.parse_args().run
         run = with_emergence(read_run(folder))
         for name, (draw_figure, needed) in FIGURES.items():
             if needed(run):

@@ -53,7 +53,8 @@ class Block(NamedTuple):
 class Task:
     """N chains of `symbols` symbols and the blocks that show them, the queries last. Symbol number
     n * symbols + k is x_k of chain n; distractors, which no chain has, have the numbers after.
-    averages: (n, meaning) of each answer that is an average of n candidates, the longest first."""
+    averages: (n, meaning) of each answer that is an average of n candidates, the largest n first;
+    by default that of N."""
 
     def __init__(self, title, N, symbols, blocks, distractors=(), averages=()):
         self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
@@ -68,7 +69,8 @@ class Task:
         self.names = list(self.roles)
 
         # the name of each symbol; the letters are those of the paper: B1 is x_1 of the first chain
-        self.distractors, self.labels = distractors, []
+        self.distractors = distractors
+        self.labels = []
         for n in range(N):
             for k in range(symbols):
                 self.labels.append(f"{chr(ord('A') + k)}{n + 1}" if k < 26 else f"x{k}.{n + 1}")
@@ -103,8 +105,8 @@ class Batch(NamedTuple):
     """B sequences of T tokens, the last N of which are the queries."""
 
     inputs: torch.Tensor  # (B, T, K + appended numbers) each token's symbol, then its position
-    targets: torch.Tensor  # (B, N, K * target symbols) for each query, in the order of the tokens
-    positions: torch.Tensor  # (B, N, roles) the token of each role of each chain
+    targets: torch.Tensor  # (B, N, K * target symbols) of each query, the first token's first
+    positions: torch.Tensor  # (B, N, roles) the token of each role of chain 0, chain 1, ...
     symbols: torch.Tensor  # (B, T) the number of each token's symbol
 
 
@@ -119,7 +121,7 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     most = max(len(block.symbols) for block in problem.blocks)
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
-    keys = bits[:, :drawn].view(B, most, -1).flip(2)  # (B, most, blocks); the queries' came first
+    keys = bits[:, :drawn].view(B, most, -1)  # (B, most, blocks), the last block's first
     vectors = standard_normal(bits[:, drawn:]).view(B, -1, K)
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
@@ -128,21 +130,23 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     start = 0  # the first token of the block
     for number, block in enumerate(problem.blocks):
         slots, size = block.symbols.shape
-        order = keys[:, :slots, number].contiguous().argsort(1)  # (B, places) the slot at a place
+        key = keys[:, :slots, -1 - number].contiguous()
+        order = key.argsort(1)  # (B, places) the slot at a place
         symbols.append(block.symbols.to(device)[order].flatten(1))
         place = order.argsort(1)  # (B, slots) the place of a slot
         tokens = start + size * place[:, block.own, None] + torch.arange(size, device=device)
-        positions.insert(0, tokens.flatten(2))  # (B, N, roles of the block), in the end q's first
+        positions.append(tokens.flatten(2))  # (B, N, roles of the block)
         start += slots * size
-    symbols, positions = torch.cat(symbols, 1), torch.cat(positions, 2)
+    asked = order  # (B, N) the chain of each query, since the queries are the last block
+    symbols, positions = torch.cat(symbols, 1), torch.cat(positions[::-1], 2)  # q first
 
     # every token shows its symbol, followed by the numbers of its position
     sequence = torch.arange(B, device=device)[:, None]
     numbers = ENCODINGS[rotary].numbers(problem.T, K, device).expand(B, -1, -1)
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
-    # the target symbols of each chain, in the order of the queries, which are the last block
-    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, order]
+    # the target symbols of the chain of each query
+    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, asked]
     answers = chains[:, :, targets or [*range(1, problem.symbols)]]
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
@@ -255,7 +259,7 @@ def held_out(split, n, device="cpu"):
 
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
-    """(examples,) a random permutation, drawn with ~seed, which is no seed of sequences."""
+    """(examples,) a random permutation, drawn with ~seed, which is negative as no seed is."""
     return random_bits(~seed, torch.tensor([epoch]), examples)[0].argsort()
 
 

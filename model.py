@@ -41,22 +41,22 @@ class Layer(nn.Module):
         """(B, T, heads * head_size) -> (B * heads, T, head_size), in float32."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).float().flatten(0, 1)
 
-    def forward(self, x, mask, angles, readers, changed):
-        """The residual stream of all tokens (B, T, width) -> that of the last `readers` tokens
-        after this layer (B, readers, width), and what these attend to (B, heads, readers, T).
+    def forward(self, x, mask, angles, last, changed):
+        """The residual stream of all tokens (B, T, width) -> that of the last ones, as many as
+        `last`, after this layer (B, last, width), and what they attend to (B, heads, last, T).
         mask (T, T), or (heads, T, T), is added to the scores; angles (T, head_size/2) or None;
-        changed: {head: f} as in Transformer.forward, with readers = T."""
-        # queries, keys and values; tokens before the last `readers` need no queries
+        changed: {head: f} as in Transformer.forward, with last = T."""
+        # queries of the last tokens, keys and values of all
         normed = self.ln1(x)
-        if readers == x.shape[1]:
+        if last == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
         else:
             size = self.heads * self.head_size
             q_weight, kv_weight = self.qkv.weight[:size], self.qkv.weight[size:]
             q_bias, kv_bias = self.qkv.bias[:size], self.qkv.bias[size:]
-            q = F.linear(normed[:, -readers:], q_weight, q_bias)
+            q = F.linear(normed[:, -last:], q_weight, q_bias)
             k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, -1)
-        x = x[:, -readers:]
+        x = x[:, -last:]
 
         # Explicit products: on a CPU, at T < 100, they beat the fused attention op. They are
         # float32 whatever the dtype: they are a few percent of the arithmetic, and bfloat16 rounds
@@ -64,13 +64,13 @@ class Layer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             q, k, v = self.split(q), self.split(k), self.split(v)
             if angles is not None:
-                q, k = rotate(q, angles[-readers:]), rotate(k, angles)
-            mask = mask[..., -readers:, :]
+                q, k = rotate(q, angles[-last:]), rotate(k, angles)
+            mask = mask[..., -last:, :]
             if mask.ndim == 3:
-                mask = mask.repeat(len(x), 1, 1)  # (B * heads, readers, T)
+                mask = mask.repeat(len(x), 1, 1)  # (B * heads, last, T)
             scores = torch.baddbmm(mask, q, k.mT, alpha=self.head_size**-0.5)
-            pattern = scores.softmax(-1)  # (B * heads, readers, T)
-            written = pattern @ v  # (B * heads, readers, head_size)
+            pattern = scores.softmax(-1)  # (B * heads, last, T)
+            written = pattern @ v  # (B * heads, last, head_size)
             for head, write in changed.items():
                 own = slice(head, None, self.heads)  # this head in every sequence
                 new = write(pattern[own], v[own])
@@ -146,10 +146,10 @@ class Transformer(nn.Module):
         x = self.embed(x)
         patterns = []
         for layer, block in enumerate(self.blocks):
-            # in the last layer only the queries reach the loss
-            last = layer == len(self.blocks) - 1 and not (return_patterns or changed[layer])
-            readers = self.N if last else x.shape[1]
-            x, pattern = block(x, self.mask, self.rotary, readers, changed[layer])
+            last = x.shape[1]  # all tokens
+            if layer == len(self.blocks) - 1 and not (return_patterns or changed[layer]):
+                last = self.N  # only the queries reach the loss
+            x, pattern = block(x, self.mask, self.rotary, last, changed[layer])
             patterns.append(pattern)
         predictions = self.head(self.ln(x[:, -self.N :]))
         return (predictions, patterns) if return_patterns else predictions
@@ -180,8 +180,9 @@ def make_optimizers(model, flags):
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
-    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon but computes in the given
-    dtype: bfloat16 alone, as there, is 17 times slower on a processor that does not have it."""
+    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon with adjust_lr_fn set to
+    "match_rms_adamw", but computes in the given dtype: bfloat16 alone, as there, is 17 times slower
+    on a processor that does not have it."""
 
     def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
         by_shape = {}  # all matrices of one shape are computed together

@@ -6,11 +6,12 @@ python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid; further fl
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. After a stop the same command continues; when all have ended it draws the figure again. A
-second grid with the same --out joins the table and the figure.
+run ends. At the end the figure is drawn of all rows. After a stop the same command continues, and
+a second grid with the same --out joins the table and the figure.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
-clone of this repository. Whoever reaches a scheduler can run any code on its workers: keep it in a
+clone of this repository; --device and --dtype, if left out, are those of the machine that starts
+the sweep. Whoever reaches a scheduler can run any code on its workers: keep it in a
 network of your own, or add Dask's TLS.
 
 python -m dask scheduler --host tcp://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
@@ -22,6 +23,7 @@ import concurrent.futures
 import contextlib
 import fcntl
 import logging
+import math
 import pathlib
 import statistics
 import time
@@ -29,14 +31,14 @@ import traceback
 
 import train
 from analyze import crossings, save_figure, symbol_color
-from data import LOSS, UserError, command_line, number, program
-from train import DEFAULTS, Flags, read_file, read_log, write_file, writing
+from data import LOSS, UserError, average_loss, command_line, number, program
+from train import DEFAULTS, read_file, read_log, write_file, writing
 
 import torch
 from matplotlib.figure import Figure
 
 
-PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # the last weights are evaluated
+PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # as the paper says
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3"
 WITH_IC = f"{LAPTOP} --D 5 --steps 1500"
 WITHOUT_IC = f"{LAPTOP} --D 3 --steps 1500 --no-ic"
@@ -151,8 +153,8 @@ def connect(scheduler, workers):
 
 
 def row_of(flags, error=None):
-    """Return the row of a run: its flags, its error or None, its final losses (means over the last
-    100 steps), and the step at which each symbol was learned."""
+    """Return the row of a run: its flags, its error or None, its final losses (means over the
+    evaluations of the last 100 steps), and the step at which each symbol was learned."""
     row = dict(flags.settings, run=flags.out.name, error=None)
     if error:
         row["error"] = f"{type(error).__name__}: {error}"
@@ -215,12 +217,13 @@ def figure_4(rows):
         below.annotate(f"{', '.join(names)}\nby content", (depth, 0.93), (0, 22), **style)
     below.set_title("Each symbol alone, with implicit curriculum")
 
-    # both: the plateau
-    plateaus = Flags(**rows[0]).problem.plateaus
-    highest, average = plateaus[0][0], plateaus[-1][0]
+    # both: the losses of averages
     for axes, columns in (above, 1), (below, 3):
-        axes.axhline(average, color="gray", ls=":", lw=1, label="average of the candidates")
-        axes.set(xlabel="layers", ylabel=f"validation {LOSS}", ylim=(0, 1.2 * highest))
+        for N in sorted({row["N"] for row in rows}):
+            label = f"average of {N} candidates"
+            axes.axhline(average_loss(N), color="gray", ls=":", lw=1, label=label)
+        axes.set(xlabel="layers", ylabel=f"validation {LOSS}")
+        axes.set_ylim(0, 1.2 * average_loss(math.inf))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper right", ncols=columns, fontsize="small")
     return figure

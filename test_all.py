@@ -2,8 +2,8 @@
 
 python test_all.py              # these smoke tests, half a minute
 python test_all.py data model   # those whose name contains one of the words: stages, say
-python test_all.py --all        # then those of tests/ too, on all cores
-python test_all.py --slow       # and the slow ones among them: kills, searches, committed weights
+python test_all.py --all        # those of tests/ too, on all cores, but for the slow ones
+python test_all.py --slow       # all of them: kills, searches, committed weights
 """
 
 import contextlib
@@ -318,7 +318,7 @@ def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
 
     # workers are threads of this process here, which need no second import of torch
     here = Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None)
-    argv = ["sweep.py", *TINY.replace("--layers 2 ", "").replace("40", "10").split()]
+    argv = ["sweep.py", *TINY.replace("--layers 2 ", "").replace("steps 40", "steps 10").split()]
     argv += ["--layers", "1", "2", "--seeds", "1", "--out", str(tmp_path)]
     silent = contextlib.redirect_stdout(io.StringIO())
     with mock.patch.object(sys, "argv", argv), mock.patch.object(sweep, "connect") as connect:

@@ -94,7 +94,7 @@ def train(flags, state, stopped=(), intervene=None):
         step = state.step
         state.seconds = time.monotonic() - start
         if stopped:
-            if state.train_loss.isfinite().all():
+            if state.train_loss.isfinite().all():  # else the state before is the last good one
                 write_file(run / "state.pt", state.state_dict())
             return False
         if flags.save_every and step % flags.save_every == 0:
@@ -105,7 +105,7 @@ def train(flags, state, stopped=(), intervene=None):
             row = evaluation(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
                 raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
-            # without this row: --resume begins with this evaluation, and adds it itself
+            # saved before the row joins it, since --resume evaluates here again
             write_file(run / "state.pt", state.state_dict())
             state.rows.append(row)
             write_file(run / "log.jsonl", state.rows)
@@ -227,12 +227,14 @@ def sequences(flags, index):
 
 def precision(flags):
     """Return a context in which activations and matrix products have the dtype of the flags.
-    Weights, attention scores, LayerNorm's statistics, the loss and the optimizer stay float32."""
+    Weights, attention scores, LayerNorm's statistics, the loss and averages stay float32."""
     kind = torch.device(flags.device).type
     return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
 
-CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch says nothing
+CPU = {}  # what the processor can do and its name, if this torch tells
+if hasattr(torch.cpu, "get_capabilities"):
+    CPU = torch.cpu.get_capabilities()
 
 
 def native_dtype(device):
@@ -312,7 +314,7 @@ def provenance_of(flags):
         version = ""
     hardware = CPU.get("cpu_name", platform.machine())
     if "cuda" in flags.device:
-        hardware = torch.cuda.get_device_name()
+        hardware = torch.cuda.get_device_name(flags.device)
     return dict(
         device=flags.device,
         hardware=hardware,
@@ -381,12 +383,12 @@ def parser():
     """Return the ArgumentParser of train.py. To add a flag, add a line."""
     p = command_line("train.py", __doc__)
     count, size, rate = number(int, 1), number(int, 0), number(float, 0)
-    share, memory = number(float, 0, 1), number(float, 0, 0.999999)
+    share, below_one = number(float, 0, 1), number(float, 0, 0.999999)
     seed = number(int, 0, 2**63 - 1)
     flag = p.add_argument
 
-    def add(name, kind, default, meaning):
-        p.add_argument(name, type=kind, default=default, help=meaning)
+    def add(name, kind, default, meaning):  # a flag with a value
+        flag(name, type=kind, default=default, help=meaning)
 
     # the problem (Section 6)
     flag("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
@@ -414,9 +416,9 @@ def parser():
     add("--lr", rate, 1e-3, "learning rate, of Muon and of AdamW")
     add("--warmup", size, 100, "steps over which the rate rises from 0")
     add("--decay", share, 0.5, "last share of the steps: the rate falls to 0")
-    add("--beta2", memory, 0.99, "Adam's second beta")
+    add("--beta2", below_one, 0.99, "Adam's second beta")
     add("--weight-decay", rate, 0.1, "decoupled weight decay of the matrices")
-    add("--ema", memory, 0.98, "decay of the averaged weights; 0 = no averaging")
+    add("--ema", below_one, 0.98, "decay of the averaged weights; 0 = no averaging")
     add("--clip", rate, 0.1, "largest norm of the gradient; 0 = no clipping")
     add("--qk-std", rate, 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", str, "", "start from the weights of this run, which has the same shape")
@@ -425,17 +427,16 @@ def parser():
     add("--eval-every", count, 50, "steps between evaluations; each saves")
     add("--save-every", size, 0, "steps between checkpoints in ckpt/; 0 = none")
 
-    # the machine: these may differ after --resume
+    # the machine and the folder, which are no settings of a run
     add("--device", str, "auto", "auto = cuda if there is one, else cpu; mps is not tested")
     add("--out", pathlib.Path, None, "run directory; by default named by the flags")
     flag("--resume", action="store_true", help="continue from state.pt, if it exists")
     return p
 
 
-DEFAULTS = vars(parser().parse_args([]))
+DEFAULTS = vars(parser().parse_args([]))  # of the flags that are fixed for a run
 for name in "device", "out", "resume":
     del DEFAULTS[name]
-SETTINGS = [*DEFAULTS]  # the flags that are fixed for a run
 
 
 class Flags(argparse.Namespace):
@@ -469,7 +470,7 @@ class Flags(argparse.Namespace):
     @property
     def settings(self):
         """{flag: value} of the flags that are fixed for a run."""
-        return {name: getattr(self, name) for name in SETTINGS}
+        return {name: getattr(self, name) for name in DEFAULTS}
 
     def replace(self, **changes):
         """Return the same flags with some changed."""
@@ -487,7 +488,8 @@ def parse_flags(arguments=None, folder="out"):
     if flags.targets and not flags.ic:
         raise UserError("--no-ic means x_D alone: leave out either it or --targets")
 
-    flags.out = flags.out or pathlib.Path(folder, run_name(flags))  # before a machine sets dtype
+    # the folder is named while dtype is still "auto", alike on every machine
+    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -496,7 +498,7 @@ def parse_flags(arguments=None, folder="out"):
         raise UserError(f"--device {flags.device} cannot be used here: choose another") from None
     if flags.dtype == "auto":
         flags.dtype = native_dtype(flags.device)
-        if flags.resume and (flags.out / "config.json").exists():
+        if (flags.out / "config.json").exists():
             flags.dtype = read_flags(flags.out).dtype
     return flags
 
@@ -504,9 +506,9 @@ def parse_flags(arguments=None, folder="out"):
 def run_name(flags):
     """Return L12_H1_D3_s0, with every other flag that differs from its default in the name."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"
+    left_out = "layers", "heads", "task", "D", "seed", "eval_every", "save_every"
     for key, value in flags.settings.items():
-        in_name_or_free = ("layers", "heads", "task", "D", "seed", "eval_every", "save_every")
-        if key in in_name_or_free or value == DEFAULTS[key]:
+        if key in left_out or value == DEFAULTS[key]:
             continue
         if isinstance(value, list):
             value = "-".join(map(str, value))
@@ -520,7 +522,7 @@ def run_name(flags):
 def run_once(flags, stopped=(), intervene=None):
     """Train the run in its directory, or continue it; return and raise what `train` does."""
     run = flags.out
-    state = State(flags)
+    state = State(flags)  # first, since a wrong flag leaves no folder
     check_device(flags)
     open_run(flags)
     if (run / "model.pt").exists():

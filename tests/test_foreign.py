@@ -86,14 +86,14 @@ def half(x, heads):
 
 REFUSED = [  # model, heads, what the line says
     (unused, 1, "does not use what f of (1, 0) returns"),
-    (planted, 2, "the model calls f of layer 0, head 1 0 times"),
+    (planted, 2, "the model never calls f of (0, 1)"),
     (lambda x, heads: planted(x, heads)[:, :1], 1, "finite predictions, of shape (16, 4, 4)"),
     (lambda x, heads: (planted(x, heads), 0), 1, "finite predictions, of shape (16, 4, 4)"),
     (lambda x, heads: planted(x, heads) * torch.nan, 1, "finite predictions"),
     (by_layer, 1, "a pattern (B, T, T)"),
     (by_itself, 1, "knows other tokens although each f returns 0"),
     (half, 1, "knows other tokens although each f returns 0"),
-    (twice, 1, "the model calls f of layer 0, head 0 2 times"),
+    (twice, 1, "the model calls f of (0, 0) twice"),
     (
         lambda x, heads: F.dropout(planted(x, heads)),
         1,
