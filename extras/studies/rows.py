@@ -22,12 +22,12 @@ import train
 from ablate import read_report
 from data import UserError, command_line, program
 from extras.studies import RESULTS
-from train import DEFAULTS, SETTINGS, Flags
+from train import DEFAULTS, Flags
 
 
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
 SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
-COMPARED = {name: DEFAULTS[name] for name in SETTINGS if name not in SAME}
+COMPARED = {name: value for name, value in DEFAULTS.items() if name not in SAME}
 COMPARED |= dict(circuit="")  # frozen.py's
 
 
