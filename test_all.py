@@ -9,10 +9,10 @@ python test_all.py --slow       # all of them: kills, searches, committed weight
 import contextlib
 import io
 import json
+import pathlib
 import re
 import shlex
 import sys
-from pathlib import Path
 from unittest import mock
 
 import ablate
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 
-HERE = Path(__file__).parent
+HERE = pathlib.Path(__file__).parent
 STAGES = "data model train ablate analyze sweep test_all".split()
 TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10"
 TINY = f"{TINY} --stop-below 0 --warmup 5 --save-every 20 --device cpu"
@@ -45,7 +45,7 @@ def one_thread():
 def run_main(module, arguments):
     """Run a command line in this process; return (exit code, stdout, stderr)."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    argv = [Path(module.__file__).name, *shlex.split(arguments)]
+    argv = [pathlib.Path(module.__file__).name, *shlex.split(arguments)]
     redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with mock.patch.object(sys, "argv", argv), redirected[0], redirected[1]:
         try:
@@ -234,21 +234,26 @@ def planted(x, heads):
 
 
 def address_and_values(x, heads):
-    """A model of one layer with five heads: head 0 brings the query the slot of its own 1a, which
-    it finds by the symbol; heads 1 to 4 bring the values of the four slots, which they find by
-    their place, whatever chain stands there. The query takes the value of its slot."""
-    symbols, T = x[..., :4], x.shape[1]
-    pattern, first = torch.eye(T).repeat(len(x), 1, 1), symbols[:, :8:2]  # the tokens 1a
-    own = (-50 * torch.cdist(symbols[:, 8:], first).square()).softmax(-1)
-    pattern[:, 8:], pattern[:, 8:, :8:2] = 0, own
-    slot = torch.eye(T)[:, :8:2].expand(len(x), T, 4)
-    address = heads.get((0, 0), torch.matmul)(pattern, slot)[:, 8:]
+    """A model of one layer with five heads that solves N=4, D=1: head 0 tells the query in which
+    slot its own 1a stands, heads 1 to 4 bring the values of all slots, and this slot's is taken."""
+    symbols, T, queries, keys = x[..., :4], x.shape[1], slice(8, 12), slice(0, 8, 2)
+    itself = torch.eye(T).repeat(len(x), 1, 1)
+
+    # head 0: to the token 1a of the same symbol, which brings its slot, one-hot
+    pattern = itself.clone()
+    pattern[:, queries] = 0
+    distance = torch.cdist(symbols[:, queries], symbols[:, keys])
+    pattern[:, queries, keys] = (-50 * distance.square()).softmax(-1)
+    slots = torch.eye(T)[:, keys].expand(len(x), T, 4)
+    own_slot = heads.get((0, 0), torch.matmul)(pattern, slots)[:, queries]
+
+    # the others: to the token 1b of one slot, whatever chain stands there
     answers = 0
-    for number in range(4):
-        pattern = torch.eye(T).repeat(len(x), 1, 1)
-        pattern[:, 8:] = torch.eye(T)[2 * number + 1]
-        value = heads.get((0, 1 + number), torch.matmul)(pattern, symbols)[:, 8:]
-        answers = answers + address[:, :, number, None] * value
+    for slot in range(4):
+        pattern = itself.clone()
+        pattern[:, queries] = torch.eye(T)[2 * slot + 1]
+        value = heads.get((0, 1 + slot), torch.matmul)(pattern, symbols)[:, queries]
+        answers = answers + own_slot[:, :, slot, None] * value
     return answers
 
 
