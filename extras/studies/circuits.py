@@ -266,17 +266,15 @@ def copying_table():
     """Return a row per run with RoPE: its heads that copy the token's own symbol, if any."""
     lines = []
     for row in (row for row in asked("error") if row["run"].startswith("rope")):
-        found = row.get("found", dict(verdict="", paths=()))
+        found = row.get("found", dict(verdict=""))
         heads = ", ".join(f"{head} {x:.2f}" for head, x in row["error"].items() if x < 1)
         rest = min(error for error in row["error"].values() if error >= 1)
         cells = [f"{loss:.3f}" for loss in row.get("losses", {}).values()] or [""] * 4
         for report in row, found:
             cells.append(report["verdict"].removeprefix("validated under ").partition(":")[0])
-        cells += [worst(found, key) for key in (MEAN, ANOTHER)]
-        lines.append([row["run"], f"{heads or 'none'} ({rest:.2f})", *cells, len(found["paths"])])
+        lines.append([row["run"], f"{heads or 'none'} ({rest:.2f})", *cells])
     head = "run", "heads, error (lowest of others)", "full model", "by mean", f"by {ANOTHER}"
-    ends = "by itself", "validated under", "with itself", f"{MEAN}, lost", f"{ANOTHER}, lost"
-    return markdown([*head, *ends, "paths"], *lines)
+    return markdown([*head, "by itself", "validated under", "with itself"], *lines)
 
 
 # ---- the command line
