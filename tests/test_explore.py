@@ -8,8 +8,7 @@ import shutil
 
 import train
 from data import held_out
-from extras.pages import explore, index
-from extras.studies import rows
+from extras.pages import explore
 from tests.common import assert_refused, output_of
 from tests.other_tasks import write_circuit
 
@@ -19,15 +18,13 @@ import torch
 
 @pytest.fixture(scope="module")
 def folder(whole, tmp_path_factory):
-    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
-    `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
+    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit; and
+    a page of both."""
     folder = tmp_path_factory.mktemp("two words") / "my runs"
     run, bare, page = (folder / name for name in ("run", "bare", "page.html"))
     shutil.copytree(whole, run)
     shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("*.pt", "ckpt"))
-    shutil.copytree(bare, folder / "begun", ignore=shutil.ignore_patterns("log.jsonl"))
     write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "q", "1b", 0.05), (1, 0, "q", "1b+1", 0.8))
-    output_of(rows, "group", bare, "--out", folder / "runs")
     assert str(page) in output_of(explore, run, bare, "--out", page)
     return folder
 
@@ -54,17 +51,10 @@ def test_the_page_says_what_the_model_says(folder):
 
 def test_nothing_in_a_name_is_run(folder, tmp_path):
     """Names of runs and what their files say are text; folders that are no runs are refused."""
-    assert "<td>group/bare</td>" in index.index(folder, folder / "index.html")
-    bad = tmp_path / "runs" / "a#b<img src=x onerror=alert(1)>"
+    bad, page = tmp_path / "a#b<img src=x onerror=alert(1)>", tmp_path / "page.html"
     shutil.copytree(folder / "bare", bad)
-    shutil.copytree(folder / "begun", tmp_path / "runs" / "begun")
-    page, table = tmp_path / "runs" / "page.html", tmp_path / "index.html"
     output_of(explore, bad, "--out", page)
-    output_of(index, tmp_path / "runs", "--out", table)
-    page, table = (path.read_text(encoding="utf-8") for path in (page, table))
-    assert "<img src=x" not in page + table
-    assert 'href="./runs/page.html#run=0"' in table and "begun" not in table
-    assert_refused(index, bad / "empty", says="holds no run directories")
+    assert "<img src=x" not in page.read_text(encoding="utf-8")
     assert_refused(explore, bad / "empty", says="is no run directory")
 
 
@@ -80,9 +70,8 @@ def test_pages_draw_without_error_request_or_sideways_scrolling(folder):
     for flag in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", dict(browser="ALL", performance="ALL"))
-    output_of(index, folder, "--out", folder / "index.html")
     chosen = "run=0&sequence=0&checkpoint=0&layer=1&head=1"
-    pages = "page.html", "page.html#run=1", "index.html", f"page.html#{chosen}"
+    pages = "page.html", "page.html#run=1", f"page.html#{chosen}"
     with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as browser:
         for width, page in itertools.product((360, 1400), pages):
             size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)

@@ -7,10 +7,9 @@ It needs no server, no network and no library: explorer.js draws the data, which
 """
 
 import base64
-import html
+import contextlib
 import itertools
 import json
-import os
 import pathlib
 import shlex
 
@@ -18,7 +17,6 @@ import analyze
 import train
 from ablate import MEAN, PatchedModel, parts_of, paths_in, tokens_of
 from data import command_line, held_out, program, progress
-from extras.pages.information import information
 from extras.studies.stats import knock_out_rises
 
 import torch
@@ -39,7 +37,7 @@ def weights_of(run):
     has none."""
     if run.model is None:
         return []
-    last = train.read_log(run.folder)[-1]["step"]
+    last = run.log[-1]["step"]
     files = [file for file in train.checkpoints_of(run.folder) if int(file.stem) < last]
     count = min(len(files), CHECKPOINTS)
     files = [files[number * len(files) // count] for number in range(count)]
@@ -120,13 +118,48 @@ def measure(run, weights, batch, sequences, count):
     return patterns.numpy().tobytes(), answers
 
 
-def information_of(run):
-    """Return [level][role][symbol], R^2 in whole percent at the end of training."""
-    if run.model is None:
-        return []
-    batch = train.sequences(run.flags, held_out("information", 1024))
-    scores = information(run.model, run.task, batch, run.flags.K).clamp(0, 1)
-    return (100 * scores).round().int().tolist()
+# ---- information in the residual stream: an empirical Lemma 2
+
+
+@torch.no_grad()
+def residual_streams(model, inputs):
+    """Return [(B, T, width), ...], the residual stream before the first and after each layer."""
+    streams = []
+
+    def append(module, arguments, output):
+        streams.append(output[0] if isinstance(output, tuple) else output)
+
+    with contextlib.ExitStack() as hooks:
+        for module in dict.fromkeys((model.embed, *model.blocks)):  # layers may share weights
+            hooks.enter_context(module.register_forward_hook(append))
+        model(inputs, return_patterns=True)  # with it, the last layer computes all tokens too
+    return streams
+
+
+def information(model, task, batch, K):
+    """Return R^2 of reading x_k from the residual stream at a role, (layers+1, roles, symbols),
+    before the first and after each layer: least squares, fitted on the first half of the sequences
+    and tested on the second."""
+
+    def at_role(values, role):  # (B, T, size) -> (B*N, size)
+        tokens = batch.positions[:, :, role, None].expand(-1, -1, values.shape[-1])
+        return values.gather(1, tokens).flatten(0, 1)
+
+    # the labels: every symbol of each chain, read at a role that shows it
+    shown = [*task.roles.values()]
+    labels = [at_role(batch.inputs[..., :K], shown.index(k)) for k in range(task.symbols)]
+    fit_labels, test_labels = torch.cat(labels, -1).double().chunk(2)
+
+    scores = []
+    for stream in residual_streams(model, batch.inputs):
+        for role in range(len(task.roles)):
+            features = at_role(stream, role).double()
+            ones = torch.ones(len(features), 1)
+            fit, test = torch.cat([features, ones], -1).chunk(2)
+            weights = torch.linalg.lstsq(fit, fit_labels, driver="gelsy").solution
+            errors = (test @ weights - test_labels).square().mean(0)
+            scores.append((1 - errors / test_labels.var(0)).view(-1, K).mean(1))
+    return torch.stack(scores).view(-1, len(task.roles), task.symbols).float()
 
 
 # ---- the circuit
@@ -154,18 +187,17 @@ def path_rows(run, steps, letters):
     histories = paths_in(run.emergence)
     for path, measured in run.paths.items():
         row = dict(title=str(path), layer=path.layer, head=path.head)
-        read = columns[path.read.rstrip("*")]
-        row |= dict(reader=columns[path.reader], read=read)
-        row["brings"] = [letters[k] for k in brought[path]]
-        row |= {name: measured[name] for name in ("cost", "without")}
-        row["attention"] = [measured["attention"]] * len(steps)
+        row |= dict(reader=columns[path.reader], read=columns[path.read.rstrip("*")])
+        row |= dict(brings=[letters[k] for k in brought[path]])
+        row |= dict(cost=measured["cost"], without=measured["without"])
+        means = {}
         if path in histories:
             history = histories[path]
             means = dict(zip(run.emergence["steps"], history["mean"], strict=True))
-            row["attention"] = [means.get(step, measured["attention"]) for step in steps]
             removed = knock_out_rises(run.emergence, history) if "without" in history else {}
             rises = {name: [round(rise, 4) for rise in curve] for name, curve in removed.items()}
             row["history"] = dict(mean=history["mean"], rises=rises)
+        row["attention"] = [means.get(step, measured["attention"]) for step in steps]
         rows.append(row)
     return rows
 
@@ -199,9 +231,14 @@ def data_of(run):
         measured.append(measure(run, file, batch, sequences, count))
     patterns, answers = zip(*measured, strict=True) if measured else ([], [])
 
+    # R^2 of each symbol at each role before and after each layer, at the end of training
+    scores = torch.empty(0)
+    if run.model is not None:
+        many = train.sequences(flags, held_out("information", 1024))
+        scores = information(run.model, task, many, flags.K).clamp(0, 1)
+
     # names: of roles, symbols and the columns of the circuit
-    log = train.read_log(run.folder)
-    steps = [step for step, _ in weights] or [log[-1]["step"]]
+    steps = [step for step, _ in weights] or [run.log[-1]["step"]]
     blocks, roles, reading = [], [], []
     for block in task.blocks:
         slots, size = block.symbols.shape
@@ -230,10 +267,10 @@ def data_of(run):
         targets=name_answers(run, batch, sequences, batch.targets),
         answers=answers,
         attention=base64.b64encode(b"".join(patterns)).decode() if count else "",
-        information=information_of(run),
+        information=(100 * scores).round().int().tolist(),
         paths=path_rows(run, steps, letters),
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
-        losses={name: [row[name] for row in log] for name in ("step", *flags.target_names)},
+        losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
         missing=why_missing(run, count),
         first=first_choice(run, sequences, answers),
@@ -242,7 +279,7 @@ def data_of(run):
 
 def about(run):
     """Return the text above the views, the legend and the settings of a run."""
-    last, report, task = train.read_log(run.folder)[-1], run.report, run.task
+    last, report, task = run.log[-1], run.report, run.task
     loss = last.get("confirmed", last["val"])
     summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:
@@ -275,40 +312,29 @@ def about(run):
 # ---- the page
 
 
-BODY = """<h1 id="title"></h1><div id="controls"></div><p id="summary"></p>
+def page(runs):
+    """Return a page of HTML, which may not ask anything of a server; runs: from data_of."""
+    data = json.dumps(runs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
+ script-src 'unsafe-inline'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<title>Inside a transformer</title>
+<style>
+{(HERE / "style.css").read_text(encoding="utf-8")}</style></head>
+<body><h1 id="title"></h1><div id="controls"></div><p id="summary"></p>
 <div class="columns"><section id="answer"></section><section id="legend"></section></div>
 <section id="strip"></section>
 <div class="columns"><div><section id="circuit"></section><section id="path"></section></div>
 <section id="map"></section></div>
 <section id="heads"></section><section id="information"></section><section id="history"></section>
-<details id="settings"></details>"""
-
-
-def page(title, body, data="", script="", runs=""):
-    """Return a page of HTML that may not ask anything of a server. data: anything that JSON holds;
-    runs: the run directories that it shows, one a line."""
-    data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
- script-src 'unsafe-inline'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="runs" content="{html.escape(runs)}"><link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>
-{(HERE / "style.css").read_text(encoding="utf-8")}</style></head>
-<body>{body}
+<details id="settings"></details>
 <noscript>This page needs JavaScript: please allow it.</noscript>
 <script type="application/json" id="data">{data}</script>
-<script>{script}</script>
+<script>{(HERE / "explorer.js").read_text(encoding="utf-8")}</script>
 </body></html>
 """
-
-
-def write(file, text):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    print(f"{file} ({len(text) / 1e6:.1f} MB)")
 
 
 def main():
@@ -317,10 +343,10 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     with program("extras.pages.explore"):
         args = p.parse_args()
-        data = [data_of(analyze.read_run(folder)) for folder in args.run]
-        runs = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
-        script = (HERE / "explorer.js").read_text(encoding="utf-8")
-        write(args.out, page("Inside a transformer", BODY, data, script, runs))
+        text = page([data_of(analyze.read_run(folder)) for folder in args.run])
+        with train.writing(args.out):
+            args.out.write_text(text, encoding="utf-8")
+        print(f"{args.out} ({len(text) / 1e6:.1f} MB)")
 
 
 if __name__ == "__main__":
