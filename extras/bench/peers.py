@@ -41,10 +41,12 @@ COMMANDS = [  # of the README; RUN is the run directory
 ]
 
 
-class Peer(nn.Module):
-    """A library's stack of layers between an input map and an output map like ours.
+# ---- the models
 
-    call(stack, x) applies the stack to the residual stream x (B, T, width)."""
+
+class Peer(nn.Module):
+    """A library's stack of layers between an input map and an output map like ours; call(stack, x)
+    applies it to the residual stream x (B, T, width)."""
 
     def __init__(self, flags, stack, call):
         super().__init__()
@@ -102,6 +104,9 @@ MODELS = {
 }
 
 
+# ---- measurements
+
+
 def training_step(model, flags):
     """A function batch -> loss that trains the model by one step. All models start from weights of
     one distribution."""
@@ -140,20 +145,15 @@ def take_turns(steps, flags):
 def measure(flags):
     """Rows of JSON, one for each dtype and model; "ours_faster_by" is the time of the model's step
     divided by the time of our step in the same dtype."""
-    models, steps = {}, {}
+    steps, rows = {}, []
     for dtype, name in itertools.product(["float32", "bfloat16"], MODELS):
         torch.manual_seed(0)
-        models[dtype, name] = MODELS[name](flags).to(flags.device)
-        steps[dtype, name] = training_step(models[dtype, name], flags.replace(dtype=dtype))
+        model = MODELS[name](flags).to(flags.device)
+        steps[dtype, name] = training_step(model, flags.replace(dtype=dtype))
 
-    # one row for each model
     medians, losses = take_turns(steps, flags)
-    rows = []
     for (dtype, name), median in medians.items():
-        row = dict(model=name, setting=dtype)
-        row["parameters"] = sum(weight.numel() for weight in models[dtype, name].parameters())
-        row["steps_per_second"] = round(1 / median, 2)
-        row["ms"] = round(1000 * median)
+        row = dict(model=name, setting=dtype, ms=round(1000 * median))
         row["ours_faster_by"] = round(median / medians[dtype, "ours"], 2)
         row["losses"] = [round(losses[dtype, name][number], 3) for number in (0, -1)]
         rows.append(row)
@@ -180,6 +180,32 @@ def first_experience(flags):
     return rows
 
 
+# ---- the tables of README.md
+
+
+def read():
+    """Return the provenance of peers.jsonl, its rows of models and those of commands."""
+    provenance, *rows = train.read_file(Path(__file__).with_name("peers.jsonl"))
+    commands = [row for row in rows if "command" in row]
+    return provenance, [row for row in rows if "model" in row], commands
+
+
+def steps_table(provenance, models, commands):
+    """Return what was measured where, and a row for each model and dtype."""
+    names = "setting", "model", "ms", "ours_faster_by"
+    lines = [[row[name] for name in names] for row in models]
+    table = markdown([name.replace("_", " ") for name in names], *lines)
+    return ", ".join(f"{name} {value}" for name, value in provenance.items()) + f"\n\n{table}"
+
+
+def commands_table(provenance, models, commands):
+    """Return a row for each command of the README, and their sum."""
+    lines = [[*row.values()] for row in commands]
+    _, seconds, steps = zip(*lines, strict=True)
+    head = "command", "seconds", "steps of GPT2Model"
+    return markdown(head, *lines, ["all four", sum(seconds), sum(steps)])
+
+
 def main():
     name = "python -m extras.bench.peers"
     with program(name):
@@ -188,10 +214,9 @@ def main():
         flags = parse_flags([])
         provenance = train.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
         provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
-        rows, commands = measure(flags), first_experience(flags)
-        train.write_file(Path("out/peers.jsonl"), [provenance, *rows, *commands])
-        for table in rows, commands:
-            print(markdown(list(table[0]), *(row.values() for row in table)), end="\n\n")
+        measured = provenance, measure(flags), first_experience(flags)
+        train.write_file(Path("out/peers.jsonl"), [provenance, *measured[1], *measured[2]])
+        print(steps_table(*measured), commands_table(*measured), sep="\n\n")
 
 
 if __name__ == "__main__":
