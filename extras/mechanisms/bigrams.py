@@ -13,10 +13,11 @@ import csv
 import json
 from pathlib import Path
 
+from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds, mean
-from model import Muon
+from model import make_optimizers
+from train import Flags, schedule
 
-import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
 
@@ -210,8 +211,8 @@ def memory_table(rows):
 
 def draw(results):
     """Plot recall and accuracy during training, with random and with fixed triggers."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
-    for panel, row in zip(panels, results["train_memories"], strict=False):
+    figure, grid = panels(2, 2, 5, 3.2, sharey=True)
+    for panel, row in zip(grid, results["train_memories"], strict=False):
         values = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
         for i, color in enumerate(("black", *COLORS[:3]), 2):
             draw_seeds(panel, values[0, :, 0], values[:, :, i], COLUMNS[i], color=color)
@@ -251,15 +252,9 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     held_out = sample(512, T, triggers, bigrams, generator)[:3]
     torch.manual_seed(seed)
-    model, rate = Generic(layers, d, 2, T), 0.02
-
-    # Muon has the matrices inside the layers, AdamW has the rest
-    matrices = dict.fromkeys(weight for weight in model.blocks.parameters() if weight.ndim > 1)
-    others = [weight for weight in model.parameters() if weight not in matrices]
-    decaying = dict(params=[weight for weight in others if weight.ndim > 1], weight_decay=0.1)
-    constant = dict(params=[weight for weight in others if weight.ndim == 1], weight_decay=0)
-    adamw = torch.optim.AdamW([decaying, constant], betas=(0.9, 0.95), fused=True)
-    optimizers = [adamw, Muon(matrices, rate, 0.1, torch.float32)]
+    model, rates = Generic(layers, d, 2, T), dict(lr=0.02, warmup=20, steps=steps, decay=0.5)
+    flags = Flags(optimizer="muon", weight_decay=0.1, beta2=0.95, dtype="float32", **rates)
+    optimizers = make_optimizers(model, flags)
     for step in range(steps):
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         trained = scored if triggers == "random" else torch.ones_like(scored)
@@ -267,7 +262,7 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
         cross_entropy(model(tokens[:, :-1])[trained], tokens[:, 1:][trained]).backward()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * min((step + 1) / 20, 1, 2 * (steps - step) / steps)
+                group["lr"] = flags.lr * schedule(step, flags)
             optimizer.step()
     with torch.no_grad():
         return accuracies(model(held_out[0][:, :-1]), *held_out)

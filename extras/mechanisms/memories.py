@@ -66,12 +66,8 @@ def table(rows):
     for row in rows:
         facts = torch.tensor(row["values"]).double()
         share = facts / (row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1))
-        measures = (
-            f"{facts.mean():.0f}",
-            f"{share.mean():.3f}",
-            f"{(share * facts.log()).mean():.2f}",
-        )
-        cells.append((row["memory"], row["d"], *measures))
+        parts = f"{facts.mean():.0f}", f"{share.mean():.3f}", f"{(share * facts.log()).mean():.2f}"
+        cells.append((row["memory"], row["d"], *parts))
     return cells
 
 

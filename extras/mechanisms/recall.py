@@ -12,9 +12,9 @@ as many facts as it can.
 
 import math
 
+from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds
 
-import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -181,7 +181,7 @@ TASKS = [
 
 def draw(results):
     """Plot the losses beside those of the flow."""
-    figure, panel = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    figure, [panel] = panels(1, 1, 6, 3.2)
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
