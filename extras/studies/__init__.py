@@ -31,7 +31,6 @@ def command(script, description, tables, draw=None):
         found = rows.load(args.run)
         print(tables(found))
         if draw:
-            args.out.mkdir(parents=True, exist_ok=True)
             print(draw(found, args.out))
 
 

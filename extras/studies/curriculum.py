@@ -11,8 +11,6 @@ from extras import studies
 from extras.studies import order
 from extras.studies.rows import committed
 
-import matplotlib.pyplot as plt
-
 
 # ---- chains
 
@@ -81,20 +79,17 @@ def claim():
 def draw(rows, out):
     """Draw the last loss of each symbol of the runs with D=3 and fresh first weights, a dot each,
     by what they ask for."""
-    runs = [row for row in rows if row["flags"].D == 3 and not row["flags"].init]
-    groups = {}
-    for row in runs:
+    groups, (figure, [axes]) = {}, analyze.panels(1, 1, 7.5, 2.6)
+    for row in (row for row in rows if row["flags"].D == 3 and not row["flags"].init):
         groups.setdefault(", ".join(row["flags"].target_names), []).append(row)
-    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     for k in (1, 2, 3):
-        xs, ys = [], []
+        points = []
         for x, group in enumerate(groups.values()):
-            losses = [row["log"][-1].get(f"x_{k}") for row in group]
-            left = x + 0.22 * (k - 2) - 0.015 * len(losses)
-            asked = [(left + 0.03 * n, loss) for n, loss in enumerate(losses) if loss is not None]
-            xs, ys = xs + [x for x, _ in asked], ys + [y for _, y in asked]
+            left = x + 0.22 * (k - 2) - 0.015 * len(group)
+            losses = [row["log"][-1].get(f"x_{k}", math.nan) for row in group]
+            points += [(left + 0.03 * n, loss) for n, loss in enumerate(losses)]
         color = analyze.symbol_color(k, 3)
-        axes.scatter(xs, ys, s=16, color=color, label=f"$x_{k}$")
+        axes.scatter(*zip(*points, strict=True), s=16, color=color, label=f"$x_{k}$")
     axes.axhline(0.5, color="gray", ls=":", lw=1, label="a symbol counts as learned below")
     axes.axhline(0.75, color="gray", lw=0.6, label="average of the four candidates")
     ticks = [f"{targets}\nn = {len(group)}" for targets, group in groups.items()]

@@ -29,7 +29,6 @@ from extras.studies.late import heads_without
 from extras.studies.order import HEADS, kinds_of_read
 from extras.studies.rows import RESULTS, committed
 
-import matplotlib.pyplot as plt
 import torch
 
 
@@ -89,11 +88,8 @@ def by_slot(model, flags, kind, head):
 def measure_onsets(folder, learned):
     """Return onsets and slots of the run in a folder, until about step `learned`."""
     steps, means, above, untrained = [], {}, {}, None
-    files = [
-        file
-        for number, file in enumerate(train.checkpoints_of(folder))
-        if number % 10 == 0 or int(file.stem) > learned - NEAR
-    ]
+    numbered = enumerate(train.checkpoints_of(folder))
+    files = [file for n, file in numbered if n % 10 == 0 or int(file.stem) > learned - NEAR]
     for file in progress(f"{folder}: checkpoint", files):
         model, flags = train.load(folder, f"ckpt/{file.name}")
         found, loss = excesses(model, flags)
@@ -158,13 +154,11 @@ def onset_table(folder=FOLDER):
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
         rows = with_onsets(rotary, folder)
         for kind in (*SHOWN, "x_1"):
-            pairs = [(row["onsets"][kind], row["onsets"]["x_1"]) for row in rows]
-            found = [(step, known) for step, known in pairs if step is not None]
-            cells = [studies.spread([step for step, _ in found]) if found else "in none"]
-            before = [known - step for step, known in found]
-            cells.append(f"{sum(lead > 0 for lead in before)} of {len(rows)}")
-            cells.append(signed(before))
-            lines.append([title, kind, *(cells if kind != "x_1" else (cells[0], "", ""))])
+            found = [row["onsets"] for row in rows if row["onsets"][kind] is not None]
+            line = [title, kind, studies.spread([onsets[kind] for onsets in found])]
+            leads = [onsets["x_1"] - onsets[kind] for onsets in found]
+            before = f"{sum(lead > 0 for lead in leads)} of {len(rows)}"
+            lines.append([*line, "", ""] if kind == "x_1" else [*line, before, signed(leads)])
     head = "runs", "", "onset (step)", "before x_1", "by (steps)"
     return studies.markdown(head, *lines)
 
@@ -252,19 +246,16 @@ def draw_onsets(folder):
     induction head and of x_1; and a line per read that was ablated at the start, with how much
     later x_1 is learned."""
     rows, found = with_onsets(folder=folder), delays(folder)
-    size = dict(figsize=(10, 4.4), layout="constrained")
-    figure, (left, right) = plt.subplots(1, 2, **size)
+    figure, (left, right) = analyze.panels(2, 2, 5, 3.4)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in rows if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
     seeds, learned = zip(*((row["seed"], row["learned"]) for row in rows), strict=True)
     left.plot(learned, seeds, "k|", ms=11, label="$x_1$ below 0.5")
-    near, label = (
-        [step - NEAR for step in learned],
-        "a checkpoint every 2 steps, before it every 20",
-    )
-    left.hlines(seeds, near, learned, color="0.8", lw=5, zorder=0, label=label)
+    near = [step - NEAR for step in learned]
+    style = dict(color="0.8", lw=5, zorder=0, label="a checkpoint every 2 steps, before it every 20")
+    left.hlines(seeds, near, learned, **style)
     left.set(xlabel="training step", ylabel="seed", yticks=seeds)
     left.set_title(f"onsets, main command (n = {len(rows)} runs)", fontsize="medium")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")

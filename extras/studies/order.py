@@ -78,17 +78,15 @@ def other_limits():
     than the symbol before it."""
     pairs, exceptions = 0, 0
     rows = [row for row in committed("*") if row["flags"].task == "chain"]
+    rows = [row for row in rows if asks_all(row["flags"])]
     for row, limit in itertools.product(rows, LIMITS):
-        first = [
-            next(
-                (number for number, entry in enumerate(row["log"]) if entry[name] < limit), math.inf
-            )
-            for name in row["learned"]
-        ]
+        first = []
+        for name in row["learned"]:
+            below = [number for number, entry in enumerate(row["log"]) if entry[name] < limit]
+            first.append(below[0] if below else math.inf)
         known = [(a, b) for a, b in itertools.pairwise(first) if b < math.inf]
-        if asks_all(row["flags"]):
-            pairs += len(known)
-            exceptions += sum(a > b for a, b in known)
+        pairs += len(known)
+        exceptions += sum(a > b for a, b in known)
     return pairs, exceptions
 
 

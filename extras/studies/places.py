@@ -14,7 +14,6 @@ import data
 import train
 from data import Block, Task, UserError, held_out, random_bits
 
-import matplotlib.pyplot as plt
 import torch
 
 
@@ -119,7 +118,7 @@ def draw_transfer(rows, path):
         (2, NEAR, "tab:purple", "two layers, trained at two fixed places"),
         (2, FAR, "tab:blue", "two layers, trained at random places"),
     ]
-    figure, panel = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    figure, [panel] = analyze.panels(1, 1, 7, 2.6)
     for layers, task, color, words in series:
         shape = dict(layers=layers, heads=8, N=2, other=f"--task {task}")
         found = [row for row in rows if shape.items() <= row.items()]

@@ -152,7 +152,6 @@ def main():
             row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
             rows[row["name"]] = row
         names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
-        args.out.mkdir(parents=True, exist_ok=True)
         train.write_file(file, [rows[name] for name in names])
         print(f"{file}: {len(rows)} runs")
 

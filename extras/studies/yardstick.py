@@ -27,7 +27,6 @@ from extras.studies.rows import RESULTS, name_of, rounded
 from extras.studies.scores import rankings, worst
 from extras.studies.stats import average_precision
 
-import matplotlib.pyplot as plt
 import torch
 
 
@@ -157,23 +156,20 @@ def table():
 def draw_curves(file):
     """Draw the losses of the first paths of each ranking, a column per run."""
     rows = [row for row in train.read_file(file) if "run" in row]
-    size = dict(figsize=(11, 5), sharex=True, sharey=True, layout="constrained", squeeze=False)
-    figure, axes = plt.subplots(2, len(rows), **size)
-    for (number, by), (column, row) in itertools.product(
-        enumerate((MEAN, ANOTHER)), enumerate(rows)
-    ):
-        panel, (count, *ends) = axes[number, column], row["circuit"]
+    size = dict(sharex=True, sharey=True)
+    figure, grid = analyze.panels(2 * len(rows), len(rows), 11 / len(rows), 2, **size)
+    for panel, (by, row) in zip(grid, itertools.product((MEAN, ANOTHER), rows), strict=True):
+        count, *ends = row["circuit"]
         for width, (method, losses) in zip((5, 3.5, 2, 1), row["losses"].items(), strict=True):
             panel.plot(losses[by], ".-", lw=width, label=method)  # lines may lie on one another
         if count:
-            panel.plot(count, ends[number], "k*", ms=10, label="circuit of ablate.py")
+            panel.plot(count, ends[by == ANOTHER], "k*", ms=10, label="circuit of ablate.py")
         panel.axhline(THRESHOLD, color="gray", ls=":", label="solved")
         panel.set_yscale("log")
         panel.set_title(f"{row['run']}: {by}", fontsize="medium")
     figure.supxlabel("number of paths that are kept")
     figure.supylabel(f"MSE of the worst symbol (n = {FEW})")
-    entries = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*entries, loc="outside upper center", ncols=6)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     analyze.save_figure(figure, file.with_suffix(".png"))
 
 
