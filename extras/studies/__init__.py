@@ -10,7 +10,7 @@ from pathlib import Path
 
 import sweep
 from data import command_line, program
-from extras.studies import places, tasks  # noqa: F401 (they add tasks to data.TASKS)
+from extras.studies import places  # noqa: F401 (it adds tasks to data.TASKS)
 
 
 RESULTS = Path("results")

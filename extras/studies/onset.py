@@ -254,8 +254,8 @@ def draw_onsets(folder):
     seeds, learned = zip(*((row["seed"], row["learned"]) for row in rows), strict=True)
     left.plot(learned, seeds, "k|", ms=11, label="$x_1$ below 0.5")
     near = [step - NEAR for step in learned]
-    style = dict(color="0.8", lw=5, zorder=0, label="a checkpoint every 2 steps, before it every 20")
-    left.hlines(seeds, near, learned, **style)
+    label = "a checkpoint every 2 steps, before it every 20"
+    left.hlines(seeds, near, learned, color="0.8", lw=5, zorder=0, label=label)
     left.set(xlabel="training step", ylabel="seed", yticks=seeds)
     left.set_title(f"onsets, main command (n = {len(rows)} runs)", fontsize="medium")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")
