@@ -24,9 +24,7 @@ from matplotlib.colors import to_hex
 
 
 HERE = pathlib.Path(__file__).parent
-SEQUENCES = 8  # in the page, fewer where their attention would be more than LARGEST numbers
-LARGEST = 1_000_000
-CHECKPOINTS = 8  # in the page, evenly spread
+SEQUENCES, CHECKPOINTS = 8, 8  # in the page; these are evenly spread
 
 
 # ---- what a run directory holds
@@ -44,14 +42,12 @@ def weights_of(run):
     return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
 
 
-def why_missing(run, sequences):
-    """Return {view: why it cannot be drawn}; sequences: of how many the page holds attention."""
+def why_missing(run):
+    """Return {view: why it cannot be drawn}."""
     missing = {}
     if run.model is None:
         why = "This run has no weights (model.pt): train it again to see this."
         missing = dict.fromkeys(("map", "answer", "information"), why)
-    elif not sequences:
-        missing["map"] = "The attention patterns of this run are too large for a page."
     if run.report and not run.paths:
         missing["circuit"] = f"ablate.py found no circuit: {run.report['verdict']}."
     elif not run.report:
@@ -104,13 +100,13 @@ def name_answers(run, batch, sequences, predictions):
 
 
 @torch.no_grad()
-def measure(run, weights, batch, sequences, count):
-    """Return (attention, answers) of a model: the patterns of all heads on the first sequences in
-    whole percent, as bytes; the answers of the full model, and with each path knocked out."""
+def measure(run, weights, batch, sequences):
+    """Return (attention, answers) of a model: the patterns of all heads in whole percent, as bytes;
+    the answers of the full model, and with each path knocked out."""
     model = train.load(run.folder, weights)[0]
     with train.precision(run.flags):
-        patterns = model(batch.inputs[:count], return_patterns=True)[1]
-    patterns = torch.stack(patterns, 1)  # (count, layers, heads, T, T)
+        patterns = model(batch.inputs, return_patterns=True)[1]
+    patterns = torch.stack(patterns, 1)  # (B, layers, heads, T, T)
     patterns = (100 * patterns.float()).round().byte()
     full = PatchedModel(model, run.flags, batch, metric=torch.Tensor.float)  # predictions
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
@@ -221,14 +217,13 @@ def first_choice(run, sequences, answers):
 
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
-    # attention and answers, on as many sequences as fit into a page
     flags, task, weights = run.flags, run.task, weights_of(run)
-    size = task.T**2 * flags.layers * flags.heads * max(1, len(weights))
-    count = min(SEQUENCES, LARGEST // size)
-    batch = train.sequences(flags, held_out("validation", max(1, count)))
+
+    # attention and answers
+    batch = train.sequences(flags, held_out("validation", SEQUENCES))
     sequences, measured = describe_sequences(run, batch), []
     for _, file in progress(f"{run.folder}: weights", weights):
-        measured.append(measure(run, file, batch, sequences, count))
+        measured.append(measure(run, file, batch, sequences))
     patterns, answers = zip(*measured, strict=True) if measured else ([], [])
 
     # R^2 of each symbol at each role before and after each layer, at the end of training
@@ -266,13 +261,13 @@ def data_of(run):
         sequences=sequences,
         targets=name_answers(run, batch, sequences, batch.targets),
         answers=answers,
-        attention=base64.b64encode(b"".join(patterns)).decode() if count else "",
+        attention=base64.b64encode(b"".join(patterns)).decode(),
         information=(100 * scores).round().int().tolist(),
         paths=path_rows(run, steps, letters),
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
         losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
-        missing=why_missing(run, count),
+        missing=why_missing(run),
         first=first_choice(run, sequences, answers),
     )
 

@@ -37,6 +37,8 @@ const color = (token) => {
   return `var(--c${number < 0 ? "none" : number % 6})`;
 };
 const tokenName = (token) => `${sequence().names[token]} (${role(token)})`;
+const allHeads = () => range(run.layers * run.heads).map((number) =>
+  [Math.floor(number / run.heads), number % run.heads]);
 const inCircuit = (layer, head) =>
   run.paths.some((path) => path.layer === layer && path.head === head);
 const pairsOfHead = () => run.paths.flatMap((path, number) =>
@@ -78,10 +80,8 @@ function choosePath(number) {
 
 function drawControls() {
   const option = (name, value) => h`<option value="${value}">${name}`;
-  const heads = range(run.layers * run.heads).map((number) => {
-    const layer = Math.floor(number / run.heads), head = number % run.heads;
-    return option(headName(layer, head) + (inCircuit(layer, head) ? " •" : ""), number);
-  });
+  const heads = allHeads().map(([layer, head], number) =>
+    option(headName(layer, head) + (inCircuit(layer, head) ? " •" : ""), number));
   const select = (name, options) => options.length > 1
     ? h`<label>${name} <select data-choose="${name}">${options}</select></label>` : "";
   const slider = h`<label>step <input type="range" data-choose="checkpoint" min="0"
@@ -154,12 +154,9 @@ function pointStrip(token) {
 function drawHeads() {
   if (run.missing.map) return put("heads", "All heads", run.missing.map, "");
   const { T } = run.task;
-  const heads = range(run.layers * run.heads).map((number) => {
-    const layer = Math.floor(number / run.heads), head = number % run.heads;
-    return h`<button data-layer="${layer}" data-head="${head}"
-      class="${inCircuit(layer, head) ? "useful" : ""}"><canvas width="${T}" height="${T}"></canvas>
-      ${headName(layer, head)}</button>`;
-  });
+  const heads = allHeads().map(([layer, head]) => h`<button data-layer="${layer}"
+    data-head="${head}" class="${inCircuit(layer, head) ? "useful" : ""}"><canvas width="${T}"
+    height="${T}"></canvas>${headName(layer, head)}</button>`);
   put("heads", `Attention of all heads${when()}`, "red: the head has a path of the circuit",
     h`<div class="heads">${heads}</div>`);
   for (const button of $("heads").querySelectorAll("button")) {
@@ -382,8 +379,8 @@ for (const kind of ["input", "change"]) document.addEventListener(kind, ({ targe
   const value = Number(target.value), { choose } = target.dataset;
   if (choose === "run") location.hash = `run=${value}`;
   else {
-    at[choose] = choose === "head" ? value % run.heads : value;
-    if (choose === "head") at.layer = Math.floor(value / run.heads);
+    if (choose === "head") [at.layer, at.head] = allHeads()[value];
+    else at[choose] = value;
     draw();
   }
 });

@@ -44,8 +44,7 @@ def row_of(run):
     row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
     if report := read_report(run):
         row["report"] = rounded(report)
-    file = run / "emergence.json"
-    if file.exists():
+    if (file := run / "emergence.json").exists():
         emergence = train.read_file(file)
         paths = [{key: path[key] for key in KEPT} for path in emergence["paths"]]
         row["emergence"] = dict(steps=emergence["steps"], paths=rounded(paths))
@@ -69,29 +68,18 @@ def load(sources):
         many = source.suffix == ".jsonl"
         rows = train.read_file(source) if many else [row_of(source)]
         for row in (row for row in rows if "config" in row):  # a study may keep others there
-            group = source.stem if many else source.absolute().parent.name
-            folder = None if many else source
-            found[group, row["name"]] = complete(row, group) | dict(folder=folder)
+            row = dict(report={}, emergence={}) | row
+            row["folder"] = None if many else source
+            row["group"] = source.stem if many else source.absolute().parent.name
+            row["flags"] = flags = Flags(**(DEFAULTS | row["config"]))
+            row["settings"] = settings_of(flags)
+            last, level = row["log"][-1], flags.problem.learned_below
+            row["steps"] = last["step"]
+            row["learned"] = analyze.crossings(row["log"], flags)
+            row["known"] = [name for name in row["learned"] if last[name] < level]
+            row["mse"] = last.get("confirmed", last["val"])
+            found[row["group"], row["name"]] = row
     return [*found.values()]
-
-
-def complete(row, group):
-    """Return a row of a file with what `load` adds."""
-    flags = Flags(**(DEFAULTS | row["config"]))
-    last, learned = row["log"][-1], analyze.crossings(row["log"], flags)
-    return (
-        dict(report={}, emergence={})
-        | row
-        | dict(
-            group=group,
-            flags=flags,
-            steps=last["step"],
-            settings=settings_of(flags),
-            learned=learned,
-            known=[name for name in learned if last[name] < flags.problem.learned_below],
-            mse=last.get("confirmed", last["val"]),
-        )
-    )
 
 
 def settings_of(flags):
