@@ -108,8 +108,7 @@ MODELS = {
 
 
 def training_step(model, flags):
-    """A function batch -> loss that trains the model by one step. All models start from weights of
-    one distribution."""
+    """A function batch -> loss that trains a model by one step, from weights like all others'."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
@@ -143,8 +142,7 @@ def take_turns(steps, flags):
 
 
 def measure(flags):
-    """Rows of JSON, one for each dtype and model; "ours_faster_by" is the time of the model's step
-    divided by the time of our step in the same dtype."""
+    """A row for each dtype and model; "ours_faster_by": its time by ours in the same dtype."""
     steps, rows = {}, []
     for dtype, name in itertools.product(["float32", "bfloat16"], MODELS):
         torch.manual_seed(0)

@@ -142,8 +142,7 @@ async def benchmark(args):
 
 
 def count_outcomes(path):
-    """Return the settings of an answers file, and a Counter of outcomes for each (formulation, D).
-    UserError if no question has an outcome."""
+    """Return the settings of an answers file, and a Counter of outcomes per (formulation, D)."""
     counts = defaultdict(Counter)
     for (*kind, _), attempts in read_answers(path).items():
         if ended := outcome(attempts):

@@ -134,8 +134,7 @@ def draw(model, tokenizer, rng, name, shots, *setting):
 
 
 def hops(model, tokenizer, name, n, seed):
-    """Return a row for each number of chains, hops and solved examples: how many of n questions
-    would be answered correctly with each order of the lines."""
+    """Return a row per N, D and examples: how many of n questions are right, by order of lines."""
     rows, cells = [], itertools.product((2, 4), range(1, 6), (0, 4))
     for N, D, shots in progress("cell", list(cells)):
         rows.append({"N": N, "D": D, "shots": shots, "by step": 0, "shuffled": 0})

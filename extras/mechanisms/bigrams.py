@@ -64,9 +64,7 @@ def continue_tokens(tokens, probabilities, outputs, uniform):
 
 def sample(B, T, triggers, bigrams, generator):
     """Draw tokens (B, T + 1), scored (B, T), cyclic (B,) and the outputs (B, N), -1 for characters
-    that are no triggers.
-
-    Triggers are the K most frequent characters ("fixed") or drawn from the unigram ("random")."""
+    that are no triggers. These are the K most frequent characters ("fixed") or drawn ("random")."""
     probabilities, unigram = bigrams
     chosen = unigram.topk(K).indices.expand(B, K)
     if triggers == "random":
@@ -244,11 +242,9 @@ class Generic(torch.nn.Module):
 
 
 def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
-    """Train with Muon and AdamW; the two accuracies after the last step.
-
-    With fixed triggers the loss is that of all tokens. With random triggers it is that of the
-    scored tokens alone: a model that predicts all tokens well must doubt what
-    followed a token only once."""
+    """Train with Muon and AdamW; the two accuracies after the last step. With fixed triggers the
+    loss is that of all tokens. With random ones it is that of the scored tokens alone: a model
+    that predicts all tokens well must doubt what followed a token only once."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     held_out = sample(512, T, triggers, bigrams, generator)[:3]
     torch.manual_seed(seed)

@@ -17,8 +17,7 @@ WIDTHS = {"one step": (32, 64, 128, 256), "matrix": (8, 16, 23, 32, 45), "MLP": 
 
 
 def one_step_recall(seed, facts, d):
-    """The share of facts recalled after one gradient step from zero, over enough draws of the
-    embeddings for 4000 facts."""
+    """The share of facts recalled after one gradient step from zero, over draws for 4000 facts."""
     generator = torch.Generator().manual_seed(seed)
     right, draws = 0, math.ceil(4000 / facts)
     for _ in range(draws):

@@ -47,9 +47,8 @@ def measures(logits, subject, relation, facts, D):
 
 
 def train_linear(seed, S, R, D, init, steps, lr=0.1, batch=1024, rows=200, noise=20, length=32):
-    """Train linear attention on one-hot tokens; about `rows` rows of [steps x lr, *measures].
-
-    The logits are sums over tokens z of counts (B, V) w (V) output (A, V)."""
+    """Train linear attention on one-hot tokens; about `rows` rows of [steps x lr, *measures]. The
+    logits are sums over tokens z of counts (B, V) w (V) output (A, V)."""
     generator = torch.Generator().manual_seed(seed)
     facts, curve = draw_facts(S, R, D, generator), []
     w = torch.full((S + R + noise + 1,), init, requires_grad=True)
@@ -66,10 +65,9 @@ def train_linear(seed, S, R, D, init, steps, lr=0.1, batch=1024, rows=200, noise
 
 
 def flow(tokens, classes, class_size, init, end=math.inf):
-    """Yield (time, loss) of subjects or relations under gradient flow, in Euler steps [derived].
-
-    The equally frequent `tokens` tell `classes` classes of class_size answers apart. w is their
-    attention, X the output for right answers less that for wrong ones, and w X the logit margin."""
+    """Yield (time, loss) of subjects or relations under gradient flow, in Euler steps. The equally
+    frequent `tokens` tell `classes` classes of class_size answers apart. w is their attention, X
+    the output for right answers less that for wrong ones, and w X the logit margin."""
     now, w, X, dt = 0.0, init, 0.0, 0.002 * tokens * math.sqrt(class_size)
     while now < end:
         yield now, math.log1p((classes - 1) * math.exp(-w * X))

@@ -31,8 +31,7 @@ SEQUENCES, CHECKPOINTS = 8, 8  # in the page; these are evenly spread
 
 
 def weights_of(run):
-    """Return [(step, weights), ...] of the models in the page, the final one last; [] if the run
-    has none."""
+    """Return [(step, weights), ...] of the models in the page, the final one last; [] without."""
     if run.model is None:
         return []
     last = run.log[-1]["step"]
@@ -199,8 +198,7 @@ def path_rows(run, steps, letters):
 
 
 def first_choice(run, sequences, answers):
-    """Return what is selected at first: the first path from the query, and the chain whose errors
-    are largest without it."""
+    """Return what is selected at first: a path from the query, a chain that errs without it."""
     paths, token = list(run.paths), run.task.T - 1
     if not paths:
         return dict(layer=run.flags.layers - 1, head=0, path=0, token=token)

@@ -34,8 +34,7 @@ def training():
 
 
 def log():
-    """Return what train.py prints for the run: every sixth evaluation, without its speed, and the
-    first lines of the summary."""
+    """Return what train.py prints: every sixth evaluation without its speed, then its summary."""
     flags, log = train.read_flags(RUN), train.read_log(RUN)
     with contextlib.redirect_stdout(io.StringIO()) as text:
         for end in range(6, len(log) + 1, 6):

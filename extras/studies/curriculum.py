@@ -77,8 +77,7 @@ def claim():
 
 
 def draw(rows, out):
-    """Draw the last loss of each symbol of the runs with D=3 and fresh first weights, a dot each,
-    by what they ask for."""
+    """Draw the last loss of each symbol, D=3 and fresh weights, by what is asked for."""
     groups, (figure, [axes]) = {}, analyze.panels(1, 1, 7.5, 2.6)
     for row in (row for row in rows if row["flags"].D == 3 and not row["flags"].init):
         groups.setdefault(", ".join(row["flags"].target_names), []).append(row)
@@ -117,8 +116,7 @@ def conditional_runs():
 
 
 def conditional_table():
-    """Return a row per depth, encoding and targets: how many runs know each symbol at their end,
-    and when all."""
+    """Return a row per depth, encoding and targets: how many know each symbol, and when all."""
     groups, lines = {}, []
     for row in conditional_runs()[0]:
         flags = row["flags"]

@@ -43,8 +43,7 @@ NEAR = 80  # steps before x_1 is learned from which on each checkpoint is measur
 
 @torch.no_grad()
 def excesses(model, flags):
-    """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)} of a model, and the mean
-    loss of x_1."""
+    """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)}, and the loss of x_1."""
     found, losses, task = {}, [], flags.problem
     for index in held_out("emergence", N_SEQUENCES).split(128):
         batch = train.sequences(flags, index)
@@ -169,8 +168,7 @@ def signed(steps):
 
 
 def slots_table():
-    """Return the attention to the own 1b by its slot, when x_1 is learned, of the head that reads
-    so most: a row for the main command and one for RoPE."""
+    """Return the attention to the own 1b by its slot, of the head that reads so most."""
     lines = []
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
         rows = with_onsets(rotary)
@@ -182,8 +180,7 @@ def slots_table():
 
 
 def plain_steps(folder=FOLDER):
-    """Return {seed: [step, ...]}, at which x_1 is learned in all plain runs of the main command, on
-    any machine and in either precision."""
+    """Return {seed: [step, ...]}, at which x_1 is learned in all plain runs of the main command."""
     found = {}
     for row in load_onsets(folder=folder)[0]:
         found.setdefault(row["seed"], []).append(row["learned"])
@@ -193,8 +190,7 @@ def plain_steps(folder=FOLDER):
 
 
 def repeats():
-    """Return by how many steps repeats of one seed differ at most, and the number of seeds that
-    were repeated."""
+    """Return by how many steps repeats of one seed differ at most, and how many seeds have any."""
     apart = [max(steps) - min(steps) for steps in plain_steps().values() if len(steps) > 1]
     return max(apart), len(apart)
 
@@ -212,8 +208,7 @@ def delays(folder=FOLDER):
 
 
 def late_claim():
-    """Return what each ablation does, beside repeats of plain runs, and where the read begins only
-    after its ablation has ended."""
+    """Return what each ablation does, beside repeats, and where a read begins only after it."""
     found, (widest, seeds) = delays(), repeats()
     lines = []
     for name, points in found.items():
@@ -242,9 +237,8 @@ others which one is missing. With {early[0]["late"][0]} ablated, x_1 passes 0.5 
 
 
 def draw_onsets(folder):
-    """Draw the onset.jsonl in a folder, into it: a line per seed with the onset of each read of an
-    induction head and of x_1; and a line per read that was ablated at the start, with how much
-    later x_1 is learned."""
+    """Draw the onset.jsonl in a folder, into it: the onsets of each seed; and by how much later x_1
+    is learned if a read is ablated at the start."""
     rows, found = with_onsets(folder=folder), delays(folder)
     figure, (left, right) = analyze.panels(2, 2, 5, 3.4)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}

@@ -39,8 +39,7 @@ def asks_all(flags):
 
 
 def all_chains():
-    """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, those of sweeps
-    too."""
+    """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, and of sweeps."""
     runs = [(row["flags"], row["learned"], row["log"][-1]["val"]) for row in committed("*")]
     for row in studies.load_rows(studies.committed("*")):
         flags = Flags(**row)
@@ -74,8 +73,7 @@ def count_orders():
 
 def other_limits():
     """Return (pairs, exceptions): of neighbouring symbols in all logs, at all LIMITS, how often the
-    later symbol is below the limit at some evaluation, and how often it is so at an earlier one
-    than the symbol before it."""
+    later one is ever below the limit, and how often before the other one is."""
     pairs, exceptions = 0, 0
     rows = [row for row in committed("*") if row["flags"].task == "chain"]
     rows = [row for row in rows if asks_all(row["flags"])]
@@ -110,8 +108,7 @@ def ended(row):
 
 
 def order_table(rows=None):
-    """Return a row per setting: how many runs learn all symbols, when, and where they end; without
-    those that were stopped by hand."""
+    """Return a row per setting of runs that ended by themselves: when they learn, and end."""
     lines, rows = [], rows or committed("default/*", "[ABC]", "adamw/*")
     for name, group in group_by_settings([*filter(ended, rows)]).items():
         steps = [[*row["learned"].values()] for row in group]
@@ -186,8 +183,7 @@ def kinds_of_read(flags):
 
 
 def measure_run(row, n=SEQUENCES):
-    """Return the row of induction.jsonl of a run with checkpoints, that of the first one that knows
-    x_1; n: the held-out sequences."""
+    """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
         model, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))

@@ -119,8 +119,7 @@ def transfer(run):
 
 
 def draw_transfer(rows, path):
-    """Draw the loss at random places by the place of the own 1b, a line for each model of two
-    chains and 20 distractors."""
+    """Draw the loss at random places by the place of the own 1b, of N = 2 and 20 distractors."""
     figure, [panel] = analyze.panels(1, 1, 7, 2.6)
     colors = iter(("tab:red", "tab:orange", "tab:purple", "tab:blue"))
     for layers, words in (1, "one layer"), (2, "two layers"):

@@ -109,8 +109,7 @@ def name_of(row):
 
 
 def once(rows):
-    """Return the first of these rows of each settings and seed: a repeat on another machine or in
-    another precision is no further run."""
+    """Return the first row of each settings and seed: a repeat elsewhere is no further run."""
     found = {}
     for row in rows:
         found.setdefault((row["settings"], row["flags"].seed), row)
@@ -118,8 +117,7 @@ def once(rows):
 
 
 def group_by_settings(rows):
-    """Return {name: [row, ...]}, by seed within a group. A name leaves out what all settings
-    share."""
+    """Return {name: [row, ...]}, by seed in a group; a name leaves out what all settings share."""
     groups, shared = {}, set.intersection(*(set(row["settings"]) for row in rows))
     for row in sorted(rows, key=lambda row: row["flags"].seed):
         name = ", ".join(text for text in row["settings"] if text not in shared)

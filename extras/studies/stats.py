@@ -30,8 +30,7 @@ def average_precision(scores, right):
 
 
 def knock_out_rises(emergence, row):
-    """Return {symbol: by how much its loss rises at each checkpoint when the path of this row is
-    knocked out}."""
+    """Return {symbol: [rise of its loss at each checkpoint without the path of this row, ...]}."""
     rises = {}
     for symbol, losses in emergence["losses"].items():
         pairs = zip(row["without"][symbol], losses, strict=True)
