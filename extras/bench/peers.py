@@ -41,9 +41,6 @@ COMMANDS = [  # of the README; RUN is the run directory
 ]
 
 
-# ---- the models
-
-
 class Peer(nn.Module):
     """A library's stack of layers between an input map and an output map like ours; call(stack, x)
     applies it to the residual stream x (B, T, width)."""
@@ -61,18 +58,12 @@ class Peer(nn.Module):
 def gpt2(attention, flags):
     from transformers import GPT2Config, GPT2Model
 
-    shape = GPT2Config(
-        n_layer=flags.layers,
-        n_head=flags.heads,
-        n_embd=flags.width,
-        n_positions=flags.problem.T,
-        vocab_size=1,
-        activation_function="gelu",
-        **dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0),
-        **dict.fromkeys(["bos_token_id", "eos_token_id"]),
-        attn_implementation=attention,
-        use_cache=False,
-    )
+    sizes = dict(n_layer=flags.layers, n_head=flags.heads, n_embd=flags.width)
+    sizes |= dict(n_positions=flags.problem.T, vocab_size=1)
+    no_dropout = dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0)
+    no_tokens = dict.fromkeys(["bos_token_id", "eos_token_id"])
+    kind = dict(activation_function="gelu", attn_implementation=attention, use_cache=False)
+    shape = GPT2Config(**sizes, **no_dropout, **no_tokens, **kind)
     return Peer(flags, GPT2Model(shape), lambda stack, x: stack(inputs_embeds=x)[0])
 
 
@@ -102,9 +93,6 @@ MODELS = {
     "x-transformers": x_transformers,
     "torch.nn.TransformerEncoder": torch_encoder,
 }
-
-
-# ---- measurements
 
 
 def training_step(model, flags):

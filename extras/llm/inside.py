@@ -153,9 +153,6 @@ def hop(model, tokenizer, name, n, seed):
     return rows
 
 
-# ---- the table and the figure of the README
-
-
 def table():
     """Return the committed effects in the layers that have a control, then those of heads."""
     rows = read_file(FOLDER / "hop_gemma-3-270m.jsonl")

@@ -78,15 +78,14 @@ def last_logits(model, ids, cache=None):
 def likeliest(model, tokenizer, questions, cache=None):
     """Return the likeliest of `words` for each of the questions (text, answer, words), which all
     have one length in tokens, by the first token in which these words differ."""
-    ends = [[tokens(tokenizer, word) for word in words] for _, _, words in questions]
-    shared = [os.path.commonprefix(end) for end in ends]
-    ids = [
-        tokens(tokenizer, text) + same for (text, _, _), same in zip(questions, shared, strict=True)
-    ]
-    logits, chosen = last_logits(model, torch.tensor(ids), cache), []
-    for row, end, same, (_, _, words) in zip(logits, ends, shared, questions, strict=True):
-        chosen.append(words[row[[word[len(same)] for word in end]].argmax()])
-    return chosen
+    ids, firsts = [], []  # of each question: its tokens, and of each word the first that differs
+    for text, _, words in questions:
+        ends = [tokens(tokenizer, word) for word in words]
+        same = os.path.commonprefix(ends)
+        ids.append(tokens(tokenizer, text) + same)
+        firsts.append([end[len(same)] for end in ends])
+    logits = last_logits(model, torch.tensor(ids), cache).gather(1, torch.tensor(firsts))
+    return [words[best] for (_, _, words), best in zip(questions, logits.argmax(1), strict=True)]
 
 
 def choices(model, tokenizer, name, n, seed):
@@ -105,9 +104,6 @@ def choices(model, tokenizer, name, n, seed):
             correct += word == answer
         rows.append(dict(formulation=formulation, D=D, correct=correct))
     return rows
-
-
-# ---- hops
 
 
 def hop_question(rng, form, N, D, shuffled=False):
@@ -146,9 +142,6 @@ def hops(model, tokenizer, name, n, seed):
                 chosen = likeliest(model, tokenizer, questions, cache)
                 rows[-1][order] += sum(map(str.__eq__, chosen, answers))
     return rows
-
-
-# ---- late MLPs
 
 
 def late(model, tokenizer, name, n, seed):

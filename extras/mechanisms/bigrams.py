@@ -34,9 +34,6 @@ RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
 }
 
 
-# ---- the task
-
-
 def read_bigrams():
     """The probabilities (N, N) of the next character, a row for each, and the unigram (N,)."""
     path = Path(__file__).with_name("shakespeare_bigrams.csv")

@@ -27,9 +27,6 @@ HERE = pathlib.Path(__file__).parent
 SEQUENCES, CHECKPOINTS = 8, 8  # in the page; these are evenly spread
 
 
-# ---- what a run directory holds
-
-
 def weights_of(run):
     """Return [(step, weights), ...] of the models in the page, the final one last; [] without."""
     if run.model is None:
@@ -210,9 +207,6 @@ def first_choice(run, sequences, answers):
     return dict(layer=path.layer, head=path.head, path=number, token=token)
 
 
-# ---- all of a run
-
-
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
     flags, task, weights = run.flags, run.task, weights_of(run)
@@ -300,9 +294,6 @@ def about(run):
     ]
     settings = ", ".join(f"{name} {value}" for name, value in vars(run.flags).items())
     return dict(summary=summary, legend=legend, settings=settings)
-
-
-# ---- the page
 
 
 def page(runs):

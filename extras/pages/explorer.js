@@ -285,7 +285,8 @@ function drawHistory(number) {
     parts.push(
       chart(`${path.title} (n = ${sequences} sequences)`, steps, { "mean attention": mean }));
     if (Object.keys(rises).length)
-      parts.push(chart(`Rise of each symbol's MSE without it (${ablation} ablation)`, steps, rises));
+      parts.push(chart(`Rise of each symbol's MSE without it (${ablation ?? "mean"} ablation)`,
+        steps, rises));
   } else parts.push(h`<p class="note">The history of a path is drawn here if the run has a circuit
     and was trained with --save-every.</p>`);
   parts.push(chart(`Validation MSE of each symbol. ${run.plateaus.join("; ")}`, step, losses));

@@ -49,9 +49,6 @@ def load_rows(folders):
     return [row for table in tables for row in table.values() if not row["error"]]
 
 
-# ---- Markdown
-
-
 def markdown(head, *lines):
     """Return a table of rows of cells."""
     lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *lines)]

@@ -12,9 +12,6 @@ from extras.studies import order
 from extras.studies.rows import committed
 
 
-# ---- chains
-
-
 def table(rows):
     """Return a row per D and targets, of the runs that start from fresh weights: how many know each
     symbol at their end, and the median step at which these learned it."""

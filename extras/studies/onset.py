@@ -38,9 +38,6 @@ SHOWN = *HEADS, "3b -> 3a"  # in the table: those of an induction head, and a co
 NEAR = 80  # steps before x_1 is learned from which on each checkpoint is measured, not each tenth
 
 
-# ---- measurements
-
-
 @torch.no_grad()
 def excesses(model, flags):
     """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)}, and the loss of x_1."""

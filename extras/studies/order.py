@@ -216,9 +216,6 @@ def induction_table():
     return studies.markdown(["without, in all heads", "x_1 rises by", "x_1 above 0.5"], *lines)
 
 
-# ---- transformer D
-
-
 def last_paths(row):
     """Return [(level, "q -> 1b", gap, longest), ...]: the last path to pass a level of attention,
     how many steps after the one before it, and the longest such gap between any two before."""

@@ -19,9 +19,6 @@ from data import Block, Task, UserError, held_out, random_bits
 import torch
 
 
-# ---- the tasks
-
-
 @functools.lru_cache
 def shuffled(N, D):
     """Return the retrieval problem with the pairs of all steps in one block."""

@@ -108,9 +108,6 @@ def curves(row):
     return dict(run=name_of(row), circuit=[len(circuit), *ends], losses=losses)
 
 
-# ---- the table and the figure
-
-
 def is_exact(row, method, limit):
     """Return whether the paths that score at least this are those of the circuit."""
     pairs = zip(row["scores"][method], row["right"], strict=True)
