@@ -5,11 +5,10 @@ README's four commands beside steps of the best known of these.
     python -m extras.bench.peers    # writes out/peers.jsonl; about 10 minutes on 2 cores
 
 All models have the size of the main command and are trained on the same batches by the same AdamW,
-without torch.compile, in float32 and in bfloat16. They take turns within each round, so that a
-change in the load of the machine affects all of them, and the median over the rounds counts. Each
-row also holds the losses of the first and the last step, which would show a model of another kind.
-Each command counts in steps of GPT2Model, with eager attention in the best dtype of the machine,
-that were timed just before and just after it.
+without torch.compile. They take turns within each round, so that a change in the load of the
+machine affects all of them, and the median over the rounds counts. Each row also holds the losses
+of the first and the last step, which would show a model of another kind. A command counts in steps
+of GPT2Model, in the best dtype of the machine, that were timed just before and just after it.
 """
 
 import functools
@@ -192,7 +191,7 @@ def commands_table(provenance, models, commands):
     return markdown(head, *lines, ["all four", sum(seconds), sum(steps)])
 
 
-def main():
+if __name__ == "__main__":
     name = "python -m extras.bench.peers"
     with program(name):
         command_line(name, __doc__).parse_args()
@@ -203,7 +202,3 @@ def main():
         measured = provenance, measure(flags), first_experience(flags)
         train.write_file(Path("out/peers.jsonl"), [provenance, *measured[1], *measured[2]])
         print(steps_table(*measured), commands_table(*measured), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """A page that shows the inside of runs, one file that any browser opens: attention, answers, paths.
 
     python -m extras.pages.explore results/A results/D        # writes out/explorer.html
-    python -m extras.pages.explore results/A --out A.html
 
 It needs no server, no network and no library: explorer.js draws the data, which are in the page.
 """
@@ -279,10 +278,8 @@ def about(run):
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
     if task.distractors:
-        pairs = (
-            "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3; D1.2,"
-        )
-        pairs += " in grey, is a distractor, in the triple of B1 and C2"
+        pairs = "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3"
+        pairs += "; D1.2, in grey, is a distractor, in the triple of B1 and C2"
         roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_0, x_2), 3a 3b 3c the triple"
     legend = [
         "A tile is a token: A3 shows x_0 of chain 3, B3 its x_1, C3 its x_2, ...; a colour is a"

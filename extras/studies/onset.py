@@ -3,19 +3,19 @@ x_1 wait for a read that was kept from growing?
 
     python -m extras.studies.onset out/main/s* out/late/* --out results/figures
 
-The first runs were trained with --save-every 2. In their checkpoints up to the step at which x_1 is
-learned, on held-out sequences: by how much more a reader attends to its own chain than to the mean
-of the others, in each head and for each kind of read; and by how much the prediction of x_1 is
-nearer to the x_1 of its own chain than to the mean of the others'. A model that does not tell
-chains apart has 0. The onset of either is the first step from which on it stays more than three
-standard errors above its value in the untrained model. The other runs are those of late.py.
+The first runs were trained with --save-every 2, the other ones by late.py. In the checkpoints up to
+the step at which x_1 is learned, on held-out sequences: by how much more a reader attends to its
+own chain than to the mean of the others, in each head and for each kind of read; and by how much
+nearer the prediction of x_1 is to the own x_1. A model that does not tell chains apart has 0. The
+onset of either is the first step from which on it stays more than three standard errors above its
+value in the untrained model.
 
 onset.jsonl has a row for each run, which replaces the one of the same name: run, rotary, seed,
 hardware, dtype, git, late (the read and the step until which it was ablated, or None), learned (the
 step at which the loss of x_1 passes below 0.5), onsets {"q -> 1b": step, ..., "x_1": step} and
-slots {"q -> 1b": [attention to the own chain by its slot, when x_1 is learned, of the head that
-reads so most]}, None for runs without checkpoints; and of those of late.py that end before they are
-free again, masked: the loss of x_1 at their end, as trained and with the read.
+slots {"q -> 1b": [attention of the head that reads so most, by the slot of the own chain]}, None
+without checkpoints; masked, of those of late.py that end before they are free: the loss of x_1 at
+their end, as trained and with the read.
 """
 
 import statistics
@@ -118,12 +118,9 @@ def measure(row):
     if train.checkpoints_of(row["folder"]):
         run |= measure_onsets(row["folder"], learned)
     if run["late"] and row["steps"] < run["late"][1]:
-        model, flags = train.load(row["folder"])
-
-        def intervene(step, positions):
-            return heads_without(run["late"][0], flags, positions)
-
-        without = train.evaluate(model, flags, "emergence", N_SEQUENCES, intervene=intervene)
+        (model, flags), read = train.load(row["folder"]), run["late"][0]
+        ablated = dict(intervene=lambda _, positions: heads_without(read, flags, positions))
+        without = train.evaluate(model, flags, "emergence", N_SEQUENCES, **ablated)
         as_ever = train.evaluate(model, flags, "emergence", N_SEQUENCES)
         run |= dict(masked=[round(losses[0], 4) for losses in (without, as_ever)])
     return run

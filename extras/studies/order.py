@@ -48,12 +48,6 @@ def all_chains():
     return [run for run in runs if run[0].task == "chain"]
 
 
-def in_order(steps):
-    """Return whether symbols were learned in order, the last ones perhaps never."""
-    reached = [step for step in steps if step is not None]
-    return reached == sorted(reached) and reached == steps[: len(reached)]
-
-
 def count_orders():
     """Return ([(flags, in order), ...], unresolved): of the runs that ask for all symbols and learn
     several, an answer per settings and seed, True if all repeats are in order; and how many of them
@@ -66,7 +60,7 @@ def count_orders():
             if len({math.ceil(step / flags.eval_every) for step in steps}) < len(steps):
                 unresolved.add(key)
             else:
-                ordered = in_order([*learned.values()])
+                ordered = steps == sorted(steps) == [*learned.values()][: len(steps)]
                 answers[key] = flags, ordered and answers.get(key, (flags, True))[1]
     return [*answers.values()], len(unresolved - answers.keys())
 
@@ -243,7 +237,7 @@ the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run).
 
 def write_induction(rows, out):
     """Measure the runs that have checkpoints into induction.jsonl."""
-    runs = [row for row in rows if row["folder"] and train.checkpoints_of(row["folder"])]
+    runs = [row for row in rows if row["folder"]]
     if measured := [*filter(None, map(measure_run, runs))]:
         train.write_file(out / "induction.jsonl", measured)
     return out / "induction.jsonl"

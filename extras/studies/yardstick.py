@@ -7,11 +7,11 @@ one threshold, chosen on half of the models, is tested on the other half; ACDC i
 "+ search", ablate.search takes the candidates in this order, stars last, and what it finds is
 validated, as find_circuit does with the order of attention.
 
-yardstick.jsonl has a row per model, with family, right [of each candidate True, False, or None if
-it shares half of its pairs of tokens with a path of the circuit], scores {method: [of each]}, exact
-{method: True, False, None if it refuses} and sequences {method: through the model}; and a row per
-run, with run, circuit [paths, losses under both ablations], losses {method: {ablation: [of the
-worst symbol with the first 0, 1, ... paths]}}.
+yardstick.jsonl has a row per model: family, right [of each candidate True, False, or None if it
+shares half of its pairs of tokens with a path of the circuit], scores {method: [of each]}, exact
+{method: True, False, None if it refuses}, sequences {method: through the model}; and a row per run:
+run, circuit [paths, losses under both ablations], losses {method: {ablation: [of the worst symbol
+with the first 0, 1, ... paths]}}.
 """
 
 import itertools
