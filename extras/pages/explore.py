@@ -15,7 +15,7 @@ import shlex
 import analyze
 import train
 from ablate import MEAN, PatchedModel, parts_of, paths_in, tokens_of
-from data import command_line, held_out, program, progress
+from data import UserError, command_line, held_out, program, progress
 from extras.studies.stats import knock_out_rises
 
 import torch
@@ -27,28 +27,12 @@ SEQUENCES, CHECKPOINTS = 8, 8  # in the page; these are evenly spread
 
 
 def weights_of(run):
-    """Return [(step, weights), ...] of the models in the page, the final one last; [] without."""
-    if run.model is None:
-        return []
+    """Return [(step, weights), ...] of the models in the page, the final one last."""
     last = run.log[-1]["step"]
     files = [file for file in train.checkpoints_of(run.folder) if int(file.stem) < last]
     count = min(len(files), CHECKPOINTS)
     files = [files[number * len(files) // count] for number in range(count)]
     return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
-
-
-def why_missing(run):
-    """Return {view: why it cannot be drawn}."""
-    missing = {}
-    if run.model is None:
-        why = "This run has no weights (model.pt): train it again to see this."
-        missing = dict.fromkeys(("map", "answer", "information"), why)
-    if run.report and not run.paths:
-        missing["circuit"] = f"ablate.py found no circuit: {run.report['verdict']}."
-    elif not run.report:
-        command = f"run python ablate.py {shlex.quote(str(run.folder))}"
-        missing["circuit"] = "There is no circuit.json" + f": {command}." * bool(run.model)
-    return missing
 
 
 def describe_sequences(run, batch):
@@ -195,14 +179,13 @@ def path_rows(run, steps, letters):
 
 def first_choice(run, sequences, answers):
     """Return what is selected at first: a path from the query, a chain that errs without it."""
-    paths, token = list(run.paths), run.task.T - 1
+    paths = list(run.paths)
     if not paths:
-        return dict(layer=run.flags.layers - 1, head=0, path=0, token=token)
+        return dict(layer=run.flags.layers - 1, head=0, path=0, token=run.task.T - 1)
     path = next((path for path in paths if path.reader == run.task.names[0]), paths[-1])
     number = paths.index(path)
-    if answers:
-        errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
-        token = sequences[0]["queries"][errors.index(max(errors))]
+    errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
+    token = sequences[0]["queries"][errors.index(max(errors))]
     return dict(layer=path.layer, head=path.head, path=number, token=token)
 
 
@@ -215,16 +198,19 @@ def data_of(run):
     sequences, measured = describe_sequences(run, batch), []
     for _, file in progress(f"{run.folder}: weights", weights):
         measured.append(measure(run, file, batch, sequences))
-    patterns, answers = zip(*measured, strict=True) if measured else ([], [])
+    patterns, answers = zip(*measured, strict=True)
 
     # R^2 of each symbol at each role before and after each layer, at the end of training
-    scores = torch.empty(0)
-    if run.model is not None:
-        many = train.sequences(flags, held_out("information", 1024))
-        scores = information(run.model, task, many, flags.K).clamp(0, 1)
+    many = train.sequences(flags, held_out("information", 1024))
+    scores = information(run.model, task, many, flags.K).clamp(0, 1)
+
+    # why there is no circuit, if there is none
+    missing = f"There is no circuit.json: run python ablate.py {shlex.quote(str(run.folder))}."
+    if run.report:
+        missing = f"ablate.py found no circuit: {run.report['verdict']}."
 
     # names: of roles, symbols and the columns of the circuit
-    steps = [step for step, _ in weights] or [run.log[-1]["step"]]
+    steps = [step for step, _ in weights]
     blocks, roles, reading = [], [], []
     for block in task.blocks:
         slots, size = block.symbols.shape
@@ -258,7 +244,7 @@ def data_of(run):
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
         losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
-        missing=why_missing(run),
+        missing=missing,
         first=first_choice(run, sequences, answers),
     )
 
@@ -324,7 +310,11 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     with program("extras.pages.explore"):
         args = p.parse_args()
-        text = page([data_of(analyze.read_run(folder)) for folder in args.run])
+        runs = [analyze.read_run(folder) for folder in args.run]
+        for run in runs:
+            if run.model is None:
+                raise UserError(f"{run.folder} has no weights, model.pt: train it to its end")
+        text = page([data_of(run) for run in runs])
         with train.writing(args.out):
             args.out.write_text(text, encoding="utf-8")
         print(f"{args.out} ({len(text) / 1e6:.1f} MB)")

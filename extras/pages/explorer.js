@@ -1,5 +1,5 @@
-// Draws explorer.html. A click changes the selection (`at`), which the address keeps; `near` is
-// what the mouse points at. Both hold numbers from 0, and so does the address.
+// Draws explorer.html. A click changes the selection (`at`); `near` is what the mouse points at.
+// Both hold numbers from 0.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const PAGES = JSON.parse($("data").textContent);
@@ -51,25 +51,6 @@ function attention(layer, head) { // whole percent, a row of T for each attendin
   return run.bytes.subarray(start, start + size);
 }
 
-function counts() {
-  return { sequence: run.sequences.length, checkpoint: run.steps.length, layer: run.layers,
-    head: run.heads, token: run.task.T, path: run.paths.length };
-}
-function readAddress() {
-  const address = new URLSearchParams(location.hash.slice(1));
-  const number = PAGES[address.get("run")] ? Number(address.get("run")) : 0;
-  run = PAGES[number];
-  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, ...run.first };
-  for (const [name, count] of Object.entries(counts())) {
-    const number = Number(address.get(name) ?? NaN);
-    if (range(count).includes(number)) at[name] = number;
-  }
-}
-function writeAddress() {
-  const address = new URLSearchParams();
-  for (const name of ["run", ...Object.keys(counts())]) address.set(name, at[name]);
-  history.replaceState(null, "", `#${address}`);
-}
 function choosePath(number) {
   const path = run.paths[number], ends = sequence().ends[number][chain(at.token)];
   Object.assign(at, { path: number, layer: path.layer, head: path.head });
@@ -88,7 +69,7 @@ function drawControls() {
     max="${run.steps.length - 1}"><output></output></label>`;
   $("controls").innerHTML = h`${select("run", PAGES.map((page, n) => option(page.name, n)))}
     ${select("sequence", range(run.sequences.length).map((n) => option(n, n)))}
-    ${run.steps.length > 1 ? slider : ""}${run.attention && select("head", heads)}`;
+    ${run.steps.length > 1 ? slider : ""}${select("head", heads)}`;
   document.title = $("title").textContent = `Inside ${run.name}`;
   $("summary").textContent = run.about.summary;
   $("legend").innerHTML = h`<ul>${run.about.legend.map((line) => h`<li>${line}`)}</ul>`;
@@ -105,7 +86,6 @@ function showChosen() {
 // ---- query and answer
 
 function drawAnswer(token, number) {
-  if (run.missing.answer) return put("answer", "Query and answer", run.missing.answer, "");
   const mine = chain(token), query = sequence().names[sequence().queries[mine]];
   const targets = run.targets[at.sequence][mine].map(([name]) => name);
   const answers = run.answers[at.checkpoint].map((each) => each[at.sequence][mine]);
@@ -134,16 +114,13 @@ function drawStrip() {
     h`<div class="strip">${blocks}</div>`);
 }
 function pointStrip(token) {
-  const { T } = run.task, pattern = run.attention && attention(at.layer, at.head);
-  const pairs = pairsOfHead();
+  const { T } = run.task, pattern = attention(at.layer, at.head), pairs = pairsOfHead();
   $("strip").querySelector("h2").textContent =
-    tokenName(token) + (pattern ? ` in ${headName(at.layer, at.head)}${when()}` : "");
+    `${tokenName(token)} in ${headName(at.layer, at.head)}${when()}`;
   for (const tile of $("strip").querySelectorAll("button")) {
     const other = Number(tile.dataset.token);
-    if (pattern) {
-      tile.style.setProperty("--up", pattern[token * T + other] / 100);
-      tile.style.setProperty("--down", pattern[other * T + token] / 100);
-    }
+    tile.style.setProperty("--up", pattern[token * T + other] / 100);
+    tile.style.setProperty("--down", pattern[other * T + token] / 100);
     const joined = (from, to) => pairs.some(([source, target]) => source === from && target === to);
     tile.classList.toggle("chosen", other === token);
     tile.classList.toggle("to", joined(token, other));
@@ -152,7 +129,6 @@ function pointStrip(token) {
 }
 
 function drawHeads() {
-  if (run.missing.map) return put("heads", "All heads", run.missing.map, "");
   const { T } = run.task;
   const heads = allHeads().map(([layer, head]) => h`<button data-layer="${layer}"
     data-head="${head}" class="${inCircuit(layer, head) ? "useful" : ""}"><canvas width="${T}"
@@ -168,7 +144,6 @@ function drawHeads() {
 }
 
 function drawMap() {
-  if (run.missing.map) return put("map", "Attention map", run.missing.map, "");
   const { T, roles } = run.task, edge = 44, size = room("map") - edge - 2, cell = size / T;
   const box = (token, other, more) =>
     rect(edge + other * cell, edge + token * cell, cell, cell, more);
@@ -204,7 +179,7 @@ function drawMap() {
 // ---- the circuit
 
 function drawCircuit() {
-  if (run.missing.circuit) return put("circuit", "The circuit", run.missing.circuit, "");
+  if (!run.paths.length) return put("circuit", "The circuit", run.missing, "");
   const levels = [...new Set(run.paths.map((path) => path.layer))].sort((a, b) => a - b);
   const width = room("circuit"), left = 76, rise = 58, bottom = rise * levels.length + 16;
   const apart = (width - left - 22) / Math.max(1, run.places.length - 1);
@@ -297,8 +272,7 @@ function drawHistory(number) {
 // ---- information in the residual stream
 
 function drawInformation() {
-  const title = "Information in the residual stream", { letters, names } = run.task;
-  if (run.missing.information) return put("information", title, run.missing.information, "");
+  const { letters, names } = run.task;
   const layers = new Set(run.paths.map((path) => path.layer));
   const panel = (role) => {
     const row = (scores, level) => {
@@ -311,9 +285,10 @@ function drawInformation() {
     return h`<table><caption>${names[role]}</caption>${run.information.map(row).reverse()}
       <tr><th>${letters.map((letter) => h`<th>${letter}`)}</table>`;
   };
-  put("information", `${title}${atTheEnd()}`, `a panel for each role, a row for the state after
-    each layer, a column for each symbol: the bluer, the better least squares read the symbol from
-    the residual stream (R² on held-out sequences); red: layers of the circuit; click on a layer`,
+  put("information", `Information in the residual stream${atTheEnd()}`,
+    `a panel for each role, a row for the state after each layer, a column for each
+    symbol: the bluer, the better least squares read the symbol from the residual stream (R² on
+    held-out sequences); red: layers of the circuit; click on a layer`,
     h`<p class="say">Point at a cell.</p><div class="panels">${run.reading.map(panel)}</div>`);
 }
 
@@ -330,7 +305,6 @@ function draw() {
     $(id).classList.toggle("old", at.checkpoint < run.steps.length - 1);
   showChosen();
   point();
-  writeAddress();
 }
 function point() {
   const token = near.token ?? at.token, path = near.path ?? at.path;
@@ -347,8 +321,9 @@ function point() {
   const frame = $("row"), tall = frame?.height.baseVal.value;
   frame?.setAttribute("y", 44 + tall * token);
 }
-function begin() {
-  readAddress();
+function begin(number) {
+  run = PAGES[number];
+  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, ...run.first };
   drawn = {};
   drawControls();
   draw();
@@ -378,16 +353,15 @@ document.addEventListener("click", ({ target }) => {
 });
 for (const kind of ["input", "change"]) document.addEventListener(kind, ({ target }) => {
   const value = Number(target.value), { choose } = target.dataset;
-  if (choose === "run") location.hash = `run=${value}`;
+  if (choose === "run") begin(value);
   else {
     if (choose === "head") [at.layer, at.head] = allHeads()[value];
     else at[choose] = value;
     draw();
   }
 });
-addEventListener("hashchange", begin);
 addEventListener("resize", () => {
   drawn = {};
   draw();
 });
-begin();
+begin(0);
