@@ -6,9 +6,8 @@ README's four commands beside steps of the best known of these.
 
 All models have the size of the main command and are trained on the same batches by the same AdamW,
 without torch.compile. They take turns within each round, so that a change in the load of the
-machine affects all of them, and the median over the rounds counts. Each row also holds the losses
-of the first and the last step, which would show a model of another kind. A command counts in steps
-of GPT2Model, in the best dtype of the machine, that were timed just before and just after it.
+machine affects all of them, and the median over the rounds counts. A command counts in steps of
+GPT2Model, in the best dtype of the machine, that were timed just before and just after it.
 """
 
 import functools
@@ -110,22 +109,22 @@ def training_step(model, flags):
         nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.item()
+        return loss.item()  # when the device is done
 
     return step
 
 
 def take_turns(steps, flags):
-    """Return {key: the median seconds} and {key: [loss, ...]} of steps, {key: batch -> loss}."""
-    seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
+    """Return {key: the median seconds} of steps, {key: a function of a batch}."""
+    seconds = {key: [] for key in steps}
     for number in range(WARMUP + ROUNDS):
         index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
         batch = train.sequences(flags, index)
         for key, step in steps.items():
             began = time.perf_counter()
-            losses[key].append(step(batch))
+            step(batch)
             seconds[key].append(time.perf_counter() - began)
-    return {key: statistics.median(seconds[key][WARMUP:]) for key in steps}, losses
+    return {key: statistics.median(seconds[key][WARMUP:]) for key in steps}
 
 
 def measure(flags):
@@ -135,12 +134,10 @@ def measure(flags):
         torch.manual_seed(0)
         model = MODELS[name](flags).to(flags.device)
         steps[dtype, name] = training_step(model, flags.replace(dtype=dtype))
-
-    medians, losses = take_turns(steps, flags)
+    medians = take_turns(steps, flags)
     for (dtype, name), median in medians.items():
-        row = dict(model=name, setting=dtype, ms=round(1000 * median))
-        row["ours_faster_by"] = round(median / medians[dtype, "ours"], 2)
-        row["losses"] = [round(losses[dtype, name][number], 3) for number in (0, -1)]
+        faster = round(median / medians[dtype, "ours"], 2)
+        row = dict(model=name, setting=dtype, ms=round(1000 * median), ours_faster_by=faster)
         rows.append(row)
     return rows
 
@@ -151,7 +148,7 @@ def first_experience(flags):
     step = training_step(MODELS[GPT2](flags).to(flags.device), flags)
 
     def step_seconds():
-        return take_turns({GPT2: step}, flags)[0][GPT2]
+        return take_turns({GPT2: step}, flags)[GPT2]
 
     rows, before = [], step_seconds()
     with tempfile.TemporaryDirectory() as folder:

@@ -61,8 +61,7 @@ def make_groups(model, tokenizer, name, n, seed, modules):
 
 
 def measure(model, groups, which, hooks=lambda group: ()):
-    """Return the logit of the answer minus that of the other colour, with hooks(group): (groups,),
-    the mean over the questions of each group."""
+    """Return (groups,) means of the answer's logit minus the other colour's, with hooks(group)."""
     values = []
     for group in groups:
         with ExitStack() as stack:

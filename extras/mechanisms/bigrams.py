@@ -1,12 +1,10 @@
-"""The bigram task (Bietti's slides): the order in which an induction head learns its memories,
-and one layer beside two.
+"""The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
     python -m extras.mechanisms bigrams                           # about 13 minutes on one core
 
-Characters follow Shakespeare's bigrams, except that K triggers are each followed by an output that
-is drawn for the sequence. The scored positions are those of a trigger that occurred before. If
-outputs are triggers, the sequence can run in a cycle, which is easy to predict; accuracy is
-therefore also given without such sequences.
+Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
+sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
+a cycle, which is easy to predict; accuracy is therefore also given without such sequences.
 """
 
 import csv
@@ -114,17 +112,16 @@ class Simplified(torch.nn.Module):
         return x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T), (first, second)
 
     def scores(self):
-        """What each memory answers, (questions, answers), with the right answers on the diagonal:
-        the logits of each attended token, and the attention scores of each trigger to what follows
-        each token, and of each position from the second on to each position."""
+        """What each memory answers, (questions, answers), right on the diagonal: the logits of each
+        attended token; the attention scores of each trigger to what follows each token, and of each
+        position but the first to each position."""
         E, P, d = self.E, self.P, len(self.W_OV1)
         output, trigger = E @ self.W_OV2.T @ self.U.T, E @ self.W_KQ2 @ self.W_OV1 @ E.T
         return output, trigger / d**0.5, P[1:] @ self.W_KQ1 @ P.T / d**0.5
 
     def recalls(self, triggers=range(N)):
         """The share of its associations that each memory recalls; W_KQ2 for these triggers."""
-        output, trigger, previous = self.scores()
-        right = [x.argmax(1) == torch.arange(len(x)) for x in (output, trigger, previous)]
+        right = [x.argmax(1) == torch.arange(len(x)) for x in self.scores()]
         right[1] = right[1][triggers]
         return [float(x.float().mean()) for x in right]
 

@@ -3,9 +3,8 @@
     python -m extras.mechanisms hops                              # about 20 minutes on one core
 
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
-in all sequences. The output after layer l is the number 2^l hops ahead, but k after the last; a hop
-token in the input selects the number of hops instead, and only the last layer has an output. Levels
-l count from 0.
+in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ahead, but k after the
+last; or a hop token selects the number of hops, and only the last layer has an output.
 """
 
 import math

@@ -3,8 +3,7 @@
     python -m extras.mechanisms memories                          # about 2 minutes on one core
 
 A memory W answers token z with the k of the largest u_k' W e_z, where e and u are random unit
-vectors of d numbers. The fact is always z -> z: with random vectors any other one-to-one map only
-renames the answers.
+vectors of d numbers. The fact is always z -> z: any other one-to-one map only renames the answers.
 """
 
 import math

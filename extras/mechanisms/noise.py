@@ -105,8 +105,8 @@ def train(seed, steps, d=128, T=64, B=64):
 
 def contexts(layer, n, N, generator):
     """Draw what a layer reads at the last trigger of at least n sequences of 2N uniform characters,
-    (n, inputs), and what follows there, (n,). The MLP reads the trigger, the same in all sequences;
-    attention, with keys of zero, the shares of the characters up to it."""
+    (n, inputs), and what follows, (n,). The MLP reads the trigger; attention, with keys of zero,
+    the shares of the characters up to it."""
     table, drawn = (torch.full((N, N), 1 / N), torch.full((N,), 1 / N)), []
     while sum(len(following) for _, following in drawn) < n:
         tokens, scored, _ = sample(64, 2 * N, NOISE_SHARE, table, generator)

@@ -156,8 +156,7 @@ def new_symbols(run):
 
 
 def path_rows(run, steps, letters):
-    """Return a dict for each path: its ends in the diagram, its attention at each of the steps,
-    what circuit.json says of it, and its history."""
+    """Return a dict for each path: its ends in the diagram, its attention, its use."""
     rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
     histories = paths_in(run.emergence)
     for path, measured in run.paths.items():

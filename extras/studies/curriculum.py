@@ -13,8 +13,7 @@ from extras.studies.rows import committed
 
 
 def table(rows):
-    """Return a row per D and targets, of the runs that start from fresh weights: how many know each
-    symbol at their end, and the median step at which these learned it."""
+    """Return a row per D and targets, from fresh weights: how many know each symbol, and when."""
     groups, lines = {}, []
     for row in (row for row in rows if not row["flags"].init):
         groups.setdefault((row["flags"].D, *row["flags"].target_symbols), []).append(row)
@@ -101,9 +100,8 @@ def draw(rows, out):
 
 
 def conditional_runs():
-    """Return (rows, left out): the runs of conditional retrieval that learn their attention, of
-    several of one encoding, depth, seed and targets the longest alone, which begins like the
-    shorter ones; and how many these are."""
+    """Return (rows, left out): the runs of conditional retrieval that learn their attention, the
+    longest of each encoding, depth, seed and targets; and how many shorter ones there are."""
     rows, runs = committed("conditional/*", "again/cond*"), {}
     rows = [row for row in rows if not getattr(row["flags"], "circuit", "")]
     for row in sorted(rows, key=lambda row: -row["flags"].steps):

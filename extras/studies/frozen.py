@@ -1,5 +1,4 @@
-"""Train with the attention frozen to a circuit (Section 5): what a depth can learn if its
-heads read along the fewest paths from the first step on.
+"""Train with the attention frozen to a circuit (Section 5): what its paths let a depth learn.
 
     python -m extras.studies.frozen minimal --layers 3 --heads 1 --D 8 --out out/frozen_L3
 

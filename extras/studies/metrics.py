@@ -71,8 +71,7 @@ def shown(row):
 
 
 def table():
-    """Return a row per depth and whether it is too small: the range of each metric over runs and
-    symbols, and in how many of these some metric shows that it is learned."""
+    """Return a row per depth and whether it is too small: the range and verdict of each metric."""
     groups, lines = {}, []
     for row in load_metrics():
         groups.setdefault((row["layers"], too_few_layers(row)), []).append(row)

@@ -141,8 +141,7 @@ def with_onsets(rotary="input", folder=FOLDER):
 
 
 def onset_table(folder=FOLDER):
-    """Return a row per kind of read in SHOWN: its onset, by how much it comes before that of the
-    knowledge of x_1, and in how many runs it does."""
+    """Return a row per kind of read in SHOWN: its onset, and by how much x_1 comes later."""
     lines = []
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
         rows = with_onsets(rotary, folder)
@@ -191,8 +190,7 @@ def repeats():
 
 def delays(folder=FOLDER):
     """Return {"1b -> 1a until 200": [(seed, steps later), ...], ...}: by how much later x_1 is
-    learned than in the median of the plain runs of the same seed, of runs that do not learn it
-    before their read is free again."""
+    learned than in the median plain run of the seed, if not before the read is free again."""
     ever, found = plain_steps(folder), {}
     late = [row for row in load_onsets(folder=folder)[1] if row["learned"] > row["late"][1]]
     for row in sorted(late, key=lambda row: row["late"]):

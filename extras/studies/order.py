@@ -3,10 +3,9 @@
     python -m extras.studies.order results/runs/default.jsonl          # prints the tables
     python -m extras.studies.order out/L12_H1_D3_s* --out results/figures    # measures
 
-A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). Runs
-with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
-knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": by how much the loss of x_1 rises if all
-heads lose what they read so, ...}, of all pairs of roles.
+Runs with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
+knows x_1, with a loss below 0.5: run, step, loss of x_1, and kinds, {"q -> 1b": by how much it
+rises if all heads lose what they read so, ...}, of all pairs of roles.
 """
 
 import itertools
@@ -134,8 +133,7 @@ def path_steps(row, level):
     matters at the end first passes a level, of those that do, the first one first."""
     emergence, found = row["emergence"], []
     for path in emergence["paths"]:
-        negative = [-mean for mean in path["mean"]]
-        step = analyze.first_below(emergence["steps"], negative, -level)
+        step = analyze.first_below(emergence["steps"], [-x for x in path["mean"]], -level)
         if step is not None:
             head = path["layer"], path["head"]
             found.append((step, head, "{reader} -> {read}".format(**path)))
@@ -157,8 +155,7 @@ def reads_in_order(row, level):
 
 
 def new_heads(row, level):
-    """Return, for x_2, x_3, ..., how many heads emerge, by the first of their paths, after the
-    symbol before was learned and until it is."""
+    """Return how many heads emerge before x_2, x_3, ... are learned and after the symbol before."""
     first = {}
     for step, head, _ in path_steps(row, level):
         first.setdefault(head, step)

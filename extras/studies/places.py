@@ -80,9 +80,6 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 data.make_batch = make_batch
 
 
-# ---- what is left when the pairs move
-
-
 @torch.no_grad()
 def losses_by_place(model, flags, task, n=4096):
     """Return (loss, {place: loss}): the loss of x_1 of a model on n held-out sequences of a task,

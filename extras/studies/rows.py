@@ -2,14 +2,13 @@
 
     python -m extras.studies.rows default out/L12_H1_D3_s*    # into results/runs/default.jsonl
 
-A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It is a dict:
+A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It is a dict, with five
+significant digits:
 
     name, config: of the run directory, and what its config.json holds
     log: the rows of log.jsonl
     report: of circuit.json, if it is there
     emergence: of emergence.json, if it is there: the steps, and the mean attention of each path
-
-Floats have five significant digits.
 """
 
 import functools

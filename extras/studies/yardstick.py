@@ -3,9 +3,8 @@
     python -m extras.studies.yardstick results/[AD] results/default_s0 results/rope_s4
 
 scores.py says what the methods are. They score the candidates of the search on 64 sequences, and
-one threshold, chosen on half of the models, is tested on the other half; ACDC is run at six. With
-"+ search", ablate.search takes the candidates in this order, stars last, and what it finds is
-validated, as find_circuit does with the order of attention.
+one threshold, chosen on half of the models, is tested on the other half. With "+ search",
+ablate.search takes them in this order, stars last, as find_circuit does in that of attention.
 
 yardstick.jsonl has a row per model: family, right [of each candidate True, False, or None if it
 shares half of its pairs of tokens with a path of the circuit], scores {method: [of each]}, exact
@@ -31,9 +30,6 @@ import torch
 
 
 FILE, MOST, THRESHOLD = RESULTS / "figures/yardstick.jsonl", 20, 0.05  # paths drawn; solved below
-
-
-# ---- a row for a model, a row for a run
 
 
 def patched(model, flags, *parts):
