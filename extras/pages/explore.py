@@ -15,7 +15,7 @@ import shlex
 import analyze
 import train
 from ablate import MEAN, PatchedModel, parts_of, paths_in, tokens_of
-from data import UserError, command_line, held_out, program, progress
+from data import UserError, command_line, held_out, program
 from extras.studies.stats import knock_out_rises
 
 import torch
@@ -23,16 +23,7 @@ from matplotlib.colors import to_hex
 
 
 HERE = pathlib.Path(__file__).parent
-SEQUENCES, CHECKPOINTS = 8, 8  # in the page; these are evenly spread
-
-
-def weights_of(run):
-    """Return [(step, weights), ...] of the models in the page, the final one last."""
-    last = run.log[-1]["step"]
-    files = [file for file in train.checkpoints_of(run.folder) if int(file.stem) < last]
-    count = min(len(files), CHECKPOINTS)
-    files = [files[number * len(files) // count] for number in range(count)]
-    return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
+SEQUENCES = 8  # in the page
 
 
 def describe_sequences(run, batch):
@@ -79,15 +70,14 @@ def name_answers(run, batch, sequences, predictions):
 
 
 @torch.no_grad()
-def measure(run, weights, batch, sequences):
+def measure(run, batch, sequences):
     """Return (attention, answers) of a model: the patterns of all heads in whole percent, as bytes;
     the answers of the full model, and with each path knocked out."""
-    model = train.load(run.folder, weights)[0]
     with train.precision(run.flags):
-        patterns = model(batch.inputs, return_patterns=True)[1]
+        patterns = run.model(batch.inputs, return_patterns=True)[1]
     patterns = torch.stack(patterns, 1)  # (B, layers, heads, T, T)
     patterns = (100 * patterns.float()).round().byte()
-    full = PatchedModel(model, run.flags, batch, metric=torch.Tensor.float)  # predictions
+    full = PatchedModel(run.model, run.flags, batch, metric=torch.Tensor.float)  # predictions
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
     return patterns.numpy().tobytes(), answers
@@ -155,7 +145,7 @@ def new_symbols(run):
     return brought
 
 
-def path_rows(run, steps, letters):
+def path_rows(run, letters):
     """Return a dict for each path: its ends in the diagram, its attention, its use."""
     rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
     histories = paths_in(run.emergence)
@@ -163,15 +153,12 @@ def path_rows(run, steps, letters):
         row = dict(title=str(path), layer=path.layer, head=path.head)
         row |= dict(reader=columns[path.reader], read=columns[path.read.rstrip("*")])
         row |= dict(brings=[letters[k] for k in brought[path]])
-        row |= dict(cost=measured["cost"], without=measured["without"])
-        means = {}
+        row |= {name: measured[name] for name in ("attention", "cost", "without")}
         if path in histories:
             history = histories[path]
-            means = dict(zip(run.emergence["steps"], history["mean"], strict=True))
             removed = knock_out_rises(run.emergence, history) if "without" in history else {}
             rises = {name: [round(rise, 4) for rise in curve] for name, curve in removed.items()}
             row["history"] = dict(mean=history["mean"], rises=rises)
-        row["attention"] = [means.get(step, measured["attention"]) for step in steps]
         rows.append(row)
     return rows
 
@@ -183,21 +170,17 @@ def first_choice(run, sequences, answers):
         return dict(layer=run.flags.layers - 1, head=0, path=0, token=run.task.T - 1)
     path = next((path for path in paths if path.reader == run.task.names[0]), paths[-1])
     number = paths.index(path)
-    errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
+    errors = [sum(error for _, error in cells) for cells in answers[1 + number][0]]
     token = sequences[0]["queries"][errors.index(max(errors))]
     return dict(layer=path.layer, head=path.head, path=number, token=token)
 
 
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
-    flags, task, weights = run.flags, run.task, weights_of(run)
-
-    # attention and answers
+    flags, task = run.flags, run.task
     batch = train.sequences(flags, held_out("validation", SEQUENCES))
-    sequences, measured = describe_sequences(run, batch), []
-    for _, file in progress(f"{run.folder}: weights", weights):
-        measured.append(measure(run, file, batch, sequences))
-    patterns, answers = zip(*measured, strict=True)
+    sequences = describe_sequences(run, batch)
+    patterns, answers = measure(run, batch, sequences)
 
     # R^2 of each symbol at each role before and after each layer, at the end of training
     many = train.sequences(flags, held_out("information", 1024))
@@ -209,7 +192,6 @@ def data_of(run):
         missing = f"ablate.py found no circuit: {run.report['verdict']}."
 
     # names: of roles, symbols and the columns of the circuit
-    steps = [step for step, _ in weights]
     blocks, roles, reading = [], [], []
     for block in task.blocks:
         slots, size = block.symbols.shape
@@ -233,13 +215,13 @@ def data_of(run):
         heads=flags.heads,
         symbols=flags.target_names,
         colors=[to_hex(analyze.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
-        steps=steps,
+        step=run.log[-1]["step"],
         sequences=sequences,
         targets=name_answers(run, batch, sequences, batch.targets),
         answers=answers,
-        attention=base64.b64encode(b"".join(patterns)).decode(),
+        attention=base64.b64encode(patterns).decode(),
         information=(100 * scores).round().int().tolist(),
-        paths=path_rows(run, steps, letters),
+        paths=path_rows(run, letters),
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
         losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],

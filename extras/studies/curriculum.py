@@ -53,10 +53,11 @@ def claim():
     no_x1, no_x1_left = despite_gap(rows, 1)
     whole, no_x2 = committed(f"{D3}targets1-2-3_*"), committed(f"{D3}targets1-3_*")
     alone, turns = committed(f"{D3}x1-2_then_x3_*"), committed(f"{D3}x1_then_x1-2_then_all_*")
-    both, first = (
-        {row["flags"].seed: row["learned"]["x_1"] for row in committed(f"{D3}targets{targets}_*")}
-        for targets in ("1-2", "1")
-    )
+    x_1 = {}  # the steps at which it was learned, by what was asked for and seed
+    for targets in "1-2", "1":
+        runs = committed(f"{D3}targets{targets}_*")
+        x_1[targets] = {row["flags"].seed: row["learned"]["x_1"] for row in runs}
+    both, first = x_1.values()
     delayed = [both[seed] > first[seed] for seed in first]
     return f"""\
 - **Without x_1**: {sum(no_x1)} of {len(no_x1)} runs that did not ask for x_1 learned a later

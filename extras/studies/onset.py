@@ -130,14 +130,13 @@ def measure(row):
 
 
 def load_onsets(rotary="input", folder=FOLDER):
-    """Return ([rows of plain runs], [rows of late.py]) of the onset.jsonl in a folder, by seed."""
+    """Return the rows of the onset.jsonl in a folder, by seed."""
     rows = train.read_file(folder / "onset.jsonl")
-    rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
-    return [row for row in rows if not row["late"]], [row for row in rows if row["late"]]
+    return sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
 
 
 def with_onsets(rotary="input", folder=FOLDER):
-    return [row for row in load_onsets(rotary, folder)[0] if row["onsets"]]
+    return [row for row in load_onsets(rotary, folder) if row["onsets"]]
 
 
 def onset_table(folder=FOLDER):
@@ -175,8 +174,9 @@ def slots_table():
 def plain_steps(folder=FOLDER):
     """Return {seed: [step, ...]}, at which x_1 is learned in all plain runs of the main command."""
     found = {}
-    for row in load_onsets(folder=folder)[0]:
-        found.setdefault(row["seed"], []).append(row["learned"])
+    for row in load_onsets(folder=folder):
+        if not row["late"]:
+            found.setdefault(row["seed"], []).append(row["learned"])
     for row in committed("default/*", "onset/*"):
         found.setdefault(row["flags"].seed, []).append(row["learned"]["x_1"])
     return found
@@ -192,10 +192,11 @@ def delays(folder=FOLDER):
     """Return {"1b -> 1a until 200": [(seed, steps later), ...], ...}: by how much later x_1 is
     learned than in the median plain run of the seed, if not before the read is free again."""
     ever, found = plain_steps(folder), {}
-    late = [row for row in load_onsets(folder=folder)[1] if row["learned"] > row["late"][1]]
+    late = [row for row in load_onsets(folder=folder) if row["late"]]
     for row in sorted(late, key=lambda row: row["late"]):
-        later = row["learned"] - statistics.median(ever[row["seed"]])
-        found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
+        if row["learned"] > row["late"][1]:
+            later = row["learned"] - statistics.median(ever[row["seed"]])
+            found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
     return found
 
 
@@ -207,7 +208,7 @@ def late_claim():
         later = [steps for _, steps in points]
         beyond = f"{sum(abs(steps) > widest for steps in later)} of {len(later)}"
         lines.append(f"- {name}: {signed(later)} steps, more than repeats differ in {beyond} runs")
-    early = [row for row in load_onsets()[1] if row["learned"] <= row["late"][1]]
+    early = [row for row in load_onsets() if row["late"] and row["learned"] <= row["late"][1]]
     masked, as_ever = zip(*(row["masked"] for row in early if "masked" in row), strict=True)
     begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
     after = [steps for seed, steps in found[f"{HEADS[1]} until 200"] if begins[seed] > 200]
