@@ -137,8 +137,7 @@ def measure(flags):
     medians = take_turns(steps, flags)
     for (dtype, name), median in medians.items():
         faster = round(median / medians[dtype, "ours"], 2)
-        row = dict(model=name, setting=dtype, ms=round(1000 * median), ours_faster_by=faster)
-        rows.append(row)
+        rows.append(dict(model=name, setting=dtype, ms=round(1000 * median), ours_faster_by=faster))
     return rows
 
 
@@ -146,16 +145,13 @@ def first_experience(flags):
     """Rows of JSON, one for each of COMMANDS: its seconds, and how many steps of GPT2 they are."""
     torch.manual_seed(0)
     step = training_step(MODELS[GPT2](flags).to(flags.device), flags)
-
-    def step_seconds():
-        return take_turns({GPT2: step}, flags)[GPT2]
-
-    rows, before = [], step_seconds()
+    rows, before = [], take_turns({GPT2: step}, flags)[GPT2]
     with tempfile.TemporaryDirectory() as folder:
         for command in progress("command", COMMANDS):
             arguments, began = command.replace("RUN", f"{folder}/run").split(), time.perf_counter()
             subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-            seconds, after = time.perf_counter() - began, step_seconds()
+            seconds = time.perf_counter() - began
+            after = take_turns({GPT2: step}, flags)[GPT2]
             steps = round(seconds / statistics.fmean([before, after]))
             rows.append(dict(command=command, seconds=round(seconds), gpt2_steps=steps))
             before = after

@@ -236,10 +236,9 @@ def about(run):
     loss = last.get("confirmed", last["val"])
     summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:
-        verdict = report["verdict"]
         worst = max(report[MEAN], key=lambda name: report[MEAN][name][0])
         loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report[MEAN][worst])
-        summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
+        summary += f" A circuit of {len(run.paths)} paths ({report['verdict']}): with all else"
         summary += f" ablated to its mean, the worst symbol, {worst}, has an MSE of {loss}"
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"

@@ -37,10 +37,9 @@ def rounded(value):
 
 def row_of(run):
     """Return the row of a run directory."""
-    flags, log = train.read_flags(run), train.read_log(run)
-    automatic = train.run_name(flags) == run.name
-    config = train.read_file(run / "config.json")
-    row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
+    flags, config = train.read_flags(run), train.read_file(run / "config.json")
+    name = f"s{flags.seed}" if train.run_name(flags) == run.name else run.name
+    row = dict(name=name, config=config, log=rounded(train.read_log(run)))
     if report := read_report(run):
         row["report"] = rounded(report)
     if (file := run / "emergence.json").exists():
