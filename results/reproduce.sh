@@ -363,7 +363,6 @@ python sweep.py --preset paper --out "$folder/paper"
 make_rows
 python -m extras.studies.circuits "$folder/D" --out "$figures"
 python -m extras.pages.removal "$folder/D"
-python -m extras.pages.film "$folder/D"
 python -m extras.pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
 
 # two small language models; the packages, and how to serve them for answers.jsonl, are in extras/llm/README.md

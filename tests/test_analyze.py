@@ -8,7 +8,7 @@ import analyze
 import train
 from ablate import Path, parts_of, paths_in
 from data import held_out
-from extras.pages import information
+from extras.pages import explore
 from model import Transformer
 from tests.common import output_of
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
@@ -60,14 +60,14 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
     as many as layers that do not."""
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
     monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
-    scores = information.information(run.model, run.task, batch, 4)
+    scores = explore.information(run.model, run.task, batch, 4)
     shown = torch.tensor([*run.task.roles.values()])
     shows = shown[:, None] == torch.arange(run.task.symbols)
     assert scores.shape == (3, *shows.shape)
     assert (scores[0][shows] > 0.99).all() and (scores[0][~shows] < 0.1).all(), scores[0]
     assert not any(module._forward_hooks for module in run.model.modules())
     run.model.blocks = torch.nn.ModuleList([run.model.blocks[0]] * 4)
-    assert len(information.residual_streams(run.model, batch.inputs)) == 5
+    assert len(explore.residual_streams(run.model, batch.inputs)) == 5
 
 
 def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):

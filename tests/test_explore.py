@@ -8,8 +8,7 @@ import shutil
 
 import train
 from data import held_out
-from extras.pages import explore, index
-from extras.studies import rows
+from extras.pages import explore
 from tests.common import assert_refused, output_of
 from tests.other_tasks import write_circuit
 
@@ -19,15 +18,12 @@ import torch
 
 @pytest.fixture(scope="module")
 def folder(whole, tmp_path_factory):
-    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
-    `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
+    """A folder with `run`, with checkpoints and a circuit; `bare`, without either; and a page."""
     folder = tmp_path_factory.mktemp("two words") / "my runs"
     run, bare, page = (folder / name for name in ("run", "bare", "page.html"))
     shutil.copytree(whole, run)
-    shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("*.pt", "ckpt"))
-    shutil.copytree(bare, folder / "begun", ignore=shutil.ignore_patterns("log.jsonl"))
+    shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("ckpt"))
     write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "q", "1b", 0.05), (1, 0, "q", "1b+1", 0.8))
-    output_of(rows, "group", bare, "--out", folder / "runs")
     assert str(page) in output_of(explore, run, bare, "--out", page)
     return folder
 
@@ -41,31 +37,25 @@ def test_the_page_says_what_the_model_says(folder):
     with torch.no_grad(), train.precision(flags):
         predictions = model(batch.inputs).float()
     errors = (predictions - batch.targets).square().unflatten(-1, (-1, flags.K)).mean(-1)
-    final = run["answers"][-1]
+    final = run["answers"]
     assert len(final) == 4  # of the full model, and without each path
     for number, chains in enumerate(final[0]):
         for chain, cells in enumerate(chains):
             query = batch.positions[number, chain, 0] - (flags.problem.T - flags.N)
             expected = errors[number, query].tolist()
             assert [error for _, error in cells] == pytest.approx(expected, abs=0.002)
-    missing = " ".join(bare["missing"].values())
-    assert "has no weights" in missing and "There is no circuit.json" in missing
+    assert "There is no circuit.json" in bare["missing"]
 
 
 def test_nothing_in_a_name_is_run(folder, tmp_path):
     """Names of runs and what their files say are text; folders that are no runs are refused."""
-    assert "<td>group/bare</td>" in index.index(folder, folder / "index.html")
-    bad = tmp_path / "runs" / "a#b<img src=x onerror=alert(1)>"
+    bad, page = tmp_path / "a#b<img src=x onerror=alert(1)>", tmp_path / "page.html"
     shutil.copytree(folder / "bare", bad)
-    shutil.copytree(folder / "begun", tmp_path / "runs" / "begun")
-    page, table = tmp_path / "runs" / "page.html", tmp_path / "index.html"
     output_of(explore, bad, "--out", page)
-    output_of(index, tmp_path / "runs", "--out", table)
-    page, table = (path.read_text(encoding="utf-8") for path in (page, table))
-    assert "<img src=x" not in page + table
-    assert 'href="./runs/page.html#run=0"' in table and "begun" not in table
-    assert_refused(index, bad / "empty", says="holds no run directories")
+    assert "<img src=x" not in page.read_text(encoding="utf-8")
     assert_refused(explore, bad / "empty", says="is no run directory")
+    (bad / "model.pt").unlink()
+    assert_refused(explore, bad, says="has no weights")
 
 
 @pytest.mark.slow
@@ -80,21 +70,15 @@ def test_pages_draw_without_error_request_or_sideways_scrolling(folder):
     for flag in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", dict(browser="ALL", performance="ALL"))
-    output_of(index, folder, "--out", folder / "index.html")
-    chosen = "run=0&sequence=0&checkpoint=0&layer=1&head=1"
-    pages = "page.html", "page.html#run=1", "index.html", f"page.html#{chosen}"
     with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as browser:
-        for width, page in itertools.product((360, 1400), pages):
+        for width, number in itertools.product((360, 1400), (0, 1)):
             size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            browser.get(f"{folder.as_uri()}/{page}")
-            browser.refresh()  # a change of the address alone loads nothing
+            browser.get(f"{folder.as_uri()}/page.html")
+            browser.execute_script(f"begin({number})")
             assert browser.find_element("css selector", "h1").text
             script = "return document.documentElement.scrollWidth - innerWidth"
-            assert browser.execute_script(script) <= 0, page
-
-        # the selection lives in the address of the last page
-        assert chosen in browser.execute_script("return location.hash")
+            assert browser.execute_script(script) <= 0, number
         assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
         events = [json.loads(row["message"])["message"] for row in browser.get_log("performance")]
     sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]

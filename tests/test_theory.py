@@ -5,7 +5,7 @@ import math
 
 from data import chain, conditional, make_batch
 from extras.studies import theory
-from extras.studies.tasks import shuffled
+from extras.studies.places import shuffled
 from tests.other_tasks import MIXED, TRIPLES, sequences_of, spans
 
 import pytest

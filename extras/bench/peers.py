@@ -5,11 +5,9 @@ README's four commands beside steps of the best known of these.
     python -m extras.bench.peers    # writes out/peers.jsonl; about 10 minutes on 2 cores
 
 All models have the size of the main command and are trained on the same batches by the same AdamW,
-without torch.compile, in float32 and in bfloat16. They take turns within each round, so that a
-change in the load of the machine affects all of them, and the median over the rounds counts. Each
-row also holds the losses of the first and the last step, which would show a model of another kind.
-Each command counts in steps of GPT2Model, with eager attention in the best dtype of the machine,
-that were timed just before and just after it.
+without torch.compile. They take turns within each round, so that a change in the load of the
+machine affects all of them, and the median over the rounds counts. A command counts in steps of
+GPT2Model, in the best dtype of the machine, that were timed just before and just after it.
 """
 
 import functools
@@ -42,9 +40,8 @@ COMMANDS = [  # of the README; RUN is the run directory
 
 
 class Peer(nn.Module):
-    """A library's stack of layers between an input map and an output map like ours.
-
-    call(stack, x) applies the stack to the residual stream x (B, T, width)."""
+    """A library's stack of layers between an input map and an output map like ours; call(stack, x)
+    applies it to the residual stream x (B, T, width)."""
 
     def __init__(self, flags, stack, call):
         super().__init__()
@@ -59,18 +56,12 @@ class Peer(nn.Module):
 def gpt2(attention, flags):
     from transformers import GPT2Config, GPT2Model
 
-    shape = GPT2Config(
-        n_layer=flags.layers,
-        n_head=flags.heads,
-        n_embd=flags.width,
-        n_positions=flags.problem.T,
-        vocab_size=1,
-        activation_function="gelu",
-        **dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0),
-        **dict.fromkeys(["bos_token_id", "eos_token_id"]),
-        attn_implementation=attention,
-        use_cache=False,
-    )
+    sizes = dict(n_layer=flags.layers, n_head=flags.heads, n_embd=flags.width)
+    sizes |= dict(n_positions=flags.problem.T, vocab_size=1)
+    no_dropout = dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0)
+    no_tokens = dict.fromkeys(["bos_token_id", "eos_token_id"])
+    kind = dict(activation_function="gelu", attn_implementation=attention, use_cache=False)
+    shape = GPT2Config(**sizes, **no_dropout, **no_tokens, **kind)
     return Peer(flags, GPT2Model(shape), lambda stack, x: stack(inputs_embeds=x)[0])
 
 
@@ -103,8 +94,7 @@ MODELS = {
 
 
 def training_step(model, flags):
-    """A function batch -> loss that trains the model by one step. All models start from weights of
-    one distribution."""
+    """A function batch -> loss that trains a model by one step, from weights like all others'."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
@@ -119,44 +109,35 @@ def training_step(model, flags):
         nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.item()
+        return loss.item()  # when the device is done
 
     return step
 
 
 def take_turns(steps, flags):
-    """Return {key: the median seconds} and {key: [loss, ...]} of steps, {key: batch -> loss}."""
-    seconds, losses = {key: [] for key in steps}, {key: [] for key in steps}
+    """Return {key: the median seconds} of steps, {key: a function of a batch}."""
+    seconds = {key: [] for key in steps}
     for number in range(WARMUP + ROUNDS):
         index = batch_index(flags.seed, number, flags.batch, flags.examples).to(flags.device)
         batch = train.sequences(flags, index)
         for key, step in steps.items():
             began = time.perf_counter()
-            losses[key].append(step(batch))
+            step(batch)
             seconds[key].append(time.perf_counter() - began)
-    return {key: statistics.median(seconds[key][WARMUP:]) for key in steps}, losses
+    return {key: statistics.median(seconds[key][WARMUP:]) for key in steps}
 
 
 def measure(flags):
-    """Rows of JSON, one for each dtype and model; "ours_faster_by" is the time of the model's step
-    divided by the time of our step in the same dtype."""
-    models, steps = {}, {}
+    """A row for each dtype and model; "ours_faster_by": its time by ours in the same dtype."""
+    steps, rows = {}, []
     for dtype, name in itertools.product(["float32", "bfloat16"], MODELS):
         torch.manual_seed(0)
-        models[dtype, name] = MODELS[name](flags).to(flags.device)
-        steps[dtype, name] = training_step(models[dtype, name], flags.replace(dtype=dtype))
-
-    # one row for each model
-    medians, losses = take_turns(steps, flags)
-    rows = []
+        model = MODELS[name](flags).to(flags.device)
+        steps[dtype, name] = training_step(model, flags.replace(dtype=dtype))
+    medians = take_turns(steps, flags)
     for (dtype, name), median in medians.items():
-        row = dict(model=name, setting=dtype)
-        row["parameters"] = sum(weight.numel() for weight in models[dtype, name].parameters())
-        row["steps_per_second"] = round(1 / median, 2)
-        row["ms"] = round(1000 * median)
-        row["ours_faster_by"] = round(median / medians[dtype, "ours"], 2)
-        row["losses"] = [round(losses[dtype, name][number], 3) for number in (0, -1)]
-        rows.append(row)
+        faster = round(median / medians[dtype, "ours"], 2)
+        rows.append(dict(model=name, setting=dtype, ms=round(1000 * median), ours_faster_by=faster))
     return rows
 
 
@@ -164,23 +145,46 @@ def first_experience(flags):
     """Rows of JSON, one for each of COMMANDS: its seconds, and how many steps of GPT2 they are."""
     torch.manual_seed(0)
     step = training_step(MODELS[GPT2](flags).to(flags.device), flags)
-
-    def step_seconds():
-        return take_turns({GPT2: step}, flags)[0][GPT2]
-
-    rows, before = [], step_seconds()
+    rows, before = [], take_turns({GPT2: step}, flags)[GPT2]
     with tempfile.TemporaryDirectory() as folder:
         for command in progress("command", COMMANDS):
             arguments, began = command.replace("RUN", f"{folder}/run").split(), time.perf_counter()
             subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-            seconds, after = time.perf_counter() - began, step_seconds()
+            seconds = time.perf_counter() - began
+            after = take_turns({GPT2: step}, flags)[GPT2]
             steps = round(seconds / statistics.fmean([before, after]))
             rows.append(dict(command=command, seconds=round(seconds), gpt2_steps=steps))
             before = after
     return rows
 
 
-def main():
+# ---- the tables of README.md
+
+
+def read():
+    """Return the provenance of peers.jsonl, its rows of models and those of commands."""
+    provenance, *rows = train.read_file(Path(__file__).with_name("peers.jsonl"))
+    commands = [row for row in rows if "command" in row]
+    return provenance, [row for row in rows if "model" in row], commands
+
+
+def steps_table(provenance, models, commands):
+    """Return what was measured where, and a row for each model and dtype."""
+    names = "setting", "model", "ms", "ours_faster_by"
+    lines = [[row[name] for name in names] for row in models]
+    table = markdown([name.replace("_", " ") for name in names], *lines)
+    return ", ".join(f"{name} {value}" for name, value in provenance.items()) + f"\n\n{table}"
+
+
+def commands_table(provenance, models, commands):
+    """Return a row for each command of the README, and their sum."""
+    lines = [[*row.values()] for row in commands]
+    _, seconds, steps = zip(*lines, strict=True)
+    head = "command", "seconds", "steps of GPT2Model"
+    return markdown(head, *lines, ["all four", sum(seconds), sum(steps)])
+
+
+if __name__ == "__main__":
     name = "python -m extras.bench.peers"
     with program(name):
         command_line(name, __doc__).parse_args()
@@ -188,11 +192,6 @@ def main():
         flags = parse_flags([])
         provenance = train.provenance_of(flags) | dict(date=time.strftime("%B %Y"))
         provenance |= {name: version(name) for name in ("transformers", "x-transformers")}
-        rows, commands = measure(flags), first_experience(flags)
-        train.write_file(Path("out/peers.jsonl"), [provenance, *rows, *commands])
-        for table in rows, commands:
-            print(markdown(list(table[0]), *(row.values() for row in table)), end="\n\n")
-
-
-if __name__ == "__main__":
-    main()
+        measured = provenance, measure(flags), first_experience(flags)
+        train.write_file(Path("out/peers.jsonl"), [provenance, *measured[1], *measured[2]])
+        print(steps_table(*measured), commands_table(*measured), sep="\n\n")

@@ -12,16 +12,14 @@ import asyncio
 import gzip
 import json
 import os
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from analyze import save_figure
-from data import UserError, command_line, program
+from analyze import panels, save_figure
+from data import UserError, command_line, program, progress
 from extras.llm.questions import FORMULATIONS, make_question
-from extras.studies.stats import print_progress, wilson
+from extras.studies.stats import wilson
 
-import matplotlib.pyplot as plt
 import numpy as np
 import openai
 
@@ -120,10 +118,9 @@ async def benchmark(args):
     kinds = [("equations", D) for D in sorted({*args.D})] + [(name, None) for name in NAMES[1:]]
     questions = [(*kind, index) for index in range(args.n) for kind in kinds]
     left = [question for question in questions if not outcome(answers[question])]
-    slots, done, start = asyncio.Semaphore(REQUESTS), 0, time.time()
+    slots = asyncio.Semaphore(REQUESTS)
 
     async def finish(question):
-        nonlocal done
         async with slots:
             while not outcome(answers[question]):
                 attempt = await ask(client, settings, question)
@@ -132,8 +129,6 @@ async def benchmark(args):
                 answers[question].append(attempt)
                 file.write(json.dumps(attempt) + "\n")
                 file.flush()
-            done += 1
-            print_progress("question", done, len(left), start)
 
     with open(path, "a", encoding="utf-8") as file:
         await asyncio.gather(*map(finish, left[:REQUESTS]))  # a key or a field may be wrong
@@ -141,13 +136,13 @@ async def benchmark(args):
             file.truncate(0)
             text = f"the server refuses all questions so far: {answers[left[0]][0]['refused']}"
             raise UserError(f"{text}; --extra changes or removes fields of the request")
-        await asyncio.gather(*map(finish, left[REQUESTS:]))
+        for finished in progress("question", [*asyncio.as_completed(map(finish, left))]):
+            await finished
     print_counts(path)
 
 
 def count_outcomes(path):
-    """Return the settings of an answers file, and a Counter of outcomes for each (formulation, D).
-    UserError if no question has an outcome."""
+    """Return the settings of an answers file, and a Counter of outcomes per (formulation, D)."""
     counts = defaultdict(Counter)
     for (*kind, _), attempts in read_answers(path).items():
         if ended := outcome(attempts):
@@ -174,28 +169,26 @@ def print_counts(path):
 def draw_figure2(paths, folder):
     """Draw Figure 2 from answers files: accuracy by D for the equations (left) and for all
     formulations (right), and below them the share of questions without an acceptable answer."""
-    shape = dict(sharex="col", sharey="row", height_ratios=(3, 2), figsize=(10, 7))
-    figure, panels = plt.subplots(2, 2, **shape, layout="constrained")
+    shape = dict(sharex="col", sharey="row", height_ratios=(3, 2))
+    figure, (left, right, below, names) = panels(4, 2, 5, 3, **shape)
     width, sizes = 0.8 / len(paths), set()  # models stand side by side
     for i, path in enumerate(paths):
         settings, counts = print_counts(path)
         sizes |= {count.total() for count in counts.values()}
         by_D = {D: count for (_, D), count in counts.items() if D}
         by_name = {NAMES.index(name): counts[name, D] for name, D in counts if D in (None, 5)}
-        for column, points, line in (0, by_D, "-"), (1, by_name, ""):
-            above, below = panels[:, column]
+        for above, bars, points, line in (left, below, by_D, "-"), (right, names, by_name, ""):
             x = np.array([*points]) + width * (i + 0.5) - 0.4
             rows = [(count["right"], count.total()) for count in points.values()]
-            right = np.array([100 * number / n for number, n in rows])
-            error = np.abs(100 * np.reshape([wilson(*row) for row in rows], (-1, 2)).T - right)
+            share = np.array([100 * number / n for number, n in rows])
+            error = np.abs(100 * np.reshape([wilson(*row) for row in rows], (-1, 2)).T - share)
             style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=settings["model"])
-            above.errorbar(x, right, error, **style)
-            bottom = 0 * right
+            above.errorbar(x, share, error, **style)
+            bottom = 0 * share
             for name, hatch in zip(FAILURES, ("", "///", "..."), strict=True):
-                share = [100 * count[name] / count.total() for count in points.values()]
-                below.bar(x, share, width, bottom, color=f"C{i}", ec="white", hatch=hatch)
-                bottom += share
-    (left, right), (below, names) = panels
+                failed = [100 * count[name] / count.total() for count in points.values()]
+                bars.bar(x, failed, width, bottom, color=f"C{i}", ec="white", hatch=hatch)
+                bottom += failed
     left.axhline(25, color="black", ls="--", lw=1, label="random guessing: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
     left.set(title="F1 equations", ylabel="right (% of all questions)", ylim=(-4, 104))
@@ -206,7 +199,6 @@ def draw_figure2(paths, folder):
     text = f"n = {n} questions per point, with 95% Wilson intervals\n"
     figure.suptitle(text + "bars: plain, never settled; hatched, truncated; dotted, refused")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    folder.mkdir(parents=True, exist_ok=True)
     save_figure(figure, folder / "figure2.png")
     print(folder / "figure2.png")
 

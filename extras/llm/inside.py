@@ -14,14 +14,13 @@ import random
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from analyze import save_figure
+from analyze import panels, save_figure
 from data import progress
 from extras.llm.weights import FOLDER, GROUP, draw, last_logits, run, tokens
 from extras.studies import markdown
 from extras.studies.stats import bootstrap
 from train import read_file
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
@@ -62,8 +61,7 @@ def make_groups(model, tokenizer, name, n, seed, modules):
 
 
 def measure(model, groups, which, hooks=lambda group: ()):
-    """Return the logit of the answer minus that of the other colour, with hooks(group): (groups,),
-    the mean over the questions of each group."""
+    """Return (groups,) means of the answer's logit minus the other colour's, with hooks(group)."""
     values = []
     for group in groups:
         with ExitStack() as stack:
@@ -154,9 +152,6 @@ def hop(model, tokenizer, name, n, seed):
     return rows
 
 
-# ---- the table and the figure of the README
-
-
 def table():
     """Return the committed effects in the layers that have a control, then those of heads."""
     rows = read_file(FOLDER / "hop_gemma-3-270m.jsonl")
@@ -174,7 +169,7 @@ def table():
 
 def draw_inside(rows, path):
     """Draw the effects by layer: of patching above, of cuts and their controls below."""
-    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 7.4), layout="constrained")
+    figure, axes = panels(2, 1, 7, 3.2, sharex=True)
     lines = {"line": "the line that holds the answer", "query": "the query"} | CUTS
     lines |= {f"{kind}, other line": f"control: {lines[kind]}, other line" for kind in CUTS}
     for number, (kind, label) in enumerate(lines.items()):

@@ -78,15 +78,14 @@ def last_logits(model, ids, cache=None):
 def likeliest(model, tokenizer, questions, cache=None):
     """Return the likeliest of `words` for each of the questions (text, answer, words), which all
     have one length in tokens, by the first token in which these words differ."""
-    ends = [[tokens(tokenizer, word) for word in words] for _, _, words in questions]
-    shared = [os.path.commonprefix(end) for end in ends]
-    ids = [
-        tokens(tokenizer, text) + same for (text, _, _), same in zip(questions, shared, strict=True)
-    ]
-    logits, chosen = last_logits(model, torch.tensor(ids), cache), []
-    for row, end, same, (_, _, words) in zip(logits, ends, shared, questions, strict=True):
-        chosen.append(words[row[[word[len(same)] for word in end]].argmax()])
-    return chosen
+    ids, firsts = [], []  # of each question: its tokens, and of each word the first that differs
+    for text, _, words in questions:
+        ends = [tokens(tokenizer, word) for word in words]
+        same = os.path.commonprefix(ends)
+        ids.append(tokens(tokenizer, text) + same)
+        firsts.append([end[len(same)] for end in ends])
+    logits = last_logits(model, torch.tensor(ids), cache).gather(1, torch.tensor(firsts))
+    return [words[best] for (_, _, words), best in zip(questions, logits.argmax(1), strict=True)]
 
 
 def choices(model, tokenizer, name, n, seed):
@@ -105,9 +104,6 @@ def choices(model, tokenizer, name, n, seed):
             correct += word == answer
         rows.append(dict(formulation=formulation, D=D, correct=correct))
     return rows
-
-
-# ---- hops
 
 
 def hop_question(rng, form, N, D, shuffled=False):
@@ -134,8 +130,7 @@ def draw(model, tokenizer, rng, name, shots, *setting):
 
 
 def hops(model, tokenizer, name, n, seed):
-    """Return a row for each number of chains, hops and solved examples: how many of n questions
-    would be answered correctly with each order of the lines."""
+    """Return a row per N, D and examples: how many of n questions are right, by order of lines."""
     rows, cells = [], itertools.product((2, 4), range(1, 6), (0, 4))
     for N, D, shots in progress("cell", list(cells)):
         rows.append({"N": N, "D": D, "shots": shots, "by step": 0, "shuffled": 0})
@@ -147,9 +142,6 @@ def hops(model, tokenizer, name, n, seed):
                 chosen = likeliest(model, tokenizer, questions, cache)
                 rows[-1][order] += sum(map(str.__eq__, chosen, answers))
     return rows
-
-
-# ---- late MLPs
 
 
 def late(model, tokenizer, name, n, seed):
@@ -200,25 +192,20 @@ def choices_table():
     return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
 
 
-def hops_of(model):
-    """Return rows (N, examples, D, right answers, n, chance), both orders of the lines together."""
-    rows = []
-    for row in read_file(FOLDER / f"hops_{model}.jsonl"):
-        correct, chance = row["by step"] + row["shuffled"], 1 / row["N"]
-        rows.append((row["N"], row["shots"], row["D"], correct, 2 * row["n"], chance))
-    return rows
-
-
 def hops_table():
-    """Return the share of right answers by D, marked where its interval lies above or below chance,
-    and how many marks there are."""
+    """Return the share of right answers by D, both orders of the lines together, marked where its
+    interval lies above or below chance, and how many marks there are."""
     lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and {} with more"
     text += ", below in {} and {}"
     for model in MODELS:
-        for N, shots, _, correct, n, chance in hops_of(model):
-            cells = lines.setdefault((model, N, shots), [])
-            cells.append(f"{correct / n:.2f}{beside_chance(correct, n, chance)}")
-        found = (count_marks(model, more, mark) for mark in "*<" for more in (False, True))
+        marks = [], []  # of cells with one hop, and with more
+        for row in read_file(FOLDER / f"hops_{model}.jsonl"):
+            correct, n = row["by step"] + row["shuffled"], 2 * row["n"]
+            mark = beside_chance(correct, n, 1 / row["N"])
+            cells = lines.setdefault((model, row["N"], row["shots"]), [])
+            cells.append(f"{correct / n:.2f}{mark}")
+            marks[row["D"] > 1].append(mark)
+        found = [f"{part.count(mark)} of {len(part)}" for mark in "*<" for part in marks]
         counts.append(text.format(model, *found))
     head = ["", "N", "examples", *(f"D={D}" for D in range(1, 6))]
     lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
@@ -240,13 +227,6 @@ def late_table():
     return f"{table}\n\nIf none is cut, *the* is the likeliest word in {' and '.join(whole)}."
 
 
-def count_marks(model, beyond, mark="*"):
-    """Return in how many cells of hops_table the model has this mark, "4 of 4": in those with one
-    hop, or in those beyond one."""
-    marks = [beside_chance(*count) for _, _, D, *count in hops_of(model) if (D > 1) == beyond]
-    return f"{marks.count(mark)} of {len(marks)}"
-
-
 def run(name, description, measurements):
     """Run a command line for these measurements of a model, {word: function(model, tokenizer, name
     of the model, n, seed) -> rows}. Returns the rows and the folder into which they are written."""
@@ -263,7 +243,6 @@ def run(name, description, measurements):
         warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
         model, short = load(args.model), Path(args.model).name
         rows = measurements[args.what](*model, short, args.n, args.seed)
-        args.out.mkdir(parents=True, exist_ok=True)
         rows = [dict(model=short, n=args.n, seed=args.seed) | row for row in rows]
         write_file(args.out / f"{args.what}_{short}.jsonl", rows)
         return rows, args.out

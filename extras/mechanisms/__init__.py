@@ -3,10 +3,10 @@
     python -m extras.mechanisms recall                             # into out/mechanisms
     python -m extras.mechanisms recall --out results/mechanisms    # draw the committed rows again
 
-A system is a module with TASKS, a list of (function, number of seeds, [arguments], table), and
-perhaps with draw(results), a figure. For each of the arguments function(seed, **arguments) is
-called with every seed. results: {name of the function: rows}, where a row is arguments | {"values":
-one for each seed}; table(rows) gives rows of cells, the header first.
+A system is a module with TASKS, [(function, number of seeds, [arguments], table), ...], and perhaps
+with draw(results), a figure. function(seed, **arguments) is called for every seed. results: {name
+of the function: rows}, a row being arguments | {"values": one for each seed}; table(rows) gives
+rows of cells, the header first.
 """
 
 import importlib

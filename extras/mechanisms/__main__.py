@@ -33,8 +33,7 @@ def main():
     with program(program_name):
         p = command_line(program_name, mechanisms.__doc__.partition("\n\nA system")[0])
         p.add_argument("name", choices=NAMES, help="the system")
-        text = "folder for results and figure; rows that it holds are kept"
-        p.add_argument("--out", type=Path, default=Path("out/mechanisms"), help=text)
+        p.add_argument("--out", type=Path, default="out/mechanisms", help="folder; its rows stay")
         args = p.parse_args()
 
         module = importlib.import_module(f"extras.mechanisms.{args.name}")

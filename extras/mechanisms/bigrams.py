@@ -1,22 +1,21 @@
-"""The bigram task (Bietti's slides): the order in which an induction head learns its memories,
-and one layer beside two.
+"""The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
     python -m extras.mechanisms bigrams                           # about 13 minutes on one core
 
-Characters follow Shakespeare's bigrams, except that K triggers are each followed by an output that
-is drawn for the sequence. The scored positions are those of a trigger that occurred before. If
-outputs are triggers, the sequence can run in a cycle, which is easy to predict; accuracy is
-therefore also given without such sequences.
+Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
+sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
+a cycle, which is easy to predict; accuracy is therefore also given without such sequences.
 """
 
 import csv
 import json
 from pathlib import Path
 
+from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds, mean
-from model import Muon
+from model import make_optimizers
+from train import Flags, schedule
 
-import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy, embedding
 
@@ -31,9 +30,6 @@ RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
     "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
     "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
 }
-
-
-# ---- the task
 
 
 def read_bigrams():
@@ -63,9 +59,7 @@ def continue_tokens(tokens, probabilities, outputs, uniform):
 
 def sample(B, T, triggers, bigrams, generator):
     """Draw tokens (B, T + 1), scored (B, T), cyclic (B,) and the outputs (B, N), -1 for characters
-    that are no triggers.
-
-    Triggers are the K most frequent characters ("fixed") or drawn from the unigram ("random")."""
+    that are no triggers. These are the K most frequent characters ("fixed") or drawn ("random")."""
     probabilities, unigram = bigrams
     chosen = unigram.topk(K).indices.expand(B, K)
     if triggers == "random":
@@ -118,17 +112,16 @@ class Simplified(torch.nn.Module):
         return x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T), (first, second)
 
     def scores(self):
-        """What each memory answers, (questions, answers), with the right answers on the diagonal:
-        the logits of each attended token, and the attention scores of each trigger to what follows
-        each token, and of each position from the second on to each position."""
+        """What each memory answers, (questions, answers), right on the diagonal: the logits of each
+        attended token; the attention scores of each trigger to what follows each token, and of each
+        position but the first to each position."""
         E, P, d = self.E, self.P, len(self.W_OV1)
         output, trigger = E @ self.W_OV2.T @ self.U.T, E @ self.W_KQ2 @ self.W_OV1 @ E.T
         return output, trigger / d**0.5, P[1:] @ self.W_KQ1 @ P.T / d**0.5
 
     def recalls(self, triggers=range(N)):
         """The share of its associations that each memory recalls; W_KQ2 for these triggers."""
-        output, trigger, previous = self.scores()
-        right = [x.argmax(1) == torch.arange(len(x)) for x in (output, trigger, previous)]
+        right = [x.argmax(1) == torch.arange(len(x)) for x in self.scores()]
         right[1] = right[1][triggers]
         return [float(x.float().mean()) for x in right]
 
@@ -210,8 +203,8 @@ def memory_table(rows):
 
 def draw(results):
     """Plot recall and accuracy during training, with random and with fixed triggers."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
-    for panel, row in zip(panels, results["train_memories"], strict=False):
+    figure, grid = panels(2, 2, 5, 3.2, sharey=True)
+    for panel, row in zip(grid, results["train_memories"], strict=False):
         values = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
         for i, color in enumerate(("black", *COLORS[:3]), 2):
             draw_seeds(panel, values[0, :, 0], values[:, :, i], COLUMNS[i], color=color)
@@ -243,23 +236,15 @@ class Generic(torch.nn.Module):
 
 
 def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
-    """Train with Muon and AdamW; the two accuracies after the last step.
-
-    With fixed triggers the loss is that of all tokens. With random triggers it is that of the
-    scored tokens alone: a model that predicts all tokens well must doubt what
-    followed a token only once."""
+    """Train with Muon and AdamW; the two accuracies after the last step. With fixed triggers the
+    loss is that of all tokens. With random ones it is that of the scored tokens alone: a model
+    that predicts all tokens well must doubt what followed a token only once."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     held_out = sample(512, T, triggers, bigrams, generator)[:3]
     torch.manual_seed(seed)
-    model, rate = Generic(layers, d, 2, T), 0.02
-
-    # Muon has the matrices inside the layers, AdamW has the rest
-    matrices = dict.fromkeys(weight for weight in model.blocks.parameters() if weight.ndim > 1)
-    others = [weight for weight in model.parameters() if weight not in matrices]
-    decaying = dict(params=[weight for weight in others if weight.ndim > 1], weight_decay=0.1)
-    constant = dict(params=[weight for weight in others if weight.ndim == 1], weight_decay=0)
-    adamw = torch.optim.AdamW([decaying, constant], betas=(0.9, 0.95), fused=True)
-    optimizers = [adamw, Muon(matrices, rate, 0.1, torch.float32)]
+    model, rates = Generic(layers, d, 2, T), dict(lr=0.02, warmup=20, steps=steps, decay=0.5)
+    flags = Flags(optimizer="muon", weight_decay=0.1, beta2=0.95, dtype="float32", **rates)
+    optimizers = make_optimizers(model, flags)
     for step in range(steps):
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         trained = scored if triggers == "random" else torch.ones_like(scored)
@@ -267,7 +252,7 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
         cross_entropy(model(tokens[:, :-1])[trained], tokens[:, 1:][trained]).backward()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * min((step + 1) / 20, 1, 2 * (steps - step) / steps)
+                group["lr"] = flags.lr * schedule(step, flags)
             optimizer.step()
     with torch.no_grad():
         return accuracies(model(held_out[0][:, :-1]), *held_out)

@@ -3,17 +3,17 @@
     python -m extras.mechanisms hops                              # about 20 minutes on one core
 
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
-in all sequences. The output after layer l is the number 2^l hops ahead, but k after the last; a hop
-token in the input selects the number of hops instead, and only the last layer has an output. Levels
-l count from 0.
+in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ahead, but k after the
+last; or a hop token selects the number of hops, and only the last layer has an output.
 """
 
 import math
 
+from analyze import panels
 from extras.mechanisms import COLORS
 from model import Layer
 
-import matplotlib.pyplot as plt
+import matplotlib
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -134,7 +134,7 @@ TASKS = [(train, 3, [dict(zip(KEYS, row, strict=True), steps=LIMIT) for row in G
 
 def draw(results):
     """Plot the steps of every seed by k, and the accuracies of a mixture during training."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    figure, (left, right) = panels(2, 2, 4.5, 3)
     runs = {tuple(row[key] for key in KEYS): row["values"] for row in results["train"]}
     for color, N in zip(COLORS, (2, 3, 4), strict=False):
         for regime, line, mark in ("hard", "-", "o"), ("mixture", "--", "x"):
@@ -153,7 +153,7 @@ def draw(results):
     left.legend(fontsize="small", ncol=2, loc="lower right")
 
     k, N = 8, 4
-    colors = plt.get_cmap("viridis")([0.3 * level for level in range(k.bit_length())])
+    colors = matplotlib.colormaps["viridis"]([0.3 * level for level in range(k.bit_length())])
     for level, color in enumerate(colors):
         right.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
         for run in runs[k, N, "mixture", False]:

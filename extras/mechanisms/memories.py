@@ -3,8 +3,7 @@
     python -m extras.mechanisms memories                          # about 2 minutes on one core
 
 A memory W answers token z with the k of the largest u_k' W e_z, where e and u are random unit
-vectors of d numbers. The fact is always z -> z: with random vectors any other one-to-one map only
-renames the answers.
+vectors of d numbers. The fact is always z -> z: any other one-to-one map only renames the answers.
 """
 
 import math
@@ -17,8 +16,7 @@ WIDTHS = {"one step": (32, 64, 128, 256), "matrix": (8, 16, 23, 32, 45), "MLP": 
 
 
 def one_step_recall(seed, facts, d):
-    """The share of facts recalled after one gradient step from zero, over enough draws of the
-    embeddings for 4000 facts."""
+    """The share of facts recalled after one gradient step from zero, over draws for 4000 facts."""
     generator = torch.Generator().manual_seed(seed)
     right, draws = 0, math.ceil(4000 / facts)
     for _ in range(draws):
@@ -66,12 +64,8 @@ def table(rows):
     for row in rows:
         facts = torch.tensor(row["values"]).double()
         share = facts / (row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1))
-        measures = (
-            f"{facts.mean():.0f}",
-            f"{share.mean():.3f}",
-            f"{(share * facts.log()).mean():.2f}",
-        )
-        cells.append((row["memory"], row["d"], *measures))
+        parts = f"{facts.mean():.0f}", f"{share.mean():.3f}", f"{(share * facts.log()).mean():.2f}"
+        cells.append((row["memory"], row["d"], *parts))
     return cells
 
 

@@ -9,10 +9,10 @@ later spaces, does the model predict the output or the noise, and how does a tru
 Apart from this, one linear layer learns the noise token from uniform characters.
 """
 
+from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds, mean
 from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
 
-import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -105,8 +105,8 @@ def train(seed, steps, d=128, T=64, B=64):
 
 def contexts(layer, n, N, generator):
     """Draw what a layer reads at the last trigger of at least n sequences of 2N uniform characters,
-    (n, inputs), and what follows there, (n,). The MLP reads the trigger, the same in all sequences;
-    attention, with keys of zero, the shares of the characters up to it."""
+    (n, inputs), and what follows, (n,). The MLP reads the trigger; attention, with keys of zero,
+    the shares of the characters up to it."""
     table, drawn = (torch.full((N, N), 1 / N), torch.full((N,), 1 / N)), []
     while sum(len(following) for _, following in drawn) < n:
         tokens, scored, _ = sample(64, 2 * N, NOISE_SHARE, table, generator)
@@ -174,7 +174,7 @@ def table(rows):
 
 def draw(results):
     """Plot accuracy and p(noise) by step, and by the rank of the second MLP."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure, (left, right) = panels(2, 2, 5, 3.2)
     steps, values = shares(results["train"])
     for i, (color, name) in enumerate(zip(COLORS, ("accuracy", "p(noise)"), strict=False)):
         draw_seeds(left, steps, values[:, :, -2, i], name, color=color, ls="-")

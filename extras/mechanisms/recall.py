@@ -6,15 +6,14 @@ A sequence holds a subject s, a relation r, noise tokens and EOS; the target is 
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
 positions and only EOS attends, so a model sees only how often each of the V tokens occurs.
 
-Apart from this, softmax attention between random frozen embeddings, with or without an MLP, stores
-as many facts as it can.
+Apart from this, softmax attention between random frozen embeddings stores as many facts as it can.
 """
 
 import math
 
+from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds
 
-import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -47,9 +46,8 @@ def measures(logits, subject, relation, facts, D):
 
 
 def train_linear(seed, S, R, D, init, steps, lr=0.1, batch=1024, rows=200, noise=20, length=32):
-    """Train linear attention on one-hot tokens; about `rows` rows of [steps x lr, *measures].
-
-    The logits are sums over tokens z of counts (B, V) w (V) output (A, V)."""
+    """Train linear attention on one-hot tokens; about `rows` rows of [steps x lr, *measures]. The
+    logits are sums over tokens z of counts (B, V) w (V) output (A, V)."""
     generator = torch.Generator().manual_seed(seed)
     facts, curve = draw_facts(S, R, D, generator), []
     w = torch.full((S + R + noise + 1,), init, requires_grad=True)
@@ -66,10 +64,9 @@ def train_linear(seed, S, R, D, init, steps, lr=0.1, batch=1024, rows=200, noise
 
 
 def flow(tokens, classes, class_size, init, end=math.inf):
-    """Yield (time, loss) of subjects or relations under gradient flow, in Euler steps [derived].
-
-    The equally frequent `tokens` tell `classes` classes of class_size answers apart. w is their
-    attention, X the output for right answers less that for wrong ones, and w X the logit margin."""
+    """Yield (time, loss) of subjects or relations under gradient flow, in Euler steps. The equally
+    frequent `tokens` tell `classes` classes of class_size answers apart. w is their attention, X
+    the output for right answers less that for wrong ones, and w X the logit margin."""
     now, w, X, dt = 0.0, init, 0.0, 0.002 * tokens * math.sqrt(class_size)
     while now < end:
         yield now, math.log1p((classes - 1) * math.exp(-w * X))
@@ -181,7 +178,7 @@ TASKS = [
 
 def draw(results):
     """Plot the losses beside those of the flow."""
-    figure, panel = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    figure, [panel] = panels(1, 1, 6, 3.2)
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
     names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"

@@ -1,24 +1,21 @@
 """A page that shows the inside of runs, one file that any browser opens: attention, answers, paths.
 
     python -m extras.pages.explore results/A results/D        # writes out/explorer.html
-    python -m extras.pages.explore results/A --out A.html
 
 It needs no server, no network and no library: explorer.js draws the data, which are in the page.
 """
 
 import base64
-import html
+import contextlib
 import itertools
 import json
-import os
 import pathlib
 import shlex
 
 import analyze
 import train
 from ablate import MEAN, PatchedModel, marks_of, parts_of, paths_in
-from data import command_line, held_out, program, progress
-from extras.pages.information import information
+from data import UserError, command_line, held_out, program
 from extras.studies.stats import knock_out_rises
 
 import torch
@@ -26,40 +23,7 @@ from matplotlib.colors import to_hex
 
 
 HERE = pathlib.Path(__file__).parent
-SEQUENCES = 8  # in the page, fewer where their attention would be more than LARGEST numbers
-LARGEST = 1_000_000
-CHECKPOINTS = 8  # in the page, evenly spread
-
-
-# ---- what a run directory holds
-
-
-def weights_of(run):
-    """Return [(step, weights), ...] of the models in the page, the final one last; [] if the run
-    has none."""
-    if run.model is None:
-        return []
-    last = train.read_log(run.folder)[-1]["step"]
-    files = [file for file in train.checkpoints_of(run.folder) if int(file.stem) < last]
-    count = min(len(files), CHECKPOINTS)
-    files = [files[number * len(files) // count] for number in range(count)]
-    return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
-
-
-def why_missing(run, sequences):
-    """Return {view: why it cannot be drawn}; sequences: of how many the page holds attention."""
-    missing = {}
-    if run.model is None:
-        why = "This run has no weights (model.pt): train it again to see this."
-        missing = dict.fromkeys(("map", "answer", "information"), why)
-    elif not sequences:
-        missing["map"] = "The attention patterns of this run are too large for a page."
-    if run.report and not run.paths:
-        missing["circuit"] = f"ablate.py found no circuit: {run.report['verdict']}."
-    elif not run.report:
-        command = f"run python ablate.py {shlex.quote(str(run.folder))}"
-        missing["circuit"] = "There is no circuit.json" + f": {command}." * bool(run.model)
-    return missing
+SEQUENCES = 8  # in the page
 
 
 def describe_sequences(run, batch):
@@ -107,27 +71,61 @@ def name_answers(run, batch, sequences, predictions):
 
 
 @torch.no_grad()
-def measure(run, weights, batch, sequences, count):
-    """Return (attention, answers) of a model: the patterns of all heads on the first sequences in
-    whole percent, as bytes; the answers of the full model, and with each path knocked out."""
-    model = train.load(run.folder, weights)[0]
+def measure(run, batch, sequences):
+    """Return (attention, answers) of a model: the patterns of all heads in whole percent, as bytes;
+    the answers of the full model, and with each path knocked out."""
     with train.precision(run.flags):
-        patterns = model(batch.inputs[:count], return_patterns=True)[1]
-    patterns = torch.stack(patterns, 1)  # (count, layers, heads, T, T)
+        patterns = run.model(batch.inputs, return_patterns=True)[1]
+    patterns = torch.stack(patterns, 1)  # (B, layers, heads, T, T)
     patterns = (100 * patterns.float()).round().byte()
-    full = PatchedModel(model, run.flags, batch, metric=torch.Tensor.float)  # predictions
+    full = PatchedModel(run.model, run.flags, batch, metric=torch.Tensor.float)  # predictions
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
     return patterns.numpy().tobytes(), answers
 
 
-def information_of(run):
-    """Return [level][role][symbol], R^2 in whole percent at the end of training."""
-    if run.model is None:
-        return []
-    batch = train.sequences(run.flags, held_out("information", 1024))
-    scores = information(run.model, run.task, batch, run.flags.K).clamp(0, 1)
-    return (100 * scores).round().int().tolist()
+# ---- information in the residual stream: an empirical Lemma 2
+
+
+@torch.no_grad()
+def residual_streams(model, inputs):
+    """Return [(B, T, width), ...], the residual stream before the first and after each layer."""
+    streams = []
+
+    def append(module, arguments, output):
+        streams.append(output[0] if isinstance(output, tuple) else output)
+
+    with contextlib.ExitStack() as hooks:
+        for module in dict.fromkeys((model.embed, *model.blocks)):  # layers may share weights
+            hooks.enter_context(module.register_forward_hook(append))
+        model(inputs, return_patterns=True)  # with it, the last layer computes all tokens too
+    return streams
+
+
+def information(model, task, batch, K):
+    """Return R^2 of reading x_k from the residual stream at a role, (layers+1, roles, symbols),
+    before the first and after each layer: least squares, fitted on the first half of the sequences
+    and tested on the second."""
+
+    def at_role(values, role):  # (B, T, size) -> (B*N, size)
+        tokens = batch.positions[:, :, role, None].expand(-1, -1, values.shape[-1])
+        return values.gather(1, tokens).flatten(0, 1)
+
+    # the labels: every symbol of each chain, read at a role that shows it
+    shown = [*task.roles.values()]
+    labels = [at_role(batch.inputs[..., :K], shown.index(k)) for k in range(task.symbols)]
+    fit_labels, test_labels = torch.cat(labels, -1).double().chunk(2)
+
+    scores = []
+    for stream in residual_streams(model, batch.inputs):
+        for role in range(len(task.roles)):
+            features = at_role(stream, role).double()
+            ones = torch.ones(len(features), 1)
+            fit, test = torch.cat([features, ones], -1).chunk(2)
+            weights = torch.linalg.lstsq(fit, fit_labels, driver="gelsy").solution
+            errors = (test @ weights - test_labels).square().mean(0)
+            scores.append((1 - errors / test_labels.var(0)).view(-1, K).mean(1))
+    return torch.stack(scores).view(-1, len(task.roles), task.symbols).float()
 
 
 # ---- the circuit
@@ -148,22 +146,17 @@ def new_symbols(run):
     return brought
 
 
-def path_rows(run, steps, letters):
-    """Return a dict for each path: its ends in the diagram, its attention at each of the steps,
-    what circuit.json says of it, and its history."""
+def path_rows(run, letters):
+    """Return a dict for each path: its ends in the diagram, its attention, its use."""
     rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
     histories = paths_in(run.emergence)
     for path, measured in run.paths.items():
         row = dict(title=str(path), layer=path.layer, head=path.head)
-        read = columns[path.read.rstrip("*")]
-        row |= dict(reader=columns[path.reader], read=read)
-        row["brings"] = [letters[k] for k in brought[path]]
-        row |= {name: measured[name] for name in ("cost", "without")}
-        row["attention"] = [measured["attention"]] * len(steps)
+        row |= dict(reader=columns[path.reader], read=columns[path.read.rstrip("*")])
+        row |= dict(brings=[letters[k] for k in brought[path]])
+        row |= {name: measured[name] for name in ("attention", "cost", "without")}
         if path in histories:
             history = histories[path]
-            means = dict(zip(run.emergence["steps"], history["mean"], strict=True))
-            row["attention"] = [means.get(step, measured["attention"]) for step in steps]
             removed = knock_out_rises(run.emergence, history) if "without" in history else {}
             rises = {name: [round(rise, 4) for rise in curve] for name, curve in removed.items()}
             row["history"] = dict(mean=history["mean"], rises=rises)
@@ -172,37 +165,34 @@ def path_rows(run, steps, letters):
 
 
 def first_choice(run, sequences, answers):
-    """Return what is selected at first: the first path from the query, and the chain whose errors
-    are largest without it."""
-    paths, token = list(run.paths), run.task.T - 1
+    """Return what is selected at first: a path from the query, a chain that errs without it."""
+    paths = list(run.paths)
     if not paths:
-        return dict(layer=run.flags.layers - 1, head=0, path=0, token=token)
+        return dict(layer=run.flags.layers - 1, head=0, path=0, token=run.task.T - 1)
     path = next((path for path in paths if path.reader == run.task.names[0]), paths[-1])
     number = paths.index(path)
-    if answers:
-        errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
-        token = sequences[0]["queries"][errors.index(max(errors))]
+    errors = [sum(error for _, error in cells) for cells in answers[1 + number][0]]
+    token = sequences[0]["queries"][errors.index(max(errors))]
     return dict(layer=path.layer, head=path.head, path=number, token=token)
-
-
-# ---- all of a run
 
 
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
-    # attention and answers, on as many sequences as fit into a page
-    flags, task, weights = run.flags, run.task, weights_of(run)
-    size = task.T**2 * flags.layers * flags.heads * max(1, len(weights))
-    count = min(SEQUENCES, LARGEST // size)
-    batch = train.sequences(flags, held_out("validation", max(1, count)))
-    sequences, measured = describe_sequences(run, batch), []
-    for _, file in progress(f"{run.folder}: weights", weights):
-        measured.append(measure(run, file, batch, sequences, count))
-    patterns, answers = zip(*measured, strict=True) if measured else ([], [])
+    flags, task = run.flags, run.task
+    batch = train.sequences(flags, held_out("validation", SEQUENCES))
+    sequences = describe_sequences(run, batch)
+    patterns, answers = measure(run, batch, sequences)
+
+    # R^2 of each symbol at each role before and after each layer, at the end of training
+    many = train.sequences(flags, held_out("information", 1024))
+    scores = information(run.model, task, many, flags.K).clamp(0, 1)
+
+    # why there is no circuit, if there is none
+    missing = f"There is no circuit.json: run python ablate.py {shlex.quote(str(run.folder))}."
+    if run.report:
+        missing = f"ablate.py found no circuit: {run.report['verdict']}."
 
     # names: of roles, symbols and the columns of the circuit
-    log = train.read_log(run.folder)
-    steps = [step for step, _ in weights] or [log[-1]["step"]]
     blocks, roles, reading = [], [], []
     for block in task.blocks:
         slots, size = block.symbols.shape
@@ -226,40 +216,37 @@ def data_of(run):
         heads=flags.heads,
         symbols=flags.target_names,
         colors=[to_hex(analyze.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
-        steps=steps,
+        step=run.log[-1]["step"],
         sequences=sequences,
         targets=name_answers(run, batch, sequences, batch.targets),
         answers=answers,
-        attention=base64.b64encode(b"".join(patterns)).decode() if count else "",
-        information=information_of(run),
-        paths=path_rows(run, steps, letters),
+        attention=base64.b64encode(patterns).decode(),
+        information=(100 * scores).round().int().tolist(),
+        paths=path_rows(run, letters),
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
-        losses={name: [row[name] for row in log] for name in ("step", *flags.target_names)},
+        losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
-        missing=why_missing(run, count),
+        missing=missing,
         first=first_choice(run, sequences, answers),
     )
 
 
 def about(run):
     """Return the text above the views, the legend and the settings of a run."""
-    last, report, task = train.read_log(run.folder)[-1], run.report, run.task
+    last, report, task = run.log[-1], run.report, run.task
     loss = last.get("confirmed", last["val"])
     summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:
-        verdict = report["verdict"]
         worst = max(report[MEAN], key=lambda name: report[MEAN][name][0])
         loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report[MEAN][worst])
-        summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
+        summary += f" A circuit of {len(run.paths)} paths ({report['verdict']}): with all else"
         summary += f" ablated to its mean, the worst symbol, {worst}, has an MSE of {loss}"
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
     if task.distractors:
-        pairs = (
-            "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3; D1.2,"
-        )
-        pairs += " in grey, is a distractor, in the triple of B1 and C2"
+        pairs = "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3"
+        pairs += "; D1.2, in grey, is a distractor, in the triple of B1 and C2"
         roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_0, x_2), 3a 3b 3c the triple"
     legend = [
         "A tile is a token: A3 shows x_0 of chain 3, B3 its x_1, C3 its x_2, ...; a colour is a"
@@ -273,43 +260,29 @@ def about(run):
     return dict(summary=summary, legend=legend, settings=settings)
 
 
-# ---- the page
-
-
-BODY = """<h1 id="title"></h1><div id="controls"></div><p id="summary"></p>
+def page(runs):
+    """Return a page of HTML, which may not ask anything of a server; runs: from data_of."""
+    data = json.dumps(runs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
+ script-src 'unsafe-inline'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<title>Inside a transformer</title>
+<style>
+{(HERE / "style.css").read_text(encoding="utf-8")}</style></head>
+<body><h1 id="title"></h1><div id="controls"></div><p id="summary"></p>
 <div class="columns"><section id="answer"></section><section id="legend"></section></div>
 <section id="strip"></section>
 <div class="columns"><div><section id="circuit"></section><section id="path"></section></div>
 <section id="map"></section></div>
 <section id="heads"></section><section id="information"></section><section id="history"></section>
-<details id="settings"></details>"""
-
-
-def page(title, body, data="", script="", runs=""):
-    """Return a page of HTML that may not ask anything of a server. data: anything that JSON holds;
-    runs: the run directories that it shows, one a line."""
-    data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;
- script-src 'unsafe-inline'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="runs" content="{html.escape(runs)}"><link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>
-{(HERE / "style.css").read_text(encoding="utf-8")}</style></head>
-<body>{body}
+<details id="settings"></details>
 <noscript>This page needs JavaScript: please allow it.</noscript>
 <script type="application/json" id="data">{data}</script>
-<script>{script}</script>
+<script>{(HERE / "explorer.js").read_text(encoding="utf-8")}</script>
 </body></html>
 """
-
-
-def write(file, text):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    print(f"{file} ({len(text) / 1e6:.1f} MB)")
 
 
 def main():
@@ -318,10 +291,14 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     with program("extras.pages.explore"):
         args = p.parse_args()
-        data = [data_of(analyze.read_run(folder)) for folder in args.run]
-        runs = "\n".join(os.path.relpath(folder, args.out.parent) for folder in args.run)
-        script = (HERE / "explorer.js").read_text(encoding="utf-8")
-        write(args.out, page("Inside a transformer", BODY, data, script, runs))
+        runs = [analyze.read_run(folder) for folder in args.run]
+        for run in runs:
+            if run.model is None:
+                raise UserError(f"{run.folder} has no weights, model.pt: train it to its end")
+        text = page([data_of(run) for run in runs])
+        with train.writing(args.out):
+            args.out.write_text(text, encoding="utf-8")
+        print(f"{args.out} ({len(text) / 1e6:.1f} MB)")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// Draws explorer.html. A click changes the selection (`at`), which the address keeps; `near` is
-// what the mouse points at. Both hold numbers from 0, and so does the address.
+// Draws explorer.html. A click changes the selection (`at`); `near` is what the mouse points at.
+// Both hold numbers from 0.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const PAGES = JSON.parse($("data").textContent);
@@ -28,8 +28,7 @@ const room = (id) => Math.max(240, Math.min(560, Math.floor($(id).clientWidth)))
 
 const sequence = () => run.sequences[at.sequence];
 const chain = (token) => Math.max(0, sequence().chains[token]);
-const when = () => ` after ${run.steps[at.checkpoint]} steps`;
-const atTheEnd = () => ` at the end, after ${run.steps.at(-1)} steps`;
+const when = () => ` after ${run.step} steps`;
 const headName = (layer, head) => `L${layer}H${head}`;
 const role = (token) => (sequence().chains[token] < 0 ? "–" : run.task.roles[token]);
 const color = (token) => {
@@ -37,6 +36,8 @@ const color = (token) => {
   return `var(--c${number < 0 ? "none" : number % 6})`;
 };
 const tokenName = (token) => `${sequence().names[token]} (${role(token)})`;
+const allHeads = () => range(run.layers * run.heads).map((number) =>
+  [Math.floor(number / run.heads), number % run.heads]);
 const inCircuit = (layer, head) =>
   run.paths.some((path) => path.layer === layer && path.head === head);
 const pairsOfHead = () => run.paths.flatMap((path, number) =>
@@ -44,30 +45,11 @@ const pairsOfHead = () => run.paths.flatMap((path, number) =>
 
 function attention(layer, head) { // whole percent, a row of T for each attending token
   run.bytes ??= Uint8Array.from(atob(run.attention), (sign) => sign.charCodeAt(0));
-  const size = run.task.T ** 2, before = at.checkpoint * run.sequences.length + at.sequence;
-  const start = ((before * run.layers + layer) * run.heads + head) * size;
+  const size = run.task.T ** 2;
+  const start = ((at.sequence * run.layers + layer) * run.heads + head) * size;
   return run.bytes.subarray(start, start + size);
 }
 
-function counts() {
-  return { sequence: run.sequences.length, checkpoint: run.steps.length, layer: run.layers,
-    head: run.heads, token: run.task.T, path: run.paths.length };
-}
-function readAddress() {
-  const address = new URLSearchParams(location.hash.slice(1));
-  const number = PAGES[address.get("run")] ? Number(address.get("run")) : 0;
-  run = PAGES[number];
-  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, ...run.first };
-  for (const [name, count] of Object.entries(counts())) {
-    const number = Number(address.get(name) ?? NaN);
-    if (range(count).includes(number)) at[name] = number;
-  }
-}
-function writeAddress() {
-  const address = new URLSearchParams();
-  for (const name of ["run", ...Object.keys(counts())]) address.set(name, at[name]);
-  history.replaceState(null, "", `#${address}`);
-}
 function choosePath(number) {
   const path = run.paths[number], ends = sequence().ends[number][chain(at.token)];
   Object.assign(at, { path: number, layer: path.layer, head: path.head });
@@ -78,37 +60,30 @@ function choosePath(number) {
 
 function drawControls() {
   const option = (name, value) => h`<option value="${value}">${name}`;
-  const heads = range(run.layers * run.heads).map((number) => {
-    const layer = Math.floor(number / run.heads), head = number % run.heads;
-    return option(headName(layer, head) + (inCircuit(layer, head) ? " •" : ""), number);
-  });
+  const heads = allHeads().map(([layer, head], number) =>
+    option(headName(layer, head) + (inCircuit(layer, head) ? " •" : ""), number));
   const select = (name, options) => options.length > 1
     ? h`<label>${name} <select data-choose="${name}">${options}</select></label>` : "";
-  const slider = h`<label>step <input type="range" data-choose="checkpoint" min="0"
-    max="${run.steps.length - 1}"><output></output></label>`;
   $("controls").innerHTML = h`${select("run", PAGES.map((page, n) => option(page.name, n)))}
     ${select("sequence", range(run.sequences.length).map((n) => option(n, n)))}
-    ${run.steps.length > 1 ? slider : ""}${run.attention && select("head", heads)}`;
+    ${select("head", heads)}`;
   document.title = $("title").textContent = `Inside ${run.name}`;
   $("summary").textContent = run.about.summary;
   $("legend").innerHTML = h`<ul>${run.about.legend.map((line) => h`<li>${line}`)}</ul>`;
   $("settings").innerHTML = h`<summary>Settings of this run</summary><p>${run.about.settings}</p>`;
 }
 function showChosen() {
-  for (const control of document.querySelectorAll("[data-choose]")) {
-    const { choose } = control.dataset;
-    control.value = choose === "head" ? at.layer * run.heads + at.head : at[choose];
-    if (choose === "checkpoint") control.nextElementSibling.value = run.steps[at.checkpoint];
-  }
+  const chosen = { ...at, head: at.layer * run.heads + at.head };
+  for (const control of document.querySelectorAll("select"))
+    control.value = chosen[control.dataset.choose];
 }
 
 // ---- query and answer
 
 function drawAnswer(token, number) {
-  if (run.missing.answer) return put("answer", "Query and answer", run.missing.answer, "");
   const mine = chain(token), query = sequence().names[sequence().queries[mine]];
   const targets = run.targets[at.sequence][mine].map(([name]) => name);
-  const answers = run.answers[at.checkpoint].map((each) => each[at.sequence][mine]);
+  const answers = run.answers.map((each) => each[at.sequence][mine]);
   const cell = ([name, error], k) => h`<td class="${name === targets[k] ? "right" : "wrong"}"
     ><b>${name}</b> ${error.toFixed(2)}`;
   const row = (label, cells) => h`<tr><th>${label}${cells.map(cell)}`;
@@ -134,16 +109,13 @@ function drawStrip() {
     h`<div class="strip">${blocks}</div>`);
 }
 function pointStrip(token) {
-  const { T } = run.task, pattern = run.attention && attention(at.layer, at.head);
-  const pairs = pairsOfHead();
+  const { T } = run.task, pattern = attention(at.layer, at.head), pairs = pairsOfHead();
   $("strip").querySelector("h2").textContent =
-    tokenName(token) + (pattern ? ` in ${headName(at.layer, at.head)}${when()}` : "");
+    `${tokenName(token)} in ${headName(at.layer, at.head)}${when()}`;
   for (const tile of $("strip").querySelectorAll("button")) {
     const other = Number(tile.dataset.token);
-    if (pattern) {
-      tile.style.setProperty("--up", pattern[token * T + other] / 100);
-      tile.style.setProperty("--down", pattern[other * T + token] / 100);
-    }
+    tile.style.setProperty("--up", pattern[token * T + other] / 100);
+    tile.style.setProperty("--down", pattern[other * T + token] / 100);
     const joined = (from, to) => pairs.some(([source, target]) => source === from && target === to);
     tile.classList.toggle("chosen", other === token);
     tile.classList.toggle("to", joined(token, other));
@@ -152,14 +124,10 @@ function pointStrip(token) {
 }
 
 function drawHeads() {
-  if (run.missing.map) return put("heads", "All heads", run.missing.map, "");
   const { T } = run.task;
-  const heads = range(run.layers * run.heads).map((number) => {
-    const layer = Math.floor(number / run.heads), head = number % run.heads;
-    return h`<button data-layer="${layer}" data-head="${head}"
-      class="${inCircuit(layer, head) ? "useful" : ""}"><canvas width="${T}" height="${T}"></canvas>
-      ${headName(layer, head)}</button>`;
-  });
+  const heads = allHeads().map(([layer, head]) => h`<button data-layer="${layer}"
+    data-head="${head}" class="${inCircuit(layer, head) ? "useful" : ""}"><canvas width="${T}"
+    height="${T}"></canvas>${headName(layer, head)}</button>`);
   put("heads", `Attention of all heads${when()}`, "red: the head has a path of the circuit",
     h`<div class="heads">${heads}</div>`);
   for (const button of $("heads").querySelectorAll("button")) {
@@ -171,7 +139,6 @@ function drawHeads() {
 }
 
 function drawMap() {
-  if (run.missing.map) return put("map", "Attention map", run.missing.map, "");
   const { T, roles } = run.task, edge = 44, size = room("map") - edge - 2, cell = size / T;
   const box = (token, other, more) =>
     rect(edge + other * cell, edge + token * cell, cell, cell, more);
@@ -207,7 +174,7 @@ function drawMap() {
 // ---- the circuit
 
 function drawCircuit() {
-  if (run.missing.circuit) return put("circuit", "The circuit", run.missing.circuit, "");
+  if (!run.paths.length) return put("circuit", "The circuit", run.missing, "");
   const levels = [...new Set(run.paths.map((path) => path.layer))].sort((a, b) => a - b);
   const width = room("circuit"), left = 76, rise = 58, bottom = rise * levels.length + 16;
   const apart = (width - left - 22) / Math.max(1, run.places.length - 1);
@@ -220,7 +187,7 @@ function drawCircuit() {
       h`<circle cx="${x(column)}" cy="${y(level)}" r="3.5"/>`)}`);
   const lines = [], texts = [];
   run.paths.forEach((path, number) => {
-    const level = levels.indexOf(path.layer), share = path.attention[at.checkpoint];
+    const level = levels.indexOf(path.layer), share = path.attention;
     const same = run.paths.slice(0, number).filter((other) =>
       other.layer === path.layer && other.reader === path.reader);
     const aside = 9 * same.filter((other) => other.read === path.read).length;
@@ -252,7 +219,7 @@ function drawPath(number) {
   const rows = run.symbols.map((name) => h`<tr><th>${name}${[cost, without].map((losses) =>
     bar(losses[name]))}`);
   const brought = brings.length ? `It brings ${brings.join(" and ")} to its reader. ` : "";
-  put("path", `${title},${atTheEnd()}`, `${brought}Squared errors when the path is
+  put("path", `${title}${when()}`, `${brought}Squared errors when the path is
     ablated to its mean, with two standard errors; a full bar is 2, the error of an unrelated symbol.`,
     h`<div class="wide"><table><tr><th>symbol<th>rise of the full model's loss<th>loss of the
     circuit without it${rows}</table></div>`);
@@ -273,11 +240,10 @@ function chart(label, steps, curves) {
     h`<text x="${x(step)}" y="${height - 7}">${Math.round(step)}</text>`);
   const lines = Object.entries(curves).map(([name, values]) => h`<polyline class="curve"
     style="${ink(name)}" points="${values.map(point).join(" ")}"/>`);
-  const now = h`<path class="now" d="M${x(run.steps[at.checkpoint])} 6V${height - 20}"/>`;
   const key = Object.keys(curves).map((name) =>
     h`<span style="${ink(name)}"><i></i>${name}</span>`);
   return h`<div><p class="key">${key}</p><p class="note">${label}</p>${svg(width, height, label,
-    h`${grid}${ticks}${lines}${now}`)}</div>`;
+    h`${grid}${ticks}${lines}`)}</div>`;
 }
 const ink = (name) => `--ink:${run.colors[name.slice(2) - 1] ?? "var(--blue)"}`;
 
@@ -288,19 +254,18 @@ function drawHistory(number) {
     parts.push(
       chart(`${path.title} (n = ${sequences} sequences)`, steps, { "mean attention": mean }));
     if (Object.keys(rises).length)
-      parts.push(chart(`Rise of each symbol's MSE without it (${ablation} ablation)`, steps, rises));
+      parts.push(chart(`Rise of each symbol's MSE without it (${ablation ?? "mean"} ablation)`,
+        steps, rises));
   } else parts.push(h`<p class="note">The history of a path is drawn here if the run has a circuit
     and was trained with --save-every.</p>`);
   parts.push(chart(`Validation MSE of each symbol. ${run.plateaus.join("; ")}`, step, losses));
-  put("history", "Over training", `red line: the selected step, ${run.steps[at.checkpoint]}`,
-    h`<div class="columns">${parts}</div>`);
+  put("history", "Over training", "", h`<div class="columns">${parts}</div>`);
 }
 
 // ---- information in the residual stream
 
 function drawInformation() {
-  const title = "Information in the residual stream", { letters, names } = run.task;
-  if (run.missing.information) return put("information", title, run.missing.information, "");
+  const { letters, names } = run.task;
   const layers = new Set(run.paths.map((path) => path.layer));
   const panel = (role) => {
     const row = (scores, level) => {
@@ -313,26 +278,23 @@ function drawInformation() {
     return h`<table><caption>${names[role]}</caption>${run.information.map(row).reverse()}
       <tr><th>${letters.map((letter) => h`<th>${letter}`)}</table>`;
   };
-  put("information", `${title}${atTheEnd()}`, `a panel for each role, a row for the state after
-    each layer, a column for each symbol: the bluer, the better least squares read the symbol from
-    the residual stream (R² on held-out sequences); red: layers of the circuit; click on a layer`,
+  put("information", `Information in the residual stream${when()}`,
+    `a panel for each role, a row for the state after each layer, a column for each
+    symbol: the bluer, the better least squares read the symbol from the residual stream (R² on
+    held-out sequences); red: layers of the circuit; click on a layer`,
     h`<p class="say">Point at a cell.</p><div class="panels">${run.reading.map(panel)}</div>`);
 }
 
 // ---- all of it
 
-const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence", "checkpoint"],
-  [drawCircuit, "checkpoint"], [drawMap, "sequence", "checkpoint", "layer", "head"],
-  [drawInformation, "run"]];
+const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence"], [drawCircuit, "run"],
+  [drawMap, "sequence", "layer", "head"], [drawInformation, "run"]];
 
 function draw() {
   for (const [view, ...needs] of VIEWS) if (needs.some((name) => at[name] !== drawn[name])) view();
   drawn = { ...at };
-  for (const id of ["path", "information"])
-    $(id).classList.toggle("old", at.checkpoint < run.steps.length - 1);
   showChosen();
   point();
-  writeAddress();
 }
 function point() {
   const token = near.token ?? at.token, path = near.path ?? at.path;
@@ -349,8 +311,9 @@ function point() {
   const frame = $("row"), tall = frame?.height.baseVal.value;
   frame?.setAttribute("y", 44 + tall * token);
 }
-function begin() {
-  readAddress();
+function begin(number) {
+  run = PAGES[number];
+  at = { run: number, sequence: 0, ...run.first };
   drawn = {};
   drawControls();
   draw();
@@ -378,18 +341,17 @@ document.addEventListener("click", ({ target }) => {
   }
   draw();
 });
-for (const kind of ["input", "change"]) document.addEventListener(kind, ({ target }) => {
+document.addEventListener("change", ({ target }) => {
   const value = Number(target.value), { choose } = target.dataset;
-  if (choose === "run") location.hash = `run=${value}`;
+  if (choose === "run") begin(value);
   else {
-    at[choose] = choose === "head" ? value % run.heads : value;
-    if (choose === "head") at.layer = Math.floor(value / run.heads);
+    if (choose === "head") [at.layer, at.head] = allHeads()[value];
+    else at[choose] = value;
     draw();
   }
 });
-addEventListener("hashchange", begin);
 addEventListener("resize", () => {
   drawn = {};
   draw();
 });
-begin();
+begin(0);

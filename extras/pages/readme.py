@@ -6,8 +6,8 @@ import io
 import ablate
 import train
 from data import chain, describe, make_batch
-from extras.bench import tables
-from extras.studies import claims, depth, rows, spread
+from extras.bench import peers
+from extras.studies import depth, rows, spread
 
 import torch
 
@@ -34,8 +34,7 @@ def training():
 
 
 def log():
-    """Return what train.py prints for the run: every sixth evaluation, without its speed, and the
-    first lines of the summary."""
+    """Return what train.py prints: every sixth evaluation without its speed, then its summary."""
     flags, log = train.read_flags(RUN), train.read_log(RUN)
     with contextlib.redirect_stdout(io.StringIO()) as text:
         for end in range(6, len(log) + 1, 6):
@@ -57,10 +56,10 @@ def report():
 
 def seconds():
     """Return how long the three commands took, on the machine of extras/bench."""
-    provenance, *rows = tables.peers()
-    took = [str(round(row["seconds"])) for row in rows if "command" in row][:3]
+    provenance, _, commands = peers.read()
+    took = ", ".join(str(row["seconds"]) for row in commands[:3])
     where = "{threads} threads of an {hardware}".format(**provenance)
-    return f"The three commands took {', '.join(took)} seconds, on {where}."
+    return f"The three commands took {took} seconds, on {where}."
 
 
 def one_layer():
@@ -69,7 +68,3 @@ def one_layer():
     solved = sum(map(depth.solves, found))
     runs = f"{solved} of {len(found)} runs"
     return f"With at least 2N heads one layer learned x_1 all the same, in {runs}."
-
-
-def what_came_out():
-    return claims.short_table()

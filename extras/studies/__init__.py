@@ -10,7 +10,7 @@ from pathlib import Path
 
 import sweep
 from data import command_line, program
-from extras.studies import places, tasks  # noqa: F401 (they add tasks to data.TASKS)
+from extras.studies import places  # noqa: F401 (it adds tasks to data.TASKS)
 
 
 RESULTS = Path("results")
@@ -31,7 +31,6 @@ def command(script, description, tables, draw=None):
         found = rows.load(args.run)
         print(tables(found))
         if draw:
-            args.out.mkdir(parents=True, exist_ok=True)
             print(draw(found, args.out))
 
 
@@ -48,9 +47,6 @@ def load_rows(folders):
     """Return the rows of the tables of these sweeps, without failures."""
     tables = [sweep.read_table(Path(folder, "results.jsonl")) for folder in folders]
     return [row for table in tables for row in table.values() if not row["error"]]
-
-
-# ---- Markdown
 
 
 def markdown(head, *lines):

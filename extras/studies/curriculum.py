@@ -11,15 +11,9 @@ from extras import studies
 from extras.studies import order
 from extras.studies.rows import committed
 
-import matplotlib.pyplot as plt
-
-
-# ---- chains
-
 
 def table(rows):
-    """Return a row per D and targets, of the runs that start from fresh weights: how many know each
-    symbol at their end, and the median step at which these learned it."""
+    """Return a row per D and targets, from fresh weights: how many know each symbol, and when."""
     groups, lines = {}, []
     for row in (row for row in rows if not row["flags"].init):
         groups.setdefault((row["flags"].D, *row["flags"].target_symbols), []).append(row)
@@ -59,10 +53,11 @@ def claim():
     no_x1, no_x1_left = despite_gap(rows, 1)
     whole, no_x2 = committed(f"{D3}targets1-2-3_*"), committed(f"{D3}targets1-3_*")
     alone, turns = committed(f"{D3}x1-2_then_x3_*"), committed(f"{D3}x1_then_x1-2_then_all_*")
-    both, first = (
-        {row["flags"].seed: row["learned"]["x_1"] for row in committed(f"{D3}targets{targets}_*")}
-        for targets in ("1-2", "1")
-    )
+    x_1 = {}  # the steps at which it was learned, by what was asked for and seed
+    for targets in "1-2", "1":
+        runs = committed(f"{D3}targets{targets}_*")
+        x_1[targets] = {row["flags"].seed: row["learned"]["x_1"] for row in runs}
+    both, first = x_1.values()
     delayed = [both[seed] > first[seed] for seed in first]
     return f"""\
 - **Without x_1**: {sum(no_x1)} of {len(no_x1)} runs that did not ask for x_1 learned a later
@@ -79,22 +74,18 @@ def claim():
 
 
 def draw(rows, out):
-    """Draw the last loss of each symbol of the runs with D=3 and fresh first weights, a dot each,
-    by what they ask for."""
-    runs = [row for row in rows if row["flags"].D == 3 and not row["flags"].init]
-    groups = {}
-    for row in runs:
+    """Draw the last loss of each symbol, D=3 and fresh weights, by what is asked for."""
+    groups, (figure, [axes]) = {}, analyze.panels(1, 1, 7.5, 2.6)
+    for row in (row for row in rows if row["flags"].D == 3 and not row["flags"].init):
         groups.setdefault(", ".join(row["flags"].target_names), []).append(row)
-    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     for k in (1, 2, 3):
-        xs, ys = [], []
+        points = []
         for x, group in enumerate(groups.values()):
-            losses = [row["log"][-1].get(f"x_{k}") for row in group]
-            left = x + 0.22 * (k - 2) - 0.015 * len(losses)
-            asked = [(left + 0.03 * n, loss) for n, loss in enumerate(losses) if loss is not None]
-            xs, ys = xs + [x for x, _ in asked], ys + [y for _, y in asked]
+            left = x + 0.22 * (k - 2) - 0.015 * len(group)
+            losses = [row["log"][-1].get(f"x_{k}", math.nan) for row in group]
+            points += [(left + 0.03 * n, loss) for n, loss in enumerate(losses)]
         color = analyze.symbol_color(k, 3)
-        axes.scatter(xs, ys, s=16, color=color, label=f"$x_{k}$")
+        axes.scatter(*zip(*points, strict=True), s=16, color=color, label=f"$x_{k}$")
     axes.axhline(0.5, color="gray", ls=":", lw=1, label="a symbol counts as learned below")
     axes.axhline(0.75, color="gray", lw=0.6, label="average of the four candidates")
     ticks = [f"{targets}\nn = {len(group)}" for targets, group in groups.items()]
@@ -110,9 +101,8 @@ def draw(rows, out):
 
 
 def conditional_runs():
-    """Return (rows, left out): the runs of conditional retrieval that learn their attention, of
-    several of one encoding, depth, seed and targets the longest alone, which begins like the
-    shorter ones; and how many these are."""
+    """Return (rows, left out): the runs of conditional retrieval that learn their attention, the
+    longest of each encoding, depth, seed and targets; and how many shorter ones there are."""
     rows, runs = committed("conditional/*", "again/cond*"), {}
     rows = [row for row in rows if not getattr(row["flags"], "circuit", "")]
     for row in sorted(rows, key=lambda row: -row["flags"].steps):
@@ -122,8 +112,7 @@ def conditional_runs():
 
 
 def conditional_table():
-    """Return a row per depth, encoding and targets: how many runs know each symbol at their end,
-    and when all."""
+    """Return a row per depth, encoding and targets: how many know each symbol, and when all."""
     groups, lines = {}, []
     for row in conditional_runs()[0]:
         flags = row["flags"]

@@ -1,5 +1,4 @@
-"""Train with the attention frozen to a circuit (Section 5): what a depth can learn if its
-heads read along the fewest paths from the first step on.
+"""Train with the attention frozen to a circuit (Section 5): what its paths let a depth learn.
 
     python -m extras.studies.frozen minimal --layers 3 --heads 1 --D 8 --out out/frozen_L3
 
@@ -12,22 +11,11 @@ from data import command_line, program
 from extras.studies.theory import frozen_paths
 
 
-def run_with(flags, intervene, stopped=(), **note):
+def run_with(flags, intervene, **note):
     """Train a run, or continue it, like train.run_once; note: what config.json says besides."""
-    ended = train.run_once(flags, stopped, intervene)
+    train.run_once(flags, intervene=intervene)
     file = flags.out / "config.json"
     train.write_file(file, train.read_file(file) | note)
-    return ended
-
-
-def run_once(flags, circuit, stopped=()):
-    """Train a run, or continue it, like train.run_once, with this circuit."""
-    paths = frozen_paths(flags, circuit)
-
-    def intervene(step, positions):
-        return frozen_heads(paths, flags.problem, positions)
-
-    return run_with(flags, intervene, stopped, circuit=circuit)
 
 
 if __name__ == "__main__":
@@ -36,5 +24,10 @@ if __name__ == "__main__":
         p.add_argument("circuit", help="minimal; all flags of train.py follow it")
         args, rest = p.parse_known_args()
         flags = train.parse_flags(rest)
-        run_once(flags, args.circuit)
+        paths = frozen_paths(flags, args.circuit)
+
+        def intervene(step, positions):
+            return frozen_heads(paths, flags.problem, positions)
+
+        run_with(flags, intervene, circuit=args.circuit)
         print(train.summary(flags.out))

@@ -45,11 +45,10 @@ def measure(row, n=4096):
         predictions = torch.cat([model(part) for part in batch.inputs.split(256)]).float()
     names, found = ("layers", "D", "seed", "hardware", "dtype", "git"), []
     run = dict(run=row["name"]) | {name: row["config"][name] for name in names}
-    for place, name in enumerate(flags.target_names):
-        numbers = slice(place * flags.K, (place + 1) * flags.K)
-        values = measures(predictions[..., numbers], batch.targets[..., numbers])
+    parts = (each.unflatten(-1, (-1, flags.K)).unbind(2) for each in (predictions, batch.targets))
+    for name, answers, targets in zip(flags.target_names, *parts, strict=True):
         measured = dict(run, symbol=name, above={})
-        for metric, (mean, better) in values.items():
+        for metric, (mean, better) in measures(answers, targets).items():
             measured[metric] = round(mean.mean().item(), 4)
             error = better.std() / n**0.5
             measured["above"][metric] = round((better.mean() / error).item(), 1)
@@ -72,8 +71,7 @@ def shown(row):
 
 
 def table():
-    """Return a row per depth and whether it is too small: the range of each metric over runs and
-    symbols, and in how many of these some metric shows that it is learned."""
+    """Return a row per depth and whether it is too small: the range and verdict of each metric."""
     groups, lines = {}, []
     for row in load_metrics():
         groups.setdefault((row["layers"], too_few_layers(row)), []).append(row)

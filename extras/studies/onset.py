@@ -3,19 +3,19 @@ x_1 wait for a read that was kept from growing?
 
     python -m extras.studies.onset out/main/s* out/late/* --out results/figures
 
-The first runs were trained with --save-every 2. In their checkpoints up to the step at which x_1 is
-learned, on held-out sequences: by how much more a reader attends to its own chain than to the mean
-of the others, in each head and for each kind of read; and by how much the prediction of x_1 is
-nearer to the x_1 of its own chain than to the mean of the others'. A model that does not tell
-chains apart has 0. The onset of either is the first step from which on it stays more than three
-standard errors above its value in the untrained model. The other runs are those of late.py.
+The first runs were trained with --save-every 2, the other ones by late.py. In the checkpoints up to
+the step at which x_1 is learned, on held-out sequences: by how much more a reader attends to its
+own chain than to the mean of the others, in each head and for each kind of read; and by how much
+nearer the prediction of x_1 is to the own x_1. A model that does not tell chains apart has 0. The
+onset of either is the first step from which on it stays more than three standard errors above its
+value in the untrained model.
 
 onset.jsonl has a row for each run, which replaces the one of the same name: run, rotary, seed,
 hardware, dtype, git, late (the read and the step until which it was ablated, or None), learned (the
 step at which the loss of x_1 passes below 0.5), onsets {"q -> 1b": step, ..., "x_1": step} and
-slots {"q -> 1b": [attention to the own chain by its slot, when x_1 is learned, of the head that
-reads so most]}, None for runs without checkpoints; and of those of late.py that end before they are
-free again, masked: the loss of x_1 at their end, as trained and with the read.
+slots {"q -> 1b": [attention of the head that reads so most, by the slot of the own chain]}, None
+without checkpoints; masked, of those of late.py that end before they are free: the loss of x_1 at
+their end, as trained and with the read.
 """
 
 import statistics
@@ -29,7 +29,6 @@ from extras.studies.late import heads_without
 from extras.studies.order import HEADS, kinds_of_read
 from extras.studies.rows import RESULTS, committed
 
-import matplotlib.pyplot as plt
 import torch
 
 
@@ -39,13 +38,9 @@ SHOWN = *HEADS, "3b -> 3a"  # in the table: those of an induction head, and a co
 NEAR = 80  # steps before x_1 is learned from which on each checkpoint is measured, not each tenth
 
 
-# ---- measurements
-
-
 @torch.no_grad()
 def excesses(model, flags):
-    """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)} of a model, and the mean
-    loss of x_1."""
+    """Return {"q -> 1b": (sequences, heads), ..., "x_1": (sequences, 1)}, and the loss of x_1."""
     found, losses, task = {}, [], flags.problem
     for index in held_out("emergence", N_SEQUENCES).split(128):
         batch = train.sequences(flags, index)
@@ -88,11 +83,8 @@ def by_slot(model, flags, kind, head):
 def measure_onsets(folder, learned):
     """Return onsets and slots of the run in a folder, until about step `learned`."""
     steps, means, above, untrained = [], {}, {}, None
-    files = [
-        file
-        for number, file in enumerate(train.checkpoints_of(folder))
-        if number % 10 == 0 or int(file.stem) > learned - NEAR
-    ]
+    numbered = enumerate(train.checkpoints_of(folder))
+    files = [file for n, file in numbered if n % 10 == 0 or int(file.stem) > learned - NEAR]
     for file in progress(f"{folder}: checkpoint", files):
         model, flags = train.load(folder, f"ckpt/{file.name}")
         found, loss = excesses(model, flags)
@@ -125,12 +117,9 @@ def measure(row):
     if train.checkpoints_of(row["folder"]):
         run |= measure_onsets(row["folder"], learned)
     if run["late"] and row["steps"] < run["late"][1]:
-        model, flags = train.load(row["folder"])
-
-        def intervene(step, positions):
-            return heads_without(run["late"][0], flags, positions)
-
-        without = train.evaluate(model, flags, "emergence", N_SEQUENCES, intervene=intervene)
+        (model, flags), read = train.load(row["folder"]), run["late"][0]
+        ablated = dict(intervene=lambda _, positions: heads_without(read, flags, positions))
+        without = train.evaluate(model, flags, "emergence", N_SEQUENCES, **ablated)
         as_ever = train.evaluate(model, flags, "emergence", N_SEQUENCES)
         run |= dict(masked=[round(losses[0], 4) for losses in (without, as_ever)])
     return run
@@ -140,30 +129,26 @@ def measure(row):
 
 
 def load_onsets(rotary="input", folder=FOLDER):
-    """Return ([rows of plain runs], [rows of late.py]) of the onset.jsonl in a folder, by seed."""
+    """Return the rows of the onset.jsonl in a folder, by seed."""
     rows = train.read_file(folder / "onset.jsonl")
-    rows = sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
-    return [row for row in rows if not row["late"]], [row for row in rows if row["late"]]
+    return sorted((row for row in rows if row["rotary"] == rotary), key=lambda row: row["seed"])
 
 
 def with_onsets(rotary="input", folder=FOLDER):
-    return [row for row in load_onsets(rotary, folder)[0] if row["onsets"]]
+    return [row for row in load_onsets(rotary, folder) if row["onsets"]]
 
 
 def onset_table(folder=FOLDER):
-    """Return a row per kind of read in SHOWN: its onset, by how much it comes before that of the
-    knowledge of x_1, and in how many runs it does."""
+    """Return a row per kind of read in SHOWN: its onset, and by how much x_1 comes later."""
     lines = []
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
         rows = with_onsets(rotary, folder)
         for kind in (*SHOWN, "x_1"):
-            pairs = [(row["onsets"][kind], row["onsets"]["x_1"]) for row in rows]
-            found = [(step, known) for step, known in pairs if step is not None]
-            cells = [studies.spread([step for step, _ in found]) if found else "in none"]
-            before = [known - step for step, known in found]
-            cells.append(f"{sum(lead > 0 for lead in before)} of {len(rows)}")
-            cells.append(signed(before))
-            lines.append([title, kind, *(cells if kind != "x_1" else (cells[0], "", ""))])
+            found = [row["onsets"] for row in rows if row["onsets"][kind] is not None]
+            line = [title, kind, studies.spread([onsets[kind] for onsets in found])]
+            leads = [onsets["x_1"] - onsets[kind] for onsets in found]
+            before = f"{sum(lead > 0 for lead in leads)} of {len(rows)}"
+            lines.append([*line, "", ""] if kind == "x_1" else [*line, before, signed(leads)])
     head = "runs", "", "onset (step)", "before x_1", "by (steps)"
     return studies.markdown(head, *lines)
 
@@ -174,8 +159,7 @@ def signed(steps):
 
 
 def slots_table():
-    """Return the attention to the own 1b by its slot, when x_1 is learned, of the head that reads
-    so most: a row for the main command and one for RoPE."""
+    """Return the attention to the own 1b by its slot, of the head that reads so most."""
     lines = []
     for title, rotary in ("main command", "input"), ("RoPE", "qk"):
         rows = with_onsets(rotary)
@@ -187,45 +171,43 @@ def slots_table():
 
 
 def plain_steps(folder=FOLDER):
-    """Return {seed: [step, ...]}, at which x_1 is learned in all plain runs of the main command, on
-    any machine and in either precision."""
+    """Return {seed: [step, ...]}, at which x_1 is learned in all plain runs of the main command."""
     found = {}
-    for row in load_onsets(folder=folder)[0]:
-        found.setdefault(row["seed"], []).append(row["learned"])
+    for row in load_onsets(folder=folder):
+        if not row["late"]:
+            found.setdefault(row["seed"], []).append(row["learned"])
     for row in committed("default/*", "onset/*"):
         found.setdefault(row["flags"].seed, []).append(row["learned"]["x_1"])
     return found
 
 
 def repeats():
-    """Return by how many steps repeats of one seed differ at most, and the number of seeds that
-    were repeated."""
+    """Return by how many steps repeats of one seed differ at most, and how many seeds have any."""
     apart = [max(steps) - min(steps) for steps in plain_steps().values() if len(steps) > 1]
     return max(apart), len(apart)
 
 
 def delays(folder=FOLDER):
     """Return {"1b -> 1a until 200": [(seed, steps later), ...], ...}: by how much later x_1 is
-    learned than in the median of the plain runs of the same seed, of runs that do not learn it
-    before their read is free again."""
+    learned than in the median plain run of the seed, if not before the read is free again."""
     ever, found = plain_steps(folder), {}
-    late = [row for row in load_onsets(folder=folder)[1] if row["learned"] > row["late"][1]]
+    late = [row for row in load_onsets(folder=folder) if row["late"]]
     for row in sorted(late, key=lambda row: row["late"]):
-        later = row["learned"] - statistics.median(ever[row["seed"]])
-        found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
+        if row["learned"] > row["late"][1]:
+            later = row["learned"] - statistics.median(ever[row["seed"]])
+            found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
     return found
 
 
 def late_claim():
-    """Return what each ablation does, beside repeats of plain runs, and where the read begins only
-    after its ablation has ended."""
+    """Return what each ablation does, beside repeats, and where a read begins only after it."""
     found, (widest, seeds) = delays(), repeats()
     lines = []
     for name, points in found.items():
         later = [steps for _, steps in points]
         beyond = f"{sum(abs(steps) > widest for steps in later)} of {len(later)}"
         lines.append(f"- {name}: {signed(later)} steps, more than repeats differ in {beyond} runs")
-    early = [row for row in load_onsets()[1] if row["learned"] <= row["late"][1]]
+    early = [row for row in load_onsets() if row["late"] and row["learned"] <= row["late"][1]]
     masked, as_ever = zip(*(row["masked"] for row in early if "masked" in row), strict=True)
     begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
     after = [steps for seed, steps in found[f"{HEADS[1]} until 200"] if begins[seed] > 200]
@@ -247,22 +229,18 @@ others which one is missing. With {early[0]["late"][0]} ablated, x_1 passes 0.5 
 
 
 def draw_onsets(folder):
-    """Draw the onset.jsonl in a folder, into it: a line per seed with the onset of each read of an
-    induction head and of x_1; and a line per read that was ablated at the start, with how much
-    later x_1 is learned."""
+    """Draw the onset.jsonl in a folder, into it: the onsets of each seed; and by how much later x_1
+    is learned if a read is ablated at the start."""
     rows, found = with_onsets(folder=folder), delays(folder)
-    size = dict(figsize=(10, 4.4), layout="constrained")
-    figure, (left, right) = plt.subplots(1, 2, **size)
+    figure, (left, right) = analyze.panels(2, 2, 5, 3.4)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
         points = [(row["onsets"][kind], row["seed"]) for row in rows if row["onsets"][kind]]
         left.plot(*zip(*points, strict=True), "o", color=color, alpha=0.7, label=name or kind)
     seeds, learned = zip(*((row["seed"], row["learned"]) for row in rows), strict=True)
     left.plot(learned, seeds, "k|", ms=11, label="$x_1$ below 0.5")
-    near, label = (
-        [step - NEAR for step in learned],
-        "a checkpoint every 2 steps, before it every 20",
-    )
+    near = [step - NEAR for step in learned]
+    label = "a checkpoint every 2 steps, before it every 20"
     left.hlines(seeds, near, learned, color="0.8", lw=5, zorder=0, label=label)
     left.set(xlabel="training step", ylabel="seed", yticks=seeds)
     left.set_title(f"onsets, main command (n = {len(rows)} runs)", fontsize="medium")

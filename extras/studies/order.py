@@ -3,10 +3,9 @@
     python -m extras.studies.order results/runs/default.jsonl          # prints the tables
     python -m extras.studies.order out/L12_H1_D3_s* --out results/figures    # measures
 
-A symbol is learned when its loss passes below two thirds of its lowest plateau (0.5 for N=4). Runs
-with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
-knows x_1: run, step, loss of x_1, and kinds, {"q -> 1b": by how much the loss of x_1 rises if all
-heads lose what they read so, ...}, of all pairs of roles.
+Runs with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
+knows x_1, with a loss below 0.5: run, step, loss of x_1, and kinds, {"q -> 1b": by how much it
+rises if all heads lose what they read so, ...}, of all pairs of roles.
 """
 
 import itertools
@@ -39,20 +38,13 @@ def asks_all(flags):
 
 
 def all_chains():
-    """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, those of sweeps
-    too."""
+    """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, and of sweeps."""
     runs = [(row["flags"], row["learned"], row["log"][-1]["val"]) for row in committed("*")]
     for row in studies.load_rows(studies.committed("*")):
         flags = Flags(**row)
         learned = {name: row[f"{name}_learned"] for name in flags.target_names}
         runs.append((flags, learned, row["val"]))
     return [run for run in runs if run[0].task == "chain"]
-
-
-def in_order(steps):
-    """Return whether symbols were learned in order, the last ones perhaps never."""
-    reached = [step for step in steps if step is not None]
-    return reached == sorted(reached) and reached == steps[: len(reached)]
 
 
 def count_orders():
@@ -67,28 +59,25 @@ def count_orders():
             if len({math.ceil(step / flags.eval_every) for step in steps}) < len(steps):
                 unresolved.add(key)
             else:
-                ordered = in_order([*learned.values()])
+                ordered = steps == sorted(steps) == [*learned.values()][: len(steps)]
                 answers[key] = flags, ordered and answers.get(key, (flags, True))[1]
     return [*answers.values()], len(unresolved - answers.keys())
 
 
 def other_limits():
     """Return (pairs, exceptions): of neighbouring symbols in all logs, at all LIMITS, how often the
-    later symbol is below the limit at some evaluation, and how often it is so at an earlier one
-    than the symbol before it."""
+    later one is ever below the limit, and how often before the other one is."""
     pairs, exceptions = 0, 0
     rows = [row for row in committed("*") if row["flags"].task == "chain"]
+    rows = [row for row in rows if asks_all(row["flags"])]
     for row, limit in itertools.product(rows, LIMITS):
-        first = [
-            next(
-                (number for number, entry in enumerate(row["log"]) if entry[name] < limit), math.inf
-            )
-            for name in row["learned"]
-        ]
+        first = []
+        for name in row["learned"]:
+            below = [number for number, entry in enumerate(row["log"]) if entry[name] < limit]
+            first.append(below[0] if below else math.inf)
         known = [(a, b) for a, b in itertools.pairwise(first) if b < math.inf]
-        if asks_all(row["flags"]):
-            pairs += len(known)
-            exceptions += sum(a > b for a, b in known)
+        pairs += len(known)
+        exceptions += sum(a > b for a, b in known)
     return pairs, exceptions
 
 
@@ -112,8 +101,7 @@ def ended(row):
 
 
 def order_table(rows=None):
-    """Return a row per setting: how many runs learn all symbols, when, and where they end; without
-    those that were stopped by hand."""
+    """Return a row per setting of runs that ended by themselves: when they learn, and end."""
     lines, rows = [], rows or committed("default/*", "[ABC]", "adamw/*")
     for name, group in group_by_settings([*filter(ended, rows)]).items():
         steps = [[*row["learned"].values()] for row in group]
@@ -145,8 +133,7 @@ def path_steps(row, level):
     matters at the end first passes a level, of those that do, the first one first."""
     emergence, found = row["emergence"], []
     for path in emergence["paths"]:
-        negative = [-mean for mean in path["mean"]]
-        step = analyze.first_below(emergence["steps"], negative, -level)
+        step = analyze.first_below(emergence["steps"], [-x for x in path["mean"]], -level)
         if step is not None:
             head = path["layer"], path["head"]
             found.append((step, head, "{reader} -> {read}".format(**path)))
@@ -168,8 +155,7 @@ def reads_in_order(row, level):
 
 
 def new_heads(row, level):
-    """Return, for x_2, x_3, ..., how many heads emerge, by the first of their paths, after the
-    symbol before was learned and until it is."""
+    """Return how many heads emerge before x_2, x_3, ... are learned and after the symbol before."""
     first = {}
     for step, head, _ in path_steps(row, level):
         first.setdefault(head, step)
@@ -188,8 +174,7 @@ def kinds_of_read(flags):
 
 
 def measure_run(row, n=SEQUENCES):
-    """Return the row of induction.jsonl of a run with checkpoints, that of the first one that knows
-    x_1; n: the held-out sequences."""
+    """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
         model, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
@@ -222,9 +207,6 @@ def induction_table():
     return studies.markdown(["without, in all heads", "x_1 rises by", "x_1 above 0.5"], *lines)
 
 
-# ---- transformer D
-
-
 def last_paths(row):
     """Return [(level, "q -> 1b", gap, longest), ...]: the last path to pass a level of attention,
     how many steps after the one before it, and the longest such gap between any two before."""
@@ -252,7 +234,7 @@ the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run).
 
 def write_induction(rows, out):
     """Measure the runs that have checkpoints into induction.jsonl."""
-    runs = [row for row in rows if row["folder"] and train.checkpoints_of(row["folder"])]
+    runs = [row for row in rows if row["folder"]]
     if measured := [*filter(None, map(measure_run, runs))]:
         train.write_file(out / "induction.jsonl", measured)
     return out / "induction.jsonl"

@@ -1,10 +1,12 @@
-"""Places that say nothing: one step of retrieval among G distractors, symbols that no chain has.
+"""Tasks of the studies: places that say nothing about the step, or about the pair.
 
-    --task random20    # 20 distractors; the pairs stand anywhere among them, each pair whole
+    --task shuffled    # the retrieval problem with the pairs of all steps shuffled together
+    --task random20    # one step, 20 distractors, symbols that no chain has; the pairs stand
+                       # anywhere among them, each pair whole
     --task fixed20     # the same tokens; the pairs stand at the same places in every sequence
 
-In both the pairs of a sequence are shuffled over their places, and the queries come last. Runs are
-measured by extras.studies.depth: what is left of their answers when the pairs move.
+In the last two the pairs of a sequence are shuffled over their places, and the queries come last.
+Runs are measured by extras.studies.depth: what is left of their answers when the pairs move.
 """
 
 import functools
@@ -14,11 +16,17 @@ import data
 import train
 from data import Block, Task, UserError, held_out, random_bits
 
-import matplotlib.pyplot as plt
 import torch
 
 
-# ---- the tasks
+@functools.lru_cache
+def shuffled(N, D):
+    """Return the retrieval problem with the pairs of all steps in one block."""
+    x = torch.arange(N * (D + 1)).view(N, D + 1)
+    pairs = torch.stack([x[:, :-1], x[:, 1:]], 2).flatten(0, 1)  # slot n * D + k - 1: step k of n
+    roles = [f"{k}{end}" for k in range(1, D + 1) for end in "ab"]
+    blocks = [Block(roles, pairs, torch.arange(N * D).view(N, D)), Block(["q"], x[:, :1])]
+    return Task(f"shuffled D={D}", N, D + 1, blocks)
 
 
 @functools.lru_cache
@@ -38,7 +46,7 @@ TASKS = {}
 for G in (4, 6, 8, 20):
     for kind in ("random", "fixed"):
         TASKS[f"{kind}{G}"] = functools.partial(places, kind, G)
-data.TASKS |= TASKS
+data.TASKS |= TASKS | dict(shuffled=shuffled)
 NEAR, FAR = "fixed20", "random20"
 make_chains = data.make_batch
 
@@ -72,9 +80,6 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
 data.make_batch = make_batch
 
 
-# ---- what is left when the pairs move
-
-
 @torch.no_grad()
 def losses_by_place(model, flags, task, n=4096):
     """Return (loss, {place: loss}): the loss of x_1 of a model on n held-out sequences of a task,
@@ -96,14 +101,11 @@ def transfer(run):
     the lowest at any other place."""
     model, flags = train.load(run)
     kind, G = flags.task.rstrip("0123456789"), flags.problem.T - 3 * flags.N
-    found = {name: losses_by_place(model, flags, f"{name}{G}") for name in ("fixed", "random")}
-    loss, by_place = found["random"]
+    loss, by_place = losses_by_place(model, flags, f"random{G}")
+    fixed, trained = losses_by_place(model, flags, f"fixed{G}")
     row = dict(by_place=[round(by_place[place], 4) for place in sorted(by_place)])
-    if kind == "random":
-        loss, _ = found["fixed"]
-    row["moved"] = round(loss, 4)
+    row["moved"] = round(fixed if kind == "random" else loss, 4)
     if kind == "fixed":
-        _, trained = found["fixed"]
         at = [loss for place, loss in by_place.items() if place in trained]
         elsewhere = [loss for place, loss in by_place.items() if place not in trained]
         row |= dict(at_trained=round(max(at), 4), elsewhere=round(min(elsewhere), 4))
@@ -111,22 +113,18 @@ def transfer(run):
 
 
 def draw_transfer(rows, path):
-    """Draw the loss at random places by the place of the own 1b, a line for each model of two
-    chains and 20 distractors."""
-    series = [  # layers, task of the training, colour, words
-        (1, NEAR, "tab:red", "one layer, trained at two fixed places"),
-        (1, FAR, "tab:orange", "one layer, trained at random places"),
-        (2, NEAR, "tab:purple", "two layers, trained at two fixed places"),
-        (2, FAR, "tab:blue", "two layers, trained at random places"),
-    ]
-    figure, panel = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    for layers, task, color, words in series:
-        shape = dict(layers=layers, heads=8, N=2, other=f"--task {task}")
-        found = [row for row in rows if shape.items() <= row.items()]
-        for number, row in enumerate(found):
-            label = f"{words}, n = {len(found)}" if number == 0 else None
-            tokens = range(1, len(row["by_place"]) + 1)
-            panel.plot(tokens, row["by_place"], ".-", color=color, lw=1, alpha=0.7, label=label)
+    """Draw the loss at random places by the place of the own 1b, of N = 2 and 20 distractors."""
+    figure, [panel] = analyze.panels(1, 1, 7, 2.6)
+    colors = iter(("tab:red", "tab:orange", "tab:purple", "tab:blue"))
+    for layers, words in (1, "one layer"), (2, "two layers"):
+        for task, where in (NEAR, "two fixed"), (FAR, "random"):
+            shape = dict(layers=layers, heads=8, N=2, other=f"--task {task}")
+            losses = [row["by_place"] for row in rows if shape.items() <= row.items()]
+            label, color = f"{words}, trained at {where} places, n = {len(losses)}", next(colors)
+            for line in losses:
+                tokens = range(1, len(line) + 1)
+                panel.plot(tokens, line, ".-", color=color, lw=1, alpha=0.7, label=label)
+                label = None  # once in the legend
     panel.set(xlabel="place of the own 1b (token)", ylabel="loss of $x_1$ at random places")
     panel.set_title("Two pairs anywhere among 20 distractors, eight heads", fontsize="medium")
     panel.axhline(1, color="0.6", lw=1, ls=":", label="knows nothing")

@@ -2,14 +2,13 @@
 
     python -m extras.studies.rows default out/L12_H1_D3_s*    # into results/runs/default.jsonl
 
-A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It is a dict:
+A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It is a dict, with five
+significant digits:
 
     name, config: of the run directory, and what its config.json holds
     log: the rows of log.jsonl
     report: of circuit.json, if it is there
     emergence: of emergence.json, if it is there: the steps, and the mean attention of each path
-
-Floats have five significant digits.
 """
 
 import functools
@@ -38,14 +37,12 @@ def rounded(value):
 
 def row_of(run):
     """Return the row of a run directory."""
-    flags, log = train.read_flags(run), train.read_log(run)
-    automatic = train.run_name(flags) == run.name
-    config = train.read_file(run / "config.json")
-    row = dict(name=f"s{flags.seed}" if automatic else run.name, config=config, log=rounded(log))
+    flags, config = train.read_flags(run), train.read_file(run / "config.json")
+    name = f"s{flags.seed}" if train.run_name(flags) == run.name else run.name
+    row = dict(name=name, config=config, log=rounded(train.read_log(run)))
     if report := read_report(run):
         row["report"] = rounded(report)
-    file = run / "emergence.json"
-    if file.exists():
+    if (file := run / "emergence.json").exists():
         emergence = train.read_file(file)
         paths = [{key: path[key] for key in KEPT} for path in emergence["paths"]]
         row["emergence"] = dict(steps=emergence["steps"], paths=rounded(paths))
@@ -69,29 +66,18 @@ def load(sources):
         many = source.suffix == ".jsonl"
         rows = train.read_file(source) if many else [row_of(source)]
         for row in (row for row in rows if "config" in row):  # a study may keep others there
-            group = source.stem if many else source.absolute().parent.name
-            folder = None if many else source
-            found[group, row["name"]] = complete(row, group) | dict(folder=folder)
+            row = dict(report={}, emergence={}) | row
+            row["folder"] = None if many else source
+            row["group"] = source.stem if many else source.absolute().parent.name
+            row["flags"] = flags = Flags(**(DEFAULTS | row["config"]))
+            row["settings"] = settings_of(flags)
+            last, level = row["log"][-1], flags.problem.learned_below
+            row["steps"] = last["step"]
+            row["learned"] = analyze.crossings(row["log"], flags)
+            row["known"] = [name for name in row["learned"] if last[name] < level]
+            row["mse"] = last.get("confirmed", last["val"])
+            found[row["group"], row["name"]] = row
     return [*found.values()]
-
-
-def complete(row, group):
-    """Return a row of a file with what `load` adds."""
-    flags = Flags(**(DEFAULTS | row["config"]))
-    last, learned = row["log"][-1], analyze.crossings(row["log"], flags)
-    return (
-        dict(report={}, emergence={})
-        | row
-        | dict(
-            group=group,
-            flags=flags,
-            steps=last["step"],
-            settings=settings_of(flags),
-            learned=learned,
-            known=[name for name in learned if last[name] < flags.problem.learned_below],
-            mse=last.get("confirmed", last["val"]),
-        )
-    )
 
 
 def settings_of(flags):
@@ -121,8 +107,7 @@ def name_of(row):
 
 
 def once(rows):
-    """Return the first of these rows of each settings and seed: a repeat on another machine or in
-    another precision is no further run."""
+    """Return the first row of each settings and seed: a repeat elsewhere is no further run."""
     found = {}
     for row in rows:
         found.setdefault((row["settings"], row["flags"].seed), row)
@@ -130,8 +115,7 @@ def once(rows):
 
 
 def group_by_settings(rows):
-    """Return {name: [row, ...]}, by seed within a group. A name leaves out what all settings
-    share."""
+    """Return {name: [row, ...]}, by seed in a group; a name leaves out what all settings share."""
     groups, shared = {}, set.intersection(*(set(row["settings"]) for row in rows))
     for row in sorted(rows, key=lambda row: row["flags"].seed):
         name = ", ".join(text for text in row["settings"] if text not in shared)
@@ -152,7 +136,6 @@ def main():
             row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
             rows[row["name"]] = row
         names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
-        args.out.mkdir(parents=True, exist_ok=True)
         train.write_file(file, [rows[name] for name in names])
         print(f"{file}: {len(rows)} runs")
 

@@ -2,8 +2,8 @@
 
 import math
 import statistics
-import sys
-import time
+
+import torch
 
 
 def wilson(successes, n, z=1.959964):
@@ -14,14 +14,9 @@ def wilson(successes, n, z=1.959964):
 
 
 def bootstrap(values, generator, resamples=1000):
-    """Return (low, high) of the mean of a few values, a tensor (n,), by the plain bootstrap."""
-    import torch  # here, so that language models are asked without it
-
-    means = []
-    for _ in range(resamples):
-        means.append(values[torch.randint(len(values), values.shape, generator=generator)].mean())
-    low, high = torch.stack(means).quantile(values.new_tensor([0.025, 0.975])).tolist()
-    return low, high
+    """Return [low, high] of the mean of a few values, a tensor (n,), by the plain bootstrap."""
+    drawn = torch.randint(len(values), (resamples, len(values)), generator=generator)
+    return values[drawn].mean(1).quantile(values.new_tensor([0.025, 0.975])).tolist()
 
 
 def average_precision(scores, right):
@@ -34,17 +29,8 @@ def average_precision(scores, right):
     return statistics.mean(shares)
 
 
-def print_progress(what, done, total, began):
-    """Print on stderr, over the line before, how far a measurement is and how long it will take;
-    began: time.time() at its start."""
-    left = (time.time() - began) / done * (total - done)
-    end = "\n" if done == total else ""
-    print(f"\r{what} {done}/{total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
-
-
 def knock_out_rises(emergence, row):
-    """Return {symbol: by how much its loss rises at each checkpoint when the path of this row is
-    knocked out}."""
+    """Return {symbol: [rise of its loss at each checkpoint without the path of this row, ...]}."""
     rises = {}
     for symbol, losses in emergence["losses"].items():
         pairs = zip(row["without"][symbol], losses, strict=True)

@@ -3,15 +3,14 @@
     python -m extras.studies.yardstick results/[AD] results/default_s0 results/rope_s4
 
 scores.py says what the methods are. They score the candidates of the search on 64 sequences, and
-one threshold, chosen on half of the models, is tested on the other half; ACDC is run at six. With
-"+ search", ablate.search takes the candidates in this order, stars last, and what it finds is
-validated, as find_circuit does with the order of attention.
+one threshold, chosen on half of the models, is tested on the other half. With "+ search",
+ablate.search takes them in this order, stars last, as find_circuit does in that of attention.
 
-yardstick.jsonl has a row per model, with family, right [of each candidate True, False, or None if
-it shares half of its pairs of tokens with a path of the circuit], scores {method: [of each]}, exact
-{method: True, False, None if it refuses} and sequences {method: through the model}; and a row per
-run, with run, circuit [paths, losses under both ablations], losses {method: {ablation: [of the
-worst symbol with the first 0, 1, ... paths]}}.
+yardstick.jsonl has a row per model: family, right [of each candidate True, False, or None if it
+shares half of its pairs of tokens with a path of the circuit], scores {method: [of each]}, exact
+{method: True, False, None if it refuses}, sequences {method: through the model}; and a row per run:
+run, circuit [paths, losses under both ablations], losses {method: {ablation: [of the worst symbol
+with the first 0, 1, ... paths]}}.
 """
 
 import itertools
@@ -27,14 +26,10 @@ from extras.studies.rows import RESULTS, name_of, rounded
 from extras.studies.scores import rankings, worst
 from extras.studies.stats import average_precision
 
-import matplotlib.pyplot as plt
 import torch
 
 
 FILE, MOST, THRESHOLD = RESULTS / "figures/yardstick.jsonl", 20, 0.05  # paths drawn; solved below
-
-
-# ---- a row for a model, a row for a run
 
 
 def patched(model, flags, *parts):
@@ -109,9 +104,6 @@ def curves(row):
     return dict(run=name_of(row), circuit=[len(circuit), *ends], losses=losses)
 
 
-# ---- the table and the figure
-
-
 def is_exact(row, method, limit):
     """Return whether the paths that score at least this are those of the circuit."""
     pairs = zip(row["scores"][method], row["right"], strict=True)
@@ -157,23 +149,20 @@ def table():
 def draw_curves(file):
     """Draw the losses of the first paths of each ranking, a column per run."""
     rows = [row for row in train.read_file(file) if "run" in row]
-    size = dict(figsize=(11, 5), sharex=True, sharey=True, layout="constrained", squeeze=False)
-    figure, axes = plt.subplots(2, len(rows), **size)
-    for (number, by), (column, row) in itertools.product(
-        enumerate((MEAN, ANOTHER)), enumerate(rows)
-    ):
-        panel, (count, *ends) = axes[number, column], row["circuit"]
+    size = dict(sharex=True, sharey=True)
+    figure, grid = analyze.panels(2 * len(rows), len(rows), 11 / len(rows), 2, **size)
+    for panel, (by, row) in zip(grid, itertools.product((MEAN, ANOTHER), rows), strict=True):
+        count, *ends = row["circuit"]
         for width, (method, losses) in zip((5, 3.5, 2, 1), row["losses"].items(), strict=True):
             panel.plot(losses[by], ".-", lw=width, label=method)  # lines may lie on one another
         if count:
-            panel.plot(count, ends[number], "k*", ms=10, label="circuit of ablate.py")
+            panel.plot(count, ends[by == ANOTHER], "k*", ms=10, label="circuit of ablate.py")
         panel.axhline(THRESHOLD, color="gray", ls=":", label="solved")
         panel.set_yscale("log")
         panel.set_title(f"{row['run']}: {by}", fontsize="medium")
     figure.supxlabel("number of paths that are kept")
     figure.supylabel(f"MSE of the worst symbol (n = {FEW})")
-    entries = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*entries, loc="outside upper center", ncols=6)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     analyze.save_figure(figure, file.with_suffix(".png"))
 
 
