@@ -15,7 +15,7 @@ import shlex
 import analyze
 import train
 from ablate import MEAN, PatchedModel, marks_of, parts_of, paths_in
-from data import UserError, command_line, held_out, program
+from data import UserError, command_line, held_out, program, progress
 from extras.studies.stats import knock_out_rises
 
 import torch
@@ -23,7 +23,16 @@ from matplotlib.colors import to_hex
 
 
 HERE = pathlib.Path(__file__).parent
-SEQUENCES = 8  # in the page
+SEQUENCES, CHECKPOINTS = 8, 8  # in the page; these are evenly spread
+
+
+def weights_of(run):
+    """Return [(step, weights), ...] of the models in the page, the final one last."""
+    last = run.log[-1]["step"]
+    files = [file for file in train.checkpoints_of(run.folder) if int(file.stem) < last]
+    count = min(len(files), CHECKPOINTS)
+    files = [files[number * len(files) // count] for number in range(count)]
+    return [*((int(file.stem), f"ckpt/{file.name}") for file in files), (last, "model.pt")]
 
 
 def describe_sequences(run, batch):
@@ -71,14 +80,15 @@ def name_answers(run, batch, sequences, predictions):
 
 
 @torch.no_grad()
-def measure(run, batch, sequences):
+def measure(run, weights, batch, sequences):
     """Return (attention, answers) of a model: the patterns of all heads in whole percent, as bytes;
     the answers of the full model, and with each path knocked out."""
+    model = train.load(run.folder, weights)[0]
     with train.precision(run.flags):
-        patterns = run.model(batch.inputs, return_patterns=True)[1]
+        patterns = model(batch.inputs, return_patterns=True)[1]
     patterns = torch.stack(patterns, 1)  # (B, layers, heads, T, T)
     patterns = (100 * patterns.float()).round().byte()
-    full = PatchedModel(run.model, run.flags, batch, metric=torch.Tensor.float)  # predictions
+    full = PatchedModel(model, run.flags, batch, metric=torch.Tensor.float)  # predictions
     predictions = [full.baseline, *(full.knock_out([path]) for path in run.paths)]
     answers = [name_answers(run, batch, sequences, each) for each in predictions]
     return patterns.numpy().tobytes(), answers
@@ -146,7 +156,7 @@ def new_symbols(run):
     return brought
 
 
-def path_rows(run, letters):
+def path_rows(run, steps, letters):
     """Return a dict for each path: its ends in the diagram, its attention, its use."""
     rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
     histories = paths_in(run.emergence)
@@ -154,12 +164,15 @@ def path_rows(run, letters):
         row = dict(title=str(path), layer=path.layer, head=path.head)
         row |= dict(reader=columns[path.reader], read=columns[path.read.rstrip("*")])
         row |= dict(brings=[letters[k] for k in brought[path]])
-        row |= {name: measured[name] for name in ("attention", "cost", "without")}
+        row |= dict(cost=measured["cost"], without=measured["without"])
+        means = {}
         if path in histories:
             history = histories[path]
+            means = dict(zip(run.emergence["steps"], history["mean"], strict=True))
             removed = knock_out_rises(run.emergence, history) if "without" in history else {}
             rises = {name: [round(rise, 4) for rise in curve] for name, curve in removed.items()}
             row["history"] = dict(mean=history["mean"], rises=rises)
+        row["attention"] = [means.get(step, measured["attention"]) for step in steps]
         rows.append(row)
     return rows
 
@@ -171,17 +184,21 @@ def first_choice(run, sequences, answers):
         return dict(layer=run.flags.layers - 1, head=0, path=0, token=run.task.T - 1)
     path = next((path for path in paths if path.reader == run.task.names[0]), paths[-1])
     number = paths.index(path)
-    errors = [sum(error for _, error in cells) for cells in answers[1 + number][0]]
+    errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
     token = sequences[0]["queries"][errors.index(max(errors))]
     return dict(layer=path.layer, head=path.head, path=number, token=token)
 
 
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
-    flags, task = run.flags, run.task
+    flags, task, weights = run.flags, run.task, weights_of(run)
+
+    # attention and answers
     batch = train.sequences(flags, held_out("validation", SEQUENCES))
-    sequences = describe_sequences(run, batch)
-    patterns, answers = measure(run, batch, sequences)
+    sequences, measured = describe_sequences(run, batch), []
+    for _, file in progress(f"{run.folder}: weights", weights):
+        measured.append(measure(run, file, batch, sequences))
+    patterns, answers = zip(*measured, strict=True)
 
     # R^2 of each symbol at each role before and after each layer, at the end of training
     many = train.sequences(flags, held_out("information", 1024))
@@ -193,6 +210,7 @@ def data_of(run):
         missing = f"ablate.py found no circuit: {run.report['verdict']}."
 
     # names: of roles, symbols and the columns of the circuit
+    steps = [step for step, _ in weights]
     blocks, roles, reading = [], [], []
     for block in task.blocks:
         slots, size = block.symbols.shape
@@ -216,13 +234,13 @@ def data_of(run):
         heads=flags.heads,
         symbols=flags.target_names,
         colors=[to_hex(analyze.symbol_color(k, task.symbols - 1)) for k in range(1, task.symbols)],
-        step=run.log[-1]["step"],
+        steps=steps,
         sequences=sequences,
         targets=name_answers(run, batch, sequences, batch.targets),
         answers=answers,
-        attention=base64.b64encode(patterns).decode(),
+        attention=base64.b64encode(b"".join(patterns)).decode(),
         information=(100 * scores).round().int().tolist(),
-        paths=path_rows(run, letters),
+        paths=path_rows(run, steps, letters),
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
         losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
         plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
@@ -237,9 +255,10 @@ def about(run):
     loss = last.get("confirmed", last["val"])
     summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:
+        verdict = report["verdict"]
         worst = max(report[MEAN], key=lambda name: report[MEAN][name][0])
         loss = "{:.3f} [{:.3f}, {:.3f}]".format(*report[MEAN][worst])
-        summary += f" A circuit of {len(run.paths)} paths ({report['verdict']}): with all else"
+        summary += f" A circuit of {len(run.paths)} paths ({verdict}): with everything outside it"
         summary += f" ablated to its mean, the worst symbol, {worst}, has an MSE of {loss}"
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"

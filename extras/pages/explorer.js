@@ -28,7 +28,8 @@ const room = (id) => Math.max(240, Math.min(560, Math.floor($(id).clientWidth)))
 
 const sequence = () => run.sequences[at.sequence];
 const chain = (token) => Math.max(0, sequence().chains[token]);
-const when = () => ` after ${run.step} steps`;
+const when = () => ` after ${run.steps[at.checkpoint]} steps`;
+const atTheEnd = () => ` at the end, after ${run.steps.at(-1)} steps`;
 const headName = (layer, head) => `L${layer}H${head}`;
 const role = (token) => (sequence().chains[token] < 0 ? "–" : run.task.roles[token]);
 const color = (token) => {
@@ -45,8 +46,8 @@ const pairsOfHead = () => run.paths.flatMap((path, number) =>
 
 function attention(layer, head) { // whole percent, a row of T for each attending token
   run.bytes ??= Uint8Array.from(atob(run.attention), (sign) => sign.charCodeAt(0));
-  const size = run.task.T ** 2;
-  const start = ((at.sequence * run.layers + layer) * run.heads + head) * size;
+  const size = run.task.T ** 2, before = at.checkpoint * run.sequences.length + at.sequence;
+  const start = ((before * run.layers + layer) * run.heads + head) * size;
   return run.bytes.subarray(start, start + size);
 }
 
@@ -64,18 +65,22 @@ function drawControls() {
     option(headName(layer, head) + (inCircuit(layer, head) ? " •" : ""), number));
   const select = (name, options) => options.length > 1
     ? h`<label>${name} <select data-choose="${name}">${options}</select></label>` : "";
+  const slider = h`<label>step <input type="range" data-choose="checkpoint" min="0"
+    max="${run.steps.length - 1}"><output></output></label>`;
   $("controls").innerHTML = h`${select("run", PAGES.map((page, n) => option(page.name, n)))}
     ${select("sequence", range(run.sequences.length).map((n) => option(n, n)))}
-    ${select("head", heads)}`;
+    ${run.steps.length > 1 ? slider : ""}${select("head", heads)}`;
   document.title = $("title").textContent = `Inside ${run.name}`;
   $("summary").textContent = run.about.summary;
   $("legend").innerHTML = h`<ul>${run.about.legend.map((line) => h`<li>${line}`)}</ul>`;
   $("settings").innerHTML = h`<summary>Settings of this run</summary><p>${run.about.settings}</p>`;
 }
 function showChosen() {
-  const chosen = { ...at, head: at.layer * run.heads + at.head };
-  for (const control of document.querySelectorAll("select"))
-    control.value = chosen[control.dataset.choose];
+  for (const control of document.querySelectorAll("[data-choose]")) {
+    const { choose } = control.dataset;
+    control.value = choose === "head" ? at.layer * run.heads + at.head : at[choose];
+    if (choose === "checkpoint") control.nextElementSibling.value = run.steps[at.checkpoint];
+  }
 }
 
 // ---- query and answer
@@ -83,7 +88,7 @@ function showChosen() {
 function drawAnswer(token, number) {
   const mine = chain(token), query = sequence().names[sequence().queries[mine]];
   const targets = run.targets[at.sequence][mine].map(([name]) => name);
-  const answers = run.answers.map((each) => each[at.sequence][mine]);
+  const answers = run.answers[at.checkpoint].map((each) => each[at.sequence][mine]);
   const cell = ([name, error], k) => h`<td class="${name === targets[k] ? "right" : "wrong"}"
     ><b>${name}</b> ${error.toFixed(2)}`;
   const row = (label, cells) => h`<tr><th>${label}${cells.map(cell)}`;
@@ -187,7 +192,7 @@ function drawCircuit() {
       h`<circle cx="${x(column)}" cy="${y(level)}" r="3.5"/>`)}`);
   const lines = [], texts = [];
   run.paths.forEach((path, number) => {
-    const level = levels.indexOf(path.layer), share = path.attention;
+    const level = levels.indexOf(path.layer), share = path.attention[at.checkpoint];
     const same = run.paths.slice(0, number).filter((other) =>
       other.layer === path.layer && other.reader === path.reader);
     const aside = 9 * same.filter((other) => other.read === path.read).length;
@@ -219,7 +224,7 @@ function drawPath(number) {
   const rows = run.symbols.map((name) => h`<tr><th>${name}${[cost, without].map((losses) =>
     bar(losses[name]))}`);
   const brought = brings.length ? `It brings ${brings.join(" and ")} to its reader. ` : "";
-  put("path", `${title}${when()}`, `${brought}Squared errors when the path is
+  put("path", `${title},${atTheEnd()}`, `${brought}Squared errors when the path is
     ablated to its mean, with two standard errors; a full bar is 2, the error of an unrelated symbol.`,
     h`<div class="wide"><table><tr><th>symbol<th>rise of the full model's loss<th>loss of the
     circuit without it${rows}</table></div>`);
@@ -240,10 +245,11 @@ function chart(label, steps, curves) {
     h`<text x="${x(step)}" y="${height - 7}">${Math.round(step)}</text>`);
   const lines = Object.entries(curves).map(([name, values]) => h`<polyline class="curve"
     style="${ink(name)}" points="${values.map(point).join(" ")}"/>`);
+  const now = h`<path class="now" d="M${x(run.steps[at.checkpoint])} 6V${height - 20}"/>`;
   const key = Object.keys(curves).map((name) =>
     h`<span style="${ink(name)}"><i></i>${name}</span>`);
   return h`<div><p class="key">${key}</p><p class="note">${label}</p>${svg(width, height, label,
-    h`${grid}${ticks}${lines}`)}</div>`;
+    h`${grid}${ticks}${lines}${now}`)}</div>`;
 }
 const ink = (name) => `--ink:${run.colors[name.slice(2) - 1] ?? "var(--blue)"}`;
 
@@ -259,7 +265,8 @@ function drawHistory(number) {
   } else parts.push(h`<p class="note">The history of a path is drawn here if the run has a circuit
     and was trained with --save-every.</p>`);
   parts.push(chart(`Validation MSE of each symbol. ${run.plateaus.join("; ")}`, step, losses));
-  put("history", "Over training", "", h`<div class="columns">${parts}</div>`);
+  put("history", "Over training", `red line: the selected step, ${run.steps[at.checkpoint]}`,
+    h`<div class="columns">${parts}</div>`);
 }
 
 // ---- information in the residual stream
@@ -278,7 +285,7 @@ function drawInformation() {
     return h`<table><caption>${names[role]}</caption>${run.information.map(row).reverse()}
       <tr><th>${letters.map((letter) => h`<th>${letter}`)}</table>`;
   };
-  put("information", `Information in the residual stream${when()}`,
+  put("information", `Information in the residual stream${atTheEnd()}`,
     `a panel for each role, a row for the state after each layer, a column for each
     symbol: the bluer, the better least squares read the symbol from the residual stream (R² on
     held-out sequences); red: layers of the circuit; click on a layer`,
@@ -287,12 +294,15 @@ function drawInformation() {
 
 // ---- all of it
 
-const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence"], [drawCircuit, "run"],
-  [drawMap, "sequence", "layer", "head"], [drawInformation, "run"]];
+const VIEWS = [[drawStrip, "sequence"], [drawHeads, "sequence", "checkpoint"],
+  [drawCircuit, "checkpoint"], [drawMap, "sequence", "checkpoint", "layer", "head"],
+  [drawInformation, "run"]];
 
 function draw() {
   for (const [view, ...needs] of VIEWS) if (needs.some((name) => at[name] !== drawn[name])) view();
   drawn = { ...at };
+  for (const id of ["path", "information"])
+    $(id).classList.toggle("old", at.checkpoint < run.steps.length - 1);
   showChosen();
   point();
 }
@@ -313,7 +323,7 @@ function point() {
 }
 function begin(number) {
   run = PAGES[number];
-  at = { run: number, sequence: 0, ...run.first };
+  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, ...run.first };
   drawn = {};
   drawControls();
   draw();
@@ -341,7 +351,7 @@ document.addEventListener("click", ({ target }) => {
   }
   draw();
 });
-document.addEventListener("change", ({ target }) => {
+for (const kind of ["input", "change"]) document.addEventListener(kind, ({ target }) => {
   const value = Number(target.value), { choose } = target.dataset;
   if (choose === "run") begin(value);
   else {
