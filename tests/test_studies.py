@@ -259,7 +259,7 @@ def test_delays_are_against_the_median_of_plain_runs_of_the_seed(tmp_path):
     plain = [row | dict(learned=step) for step in (300, 340)]
     late = [row | dict(learned=step, late=["1b -> 1a", 200]) for step in (390, 310)]
     train.write_file(tmp_path / "onset.jsonl", [*plain, *late])
-    assert onset.delays(tmp_path) == {"1b -> 1a until 200": [(77, 70), (77, -10)]}
+    assert onset.delays(tmp_path) == {("1b -> 1a", 200): [70, -10]}
 
 
 # ---- circuits and depth

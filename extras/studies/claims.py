@@ -242,7 +242,8 @@ def needs_both():
     answers = []
     for row in order.load_induction():
         losses = [row["loss"] + row["kinds"][kind] for kind in order.HEADS]
-        answers.append((committed(row["run"])[0]["flags"], min(losses) >= 0.5))
+        recipe = {name: row[name] for name in ("rotary", "optimizer")}
+        answers.append((Flags(**{**DEFAULTS, **recipe}), min(losses) >= 0.5))
     return answers
 
 

@@ -188,44 +188,39 @@ def repeats():
 
 
 def delays(folder=FOLDER):
-    """Return {"1b -> 1a until 200": [(seed, steps later), ...], ...}: by how much later x_1 is
-    learned than in the median plain run of the seed, if not before the read is free again."""
+    """Return {("1b -> 1a", 200): [steps later, ...], ...}: by how much later x_1 is learned with a
+    read ablated until a step than in the median plain run of the seed."""
     ever, found = plain_steps(folder), {}
-    late = [row for row in load_onsets(folder=folder) if row["late"]]
-    for row in sorted(late, key=lambda row: row["late"]):
-        if row["learned"] > row["late"][1]:
+    for row in load_onsets(folder=folder):
+        if row["late"]:
             later = row["learned"] - statistics.median(ever[row["seed"]])
-            found.setdefault("{} until {}".format(*row["late"]), []).append((row["seed"], later))
-    return found
+            found.setdefault(tuple(row["late"]), []).append(later)
+    return dict(sorted(found.items()))
+
+
+def late_table():
+    """Return a row per ablation: what it does, beside repeats."""
+    widest, lines = repeats()[0], []
+    for (read, until), later in delays().items():
+        beyond = [f"{sum(steps > widest for steps in later)} of {len(later)}"]
+        rows = [row for row in load_onsets() if row["late"] == [read, until]]
+        beyond.append(f"{sum(row['learned'] <= until for row in rows)} of {len(rows)}")
+        lines.append((read, until, signed(later), *beyond))
+    head = "ablated in all heads", "until step", "x_1 later by (steps)"
+    return studies.markdown((*head, "more than repeats differ", "before it is free"), *lines)
 
 
 def late_claim():
-    """Return what each ablation does, beside repeats, and where a read begins only after it."""
-    found, (widest, seeds) = delays(), repeats()
-    lines = []
-    for name, points in found.items():
-        later = [steps for _, steps in points]
-        beyond = f"{sum(abs(steps) > widest for steps in later)} of {len(later)}"
-        lines.append(f"- {name}: {signed(later)} steps, more than repeats differ in {beyond} runs")
-    early = [row for row in load_onsets() if row["late"] and row["learned"] <= row["late"][1]]
-    masked, as_ever = zip(*(row["masked"] for row in early if "masked" in row), strict=True)
-    begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
-    after = [steps for seed, steps in found[f"{HEADS[1]} until 200"] if begins[seed] > 200]
-    lines = "\n".join(lines)
+    """Return how far repeats are apart, and what the ablation of q -> 1b gives away."""
+    widest, seeds = repeats()
+    early = [row["masked"] for row in load_onsets() if "masked" in row]
+    masked, as_ever = zip(*early, strict=True)
     return f"""\
-Plain runs of one seed, repeated on other machines or in another precision, learn x_1 at most
-{widest:.0f} steps apart ({seeds} seeds). With one read ablated in all heads until a step,
-x_1 is learned later by (median and range)
-
-{lines}
-
-In {len(after)} of the runs without 1b -> 1a the read begins only after step 200 in the plain run,
-and x_1 comes later nevertheless, by {" and ".join(f"{steps:.0f}" for steps in after)} steps.
-
-The ablation gives something away: a reader that cannot see one of four tokens may tell from the
-others which one is missing. With {early[0]["late"][0]} ablated, x_1 passes 0.5 in {len(early)} of
-{len(early)} runs before the read is free. In {len(masked)} that were stopped there it then costs
-{studies.span(masked)}, and {studies.span(as_ever)} with the read."""
+Plain runs of one seed, repeated on other machines, in another precision or as they are, learn x_1
+at most {widest:.0f} steps apart ({seeds} seeds). The ablation gives something away: a reader that
+cannot see one of four tokens may tell from the others which one is missing. In {len(early)} runs
+without q -> 1b that were stopped before it is free x_1 costs {studies.span(masked)}, and
+{studies.span(as_ever)} with the read."""
 
 
 def draw_onsets(folder):
@@ -251,8 +246,8 @@ def draw_onsets(folder):
     label = f"apart at most: repeats of one seed (n = {seeds} seeds)"
     right.axvspan(-widest, widest, color="0.9", label=label)
     for place, points in enumerate(found.values()):
-        right.plot([steps for _, steps in points], [place] * len(points), "o", alpha=0.7)
-    names = [f"{name}\n(n = {len(points)})" for name, points in found.items()]
+        right.plot(points, [place] * len(points), "o", alpha=0.7)
+    names = [f"{read} until {until} (n = {len(found[read, until])})" for read, until in found]
     right.set(yticks=range(len(found)), ylim=(-0.7, len(found) - 0.3))
     right.set_xlabel("$x_1$ learned later by (training steps)")
     right.set_yticklabels(names, fontsize="small")

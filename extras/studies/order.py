@@ -185,7 +185,9 @@ def measure_run(row, n=SEQUENCES):
                 paths = [Path(*head, *kind.split(" -> ")) for head in patched.reference.reads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
-            return dict(run=name_of(row), step=int(file.stem), loss=round(loss, 4), kinds=kinds)
+            recipe = dict(rotary=flags.rotary, optimizer=flags.optimizer)
+            at = dict(step=int(file.stem), loss=round(loss, 4))
+            return dict(run=name_of(row), **recipe, **at, kinds=kinds)
 
 
 def load_induction():
@@ -193,18 +195,44 @@ def load_induction():
     return train.read_file(RESULTS / "figures/induction.jsonl")
 
 
-def induction_table():
-    """Return a row per kind of read, the four that matter most and the others together: by how
-    much the loss of x_1 rises without it, and in how many runs x_1 is lost again."""
-    rows, lines = load_induction(), []
-    rises = {kind: [row["kinds"][kind] for row in rows] for kind in rows[0]["kinds"]}
-    kinds = sorted(rises, key=lambda kind: -max(rises[kind]))
-    for title, group in [*((kind, [kind]) for kind in kinds[:3]), ("any other", kinds[3:])]:
-        of_run = [max(rises[kind][n] for kind in group) for n in range(len(rows))]
-        lost = sum(row["loss"] + rise >= 0.5 for row, rise in zip(rows, of_run, strict=True))
-        cells = f"{min(of_run):.3f} to {max(of_run):.3f}", f"{lost} of {len(rows)}"
-        lines.append([title if len(group) == 1 else f"{title} of {len(group)}", *cells])
-    return studies.markdown(["without, in all heads", "x_1 rises by", "x_1 above 0.5"], *lines)
+def induction_groups():
+    """Return {title: [row of induction.jsonl, ...]} of the recipes."""
+    groups = {"main command": [], "RoPE": [], "AdamW": []}
+    for row in load_induction():
+        recipe = "RoPE" if row["rotary"] == "qk" else "main command"
+        groups["AdamW" if row["optimizer"] == "adamw" else recipe].append(row)
+    return {f"{title} (n = {len(rows)})": rows for title, rows in groups.items() if rows}
+
+
+def induction_table(shown=5):
+    """Return a row per kind of read, those that matter most and the others together: by how much
+    the loss of x_1 rises without it, and in how many runs x_1 is lost again."""
+    groups, lines = induction_groups(), []
+    highest = {}
+    for row in itertools.chain(*groups.values()):
+        for kind, rise in row["kinds"].items():
+            highest[kind] = max(rise, highest.get(kind, rise))
+    kinds = sorted(highest, key=highest.get, reverse=True)
+    others = kinds[shown:]
+    for title, group in [*((kind, [kind]) for kind in kinds[:shown]), ("any other", others)]:
+        line = [title]
+        for rows in groups.values():
+            rises = [max(row["kinds"][kind] for kind in group) for row in rows]
+            lost = sum(row["loss"] + rise >= 0.5 for row, rise in zip(rows, rises, strict=True))
+            line.append(f"{studies.span(rises)}; {lost} of {len(rows)}")
+        lines.append(line)
+    return studies.markdown(["without, in all heads", *groups], *lines)
+
+
+def other_routes():
+    """Return what the runs need that learn x_1 without 1b -> 1a."""
+    lines = []
+    for row in load_induction():
+        if row["loss"] + row["kinds"]["1b -> 1a"] < 0.5:
+            kinds = sorted(row["kinds"], key=row["kinds"].get, reverse=True)[:3]
+            rises = ", ".join(f"{kind} ({row['kinds'][kind]:.2f})" for kind in kinds)
+            lines.append(f"- {row['run'].replace('onset/rope_s', 'RoPE, seed ')}: {rises}")
+    return "\n".join(lines)
 
 
 def last_paths(row):
@@ -233,11 +261,15 @@ the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run).
 
 
 def write_induction(rows, out):
-    """Measure the runs that have checkpoints into induction.jsonl."""
-    runs = [row for row in rows if row["folder"]]
-    if measured := [*filter(None, map(measure_run, runs))]:
-        train.write_file(out / "induction.jsonl", measured)
-    return out / "induction.jsonl"
+    """Measure the runs that have checkpoints into induction.jsonl, among the rows of others."""
+    file = out / "induction.jsonl"
+    measured = {row["run"]: row for row in (train.read_file(file) if file.exists() else [])}
+    for row in rows:
+        if row["folder"] and train.checkpoints_of(row["folder"]):
+            found = measure_run(row)
+            measured |= {found["run"]: found} if found else {}
+    train.write_file(file, [*measured.values()])
+    return file
 
 
 if __name__ == "__main__":
