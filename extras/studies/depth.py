@@ -274,7 +274,7 @@ def print_answer(out):
 
 def heads_table():
     """Return how many models solved a symbol that takes a layer more by content, by their heads."""
-    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (4, 3, 2)
+    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 3), (5, 3, 2)
     lines, plain = [], plain_rows()
     for k, layers, N in shapes:
         rows = [row for row in plain if (row["layers"], row["N"]) == (layers, N) and row["D"] >= k]
@@ -321,12 +321,12 @@ def further_table():
         plain = other.split(" ")[0] in ("", "--steps")
         if plain and heads >= 2 * N and layers < D:
             medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
-            losses = [f"{loss:.3f}" for loss in medians] + [""] * (5 - D)
+            losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
             content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
             steps = span([row["steps"] for row in group], "{}")
             lines.append((N, f"{layers}/{heads}", steps, len(group), content, *losses))
     head = "N", "layers/heads", "steps", "n", "k by content"
-    return markdown((*head, *(f"x_{k}" for k in range(1, 6))), *sorted(lines))
+    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *sorted(lines))
 
 
 def print_held(out):
@@ -397,22 +397,15 @@ def print_few(out):
     rows = [row for row in one_layer_rows() if row["N"] == 4]
     two = [sorted(row["how"]["by_slot"]) for row in rows if row["heads"] == 2]
     slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
-    out(f"With two heads and N = 4 the losses of the four slots, best first, are {slots}")
+    out(f"**With two heads and N = 4** the losses of the four slots, best first, are {slots}")
     out(f"(n = {len(two)}): one head serves a slot, one mixes two, one slot is given up.")
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
-    if hows:
-        out(f"With N = 4 it costs {values} to fix the weights on values by place, and {keys} those")
-        out(f"on keys (n = {len(hows)}).")
-
-
-def print_alone(out):
-    """Print what one head and two values do."""
-    rows = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
-    out(f"With N = 2 one head ends at {losses_text(rows, 1)} (n = {len(rows)}), not at 0.5")
-    rows = [row for row in rows if "fixed_values" in row["how"]]
-    ends = span([row["x_1"] + row["how"]["fixed_values"] for row in rows])
-    out(f"({ends or 'not measured'} with its weights on values fixed by place, n = {len(rows)}).")
+    out(f"With N = 4 it costs {values} to fix the weights on values by place, and {keys}")
+    out(f"those on keys (n = {len(hows)}, 2 to 8 heads).")
+    one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
+    out("H mixtures of N Gaussian values leave 1 - H/N if weights depend on places and the query")
+    out(f"alone; with N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), not at 0.5.")
 
 
 def print_width(out):
