@@ -164,7 +164,8 @@ def draw_attention_maps(run):
         axes.spines[:].set(color=color, linewidth=width)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
     tokens = "letter: symbol, A = $x_0$, B = $x_1$, ...; number: chain"
-    tokens += "; D1.2: distractor in the triple of B1 and C2" if run.task.distractors else ""
+    if run.task.distractors:
+        tokens += f"; {run.task.distractors[0]} and the like: distractors"
     figure.supxlabel(f"attended token ({tokens})", fontsize=13)
     figure.supylabel("attending token", fontsize=13)
     red = "; red: heads of the circuit" if run.paths else ""

@@ -19,7 +19,7 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
     role q            s_0 of Definition 1: the query, which shows x_0
     roles ka, kb      s_{2k-1} and s_{2k}: the pair of step k, which shows x_{k-1} and x_k
     block, place      the pairs of one step; where a pair stands among them, p_k of Definition 3
-    slot              a row of a block's table before the shuffle: slot n is the pair of chain n
+    slot              a row of a block's table before the shuffle: here slot n shows chain n
     targets           x_1, ..., x_D with the implicit curriculum (IC), x_D alone without it
 """
 
@@ -47,7 +47,8 @@ class Block(NamedTuple):
 
     roles: list  # names of the tokens of a chain here: 2a and 2b
     symbols: torch.Tensor  # (slots, tokens per slot) the number of the symbol of each token
-    own: slice | torch.Tensor = slice(None)  # slots of chain 0, 1, ...; (N, m) if each has m here
+    # The slots of chain 0, 1, ...: one of each, or (N, m). The tokens of others have no role.
+    own: slice | torch.Tensor = slice(None)
 
 
 class Task:
@@ -158,7 +159,7 @@ LOSS = "mean squared error"  # in figures
 
 
 def partial_losses(predictions, targets, K):
-    """The losses (..., target symbols) of two (..., N, K * target symbols)."""
+    """The losses (..., target symbols), means over N, of two (..., N, K * target symbols)."""
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 

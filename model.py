@@ -117,7 +117,8 @@ class Transformer(nn.Module):
         self.register_buffer("mask", mask if bias is None else mask + bias, persistent=False)
         self.register_buffer("rotary", rotary, persistent=False)
 
-        # as in GPT-2, weights that write to the residual stream start smaller in a deeper model
+        # as in GPT-2, weights that write to the residual stream, which are known by their names,
+        # start smaller in a deeper model
         additions = layers * (2 if mlp else 1)
         for name, p in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):

@@ -135,7 +135,7 @@ def train(flags, state, stopped=(), intervene=None):
 
 def is_last(flags, row):
     """Return whether training ends with this row of the log. To stop when x_1 is learned, add
-    `or row["x_1"] < 0.1`."""
+    `or row.get("x_1", 1) < 0.1`."""
     solved = row.get("confirmed", math.inf) < flags.stop_below
     return solved or row["step"] == flags.steps
 
@@ -299,7 +299,7 @@ def open_run(flags):
     saved = read_flags(run)
     for name, value in flags.settings.items():
         if getattr(saved, name) != value:
-            was = f"{name} {getattr(saved, name)}, not {value}"
+            was = f"{name} {getattr(saved, name)!r}, not {value!r}"
             raise UserError(f"{run} holds a run with other flags ({was}): choose another --out")
     if not flags.resume:
         raise UserError(f"{run} holds this run already: add --resume, or choose another --out")
@@ -437,10 +437,13 @@ def parser():
 DEFAULTS = vars(parser().parse_args([]))  # of the flags that are fixed for a run
 for name in "device", "out", "resume":
     del DEFAULTS[name]
+DEFAULTS["intervene"] = ""
 
 
 class Flags(argparse.Namespace):
     """The flags of a run as attributes, and what follows from them."""
+
+    intervene = ""  # the name of the function that run_once is given
 
     @property
     def problem(self):
@@ -512,7 +515,8 @@ def run_name(flags):
             continue
         if isinstance(value, list):
             value = "-".join(map(str, value))
-        name += f"_no-{key}" if value is False else f"_{key}{value}"
+        words = {True: f"_{key}", False: f"_no-{key}"}
+        name += words[value] if isinstance(value, bool) else f"_{key}{value}"
     return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", "-")
 
 
@@ -522,6 +526,8 @@ def run_name(flags):
 def run_once(flags, stopped=(), intervene=None):
     """Train the run in its directory, or continue it; return and raise what `train` does."""
     run = flags.out
+    if intervene:
+        flags.intervene = getattr(intervene, "__name__", "unnamed")
     state = State(flags)  # first, since a wrong flag leaves no folder
     check_device(flags)
     open_run(flags)

@@ -14,7 +14,7 @@ from pathlib import Path
 import analyze
 import data
 import train
-from extras.studies import tasks  # noqa: F401 (it adds --task shuffled)
+from extras.studies import places  # noqa: F401 (it adds --task shuffled)
 from tests.common import WHOLE, contents, output_of, runs_equal, start, train_until, wait_for
 
 import pytest

@@ -263,7 +263,7 @@ def about(run):
         summary += f" on {report['sequences']} fresh sequences."
     pairs = "beside B3 in a pair, then B3 beside C3 in another, and so on"
     roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_1, x_2), ..."
-    if task.distractors:
+    if task.title == "conditional":
         pairs = "beside B3 in one pair and beside C3 in another, then D3 beside both B3 and C3"
         pairs += "; D1.2, in grey, is a distractor, in the triple of B1 and C2"
         roles = "1a 1b the pair (x_0, x_1), 2a 2b the pair (x_0, x_2), 3a 3b 3c the triple"
