@@ -1,14 +1,19 @@
-"""What is committed: runs can be read, weights score what logs say, pages say what they are
-printed from."""
+"""What is committed can be read, weights score what logs say, and pages say what they are printed
+from; the explorer says what the model says, runs nothing that a name says, and draws in a browser.
+"""
 
 import base64
+import itertools
 import json
 import re
+import shutil
 
 import train
 from data import held_out
+from extras.pages import explore, index
 from extras.studies import rows
-from tests.common import HERE
+from tests.common import HERE, assert_refused, output_of
+from tests.other_tasks import write_circuit
 
 import pytest
 import torch
@@ -26,8 +31,8 @@ def test_committed_runs_can_be_read():
     """A folder that kept its weights says the same as its row."""
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
     assert all(row["log"] and row["flags"].title for row in found.values())
-    for folder, name in (("default_s0", "default/s0"), ("rope_s4", "rope/s4")):
-        kept = rows.row_of(RESULTS / folder)
+    for name in "default/s0", "rope/s4":
+        kept = rows.row_of(RESULTS / name.replace("/", "_"))
         assert all(kept[key] == found[name][key] for key in kept if key != "name"), name
 
 
@@ -42,8 +47,8 @@ def test_committed_weights_score_what_their_log_says(run):
 @pytest.mark.parametrize("page", PRINTED, ids=lambda page: str(page.relative_to(HERE)))
 def test_numbers_on_pages_are_those_of_what_is_committed(page, monkeypatch):
     monkeypatch.chdir(HERE)
-    again = "python -m cogapp -r -I . README.md */*.md */*/*.md"
-    assert Cog().main(["cog", "--check", "-I", ".", str(page)]) == 0, f"renew it: {again}"
+    again = "renew it: python -m cogapp -r -I . README.md */*.md */*/*.md"
+    assert Cog().main(["cog", "--check", "-I", ".", str(page)]) == 0, again
 
 
 def test_links_of_pages_lead_somewhere():
@@ -53,10 +58,17 @@ def test_links_of_pages_lead_somewhere():
             assert there, f"{page}: {link}"
 
 
+# ---- the explorer
+
+
+def data_of(page):
+    """What the script of a page draws."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"))[1])
+
+
 def test_the_explorer_shows_the_weights_beside_it():
     """The maps of A, at the end, are the attention of its model.pt on the same sequence."""
-    text = (RESULTS / "explorer.html").read_text(encoding="utf-8")
-    page = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])[0]
+    page = data_of(RESULTS / "explorer.html")[0]
     model, flags = train.load(HERE / page["name"])
     inputs = train.sequences(flags, held_out("validation", 1)).inputs
     with train.precision(flags):
@@ -65,3 +77,87 @@ def test_the_explorer_shows_the_weights_beside_it():
     maps = maps.view(len(page["steps"]), len(page["sequences"]), *patterns.shape)[-1]
     apart = (maps - patterns).abs().mean((1, 2, 3, 4))  # a number per sequence
     assert apart[0] < 5e-3 and apart[1:].min() > 1e-2, apart  # whole percent, in either dtype
+
+
+@pytest.fixture(scope="module")
+def folder(whole, tmp_path_factory):
+    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
+    `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
+    folder = tmp_path_factory.mktemp("two words") / "my runs"
+    run, bare, page = (folder / name for name in ("run", "bare", "page.html"))
+    shutil.copytree(whole, run)
+    shutil.copytree(whole, bare, ignore=shutil.ignore_patterns("*.pt", "ckpt"))
+    shutil.copytree(bare, folder / "begun", ignore=shutil.ignore_patterns("log.jsonl"))
+    write_circuit(run, (0, 0, "1b", "1a", 0.9), (0, 1, "q", "1b", 0.05), (1, 0, "q", "1b+1", 0.8))
+    output_of(rows, "group", bare, "--out", folder / "runs")
+    assert str(page) in output_of(explore, run, bare, "--out", page)
+    return folder
+
+
+def test_the_page_says_what_the_model_says(folder):
+    """The error on each query of each sequence, against the model by hand; what is missing."""
+    model, flags = train.load(folder / "run")
+    run, bare = data_of(folder / "page.html")
+    batch = train.sequences(flags, held_out("validation", len(run["sequences"])))
+    with torch.no_grad(), train.precision(flags):
+        predictions = model(batch.inputs).float()
+    errors = (predictions - batch.targets).square().unflatten(-1, (-1, flags.K)).mean(-1)
+    final = run["answers"][-1]
+    assert len(final) == 4  # of the full model, and without each path
+    for number, chains in enumerate(final[0]):
+        for chain, cells in enumerate(chains):
+            query = batch.positions[number, chain, 0] - (flags.problem.T - flags.N)
+            expected = errors[number, query].tolist()
+            assert [error for _, error in cells] == pytest.approx(expected, abs=0.002)
+    missing = " ".join(bare["missing"].values())
+    assert "has no weights" in missing and "There is no circuit.json" in missing
+
+
+def test_nothing_in_a_name_is_run(folder, tmp_path):
+    """Names of runs and what their files say are text; folders that are no runs are refused."""
+    assert "<td>group/bare</td>" in index.index(folder, folder / "index.html")
+    bad = tmp_path / "runs" / "a#b<img src=x onerror=alert(1)>"
+    shutil.copytree(folder / "bare", bad)
+    shutil.copytree(folder / "begun", tmp_path / "runs" / "begun")
+    page, table = tmp_path / "runs" / "page.html", tmp_path / "index.html"
+    output_of(explore, bad, "--out", page)
+    output_of(index, tmp_path / "runs", "--out", table)
+    page, table = (path.read_text(encoding="utf-8") for path in (page, table))
+    assert "<img src=x" not in page + table
+    assert 'href="./runs/page.html#run=0"' in table and "begun" not in table
+    assert_refused(index, bad / "empty", says="holds no run directories")
+    assert_refused(explore, bad / "empty", says="is no run directory")
+
+
+@pytest.mark.slow
+def test_pages_draw_without_error_request_or_sideways_scrolling(folder):
+    """In a real browser, narrow and wide."""
+    chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
+    if not (chromium and driver):
+        pytest.skip("no chromium with its chromedriver here")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in "--headless=new --no-sandbox --disable-dev-shm-usage".split():
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", dict(browser="ALL", performance="ALL"))
+    output_of(index, folder, "--out", folder / "index.html")
+    chosen = "run=0&sequence=0&checkpoint=0&layer=1&head=1"
+    pages = "page.html", "page.html#run=1", "index.html", f"page.html#{chosen}"
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as browser:
+        for width, page in itertools.product((360, 1400), pages):
+            size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.get(f"{folder.as_uri()}/{page}")
+            browser.refresh()  # a change of the address alone loads nothing
+            assert browser.find_element("css selector", "h1").text
+            script = "return document.documentElement.scrollWidth - innerWidth"
+            assert browser.execute_script(script) <= 0, page
+
+        # the selection lives in the address of the last page
+        assert chosen in browser.execute_script("return location.hash")
+        assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
+        events = [json.loads(row["message"])["message"] for row in browser.get_log("performance")]
+    sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
+    urls = {event["params"]["request"]["url"].partition(":")[0] for event in sent}
+    assert urls <= {"file", "data"}
