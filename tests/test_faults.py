@@ -10,7 +10,6 @@ from pathlib import Path
 import ablate
 import analyze
 import data
-import test_all
 import train
 from extras.pages import film
 from test_all import HERE, is_png
@@ -72,21 +71,16 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
     write_circuit(run, (0, 0, "1b", "1a", 0.9))
     (run / "emergence.json").write_text('{"steps": []}')
-    resumed = [*WHOLE, "--out", run, "--resume"]
-    for module, name, words in (
-        (analyze, "config.json", [run]),
-        (analyze, "log.jsonl", [run]),
-        (analyze, "circuit.json", [run]),
-        (analyze, "emergence.json", [run]),
-        (ablate, "model.pt", [run]),
-        (train, "state.pt", resumed),
-    ):
+    stages = dict.fromkeys(("config.json", "log.jsonl", "circuit.json", "emergence.json"), analyze)
+    for name, module in (stages | {"model.pt": ablate, "state.pt": train}).items():
         kept = (run / name).read_bytes()
         flipped = bytearray(kept)
         flipped[len(kept) // 3] ^= 0x80  # in model.pt, a bit of a weight
         (run / name).write_bytes(flipped)
+        words = [run]
         if module is train:
             (run / "model.pt").unlink()  # an unfinished run
+            words = [*WHOLE, "--out", run, "--resume"]
         assert_refused(module, *words, says=f"{run / name} is damaged")
         (run / name).write_bytes(kept)
 
@@ -126,27 +120,16 @@ def test_a_device_that_computes_other_sequences_is_refused(tmp_path, monkeypatch
     assert not contents(tmp_path)
 
 
-def test_an_unfinished_or_unknown_run_is_named_in_one_line(tmp_path, whole):
+def test_an_unfinished_run_gets_its_losses_and_an_unknown_one_a_line(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "model.pt").unlink()
     assert_refused(ablate, run, says="not finished goes on with python train.py ... --resume")
+    curves, missing = output_of(analyze, run).splitlines()
+    assert curves == str(run / "curves.png") and "model.pt: finish the training" in missing
     settings = train.read_file(run / "config.json")
     for name in "task", "rotary":
         train.write_file(run / "config.json", settings | {name: "mine"})
         assert_refused(analyze, run, says=f"--{name} mine, unknown here")
-
-
-def test_words_of_test_all_are_alternatives(monkeypatch):
-    monkeypatch.setattr(pytest, "main", lambda command: command)
-    monkeypatch.setattr(sys, "argv", ["test_all.py", "data", "model"])
-    with pytest.raises(SystemExit) as ended:
-        test_all.main()
-    assert "data or model" in ended.value.code
-
-
-def test_how_long_the_rest_takes_is_said(capsys):
-    assert [*data.progress("item", [1, 2, 3])] == [1, 2, 3]
-    assert "\ritem 2/3, 0 s left" in capsys.readouterr().err
 
 
 def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
