@@ -3,8 +3,9 @@
 import itertools
 import math
 
+import train
 from data import chain, conditional, make_batch
-from extras.studies import theory
+from extras.studies import depth, theory
 from extras.studies.tasks import shuffled
 from tests.other_tasks import MIXED, TRIPLES, sequences_of, spans
 
@@ -126,3 +127,40 @@ def test_minimal_circuits_reach_what_the_laws_allow():
         *_, reached = theory.known_to_query(task, attended)
         expected = [law(k) <= layers for k in range(1, D + 1)]
         assert reached.tolist() == expected, (D, layers, causal)
+
+
+# ---- the study of depth
+
+
+def test_interventions_find_the_address_and_the_memory(tmp_path):
+    """On a model whose mechanism is known, theory.constructed(4)."""
+    flags = "--layers 1 --heads 5 --head-size 16 --width 72 --D 1 --dtype float32 --seed 7"
+    train.open_run(train.parse_flags([*flags.split(), "--device", "cpu", "--out", str(tmp_path)]))
+    train.write_file(tmp_path / "model.pt", theory.constructed(4).state_dict())
+    how = depth.mechanism(tmp_path)
+
+    # what each head does, and reads
+    kinds = [depth.kind_of(how, f"L0H{head}") for head in range(5)]
+    assert kinds == ["place"] * 4 + ["content"] and how["address"] == ["L0H4"]
+    assert depth.count(how, "place") == 4 and depth.count(how, "place", 1) == 0
+    assert [how["reads"][f"L0H{i}"].index(1.0) for i in range(4)] == [1, 3, 5, 7]
+    assert how["own"]["L0H4"] > 0.99
+
+    # an address of another sequence fetches the value of its slot, all else that sequence's value
+    for swap in ("swap", "swap_rest"):
+        new, old = how[swap]
+        assert new < 0.01 and 1.8 < old < 2.2
+    assert max(how["full"] + how["by_slot"]) < 1e-3
+    assert abs(how["fixed_values"]) < 1e-3 < 0.7 < how["fixed_keys"]
+
+
+def test_a_prediction_is_judged_by_the_runs_that_there_are():
+    line = dict(other="", layers=1, heads=8, N=4, D=1, loss="x_1", of="median", low=0.0, high=0.1)
+    cell = ("", 1, 4, 8, 1)
+    found = [dict(x_1=loss, how=dict(fixed_keys=0.5)) for loss in (0.0, 0.05, 0.9)]
+    assert depth.prediction_of(line, {cell: found})[0]
+    assert not depth.prediction_of(line | dict(of="max"), {cell: found})[0]
+    assert not depth.prediction_of(line | dict(loss="fixed_keys"), {cell: found})[0]
+    assert (
+        depth.prediction_of(line, {}) is depth.prediction_of(line | dict(loss="moved"), {}) is None
+    )

@@ -252,21 +252,6 @@ def test_a_run_with_every_flag_and_noise_of_yours_resumes_bitwise(tmp_path, quic
     assert runs_equal(trained(tmp_path / "stopped", *words), whole)
 
 
-def test_heads_are_replaced_in_training_and_evaluation(tmp_path):
-    flags, seen = train.parse_flags([*WHOLE, "--out", str(tmp_path / "run")]), []
-
-    def intervene(step, positions):
-        def write(pattern, values):
-            seen.append((step, len(positions), torch.is_grad_enabled()))
-            return 0 * values
-
-        return {(0, 0): write} if step < 20 else None
-
-    assert train.run_once(flags, intervene=intervene)
-    assert [step for step, _, training in seen if training] == [*range(20)]
-    assert {row for row in seen if not row[2]} == {(0, 256, False), (10, 256, False)}
-
-
 def test_an_object_that_is_no_tensor_is_not_called_damage(tmp_path):
     train.write_file(tmp_path / "state.pt", dict(mine=Path))
     with pytest.raises(pickle.UnpicklingError, match="pathlib"):
