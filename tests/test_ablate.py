@@ -6,7 +6,7 @@ from unittest import mock
 import ablate
 import data
 import train
-from ablate import ANOTHER, MEAN, PatchedModel, Path
+from ablate import ANOTHER, MEAN, PatchedModel, Path, mask_of
 from data import chain, conditional, held_out, make_batch, partial_losses
 from extras.studies.scores import attributions
 from test_all import address_and_values, planted
@@ -31,21 +31,13 @@ def pairs_of(path, task, positions, b):
     return pairs
 
 
-def mask_by_loops(paths, task, positions):
-    """(B, T, T) bool: what is read along these paths."""
-    mask = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool)
-    for b, path in itertools.product(range(len(positions)), paths):
-        for _, reader, read in pairs_of(path, task, positions, b):
-            mask[b, reader, read] = True
-    return mask
-
-
 # ---- paths
 
 
-@pytest.mark.parametrize(
-    "task", [chain(4, 3), TRIPLES, MIXED, conditional(3)], ids=lambda t: t.title
-)
+TASKS = chain(4, 3), TRIPLES, MIXED, conditional(3)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
 def test_paths_against_loops(task):
     """Attention along a path, and the path from JSON; hard attention is shared among what is read
     along several paths."""
@@ -70,7 +62,10 @@ def test_paths_against_loops(task):
 
     several = ("q", "1a"), ("q", "1b+1"), ("1b", "1a*"), ("1a+1", "1b-1")
     paths = [Path(0, 0, *pair) for pair in several]
-    mask = mask_by_loops(paths, task, positions).float()
+    mask = torch.zeros(3, T, T)
+    for path, b in itertools.product(paths, range(3)):
+        for _, reader, read in pairs_of(path, task, positions, b):
+            mask[b, reader, read] = 1
     written = ablate.frozen_heads(paths, task, positions)[0, 0](None, torch.eye(T).expand(3, T, T))
     torch.testing.assert_close(written, mask / mask.sum(-1, True).clamp(min=1))
 
@@ -103,7 +98,7 @@ def test_ablation_against_loops(patched, by):
     for head, (pattern, values) in patched.reference.reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for sequences in patched.reference, patched:
-            read = mask_by_loops(paths, task, sequences.batch.positions)
+            read = mask_of(paths, task, sequences.batch.positions)
             kept.append(read | itself if by else ~read)
         there, here = kept
         alone = ~read.any(-1)
@@ -158,19 +153,15 @@ def test_aligned_twins_and_gradients(patched):
 def test_attributions_are_finite_differences(patched, share):
     """Of the loss, by how much of a path is replaced by its mean; the heads keep a share of all
     that they read, and of the rest its mean and that of the weight on itself."""
-    task, reference, itself, little = (
-        patched.task,
-        patched.reference,
-        torch.eye(patched.task.T),
-        0.03,
-    )
+    task, reference, little = patched.task, patched.reference, 0.03
+    itself = torch.eye(task.T)
 
     def loss(path, amount):
         heads = {}
         for head, (pattern, values) in reference.reads.items():
             paths = [path] if path[:2] == head else []
-            here = mask_by_loops(paths, task, patched.batch.positions)
-            there = mask_by_loops(paths, task, reference.batch.positions)
+            here = mask_of(paths, task, patched.batch.positions)
+            there = mask_of(paths, task, reference.batch.positions)
             gone = ((pattern * there) @ values).mean(0)
             rest, weight = ((pattern * (1 - itself)) @ values).mean(0), (pattern * itself).mean(0)
 
@@ -190,7 +181,7 @@ def test_attributions_are_finite_differences(patched, share):
 # ---- the search
 
 
-def test_candidates_against_loops():
+def test_candidates_by_the_tokens_of_all_pairs_of_roles():
     """More to the own chain than to each other one, by a floor; a star as much to all chains. Stars
     come last, and the most attended first."""
     flags = train.parse_flags("--D 2 --N 3 --layers 2 --heads 1 --device cpu".split())
@@ -203,17 +194,13 @@ def test_candidates_against_loops():
         patterns[1, b, q] = torch.eye(task.T)[b2]
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
     found = ablate.candidates(mock.Mock(reads=reads, batch=batch), task, 0.1 / 3)
-    plain, stars = {}, {}
+    plain, stars, sequence = {}, {}, torch.arange(6)[:, None, None]
     for layer, reader, read in itertools.product((0, 1), task.names, task.names):
-        own, others = 0.0, 0.0
-        for b, n, m in itertools.product(range(6), range(3), range(3)):
-            i = batch.positions[b, n, task.names.index(reader)]
-            j = batch.positions[b, m, task.names.index(read)]
-            given = patterns[layer, b, i, j].item() / 18
-            if n != m:
-                others += given
-            elif reader != read:
-                own += given
+        i, j = (batch.positions[..., task.names.index(name)] for name in (reader, read))
+        given = patterns[layer][sequence, i[:, :, None], j[:, None]] / 18  # (6, 3, 3)
+        own = given.diagonal(dim1=1, dim2=2).sum().item()
+        others = given.sum().item() - own
+        own *= reader != read
         if reader != read and own - others / 2 >= 0.1 / 3:
             plain[Path(layer, 0, reader, read)] = own - others / 2
         if own + others >= 0.1 / 3:
@@ -321,29 +308,25 @@ def test_planted_circuits_of_other_tasks_are_found(name, heads, texts, monkeypat
 # ---- the command line
 
 
-def write_run(folder, flags):
-    """A run directory with the untrained weights of these flags."""
-    flags = train.parse_flags(["--dtype", "float32", *TINY, *flags.split(), "--out", str(folder)])
-    folder.mkdir()
-    train.open_run(flags)
-    train.write_file(folder / "model.pt", train.build(flags).state_dict())
-    return folder
-
-
-def test_what_is_found_is_printed_and_written(tmp_path):
+def test_what_is_found_is_printed_and_written(tmp_path, monkeypatch):
     """A circuit, a circuit with stars, and none; with the fewest sequences that are allowed."""
-    for name, model, shape, says in (
-        ("pairs", planted, "--heads 1", "L1H0: q -> 1b "),
-        ("star", address_and_values, "--layers 1 --heads 5 --head-size 8", "L0H4: q -> 1b*"),
-        ("none", None, "", "verdict: not searched: the full model has x_1"),
+
+    def load(model, shape):
+        """Let ablate.py load this model, or the untrained one of these flags; return its words."""
+        flags = train.parse_flags(["--dtype", "float32", *TINY, *shape.split()])
+        monkeypatch.setattr(ablate, "load", lambda run: (model or train.build(flags), flags))
+        return tmp_path / shape, "--sequences", 100
+
+    for model, shape, says in (
+        (planted, "--N 4 --heads 1", "L1H0: q -> 1b "),
+        (address_and_values, "--N 4 --layers 1 --heads 5 --head-size 8", "L0H4: q -> 1b*"),
+        (None, "--N 4", "verdict: not searched: the full model has x_1"),
     ):
-        run = write_run(tmp_path / name, f"--N 4 {shape}")
-        untrained, flags = train.load(run)
-        with mock.patch.object(ablate, "load", return_value=(model or untrained, flags)):
-            out = output_of(ablate, run, "--sequences", 100)
-        assert says in out
+        run, *words = load(model, shape)
+        out = output_of(ablate, run, *words)
         report = ablate.read_report(run)
         assert report["validated"] == bool(report["paths"]) == bool(model)
-        assert report["sequences"] == 100 and f"verdict: {report['verdict']}\n" in out
-    assert_refused(ablate, write_run(tmp_path / "one", "--N 1"), says="--N 1")
-    assert_refused(ablate, write_run(tmp_path / "last", "--D 2 --no-ic"), says="predicts some")
+        assert says in out and f"verdict: {report['verdict']}\n" in out
+        assert report["sequences"] == 100
+    assert_refused(ablate, *load(None, "--N 1"), says="--N 1")
+    assert_refused(ablate, *load(None, "--D 2 --no-ic"), says="predicts some")
