@@ -10,8 +10,7 @@ import torch
 
 
 def paths_from(*texts):
-    """[Path, ...] from texts such as "1 q 1b": layer 1, head 0, from q to 1b; "1.2 q 1b+1" is head
-    2 of layer 1, and leads to the token after 1b."""
+    """[Path, ...] of texts such as "1 q 1b", in head 0 of layer 1, and "1.2 q 1b+1", in head 2."""
     paths = []
     for text in texts:
         where, *ends = text.split()
@@ -21,8 +20,7 @@ def paths_from(*texts):
 
 
 def find_positions(symbols, task):
-    """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone; the first
-    chain is that of the first query."""
+    """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone."""
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
     start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
@@ -61,8 +59,7 @@ class Planted:
         self.moves = moves or {}
 
     def added(self, layer, written, holds):
-        """Return what a layer adds to holds, from what its heads write, each of the shape of
-        holds."""
+        """Return what a layer adds to holds, from what its heads write, each like holds."""
         total = torch.zeros_like(holds)
         for head, read in enumerate(written):
             for source, target, gain in self.moves.get((layer, head), [(0, 0, 1.0)]):
@@ -95,8 +92,7 @@ class Planted:
 
 
 def attending(task, positions, *given):
-    """(B, T, T) every token attends to itself, but for the share that it gives to others; given:
-    (end of a path, (B, N) tokens, (B, N) shares), ..."""
+    """(B, T, T) tokens attend to themselves, but for what is given: (end, tokens, shares), ..."""
     pattern = torch.eye(task.T).repeat(len(positions), 1, 1)
     sequence = torch.arange(len(positions))[:, None]
     for source, tokens, share in given:
@@ -127,8 +123,7 @@ def evidence(task, path, holds, positions):
 
 
 def following(task, paths):
-    """How a model attends that follows these paths: see Planted. Several targets of a source share
-    its attention."""
+    """How a model attends that follows these paths; several targets of a source share."""
 
     def attend(head, holds, positions):
         members = [path for path in paths if path[:2] == head]

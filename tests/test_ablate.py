@@ -19,8 +19,7 @@ import torch
 
 
 def pairs_of(path, task, positions, b):
-    """[(n, reader, read), ...] the tokens of a path in sequence b, where they exist, by a loop; n
-    is the chain of the reader."""
+    """[(n, reader, read), ...] the tokens of a path of each chain n in sequence b, by a loop."""
     pairs = []
     for n, m in itertools.product(range(positions.shape[1]), repeat=2):
         tokens = []
@@ -39,8 +38,7 @@ TASKS = chain(4, 3), TRIPLES, MIXED, conditional(3)
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
 def test_paths_against_loops(task):
-    """Attention along a path, and the path from JSON; hard attention is shared among what is read
-    along several paths."""
+    """Attention along a path; the path as text; hard attention along several paths."""
     T, pattern = task.T, torch.rand(3, task.T, task.T)
     positions, ends = sequences_of(task, 3).positions, []
     for name, offset in itertools.product(task.names, ("-2", "-1", "", "+1", "+2")):
@@ -137,8 +135,7 @@ def test_a_path_of_no_head_is_refused(patched):
 
 
 def test_aligned_twins_and_gradients(patched):
-    """If each twin is the sequence itself, what is replaced by it is as it was; the metric is given
-    the predictions, and gradients flow."""
+    """What a twin that is the sequence itself replaces is as it was; gradients flow."""
     model, flags, batch = patched.model, patched.flags, patched.batch
     twins, paths = ablate.Reference(model, flags, batch), [Path(0, 1, "q", "1b")]
     aligned = PatchedModel(model, flags, batch, twins, aligned=True)
@@ -268,8 +265,7 @@ def test_planted_circuits_are_validated(D, heads, texts):
 
 
 def test_fresh_sequences_have_donors_of_their_own_and_may_leave_the_mean_alone(monkeypatch):
-    """What circuits are validated on shares no sequence with the search, nor do its donors; and one
-    that fails there under another sequence alone is searched again under the mean."""
+    """They fail here under another sequence alone, so that all is searched again."""
     batches, tried, judge = [], [], ablate.verdict
 
     def spy(model, flags, batch, reference):

@@ -170,8 +170,7 @@ def test_a_kill_before_each_write(tmp_path, whole, monkeypatch):
 
 
 def test_threads_dtype_and_younger_flags_are_restored(tmp_path, whole, monkeypatch):
-    """Sums over another number of threads differ in the last bits; a run that is older than a flag
-    continues with its default."""
+    """As sums over threads differ in the last bits; a younger flag has its default."""
     run, before = tmp_path / "run", torch.get_num_threads()
     train_until(20, *WHOLE, "--out", run)
     settings = json.loads((run / "config.json").read_text())
