@@ -265,7 +265,7 @@ def test_planted_circuits_are_validated(D, heads, texts):
 
 
 def test_fresh_sequences_have_donors_of_their_own_and_may_leave_the_mean_alone(monkeypatch):
-    """They fail here under another sequence alone, so that all is searched again."""
+    """They fail here under another sequence alone, and are searched again."""
     batches, tried, judge = [], [], ablate.verdict
 
     def spy(model, flags, batch, reference):

@@ -43,8 +43,7 @@ def test_numbers_are_finite_float32_whatever_torch_does_by_default():
 
 
 def test_plateaus_are_what_averaging_gives():
-    """The loss on z of conditional retrieval of predicting zero, the mean of all z, or that of all
-    z of the right x."""
+    """On z of conditional retrieval: zero, the mean of all z, or of all z of the right x."""
     N, batch = 4, data.make_batch(0, torch.arange(3000), task="conditional")
     x, z = (batch.inputs[:, place : 3 * N * N : 3, :4] for place in (0, 2))  # (B, 16, 4)
     targets = batch.targets[..., 8:]
@@ -153,8 +152,7 @@ def test_muon_is_pytorchs_own():
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_shared_weights_are_trained_once_and_gains_never_decay(optimizer):
-    """Two layers share a module, two modules a weight; one layer has a gain, one is frozen. With a
-    zero gradient only matrices change: they lose the share lr * decay."""
+    """With a zero gradient only matrices change, unless frozen, by the share lr * decay."""
     words = "--optimizer", optimizer, "--weight-decay", "2", "--layers", "3", "--lr", "0.1"
     flags = train.parse_flags([*TINY, *words])
     model = train.build(flags)
