@@ -19,13 +19,6 @@ def spans(task):
     return found
 
 
-def place_of(role, task):
-    """Return the number of the block of a role, and its place there."""
-    for number, block in enumerate(task.blocks):
-        if role in block.roles:
-            return number, block.roles.index(role)
-
-
 x = torch.arange(6).view(2, 3)  # x_0, x_1, x_2 of two chains
 QUERIES = Block(["q"], x[:, :1])
 TRIPLES = Task("triples", 2, 3, [Block(["1a", "1b", "1c"], x), QUERIES])

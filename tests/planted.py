@@ -4,7 +4,7 @@ import itertools
 
 import train
 from ablate import Path, parts_of, tokens_of
-from tests.other_tasks import place_of, spans
+from tests.other_tasks import spans
 
 import torch
 
@@ -24,19 +24,18 @@ def find_positions(symbols, task):
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
     start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
-    known, places = [*task.roles.values()], [place_of(role, task) for role in task.names]
-    for block in dict.fromkeys(block for block, _ in places[1:]):
+    known, number = [*task.roles.values()], 1
+    for (start, size, slots), block in [*zip(spans(task), task.blocks, strict=True)][-2::-1]:
         # the slot that shows every symbol that is known of the chain so far
-        start, size, slots = spans(task)[block]
         first = start + size * torch.arange(slots)
-        members = [number for number, place in enumerate(places) if place[0] == block]
         fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
-        for number, before in itertools.product(members, list(tokens_of)):
-            if known[number] == known[before]:
+        for place, before in itertools.product(range(size), range(number)):
+            if known[number + place] == known[before]:
                 tokens = tokens_of[before][..., None].expand(-1, -1, slots)
-                fits &= same[:, :, first + places[number][1]].gather(1, tokens)
-        for number in members:
-            tokens_of[number] = first[fits.int().argmax(-1)] + places[number][1]
+                fits &= same[:, :, first + place].gather(1, tokens)
+        for place in range(len(block.roles)):
+            tokens_of[number + place] = first[fits.int().argmax(-1)] + place
+        number += len(block.roles)
     return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
 
 
@@ -46,13 +45,12 @@ LANES = 4  # of what a token holds: its own symbol's, the previous token's, ...;
 class Planted:
     """Stands in for a transformer. Every token holds an amount, from 0 to 1, of every symbol of
     every chain, in lanes, at first 1 of what it shows in lane 0; a head adds what is held where it
-    attends, weighed by the attention; a query says its symbols by their amounts in lane 0 and in
-    the last, those below a quarter not at all.
+    attends; a query says its symbols by their amounts in lane 0 and in the last, from a quarter on.
 
     attend(head, holds, positions) -> (B, T, T), the attention of a head; holds (B, T, lanes, N,
-    symbols). The values of every head are holds times a random sign for each symbol, so that their
-    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane,
-    to lane, gain), ...]}, within lane 0 if not named."""
+    symbols). Values are holds times a random sign for each symbol, with a mean near zero as in a
+    trained model. moves: {(layer, head): [(from lane, to lane, gain), ...]}, by default in lane 0.
+    """
 
     def __init__(self, task, attend, layers, heads=1, moves=None):
         self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
@@ -109,15 +107,14 @@ def evidence(task, path, holds, positions):
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
     (source, there), (target, too) = (tokens_of(end, task, positions) for end in path[2:])
     names, offsets = zip(*map(parts_of, path[2:]), strict=True)
-    blocks = [place_of(name, task)[0] for name in names]
-    if blocks[0] == blocks[1]:
+    if any({*names} <= {*block.roles} for block in task.blocks):
         return (there & too).float()
     held = [
         holds[sequence, tokens, offset, chains]
         for tokens, offset in zip((source, target), offsets, strict=True)
     ]
     shared = torch.minimum(*held)
-    if task.title == "conditional" and blocks[1] == 0:
+    if task.title == "conditional" and names[1] in task.blocks[0].roles:
         shared = torch.stack([shared[..., 1:3].amin(-1), shared[..., 3]], -1)
     return shared.amax(-1) * (there & too)
 

@@ -55,8 +55,7 @@ def test_attention_maps_of_any_task(name, whole, monkeypatch):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
-    """Each role holds its own symbol and no other; no hook is left; layers that share weights are
-    as many as layers that do not."""
+    """Each role holds its own symbol and no other; no hook is left; layers may share weights."""
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
     monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
     scores = information.information(run.model, run.task, batch, 4)

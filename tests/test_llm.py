@@ -77,8 +77,7 @@ def error(status, text):
 
 @contextlib.contextmanager
 def scripted_server(reply):
-    """Serve chat completions, and point the environment to the server. reply(prompt, n) is the
-    answer at the n-th time, or (status, body). Yields the list of the requests that have come."""
+    """Serve chat completions; reply(prompt, n) is the n-th answer, or (status, body)."""
     requests = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -213,25 +212,17 @@ def test_hop_questions_are_answered_by_following_the_chain():
         assert f" {word}" == drawn[1] in drawn[2]
 
 
-class Writes(torch.nn.Module):
-    """An MLP that writes to the logits of the country, and of " the", which is token 0."""
-
-    def __init__(self, *writes):
-        super().__init__()
-        self.writes = torch.tensor(writes)
-
-    def forward(self, ids):
-        ends = torch.stack([ids[:, 0] + 1, 0 * ids[:, 0]], 1)[:, None]
-        return torch.zeros(len(ids), 1, 99).scatter_(2, ends, self.writes.expand(ends.shape))
-
-
 def test_late_mlps_that_are_planted():
     words = ["the", *weights.CITIES.replace(",", "").split(), *"is located in".split()]
     writes = [(0.0, 0.5), (2.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.0, 2.0)]
-    layers = [types.SimpleNamespace(mlp=Writes(*pair)) for pair in writes]
+    layers = []
+    for country, the in writes:  # to the logits of the country, and of " the", which is token 0
+        mlp = torch.nn.Embedding.from_pretrained(country * torch.eye(99).roll(1, 1))
+        mlp.weight[:, 0] = the
+        layers.append(types.SimpleNamespace(mlp=mlp))
 
     def model(ids, **_):
-        return types.SimpleNamespace(logits=sum(layer.mlp(ids) for layer in layers))
+        return types.SimpleNamespace(logits=sum(layer.mlp(ids[:, :1]) for layer in layers))
 
     def tokenizer(text, **_):
         return types.SimpleNamespace(input_ids=[words.index(word) for word in text.split()])

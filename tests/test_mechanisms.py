@@ -157,8 +157,7 @@ def test_steps_of_sgd_by_autograd(layer):
 
 @pytest.mark.parametrize("S, R, D", [(8, 3, 4), (4, 6, 2)])
 def test_flow_is_small_step_gradient_descent(S, R, D):
-    """All facts at once beside the same noise, and all weights free: the symmetry on which the two
-    equations of the flow rest is not put in."""
+    """All weights free: the symmetry on which the flow rests is not put in."""
     init, lr = 0.01, 0.05
     facts = recall.draw_facts(S, R, D, seeded())
     subject, relation = torch.cartesian_prod(torch.arange(S), torch.arange(R)).T

@@ -61,28 +61,9 @@ def test_links_of_pages_lead_somewhere():
 # ---- the explorer
 
 
-def data_of(page):
-    """What the script of a page draws."""
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"))[1])
-
-
-def test_the_explorer_shows_the_weights_beside_it():
-    """The maps of A, at the end, are the attention of its model.pt on the same sequence."""
-    page = data_of(RESULTS / "explorer.html")[0]
-    model, flags = train.load(HERE / page["name"])
-    inputs = train.sequences(flags, held_out("validation", 1)).inputs
-    with train.precision(flags):
-        patterns = torch.stack(model(inputs, return_patterns=True)[1], 1)[0].float()
-    maps = torch.frombuffer(bytearray(base64.b64decode(page["attention"])), dtype=torch.uint8) / 100
-    maps = maps.view(len(page["steps"]), len(page["sequences"]), *patterns.shape)[-1]
-    apart = (maps - patterns).abs().mean((1, 2, 3, 4))  # a number per sequence
-    assert apart[0] < 5e-3 and apart[1:].min() > 1e-2, apart  # whole percent, in either dtype
-
-
 @pytest.fixture(scope="module")
 def folder(whole, tmp_path_factory):
-    """A folder with `run`, with checkpoints and a circuit; `bare`, without weights and circuit;
-    `begun`, without a log; a row of `bare` in a file; and a page of the first two."""
+    """`run`, with a circuit; `bare`, without weights, and its row; `begun`, without log; a page."""
     folder = tmp_path_factory.mktemp("two words") / "my runs"
     run, bare, page = (folder / name for name in ("run", "bare", "page.html"))
     shutil.copytree(whole, run)
@@ -95,12 +76,13 @@ def folder(whole, tmp_path_factory):
 
 
 def test_the_page_says_what_the_model_says(folder):
-    """The error on each query of each sequence, against the model by hand; what is missing."""
+    """The error on each query of each sequence, all attention; what is missing."""
     model, flags = train.load(folder / "run")
-    run, bare = data_of(folder / "page.html")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    run, bare = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     batch = train.sequences(flags, held_out("validation", len(run["sequences"])))
     with torch.no_grad(), train.precision(flags):
-        predictions = model(batch.inputs).float()
+        predictions, patterns = model(batch.inputs, return_patterns=True)
     errors = (predictions - batch.targets).square().unflatten(-1, (-1, flags.K)).mean(-1)
     final = run["answers"][-1]
     assert len(final) == 4  # of the full model, and without each path
@@ -109,6 +91,9 @@ def test_the_page_says_what_the_model_says(folder):
             query = batch.positions[number, chain, 0] - (flags.problem.T - flags.N)
             expected = errors[number, query].tolist()
             assert [error for _, error in cells] == pytest.approx(expected, abs=0.002)
+    maps = torch.tensor([*base64.b64decode(run["attention"])]).view(len(run["steps"]), -1)
+    patterns = torch.stack(patterns, 1).float().flatten()
+    torch.testing.assert_close(maps[-1] / 100, patterns, atol=6e-3, rtol=0)
     missing = " ".join(bare["missing"].values())
     assert "has no weights" in missing and "There is no circuit.json" in missing
 

@@ -95,8 +95,7 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
 
 
 def test_orders_are_counted_where_they_could_be_another(monkeypatch):
-    """Crossings at 150 and 250 are told apart by evaluations 100 steps apart, not 400; a second run
-    of the same settings and seed can refute the first."""
+    """Not by evaluations 400 steps apart; a second run of a seed can refute the first."""
     runs = []
     for words, *steps in (
         ("--eval-every 100", 150, 250),
@@ -146,8 +145,7 @@ def test_a_late_read_is_as_if_the_token_were_not_there():
 
 
 def test_a_late_read_is_free_from_its_step_on(tmp_path, monkeypatch):
-    """In training and evaluation, of 4 batches; also after a stop before that step: at most the
-    steps since the last evaluation are done again, and without the read."""
+    """In training and evaluation, of 4 batches; also after a stop before that step."""
     words = "--layers 1 --width 8 --D 1 --N 2 --batch 4 --steps 6 --eval-every 2 --device cpu"
     heads_without, seen = late.heads_without, []
 
@@ -267,9 +265,7 @@ def copying_heads(model, flags):
 
 @torch.no_grad()
 def test_a_head_that_copies_the_own_symbol_is_told_from_heads_that_cancel():
-    """The first model reads its own symbol of 1a, and needs no path for it if it reads itself. In
-    the second two heads cancel another chain's token: both reading themselves, it would seem that
-    neither star is needed; but no head meets the criterion."""
+    """If two that cancel read themselves, it would seem that neither star is needed."""
     model, flags = adversaries.key_that_is_harmless_at_its_mean, settings(1, 2, 2)
     assert copying_heads(model, flags) == [(1, 1)]
     paths, part = circuits.search_copying(model, flags, [(1, 1)], 0.05, count=256)
@@ -286,8 +282,7 @@ def test_a_head_that_copies_the_own_symbol_is_told_from_heads_that_cancel():
 
 @torch.no_grad()
 def test_reads_of_the_token_itself_by_hand():
-    """Outside of its paths a copying head reads the token itself; a circuit without own tokens
-    reads along its paths, and the mean of all else."""
+    """A copying head reads the token itself outside of its paths; or the mean of all else."""
     flags = train.parse_flags(SMALL)
     torch.manual_seed(0)
     model, head, path = train.build(flags), (1, 0), Path(1, 0, "q", "1b")

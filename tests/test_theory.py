@@ -84,8 +84,7 @@ def test_any_reading_order_against_sets_on_shuffled_sequences():
 
 
 def test_information_flow_is_drawn_as_the_simulation_says():
-    """Figures 3 and 8: 5 edges above and 5 below, and in both panels the least layers of the query,
-    and 0 where a role shows a symbol itself."""
+    """Figures 3 and 8: 5 edges above and 5 below; in both panels the least layers of the query."""
     with mock.patch.object(theory, "save_figure") as save:
         theory.draw_flow("", D=5)
     shared, *panels = save.call_args.args[0].axes
@@ -121,8 +120,7 @@ def test_one_layer_whose_weights_are_a_formula_solves_one_step(N):
 
 
 def test_minimal_circuits_reach_what_the_laws_allow():
-    """At every depth all symbols that it allows and no more, only along what the mask shows, if
-    attention follows the paths alone, between roles that share a piece."""
+    """At every depth all symbols that it allows and no more, only along what the mask shows."""
     for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):
         paths = theory.minimal_circuit(D, layers, causal)
         law = theory.causal_depth if causal else theory.unmasked_depth

@@ -23,10 +23,8 @@ import torch
 
 def test_partial_losses_and_crossings():
     predictions, targets = torch.randn(2, 5, 4, 12)
-    squares = (predictions - targets) ** 2
-    expected = [squares[..., first : first + 4].mean((1, 2)) for first in (0, 4, 8)]
-    losses = data.partial_losses(predictions, targets, 4)
-    torch.testing.assert_close(losses, torch.stack(expected, -1))
+    expected = ((predictions - targets) ** 2).view(5, 4, 3, 4).mean((1, 3))
+    torch.testing.assert_close(data.partial_losses(predictions, targets, 4), expected)
     assert analyze.first_below([0, 10, 20], [0.1, 0.6, 0.1], 0.5) == 0  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, x_9=1.0), dict(step=10, x_1=0.0, x_2=0.6, x_9=0.0)]
     crossings = analyze.crossings(rows, train.parse_flags(["--D", "2"]))
@@ -106,12 +104,10 @@ def test_a_run_predicts_its_target_symbols_alone(tmp_path):
 def test_one_run_has_one_name():
     for flags, name, *symbols in (
         ("", "L12_H1_D3_s0", 1, 2, 3),
-        ("--no-mlp --resume --eval-every 7", "L12_H1_D3_no-mlp_s0", 1, 2, 3),
-        ("--stop-below 0 --head-size 4", "L12_H1_D3_head_size4_stop_below0.0_s0", 1, 2, 3),
+        ("--no-mlp --resume --head-size 4", "L12_H1_D3_head_size4_no-mlp_s0", 1, 2, 3),
         ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", 1, 2, 3),
         ("--no-ic", "L12_H1_D3_no-ic_s0", 3),
-        ("--targets 1 3", "L12_H1_D3_targets1-3_s0", 1, 3),
-        ("--init out/L2_s0", "L12_H1_D3_initout-L2_s0_s0", 1, 2, 3),
+        ("--targets 1 3 --init out/L2", "L12_H1_D3_targets1-3_initout-L2_s0", 1, 3),
         ("--task shuffled --D 2", "L12_H1_shuffled_D2_s0", 1, 2),
     ):
         parsed = train.parse_flags(flags.split())
