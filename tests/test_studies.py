@@ -7,11 +7,11 @@ import math
 import data
 import train
 from ablate import ANOTHER, MEAN, Path, Reference, find_circuit
-from data import UserError, held_out
+from data import held_out
 from extras.studies import circuits, claims, curriculum, late, metrics, onset, order, places, rows
 from extras.studies.stats import average_precision, wilson
 from tests import adversaries
-from tests.common import HERE, output_of
+from tests.common import output_of
 from tests.planted import paths_from, settings
 
 import pytest
@@ -55,7 +55,7 @@ def row_of(run, flags="", **more):
 
 
 def test_wilson_agrees_with_published_values():
-    """Newcombe (1998), Table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
+    """Newcombe (1998), Table I."""
     published = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)]
     for count, n, *interval in [*published, (1, 29, 0.0061, 0.1718)]:
         assert wilson(count, n) == pytest.approx(interval, abs=5e-5)
@@ -94,25 +94,6 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
 # ---- order
 
 
-def test_orders_are_counted_where_they_could_be_another(monkeypatch):
-    """Not by evaluations 400 steps apart; a second run of a seed can refute the first."""
-    runs = []
-    for words, *steps in (
-        ("--eval-every 100", 150, 250),
-        ("--eval-every 100 --seed 1", 150, 250),
-        ("--eval-every 100 --seed 1", 250, 150),
-        ("--eval-every 400 --seed 2", 150, 250),
-        ("--eval-every 100 --seed 3 --targets 1 2", 150, 250),
-        ("--seed 4", 150, None),
-    ):
-        flags = train.parse_flags(["--D", "2", *words.split()])
-        runs.append((flags, dict(zip(("x_1", "x_2"), steps, strict=True)), 0.0))
-    monkeypatch.setattr(order, "all_chains", lambda: runs)
-    answers, unresolved = order.count_orders()
-    assert [(flags.seed, ordered) for flags, ordered in answers] == [(0, True), (1, False)]
-    assert unresolved == 1
-
-
 def test_which_paths_came_first(tmp_path):
     lower, upper, last = (1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300)
     paths = last, upper, (4, "q", "1b", 400), lower
@@ -145,33 +126,21 @@ def test_a_late_read_is_as_if_the_token_were_not_there():
 
 
 def test_a_late_read_is_free_from_its_step_on(tmp_path, monkeypatch):
-    """In training and evaluation, of 4 batches; also after a stop before that step."""
+    """In training and in evaluation, of 4 batches at steps 0, 2, 4, 6."""
     words = "--layers 1 --width 8 --D 1 --N 2 --batch 4 --steps 6 --eval-every 2 --device cpu"
     heads_without, seen = late.heads_without, []
 
     def recorded(read, flags, positions):
         def write(pattern, values):
             seen.append(torch.is_grad_enabled())
-            if seen.count(True) == stop_at:
-                raise KeyboardInterrupt
             return heads[0, 0](pattern, values)
 
         heads = heads_without(read, flags, positions)
         return {(0, 0): write}
 
     monkeypatch.setattr(late, "heads_without", recorded)
-    for stop_at, training, evaluation in (None, 4, 2 * 4), (3, 3 + 2, 3 * 4):
-        flags = train.parse_flags([*words.split(), "--out", str(tmp_path / str(stop_at))])
-        seen.clear()
-        if stop_at:
-            with pytest.raises(KeyboardInterrupt):
-                late.run_once(flags, "1b -> 1a", 4)
-            with pytest.raises(UserError, match="add --resume"):
-                late.run_once(flags, "1b -> 1a", 4)
-            stop_at, flags = None, flags.replace(resume=True)
-        late.run_once(flags, "1b -> 1a", 4)
-        assert (seen.count(True), seen.count(False)) == (training, evaluation)
-        assert train.read_log(flags.out)[-1]["step"] == 6
+    late.run_once(train.parse_flags([*words.split(), "--out", str(tmp_path)]), "1b -> 1a", 4)
+    assert seen.count(True) == 4 and seen.count(False) == 2 * 4
 
 
 # ---- curriculum
@@ -196,25 +165,16 @@ def test_target_symbols_are_compared(tmp_path):
 # ---- claims
 
 
-def test_a_run_counts_once_and_by_its_settings(tmp_path, monkeypatch):
+def test_a_run_counts_once_and_by_its_settings(tmp_path):
     """Repeats in another precision are no further runs; one with another flag is."""
-    words = "", "--dtype float32", "--seed 1", "--optimizer adamw", "--rotary qk"
-    found = [
-        row_of(tmp_path / str(n), f"--D 1 {text}", x_1=[1, n / 9]) for n, text in enumerate(words)
-    ]
+    found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--rotary qk")
+    for number, text in enumerate(words):
+        found.append(row_of(tmp_path / str(number), f"--D 1 {text}", x_1=[1, number / 9]))
     kept = rows.once(found)
     assert [row["name"] for row in kept] == ["0", "2", "3", "4"]
     pairs = claims.by_column([(row["flags"], row["mse"] < 0.3) for row in kept])
-    assert {name: claims.count(pairs[name]) for name in pairs} == dict(
-        AdamW="0 of 1", Muon="2 of 2", RoPE="0 of 1"
-    )
-
-    # x_D alone counts if the same settings and seed learn it, asked for all
-    alone = row_of(tmp_path / "alone", "--no-ic --D 1 --steps 9", x_1=[1, 0.8])
-    other = row_of(tmp_path / "other", "--no-ic --D 1 --seed 2", x_1=[1, 0.6])
-    chains = [(row["flags"], row["learned"], row["mse"]) for row in (*found, alone, other)]
-    monkeypatch.setattr(order, "all_chains", lambda: chains)
-    assert claims.alone() == ([(alone["flags"], True)], 1)
+    counted = {name: claims.count(pairs[name]) for name in pairs}
+    assert counted == dict(AdamW="0 of 1", Muon="2 of 2", RoPE="0 of 1")
 
 
 def test_metrics_agree_with_all_distances():
@@ -240,22 +200,6 @@ def test_delays_are_against_the_median_of_plain_runs_of_the_seed(tmp_path):
 
 
 # ---- circuits
-
-
-def test_seeds_after_the_freeze_are_counted_apart(monkeypatch):
-    """A report names the commit of its search, unless it is by the frozen one on older seeds."""
-    verdicts = "validated under both ablations", "validated under mean ablation alone"
-    reports = [dict(verdict=verdicts[0], paths=[]), dict(verdict=verdicts[1], paths=[])]
-    reports.append(dict(verdict="not validated: x_1 0.3", paths=[], search=circuits.EARLIER))
-    reports += [dict(verdict="not searched: x_1 0.3", paths=[], search="abc"), {}]
-    found = [dict(report=report) for report in reports]
-    monkeypatch.setattr(circuits, "committed", lambda name: found)
-    table = circuits.groups_table().splitlines()
-    assert "(abc)" in table[0] and len(table) == 2 + len(circuits.GROUPS)
-    assert "| 1 / 1 / 1 / 0 of 3 | 1 | 0 / 0 / 0 / 1 of 1 |" in table[2]
-    found.pop(3)
-    assert "(not yet)" in circuits.groups_table()
-    assert "| 1 / 1 / 1 / 0 of 3 | 1 | none |" in circuits.groups_table()
 
 
 def copying_heads(model, flags):
@@ -306,22 +250,6 @@ def test_reads_of_the_token_itself_by_hand():
 
     losses = circuits.without_own_tokens(patched, frozenset([path]), head)
     torch.testing.assert_close(losses, patched.circuit([path], changed={head: changed}))
-
-
-@pytest.mark.slow
-def test_what_is_asked_of_the_circuit_of_a(monkeypatch):
-    """The other search sees sequences of its own; one that finds the same circuit without one path
-    has all but this one in common."""
-    [row], seeds = rows.load([HERE / "results/A"]), []
-
-    def search(model, flags, threshold):
-        seeds.append(flags.seed)
-        return dict(row["report"], paths=row["report"]["paths"][1:])
-
-    monkeypatch.setattr(circuits.ablate, "find_circuit", search)
-    asked, count = circuits.ask(row, n=16), len(row["report"]["paths"])
-    assert len({*seeds, row["flags"].seed}) == 2 and asked["again"] == [count - 1, count - 1]
-    assert asked["paths"] == count and min(asked["error"].values()) > 1
 
 
 # ---- places that say nothing

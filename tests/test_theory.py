@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from unittest import mock
 
 import train
 from data import chain, conditional, make_batch
@@ -83,19 +82,6 @@ def test_any_reading_order_against_sets_on_shuffled_sequences():
     assert theory.shuffled_depths(4)[-1] == pytest.approx({k: last.count(k) / 24 for k in (3, 4)})
 
 
-def test_information_flow_is_drawn_as_the_simulation_says():
-    """Figures 3 and 8: 5 edges above and 5 below; in both panels the least layers of the query."""
-    with mock.patch.object(theory, "save_figure") as save:
-        theory.draw_flow("", D=5)
-    shared, *panels = save.call_args.args[0].axes
-    assert [line.get_ydata().max() > 0.4 for line in shared.lines] == [True] * 5 + [False] * 5
-    for panel, causal in zip(panels, (False, True), strict=True):
-        numbers = {text.get_position(): int(text.get_text()) for text in panel.texts}
-        assert [numbers[0, k] for k in range(1, 6)] == theory.least_layers(chain(1, 5), causal)
-        shown = sorted(place for place, number in numbers.items() if number == 0)
-        assert shown == [(role, role // 2) for role in range(11)]
-
-
 # ---- width
 
 
@@ -157,15 +143,3 @@ def test_interventions_find_the_address_and_the_memory(tmp_path):
         assert new < 0.01 and 1.8 < old < 2.2
     assert max(how["full"] + how["by_slot"]) < 1e-3
     assert abs(how["fixed_values"]) < 1e-3 < 0.7 < how["fixed_keys"]
-
-
-def test_a_prediction_is_judged_by_the_runs_that_there_are():
-    line = dict(other="", layers=1, heads=8, N=4, D=1, loss="x_1", of="median", low=0.0, high=0.1)
-    cell = ("", 1, 4, 8, 1)
-    found = [dict(x_1=loss, how=dict(fixed_keys=0.5)) for loss in (0.0, 0.05, 0.9)]
-    assert depth.prediction_of(line, {cell: found})[0]
-    assert not depth.prediction_of(line | dict(of="max"), {cell: found})[0]
-    assert not depth.prediction_of(line | dict(loss="fixed_keys"), {cell: found})[0]
-    assert (
-        depth.prediction_of(line, {}) is depth.prediction_of(line | dict(loss="moved"), {}) is None
-    )

@@ -64,12 +64,6 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
         assert not model.training
 
 
-def test_files_of_others_are_no_checkpoints(tmp_path):
-    for name in "000100.pt", "1000000.pt", "._000100.pt", "best.pt", "000200.json":
-        train.write_file(tmp_path / "ckpt" / name, {})
-    assert [file.name for file in train.checkpoints_of(tmp_path)] == ["000100.pt", "1000000.pt"]
-
-
 def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
     """The first row is of the untrained model."""
     run = tmp_path / "run"
