@@ -234,16 +234,28 @@ def test_a_set_is_left_from_which_nothing_can_be_dropped(size):
 # ---- the report
 
 
-@pytest.mark.parametrize("D, heads, texts", CIRCUITS)
-def test_planted_circuits_are_validated(D, heads, texts):
+OTHERS = [
+    ("--task distracted", 1, ["0 1b 1a", "0 2b 2a", "1 q 1b", "2 q 2b"]),
+    (
+        "--task conditional",
+        2,
+        "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c".split(","),
+    ),
+]
+
+
+@pytest.mark.parametrize("how, heads, texts", [*((f"--D {D}", *c) for D, *c in CIRCUITS), *OTHERS])
+def test_planted_circuits_are_validated(how, heads, texts, monkeypatch):
     """Without a path the full model loses the symbols that the model planted without it cannot
-    predict. So does the circuit, which then reads of another sequence and may lose more. What is
-    predicted is reached along the paths."""
-    task, layers = chain(4, D), 1 + max(int(text[0]) for text in texts)
-    model, paths = plant(task, texts, layers, heads), paths_from(*texts)
-    report = ablate.find_circuit(model, settings(D, layers, heads), count=256)
+    predict, and the circuit at least these. What is predicted is reached along the paths."""
+    monkeypatch.setitem(data.TASKS, "distracted", distracted)
+    layers = 1 + max(int(text[0]) for text in texts)
+    words = f"{how} --layers {layers} --heads {heads} --device cpu --dtype float32"
+    flags = train.parse_flags(words.split())
+    task, paths = flags.problem, paths_from(*texts)
+    report = ablate.find_circuit(plant(task, texts, layers, heads), flags, count=256)
     assert report["verdict"] == "validated under both ablations"
-    rows, batch = ablate.paths_in(report), make_batch(0, torch.arange(64), D=D)
+    rows, batch = ablate.paths_in(report), train.sequences(flags, torch.arange(64))
     assert sorted(rows) == sorted(paths)
     for by in MEAN, ANOTHER:
         assert all(row == [0, 0, 0] for row in report["lost"][by].values())
@@ -259,7 +271,7 @@ def test_planted_circuits_are_validated(D, heads, texts):
             for key in ("cost", "without")
         )
         assert torch.equal(full, lost) and (circuit >= lost).all()
-        predicted = {k for k in range(1, D + 1) if not lost[k - 1]}
+        predicted = {k for k, gone in enumerate(lost, 1) if not gone}
         assert predicted <= ablate.reached({*paths} - {path}, task)
         assert rows[path]["attention"] == pytest.approx(1)
 
@@ -283,22 +295,6 @@ def test_fresh_sequences_have_donors_of_their_own_and_may_leave_the_mean_alone(m
     assert tried == [(MEAN, ANOTHER), (MEAN, ANOTHER), (MEAN,)]
     few, many, fresh, shown = ({tuple(x.flatten().tolist()) for x in batch} for batch in batches)
     assert not (few | many) & (fresh | shown) and shown <= fresh
-
-
-CONDITIONAL = "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c"
-
-
-@pytest.mark.parametrize(
-    "name, heads, texts",
-    [("conditional", 2, CONDITIONAL), ("distracted", 1, "0 1b 1a,0 2b 2a,1 q 1b,2 q 2b")],
-)
-def test_planted_circuits_of_other_tasks_are_found(name, heads, texts, monkeypatch):
-    monkeypatch.setitem(data.TASKS, "distracted", distracted)
-    flags = train.parse_flags(f"--task {name} --layers 3 --heads {heads} --dtype float32".split())
-    task, texts = flags.problem, texts.split(",")
-    report = ablate.find_circuit(plant(task, texts, 3, heads), flags, count=256)
-    assert report["validated"], report["verdict"]
-    assert sorted(ablate.paths_in(report)) == sorted(paths_from(*texts))
 
 
 # ---- the command line

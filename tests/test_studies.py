@@ -9,7 +9,7 @@ import train
 from ablate import ANOTHER, MEAN, Path, Reference, find_circuit
 from data import held_out
 from extras.studies import circuits, claims, curriculum, late, metrics, onset, order, places, rows
-from extras.studies.stats import average_precision, wilson
+from extras.studies.stats import wilson
 from tests import adversaries
 from tests.common import output_of
 from tests.planted import paths_from, settings
@@ -59,13 +59,6 @@ def test_wilson_agrees_with_published_values():
     published = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)]
     for count, n, *interval in [*published, (1, 29, 0.0061, 0.1718)]:
         assert wilson(count, n) == pytest.approx(interval, abs=5e-5)
-
-
-def test_average_precision_of_a_ranking_by_hand():
-    """The right ones are second and, level with a wrong one, third: (1/2 + 2/4) / 2."""
-    scores, right = [0.9, 0.8, 0.7, 0.5, 0.5, 0.1], [False, True, None, True, False, False]
-    assert average_precision(scores, right) == average_precision(scores[::-1], right[::-1]) == 0.5
-    assert average_precision([1, 0], [True, False]) == 1 > average_precision([0, 0], [True, False])
 
 
 def test_a_row_says_what_the_run_directory_says(tmp_path):
