@@ -91,6 +91,10 @@ class Compiled(torch.nn.Module):
         def dimensions(name, size):
             return [space.index_by_direction[BasisDirection(name, value)] for value in range(size)]
 
+        def inside(matrix, left, right):
+            matrix = project(space, left).matrix @ matrix @ project(right, space).matrix
+            return torch.tensor(matrix)
+
         one, bos = basis[space.index_by_direction[ONE]], basis[space.index_by_direction[BOS]]
         self.token_embedding = torch.nn.Parameter(basis[dimensions("tokens", symbols)] + one)
         self.position_embedding = torch.nn.Parameter(basis[dimensions("indices", T)])
@@ -103,12 +107,8 @@ class Compiled(torch.nn.Module):
         for layer, heads in enumerate(blocks):
             for number, head in enumerate(heads):
                 qk, ov = head.w_qk, head.w_ov
-                query = project(space, qk.left_space).matrix @ qk.matrix
-                key = project(space, qk.right_space).matrix
-                value = project(space, ov.input_space).matrix @ ov.matrix
-                output = project(ov.output_space, space).matrix
-                self.qk.data[layer, number] = torch.tensor(query @ key.T)
-                self.ov.data[layer, number] = torch.tensor(value @ output)
+                self.qk.data[layer, number] = inside(qk.matrix, qk.left_space, qk.right_space)
+                self.ov.data[layer, number] = inside(ov.matrix, ov.input_space, ov.output_space)
 
     def forward(self, x, heads=()):
         # the symbols (B, symbols, 4) of each sequence by their size, and the number of each token's

@@ -104,7 +104,7 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     def submit(function, flags, **options):
         return mock.Mock(exception=lambda: None, result=lambda: function(flags))
 
-    def lost():
+    def lost(flags):
         raise FutureCancelledError("run_and_report-1", "scheduler-connection-lost")
 
     def untrained(flags, error=None):
@@ -123,11 +123,10 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     assert out.count("it blew up") == 2 and "figure4.png" in out, out
 
     # the cluster dies; what has ended before is drawn all the same
-    client.__enter__.return_value.submit = lambda *_, **options: mock.Mock(exception=lost)
+    monkeypatch.setattr(sweep, "run_and_report", lost)
     says = "the cluster is lost (FutureCancelledError), 2 runs failed"
     assert "figure4.png" in assert_refused(sweep, *flags, says=says)
 
-    client.__enter__.return_value.submit = submit
     monkeypatch.setattr(sweep, "run_and_report", untrained)
     assert "2 runs to do" in output_of(sweep, *flags)
     table = sweep.read_table(tmp_path / "results.jsonl").values()

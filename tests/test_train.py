@@ -48,8 +48,7 @@ def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch, whole):
         ("Intel Xeon", "avx512_bf16", "float32"),
         ("AMD EPYC", "avx512_bf16", "bfloat16"),
     ):
-        found = {capability: True, "cpu_name": name}
-        monkeypatch.setattr(train, "CPU", found)
+        monkeypatch.setattr(train, "CPU", {capability: True, "cpu_name": name})
         assert train.native_dtype("cpu") == dtype == train.parse_flags(["--device", "cpu"]).dtype
         assert train.load(whole)[1].dtype == dtype
 
@@ -68,13 +67,11 @@ def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
     """The first row is of the untrained model."""
     run = tmp_path / "run"
     out = output_of(train, *WHOLE, "--stop-below", 0.999, "--save-every", 0, "--out", run)
-    rows = train.read_log(run)
-    assert rows[0]["train"] is None and abs(rows[0]["val"] - 1) < 0.1
-    assert "confirmed" in rows[-1]
-    below = max(rows[-1]["val"], rows[-1]["confirmed"]) < 0.999
-    assert f"solved: {below}" in out and (below or rows[-1]["step"] == 40)
-    files = {str(path) for path in contents(run)}
-    assert files == {"config.json", "log.jsonl", "model.pt", "state.pt"}
+    first, *_, last = train.read_log(run)
+    assert first["train"] is None and abs(first["val"] - 1) < 0.1
+    below = max(last["val"], last["confirmed"]) < 0.999
+    assert f"solved: {below}" in out and (below or last["step"] == 40)
+    assert {*map(str, contents(run))} == {"config.json", "log.jsonl", "model.pt", "state.pt"}
 
 
 def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole):
