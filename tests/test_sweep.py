@@ -133,14 +133,6 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     assert [(row["layers"], row["error"]) for row in table] == [(3, None)] * 2 + [(1, None)] * 2
 
 
-def test_a_sweep_of_another_task_says_that_it_draws_nothing(tmp_path):
-    words = "--task conditional --device cpu".split()
-    [flags] = sweep.grid(words, [1], 1, tmp_path)
-    sweep.merge(tmp_path / "results.jsonl", {"it": sweep.row_of(flags, "x") | dict(error=None)})
-    out = output_of(sweep, "--layers", 1, "--seeds", 1, *words, "--out", tmp_path)
-    assert "nothing to draw" in out
-
-
 def test_a_row_is_what_a_run_left(tmp_path):
     """And a table older than a flag has its default."""
     losses = {k: 1 - k / 400 for k in range(0, 301, 50)}
