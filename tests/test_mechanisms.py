@@ -112,23 +112,6 @@ def test_planted_bigram_is_measured_and_truncated(monkeypatch):
 
 
 @pytest.mark.parametrize("layer", ["MLP", "attention"])
-def test_what_a_layer_reads_by_counting(layer, monkeypatch):
-    drawn, sample = [], noise.sample
-    monkeypatch.setattr(noise, "sample", lambda *how: drawn.append(sample(*how)) or drawn[-1])
-    reads, following = noise.contexts(layer, 100, 7, seeded())
-    i = 0
-    for row in itertools.chain(*(tokens.tolist() for tokens, _, _ in drawn)):
-        triggers = [t for t, token in enumerate(row[:-1]) if token == 0]
-        if len(triggers) > 1:
-            seen = row[: triggers[-1] + 1]
-            shares = [seen.count(token) / len(seen) for token in range(8)]
-            assert reads[i].tolist() == pytest.approx(shares if layer == "attention" else [1])
-            assert following[i] == row[triggers[-1] + 1]
-            i += 1
-    assert i == len(reads) >= 100
-
-
-@pytest.mark.parametrize("layer", ["MLP", "attention"])
 def test_steps_of_sgd_by_autograd(layer):
     generator, N, p = seeded(2), 16, [0.0]
     held_out, _ = noise.contexts(layer, 64, N, generator)
