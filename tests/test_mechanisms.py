@@ -63,29 +63,6 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
     assert model.recalls(range(N)) == pytest.approx([1, 1 - 1 / N, 1])
 
 
-def test_three_steps_by_autograd(monkeypatch):
-    """In double precision, with embeddings that are added first and PyTorch's own attention."""
-    d, T, B = 16, 10, 32
-    generator, table = seeded(), bigrams.read_bigrams()
-    model = bigrams.Simplified(d, T, 1.0, generator)
-    E, P, U, W_OV1 = (x.double() for x in (model.E, model.P, model.U, model.W_OV1))
-    weights = [torch.zeros(d, d, dtype=torch.double, requires_grad=True) for _ in range(3)]
-    for step in range(3):
-        W_OV2, W_KQ2, W_KQ1 = weights
-        tokens, scored, _, _ = bigrams.sample(B, T, "random", table, generator)
-        x = E[tokens[:, :-1]] + P
-        x = x + scaled_dot_product_attention(x @ W_KQ1, x, x, is_causal=True) @ W_OV1.T
-        x = x + scaled_dot_product_attention(x @ W_KQ2, x, x, is_causal=True) @ W_OV2.T
-        loss = cross_entropy((x @ U.T)[scored], tokens[:, 1:][scored])
-        [slope] = torch.autograd.grad(loss, weights[step])
-        answers = [E @ -slope.T @ U.T, E @ -slope @ W_OV1 @ E.T / 4, P[1:] @ -slope @ P.T / 4]
-        weights[step].data = -slope * 10 / answers[step].abs().max()
-    monkeypatch.setattr(bigrams.Simplified, "recalls", lambda model: [*model.parameters()])
-    taken = bigrams.take_steps(0, "Shakespeare", d, B, T, chunk=B)
-    for weight, expected in zip(taken, weights, strict=True):
-        torch.testing.assert_close(weight.double(), expected, rtol=1e-3, atol=1e-4)
-
-
 def test_one_step_recall_is_that_of_autograd():
     generator, right = seeded(), 0
     for _ in range(33):
