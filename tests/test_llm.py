@@ -10,7 +10,6 @@ import random
 import re
 import threading
 import time
-import types
 from unittest import mock
 
 from extras.llm import __main__ as llm
@@ -19,7 +18,6 @@ from extras.llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, output_of, run_main, start, wait_for
 
 import pytest
-import torch
 
 
 KEY, LOGIN = "sk-test-0123456789", "user:pa55word"
@@ -207,28 +205,3 @@ def test_hop_questions_are_answered_by_following_the_chain():
         for _ in range(D):
             word = old[word]
         assert f" {word}" == drawn[1] in drawn[2]
-
-
-def test_late_mlps_that_are_planted():
-    words = ["the", *weights.CITIES.replace(",", "").split(), *"is located in".split()]
-    writes = [(0.0, 0.5), (2.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.0, 2.0)]
-    layers = []
-    for country, the in writes:  # to the logits of the country, and of " the", which is token 0
-        mlp = torch.nn.Embedding.from_pretrained(country * torch.eye(99).roll(1, 1))
-        mlp.weight[:, 0] = the
-        layers.append(types.SimpleNamespace(mlp=mlp))
-
-    def model(ids, **_):
-        return types.SimpleNamespace(logits=sum(layer.mlp(ids[:, :1]) for layer in layers))
-
-    def tokenizer(text, **_):
-        return types.SimpleNamespace(input_ids=[words.index(word) for word in text.split()])
-
-    model.get_decoder = lambda: types.SimpleNamespace(layers=layers)
-    rows = weights.late(model, tokenizer, "planted", 100, 0)
-    assert [(row["first"], row["cut"]) for row in rows[::6]] == [(0, 0), (5, 1), (1, 5)]
-    for row in rows:
-        kept = [pair for i, pair in enumerate(writes) if not 0 <= i - row["first"] < row["cut"]]
-        country, the = map(sum, zip(*kept, strict=True))
-        found = row["n"], row["country"], row["the"]
-        assert found == (11, 11 * (country > the), 11 * (the >= country))
