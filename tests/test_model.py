@@ -156,8 +156,7 @@ def test_no_tensor_is_on_a_wrong_device(text, monkeypatch):
             return build(flags)
 
     def evaluation(flags, state, intervene):
-        with torch.no_grad():
-            outcomes.append(train.predict(state.averaged.module, flags, index)[0])
+        outcomes.append(train.predict(state.averaged.module, flags, index)[0])
         return dict(step=state.step, val=0, train=0)
 
     # what PyTorch refuses on "meta", and what needs numbers: here, in the log and in files
