@@ -63,15 +63,19 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
         assert not model.training
 
 
-def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
-    """The first row is of the untrained model."""
-    run = tmp_path / "run"
-    out = output_of(train, *WHOLE, "--stop-below", 0.999, "--save-every", 0, "--out", run)
-    first, *_, last = train.read_log(run)
+def test_a_run_of_some_symbols_and_what_it_leaves(tmp_path):
+    """The first row is of the untrained model; the last is confirmed."""
+    run, words = tmp_path / "run", "--D 3 --targets 1 3 --stop-below 0.999 --save-every 0".split()
+    out = output_of(train, *WHOLE, *words, "--out", run)
+    (first, *_, last), (model, flags) = train.read_log(run), train.load(run)
     assert first["train"] is None and abs(first["val"] - 1) < 0.1
+    assert "x_2" not in first and first["val"] == (first["x_1"] + first["x_3"]) / 2
     below = max(last["val"], last["confirmed"]) < 0.999
     assert f"solved: {below}" in out and (below or last["step"] == 40)
     assert {*map(str, contents(run))} == {"config.json", "log.jsonl", "model.pt", "state.pt"}
+    batch, whole = (train.sequences(f, torch.arange(3)) for f in (flags, flags.replace(targets=[])))
+    assert model(batch.inputs).shape == batch.targets.shape
+    assert torch.equal(batch.targets, whole.targets.unflatten(-1, (3, 4))[:, :, ::2].flatten(2))
 
 
 def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole):
@@ -80,16 +84,6 @@ def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole):
     for row in train.read_log(whole)[1:]:
         expected = sum(losses[row["step"] - 9 : row["step"] + 1]) / 10
         assert row["train"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_run_predicts_its_target_symbols_alone(tmp_path):
-    run = tmp_path / "run"
-    output_of(train, *WHOLE, "--D", 3, "--steps", 5, "--targets", 1, 3, "--out", run)
-    row, (model, flags) = train.read_log(run)[0], train.load(run)
-    assert "x_2" not in row and row["val"] == (row["x_1"] + row["x_3"]) / 2
-    batch, whole = (train.sequences(f, torch.arange(3)) for f in (flags, flags.replace(targets=[])))
-    assert model(batch.inputs).shape == batch.targets.shape
-    assert torch.equal(batch.targets, whole.targets.unflatten(-1, (3, 4))[:, :, ::2].flatten(2))
 
 
 def test_one_run_has_one_name():
