@@ -8,8 +8,7 @@ import data
 import train
 from ablate import ANOTHER, MEAN, Path, Reference, find_circuit
 from data import held_out
-from extras.studies import circuits, claims, curriculum, late, metrics, onset, order, places, rows
-from extras.studies.stats import wilson
+from extras.studies import circuits, claims, late, metrics, order, places, rows
 from tests import adversaries
 from tests.common import output_of
 from tests.planted import paths_from, settings
@@ -51,14 +50,7 @@ def row_of(run, flags="", **more):
     return row
 
 
-# ---- statistics and rows
-
-
-def test_wilson_agrees_with_published_values():
-    """Newcombe (1998), Table I."""
-    published = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)]
-    for count, n, *interval in [*published, (1, 29, 0.0061, 0.1718)]:
-        assert wilson(count, n) == pytest.approx(interval, abs=5e-5)
+# ---- rows
 
 
 def test_a_row_says_what_the_run_directory_says(tmp_path):
@@ -128,25 +120,6 @@ def test_a_late_read_is_free_from_its_step_on(tmp_path, monkeypatch):
     assert seen.count(True) == 4 and seen.count(False) == 2 * 4
 
 
-# ---- curriculum
-
-
-def test_target_symbols_are_compared(tmp_path):
-    found = [
-        row_of(tmp_path / "first", "--targets 1", x_1=[1, 0.6, 0.4, 0.1]),
-        row_of(tmp_path / "a", "--targets 1 3", x_1=[1, 0.8, 0.2], x_3=[1, 0.9, 0.8]),
-        row_of(tmp_path / "b", "--targets 1 3 --seed 1", x_1=[1, 0.4, 0.2], x_3=[1, 0.6, 0.1]),
-        row_of(tmp_path / "c", f"--targets 1 2 --init {tmp_path}/first", x_1=[0.1], x_2=[1]),
-    ]
-    assert curriculum.table(found).splitlines()[2:] == [
-        "| 3 | x_1 | 1 | 1: 150 |  |  |",
-        "| 3 | x_1, x_3 | 2 | 2: 83 and 150 |  | 1: 120 |",
-    ]
-    control = row_of(tmp_path / "all", "", x_1=[1, 0], x_2=[1, 0], x_3=[1, 0])
-    assert curriculum.despite_gap([*found, control], 2) == ([False], 1)  # seed 1 has no control
-    assert curriculum.despite_gap([*found, control], 1) == ([], 0)
-
-
 # ---- claims
 
 
@@ -174,14 +147,6 @@ def test_metrics_agree_with_all_distances():
         found = metrics.measures(predictions, targets)
         torch.testing.assert_close([*found["mse"]], [own, others - own])
         torch.testing.assert_close([found["nearest"][0], found["cosine"][0]], [nearest, cosine])
-
-
-def test_delays_are_against_the_median_of_plain_runs_of_the_seed(tmp_path):
-    row = dict(rotary="input", seed=77, onsets=None, late=None)
-    plain = [row | dict(learned=step) for step in (300, 340)]
-    late = [row | dict(learned=step, late=["1b -> 1a", 200]) for step in (390, 310)]
-    train.write_file(tmp_path / "onset.jsonl", [*plain, *late])
-    assert onset.delays(tmp_path) == {"1b -> 1a until 200": [(77, 70), (77, -10)]}
 
 
 # ---- circuits
