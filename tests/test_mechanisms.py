@@ -73,21 +73,6 @@ def test_one_step_recall_is_that_of_autograd():
     assert memories.one_step_recall(0, 123, 64) == pytest.approx(right / (33 * 123), abs=1e-3)
 
 
-def test_planted_bigram_is_measured_and_truncated(monkeypatch):
-    """A second MLP of rank 1 that predicts the noise after a space, and nothing else."""
-    monkeypatch.setattr(noise, "RANKS", (0, 1, 8))
-    table, model = bigrams.read_bigrams(), noise.TwoLayers(128, 48, seeded(3))
-    for name, weight in model.named_parameters():
-        if not name.endswith("key"):
-            weight.data.zero_()
-    space, U = model.E[table[1].argmax()], model.U[noise.NOISE]
-    model.layers[1].up.data[0] = space / space.norm() ** 2
-    model.layers[1].down.data[:, 0] = 40 * U / U.norm() ** 2
-    rows = noise.measures(model, *noise.sample(300, 48, 0, table, seeded()))
-    assert [p > 0.9 for _, p in rows] == [False, True, True, True]
-    assert rows[-1][0] == 0
-
-
 @pytest.mark.parametrize("layer", ["MLP", "attention"])
 def test_steps_of_sgd_by_autograd(layer):
     generator, N, p = seeded(2), 16, [0.0]
