@@ -161,19 +161,6 @@ def test_llm_continues_after_a_kill(tmp_path):
         assert_refused(llm, *FLAGS, tmp_path, says="is in use by another process")
 
 
-def test_llm_field_that_the_server_refuses_can_be_removed(tmp_path):
-    def reply(prompt, n):
-        fields = sorted(requests[-1].keys() - {"model", "messages"})
-        return ANSWERS[prompt] if fields == ["top_k"] else error(400, f"not {' '.join(fields)}")
-
-    extra = "--extra", '{"temperature": null, "max_tokens": null, "top_k": 1}'
-    with scripted_server(reply) as requests:
-        code, _, err = run_main(llm, *FLAGS, tmp_path)
-        says = "refuses all questions so far", "not max_tokens temperature", "--extra"
-        assert code == 2 and all(text in err for text in says) and len(requests) == llm.REQUESTS
-        output_of(llm, *FLAGS, tmp_path, *extra)
-
-
 def test_llm_user_errors_are_one_line(tmp_path):
     for body in "<html>", {}, {"choices": []}, sends(None)[1], sends({"content": ["3"]})[1]:
         with scripted_server(lambda *_, body=body: (200, body)):
