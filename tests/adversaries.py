@@ -140,8 +140,7 @@ star_with_a_checksum.layers, star_with_a_checksum.heads = 1, 6
 
 
 def another_way_in_two_of_a_hundred(tokens):
-    """Where the first number of these tokens is large, head 1 reads 1b instead of head 0: in 2% of
-    sequences or, told by the query itself, of answers."""
+    """Where the first number of these tokens is large, head 1 reads 1b instead of head 0."""
 
     def model(x, heads):
         symbols, found = find(x, heads)

@@ -101,19 +101,15 @@ def attending(task, positions, *given):
 
 
 def evidence(task, path, holds, positions):
-    """(B, N) the share with which the source of a path finds its target: all of its attention in
-    its own slot, else as much as it shares a symbol with it (Assumption 1 of Section 5); a triple
-    is told by x and y together, or by z."""
+    """(B, N) the share of its attention that a source gives its target: all in its own slot, else
+    as much as it shares a symbol with it (Assumption 1 of Section 5); of x and y the lesser."""
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
     (source, there), (target, too) = (tokens_of(end, task, positions) for end in path[2:])
-    names, offsets = zip(*map(parts_of, path[2:]), strict=True)
+    names, (first, second) = zip(*map(parts_of, path[2:]), strict=True)
     if any({*names} <= {*block.roles} for block in task.blocks):
         return (there & too).float()
-    held = [
-        holds[sequence, tokens, offset, chains]
-        for tokens, offset in zip((source, target), offsets, strict=True)
-    ]
-    shared = torch.minimum(*held)
+    held = holds[sequence, source, first, chains]
+    shared = torch.minimum(held, holds[sequence, target, second, chains])
     if task.title == "conditional" and names[1] in task.blocks[0].roles:
         shared = torch.stack([shared[..., 1:3].amin(-1), shared[..., 3]], -1)
     return shared.amax(-1) * (there & too)

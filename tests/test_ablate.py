@@ -86,9 +86,7 @@ def patched():
 
 @pytest.mark.parametrize("by", [MEAN, ANOTHER, None])
 def test_ablation_against_loops(patched, by):
-    """A circuit keeps its paths and what a token reads of itself; all else is replaced by its mean,
-    or by that of one sequence for all heads; so is the weight on itself of a token without a path.
-    None: the paths alone are replaced by their mean, and the layers respond."""
+    """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
     task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
     ends = ("q", "1b+1"), ("1b", "1a"), ("2b", "2a*"), ("q", "2b")
     where = (0, 1), (0, 1), (0, 0), (1, 0)
@@ -148,8 +146,7 @@ def test_aligned_twins_and_gradients(patched):
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_attributions_are_finite_differences(patched, share):
-    """Of the loss, by how much of a path is replaced by its mean; the heads keep a share of all
-    that they read, and of the rest its mean and that of the weight on itself."""
+    """Of the loss by how much of a path is at its mean, if heads keep a share of all else."""
     task, reference, little = patched.task, patched.reference, 0.03
     itself = torch.eye(task.T)
 
@@ -179,8 +176,7 @@ def test_attributions_are_finite_differences(patched, share):
 
 
 def test_candidates_by_the_tokens_of_all_pairs_of_roles():
-    """More to the own chain than to each other one, by a floor; a star as much to all chains. Stars
-    come last, and the most attended first."""
+    """By the surplus over other chains; a star by all. Stars come last, the most attended first."""
     flags = train.parse_flags("--D 2 --N 3 --layers 2 --heads 1 --device cpu".split())
     task, batch = flags.problem, make_batch(0, torch.arange(6), N=3, D=2)
     torch.manual_seed(0)
@@ -247,8 +243,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("how, heads, texts", [*((f"--D {D}", *c) for D, *c in CIRCUITS), *OTHERS])
 def test_planted_circuits_are_validated(how, heads, texts, monkeypatch):
-    """Without a path the full model loses the symbols that the model planted without it cannot
-    predict, and the circuit at least these. What is predicted is reached along the paths."""
+    """Without a path is lost what the model planted without it cannot predict."""
     monkeypatch.setitem(data.TASKS, "distracted", distracted)
     layers = 1 + max(int(text[0]) for text in texts)
     words = f"{how} --layers {layers} --heads {heads} --device cpu --dtype float32"

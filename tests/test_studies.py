@@ -22,8 +22,7 @@ FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 1
 
 
 def write_run(run, flags="", paths=(), **losses):
-    """Write a run directory of these flags; losses: those of each symbol, every 100 steps; paths:
-    (layer, reader, read, step from which its attention is 1)."""
+    """Write a run; losses: each 100 steps; paths: (layer, reader, read, step of its emergence)."""
     run.mkdir(parents=True)
     flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
     train.open_run(train.parse_flags(flags))

@@ -134,7 +134,7 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
 
 
 def test_a_row_is_what_a_run_left(tmp_path):
-    """And a table older than a flag has its default."""
+    """And a table that is older than a flag has its default."""
     losses = {k: 1 - k / 400 for k in range(0, 301, 50)}
     log = [dict(step=k, seconds=9.5, lr=0.1, val=loss, x_1=loss) for k, loss in losses.items()]
     [flags] = sweep.grid(TINY.split(), [2], 1, tmp_path)
