@@ -123,6 +123,7 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     rows = ablate.intervals(patched.lost(losses), patched.flags)
     assert [rows[name][0] for name in rows] == [pytest.approx(1 / 6, abs=1e-5)] * 2
     assert not ablate.is_faithful(patched, 0 * losses + 0.2, 0.1)
+    assert not ablate.is_faithful(patched, losses, 10)  # a sixth is lost
     assert ablate.is_faithful(patched, 0 * losses + 0.05, 0.1)
 
 
