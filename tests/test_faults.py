@@ -13,7 +13,7 @@ import data
 import train
 from extras.pages import film
 from test_all import HERE, is_png
-from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of
+from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of, run_main
 from tests.other_tasks import write_circuit
 
 import matplotlib
@@ -130,6 +130,12 @@ def test_an_unfinished_run_gets_its_losses_and_an_unknown_one_a_line(tmp_path, w
     for name in "task", "rotary":
         train.write_file(run / "config.json", settings | {name: "mine"})
         assert_refused(analyze, run, says=f"--{name} mine, unknown here")
+
+
+def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "make_optimizers", lambda *_: Path("no_file").read_text())
+    with pytest.raises(FileNotFoundError, match="no_file"):
+        run_main(train, *WHOLE, "--out", tmp_path / "run")
 
 
 def test_a_terminal_that_has_ascii_alone(tmp_path):

@@ -49,9 +49,6 @@ def row_of(run, flags="", **more):
     return row
 
 
-# ---- rows
-
-
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_name(train.parse_flags(["--D", "2", "--seed", "7"]))

@@ -110,9 +110,6 @@ def test_minimal_circuits_reach_what_the_laws_allow():
         assert reached.tolist() == expected, (D, layers, causal)
 
 
-# ---- the study of depth
-
-
 def test_interventions_find_the_address_and_the_memory(tmp_path):
     """On a model whose mechanism is known, theory.constructed(4)."""
     flags = "--layers 1 --heads 5 --head-size 16 --width 72 --D 1 --dtype float32 --seed 7"
