@@ -66,8 +66,7 @@ def contents(folder):
 
 
 def runs_equal(*runs):
-    """Return whether two runs have the same log, but for the seconds, and the same weights and
-    checkpoints, bit for bit."""
+    """Return whether two runs have the same log, but for the seconds, and the same weights."""
     logs = [[row | dict(seconds=0) for row in train.read_log(run)] for run in runs]
     names, others = ([path for path in contents(run) if path.suffix == ".pt"] for run in runs)
     if {*names} != {*others} or logs[0] != logs[1]:

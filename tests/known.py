@@ -2,7 +2,6 @@
 
 import itertools
 
-from data import chain
 from tests import adversaries, planted, test_compiled
 
 
@@ -14,16 +13,15 @@ def models():
     found = []
     cases = [*itertools.product(test_compiled.CASES[:3], NOISES), (test_compiled.CASES[-1], 0)]
     for case, noise in cases:
-        model, paths = test_compiled.compiled(case, noise), test_compiled.paths_of(*case)
+        model = test_compiled.compiled(case, noise)
         flags = planted.settings(case[0], model.layers, model.heads)
-        found.append(("Tracr", model, flags, paths))
+        found.append(("Tracr", model, flags, test_compiled.paths_of(*case)))
     for D, heads, texts in planted.CIRCUITS:
-        layers = 1 + max(int(text[0]) for text in texts)
-        model = planted.plant(chain(4, D), texts, layers, heads)
-        flags = planted.settings(D, layers, heads)
+        flags = planted.settings(D, 1 + max(int(text[0]) for text in texts), heads)
+        model = planted.plant(flags.problem, texts, flags.layers, heads)
         found.append(("planted", model, flags, {*planted.paths_from(*texts)}))
     for model, text, _ in adversaries.ALL:
         flags = planted.settings(1, getattr(model, "layers", 2), getattr(model, "heads", 2))
-        paths = planted.paths_from(*text.split(", ")) if text else []
-        found.append(("adversaries", model, flags, {*paths}))
+        texts = text.split(", ") if text else []
+        found.append(("adversaries", model, flags, {*planted.paths_from(*texts)}))
     return found

@@ -9,23 +9,6 @@ from data import Block, Task, chain
 import torch
 
 
-def table(title, N, *rows):
-    """The Task of these roles, each (name, symbol, block, place); symbol -1 is a distractor."""
-    symbols = 1 + max(row[1] for row in rows)
-    x, distractors, blocks = torch.arange(N * symbols).view(N, symbols), [], []
-    for number in range(1 + max(row[2] for row in rows)):
-        columns, names = [], []
-        for name, symbol, _, _ in sorted((r for r in rows if r[2] == number), key=lambda r: r[3]):
-            column = x[:, symbol]
-            if symbol < 0:
-                column = N * symbols + len(distractors) + torch.arange(N)
-                distractors += [f"{name}.{n + 1}" for n in range(N)]
-            names.append(name)
-            columns.append(column)
-        blocks.append(Block(names, torch.stack(columns, 1)))
-    return Task(title, N, symbols, blocks, distractors)
-
-
 def spans(task):
     """Return [(first token, tokens per slot, slots), ...] of the blocks."""
     found, start = [], 0
@@ -36,25 +19,20 @@ def spans(task):
     return found
 
 
-def place_of(role, task):
-    """Return the number of the block of a role, and its place there."""
-    for number, block in enumerate(task.blocks):
-        if role in block.roles:
-            return number, block.roles.index(role)
-
-
-# the symbols x_0, x_1, x_2 side by side
-TRIPLES = table("triples", 2, ("q", 0, 1, 0), ("1a", 0, 0, 0), ("1b", 1, 0, 1), ("1c", 2, 0, 2))
+x = torch.arange(6).view(2, 3)  # x_0, x_1, x_2 of two chains
+QUERIES = Block(["q"], x[:, :1])
+TRIPLES = Task("triples", 2, 3, [Block(["1a", "1b", "1c"], x), QUERIES])
 # the pairs (x_0, x_1) and (x_2, x_1): one key stands before its value, the other after it
-PAIR = ("1a", 0, 0, 0), ("1b", 1, 0, 1)
-MIXED = table("mixed", 2, ("q", 0, 2, 0), *PAIR, ("2a", 1, 1, 1), ("2b", 2, 1, 0))
+PAIRS = Block(["1a", "1b"], x[:, :2]), Block(["2b", "2a"], x[:, [2, 1]])
+MIXED = Task("mixed", 2, 3, [*PAIRS, QUERIES])
 TASKS = {"chain": chain(2, 2), "triples": TRIPLES, "mixed": MIXED}
 
 
 def distracted(N, D):
     """A chain of two steps, between whose pairs stands a block of distractors."""
-    rows = [("q", 0, 3, 0), ("1a", 0, 2, 0), ("1b", 1, 2, 1), ("2a", 1, 0, 0), ("2b", 2, 0, 1)]
-    return table("distracted", N, *rows, ("da", -1, 1, 0), ("db", -1, 1, 1))
+    steps, names = chain(N, 2).blocks, [f"D{n}" for n in range(2 * N)]
+    between = Block(["da", "db"], 3 * N + torch.arange(2 * N).view(N, 2))
+    return Task("distracted", N, 3, [steps[0], between, *steps[1:]], names)
 
 
 def sequences_of(task, B):

@@ -4,14 +4,13 @@ import itertools
 
 import train
 from ablate import Path, marks_of, parts_of
-from tests.other_tasks import place_of, spans
+from tests.other_tasks import spans
 
 import torch
 
 
 def paths_from(*texts):
-    """[Path, ...] from texts such as "1 q 1b": layer 1, head 0, from q to 1b; "1.2 q 1b+1" is head
-    2 of layer 1, and leads to the token after 1b."""
+    """[Path, ...] of texts such as "1 q 1b", in head 0 of layer 1, and "1.2 q 1b+1", in head 2."""
     paths = []
     for text in texts:
         where, *ends = text.split()
@@ -21,24 +20,22 @@ def paths_from(*texts):
 
 
 def find_positions(symbols, task):
-    """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone; the first
-    chain is that of the first query."""
+    """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone."""
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
     start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
-    known, places = [*task.roles.values()], [place_of(role, task) for role in task.names]
-    for block in dict.fromkeys(block for block, _ in places[1:]):
+    known, number = [*task.roles.values()], 1
+    for (start, size, slots), block in [*zip(spans(task), task.blocks, strict=True)][-2::-1]:
         # the slot that shows every symbol that is known of the chain so far
-        start, size, slots = spans(task)[block]
         first = start + size * torch.arange(slots)
-        members = [number for number, place in enumerate(places) if place[0] == block]
         fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
-        for number, before in itertools.product(members, list(tokens_of)):
-            if known[number] == known[before]:
+        for place, before in itertools.product(range(size), range(number)):
+            if known[number + place] == known[before]:
                 tokens = tokens_of[before][..., None].expand(-1, -1, slots)
-                fits &= same[:, :, first + places[number][1]].gather(1, tokens)
-        for number in members:
-            tokens_of[number] = first[fits.int().argmax(-1)] + places[number][1]
+                fits &= same[:, :, first + place].gather(1, tokens)
+        for place in range(len(block.roles)):
+            tokens_of[number + place] = first[fits.int().argmax(-1)] + place
+        number += len(block.roles)
     return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
 
 
@@ -48,21 +45,19 @@ LANES = 4  # of what a token holds: its own symbol's, the previous token's, ...;
 class Planted:
     """Stands in for a transformer. Every token holds an amount, from 0 to 1, of every symbol of
     every chain, in lanes, at first 1 of what it shows in lane 0; a head adds what is held where it
-    attends, weighed by the attention; a query says its symbols by their amounts in lane 0 and in
-    the last, those below a quarter not at all.
+    attends; a query says its symbols by their amounts in lane 0 and in the last, from a quarter on.
 
     attend(head, holds, positions) -> (B, T, T), the attention of a head; holds (B, T, lanes, N,
-    symbols). The values of every head are holds times a random sign for each symbol, so that their
-    mean over sequences is near zero, as for a trained model. moves: {(layer, head): [(from lane,
-    to lane, gain), ...]}, within lane 0 if not named."""
+    symbols). Values are holds times a random sign for each symbol, with a mean near zero as in a
+    trained model. moves: {(layer, head): [(from lane, to lane, gain), ...]}, by default in lane 0.
+    """
 
     def __init__(self, task, attend, layers, heads=1, moves=None):
         self.task, self.attend, self.layers, self.heads = task, attend, layers, heads
         self.moves = moves or {}
 
     def added(self, layer, written, holds):
-        """Return what a layer adds to holds, from what its heads write, each of the shape of
-        holds."""
+        """Return what a layer adds to holds, from what its heads write, each like holds."""
         total = torch.zeros_like(holds)
         for head, read in enumerate(written):
             for source, target, gain in self.moves.get((layer, head), [(0, 0, 1.0)]):
@@ -101,8 +96,7 @@ def tokens_of(end, task, positions):
 
 
 def attending(task, positions, *given):
-    """(B, T, T) every token attends to itself, but for the share that it gives to others; given:
-    (end of a path, (B, N) tokens, (B, N) shares), ..."""
+    """(B, T, T) tokens attend to themselves, but for what is given: (end, tokens, shares), ..."""
     pattern = torch.eye(task.T).repeat(len(positions), 1, 1)
     sequence = torch.arange(len(positions))[:, None]
     for source, tokens, share in given:
@@ -113,28 +107,22 @@ def attending(task, positions, *given):
 
 
 def evidence(task, path, holds, positions):
-    """(B, N) the share with which the source of a path finds its target: all of its attention in
-    its own slot, else as much as it shares a symbol with it (Assumption 1 of Section 5); a triple
-    is told by x and y together, or by z."""
+    """(B, N) the share of its attention that a source gives its target: all in its own slot, else
+    as much as it shares a symbol with it (Assumption 1 of Section 5); of x and y the lesser."""
     sequence, chains = torch.arange(len(positions))[:, None], torch.arange(task.N)
     (source, there), (target, too) = (tokens_of(end, task, positions) for end in path[2:])
-    names, offsets = zip(*map(parts_of, path[2:]), strict=True)
-    blocks = [place_of(name, task)[0] for name in names]
-    if blocks[0] == blocks[1]:
+    names, (first, second) = zip(*map(parts_of, path[2:]), strict=True)
+    if any({*names} <= {*block.roles} for block in task.blocks):
         return (there & too).float()
-    held = [
-        holds[sequence, tokens, offset, chains]
-        for tokens, offset in zip((source, target), offsets, strict=True)
-    ]
-    shared = torch.minimum(*held)
-    if task.title == "conditional" and blocks[1] == 0:
+    held = holds[sequence, source, first, chains]
+    shared = torch.minimum(held, holds[sequence, target, second, chains])
+    if task.title == "conditional" and names[1] in task.blocks[0].roles:
         shared = torch.stack([shared[..., 1:3].amin(-1), shared[..., 3]], -1)
     return shared.amax(-1) * (there & too)
 
 
 def following(task, paths):
-    """How a model attends that follows these paths: see Planted. Several targets of a source share
-    its attention."""
+    """How a model attends that follows these paths; several targets of a source share."""
 
     def attend(head, holds, positions):
         members = [path for path in paths if path[:2] == head]

@@ -6,7 +6,7 @@ from unittest import mock
 import ablate
 import data
 import train
-from ablate import ANOTHER, MEAN, PatchedModel, Path
+from ablate import ANOTHER, MEAN, PatchedModel, Path, mask_of
 from data import chain, conditional, held_out, make_batch, partial_losses
 from extras.studies.scores import attributions
 from test_all import address_and_values, planted
@@ -19,8 +19,7 @@ import torch
 
 
 def pairs_of(path, task, positions, b):
-    """[(n, reader, read), ...] the tokens of a path in sequence b, where they exist, by a loop; n
-    is the chain of the reader."""
+    """[(n, reader, read), ...] the tokens of a path of each chain n in sequence b, by a loop."""
     pairs = []
     for n, m in itertools.product(range(positions.shape[1]), repeat=2):
         tokens = []
@@ -31,24 +30,15 @@ def pairs_of(path, task, positions, b):
     return pairs
 
 
-def mask_by_loops(paths, task, positions):
-    """(B, T, T) bool: what is read along these paths."""
-    mask = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool)
-    for b, path in itertools.product(range(len(positions)), paths):
-        for _, reader, read in pairs_of(path, task, positions, b):
-            mask[b, reader, read] = True
-    return mask
-
-
 # ---- paths
 
 
-@pytest.mark.parametrize(
-    "task", [chain(4, 3), TRIPLES, MIXED, conditional(3)], ids=lambda t: t.title
-)
+TASKS = chain(4, 3), TRIPLES, MIXED, conditional(3)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
 def test_paths_against_loops(task):
-    """Attention along a path, and the path from JSON; hard attention is shared among what is read
-    along several paths."""
+    """Attention along a path; the path as text; hard attention along several paths."""
     T, pattern = task.T, torch.rand(3, task.T, task.T)
     positions, ends = sequences_of(task, 3).positions, []
     for name, offset in itertools.product(task.names, ("-2", "-1", "", "+1", "+2")):
@@ -70,7 +60,10 @@ def test_paths_against_loops(task):
 
     several = ("q", "1a"), ("q", "1b+1"), ("1b", "1a*"), ("1a+1", "1b-1")
     paths = [Path(0, 0, *pair) for pair in several]
-    mask = mask_by_loops(paths, task, positions).float()
+    mask = torch.zeros(3, T, T)
+    for path, b in itertools.product(paths, range(3)):
+        for _, reader, read in pairs_of(path, task, positions, b):
+            mask[b, reader, read] = 1
     written = ablate.frozen_heads(paths, task, positions)[0, 0](None, torch.eye(T).expand(3, T, T))
     torch.testing.assert_close(written, mask / mask.sum(-1, True).clamp(min=1))
 
@@ -93,9 +86,7 @@ def patched():
 
 @pytest.mark.parametrize("by", [MEAN, ANOTHER, None])
 def test_ablation_against_loops(patched, by):
-    """A circuit keeps its paths and what a token reads of itself; all else is replaced by its mean,
-    or by that of one sequence for all heads; so is the weight on itself of a token without a path.
-    None: the paths alone are replaced by their mean, and the layers respond."""
+    """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
     task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
     ends = ("q", "1b+1"), ("1b", "1a"), ("2b", "2a*"), ("q", "2b")
     where = (0, 1), (0, 1), (0, 0), (1, 0)
@@ -103,7 +94,7 @@ def test_ablation_against_loops(patched, by):
     for head, (pattern, values) in patched.reference.reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for sequences in patched.reference, patched:
-            read = mask_by_loops(paths, task, sequences.batch.positions)
+            read = mask_of(paths, task, sequences.batch.positions)
             kept.append(read | itself if by else ~read)
         there, here = kept
         alone = ~read.any(-1)
@@ -132,6 +123,7 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     rows = ablate.intervals(patched.lost(losses), patched.flags)
     assert [rows[name][0] for name in rows] == [pytest.approx(1 / 6, abs=1e-5)] * 2
     assert not ablate.is_faithful(patched, 0 * losses + 0.2, 0.1)
+    assert not ablate.is_faithful(patched, losses, 10)  # a sixth is lost
     assert ablate.is_faithful(patched, 0 * losses + 0.05, 0.1)
 
 
@@ -142,8 +134,7 @@ def test_a_path_of_no_head_is_refused(patched):
 
 
 def test_aligned_twins_and_gradients(patched):
-    """If each twin is the sequence itself, what is replaced by it is as it was; the metric is given
-    the predictions, and gradients flow."""
+    """What a twin that is the sequence itself replaces is as it was; gradients flow."""
     model, flags, batch = patched.model, patched.flags, patched.batch
     twins, paths = ablate.Reference(model, flags, batch), [Path(0, 1, "q", "1b")]
     aligned = PatchedModel(model, flags, batch, twins, aligned=True)
@@ -156,21 +147,16 @@ def test_aligned_twins_and_gradients(patched):
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_attributions_are_finite_differences(patched, share):
-    """Of the loss, by how much of a path is replaced by its mean; the heads keep a share of all
-    that they read, and of the rest its mean and that of the weight on itself."""
-    task, reference, itself, little = (
-        patched.task,
-        patched.reference,
-        torch.eye(patched.task.T),
-        0.03,
-    )
+    """Of the loss by how much of a path is at its mean, if heads keep a share of all else."""
+    task, reference, little = patched.task, patched.reference, 0.03
+    itself = torch.eye(task.T)
 
     def loss(path, amount):
         heads = {}
         for head, (pattern, values) in reference.reads.items():
             paths = [path] if path[:2] == head else []
-            here = mask_by_loops(paths, task, patched.batch.positions)
-            there = mask_by_loops(paths, task, reference.batch.positions)
+            here = mask_of(paths, task, patched.batch.positions)
+            there = mask_of(paths, task, reference.batch.positions)
             gone = ((pattern * there) @ values).mean(0)
             rest, weight = ((pattern * (1 - itself)) @ values).mean(0), (pattern * itself).mean(0)
 
@@ -190,9 +176,8 @@ def test_attributions_are_finite_differences(patched, share):
 # ---- the search
 
 
-def test_candidates_against_loops():
-    """More to the own chain than to each other one, by a floor; a star as much to all chains. Stars
-    come last, and the most attended first."""
+def test_candidates_by_the_tokens_of_all_pairs_of_roles():
+    """By the surplus over other chains; a star by all. Stars come last, the most attended first."""
     flags = train.parse_flags("--D 2 --N 3 --layers 2 --heads 1 --device cpu".split())
     task, batch = flags.problem, make_batch(0, torch.arange(6), N=3, D=2)
     torch.manual_seed(0)
@@ -203,23 +188,20 @@ def test_candidates_against_loops():
         patterns[1, b, q] = torch.eye(task.T)[b2]
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
     found = ablate.candidates(mock.Mock(reads=reads, batch=batch), task, 0.1 / 3)
-    plain, stars = {}, {}
+    plain, stars, sequence = {}, {}, torch.arange(6)[:, None, None]
     for layer, reader, read in itertools.product((0, 1), task.names, task.names):
-        own, others = 0.0, 0.0
-        for b, n, m in itertools.product(range(6), range(3), range(3)):
-            i = batch.positions[b, n, task.names.index(reader)]
-            j = batch.positions[b, m, task.names.index(read)]
-            given = patterns[layer, b, i, j].item() / 18
-            if n != m:
-                others += given
-            elif reader != read:
-                own += given
+        i, j = (batch.positions[..., task.names.index(name)] for name in (reader, read))
+        given = patterns[layer][sequence, i[:, :, None], j[:, None]] / 18  # (6, 3, 3)
+        own = given.diagonal(dim1=1, dim2=2).sum().item()
+        others = given.sum().item() - own
+        own *= reader != read
         if reader != read and own - others / 2 >= 0.1 / 3:
             plain[Path(layer, 0, reader, read)] = own - others / 2
         if own + others >= 0.1 / 3:
             stars[Path(layer, 0, reader, read + "*")] = own + others
     assert {path: x for path, x in found.items() if path.star} == pytest.approx(stars)
-    assert {path: x for path, x in found.items() if path in plain} == pytest.approx(plain)
+    of_roles = {path for path in found if {path.reader, path.read} <= {*task.names}}
+    assert {path: found[path] for path in of_roles} == pytest.approx(plain)
     order, names = [*found.values()], [*map(str, found)]
     for group in order[: -len(stars)], order[-len(stars) :]:
         assert group == sorted(group, reverse=True)
@@ -250,16 +232,27 @@ def test_a_set_is_left_from_which_nothing_can_be_dropped(size):
 # ---- the report
 
 
-@pytest.mark.parametrize("D, heads, texts", CIRCUITS)
-def test_planted_circuits_are_validated(D, heads, texts):
-    """Without a path the full model loses the symbols that the model planted without it cannot
-    predict. So does the circuit, which then reads of another sequence and may lose more. What is
-    predicted is reached along the paths."""
-    task, layers = chain(4, D), 1 + max(int(text[0]) for text in texts)
-    model, paths = plant(task, texts, layers, heads), paths_from(*texts)
-    report = ablate.find_circuit(model, settings(D, layers, heads), count=256)
+OTHERS = [
+    ("--task distracted", 1, ["0 1b 1a", "0 2b 2a", "1 q 1b", "2 q 2b"]),
+    (
+        "--task conditional",
+        2,
+        "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c".split(","),
+    ),
+]
+
+
+@pytest.mark.parametrize("how, heads, texts", [*((f"--D {D}", *c) for D, *c in CIRCUITS), *OTHERS])
+def test_planted_circuits_are_validated(how, heads, texts, monkeypatch):
+    """Without a path is lost what the model planted without it cannot predict."""
+    monkeypatch.setitem(data.TASKS, "distracted", distracted)
+    layers = 1 + max(int(text[0]) for text in texts)
+    words = f"{how} --layers {layers} --heads {heads} --device cpu --dtype float32"
+    flags = train.parse_flags(words.split())
+    task, paths = flags.problem, paths_from(*texts)
+    report = ablate.find_circuit(plant(task, texts, layers, heads), flags, count=256)
     assert report["verdict"] == "validated under both ablations"
-    rows, batch = ablate.paths_in(report), make_batch(0, torch.arange(64), D=D)
+    rows, batch = ablate.paths_in(report), train.sequences(flags, torch.arange(64))
     assert sorted(rows) == sorted(paths)
     for by in MEAN, ANOTHER:
         assert all(row == [0, 0, 0] for row in report["lost"][by].values())
@@ -275,14 +268,13 @@ def test_planted_circuits_are_validated(D, heads, texts):
             for key in ("cost", "without")
         )
         assert torch.equal(full, lost) and (circuit >= lost).all()
-        predicted = {k for k in range(1, D + 1) if not lost[k - 1]}
+        predicted = {k for k, gone in enumerate(lost, 1) if not gone}
         assert predicted <= ablate.reached({*paths} - {path}, task)
         assert rows[path]["attention"] == pytest.approx(1)
 
 
 def test_fresh_sequences_have_donors_of_their_own_and_may_leave_the_mean_alone(monkeypatch):
-    """What circuits are validated on shares no sequence with the search, nor do its donors; and one
-    that fails there under another sequence alone is searched again under the mean."""
+    """They fail here under another sequence alone, and are searched again."""
     batches, tried, judge = [], [], ablate.verdict
 
     def spy(model, flags, batch, reference):
@@ -302,48 +294,28 @@ def test_fresh_sequences_have_donors_of_their_own_and_may_leave_the_mean_alone(m
     assert not (few | many) & (fresh | shown) and shown <= fresh
 
 
-CONDITIONAL = "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c"
-
-
-@pytest.mark.parametrize(
-    "name, heads, texts",
-    [("conditional", 2, CONDITIONAL), ("distracted", 1, "0 1b 1a,0 2b 2a,1 q 1b,2 q 2b")],
-)
-def test_planted_circuits_of_other_tasks_are_found(name, heads, texts, monkeypatch):
-    monkeypatch.setitem(data.TASKS, "distracted", distracted)
-    flags = train.parse_flags(f"--task {name} --layers 3 --heads {heads} --dtype float32".split())
-    task, texts = flags.problem, texts.split(",")
-    report = ablate.find_circuit(plant(task, texts, 3, heads), flags, count=256)
-    assert report["validated"], report["verdict"]
-    assert sorted(ablate.paths_in(report)) == sorted(paths_from(*texts))
-
-
 # ---- the command line
 
 
-def write_run(folder, flags):
-    """A run directory with the untrained weights of these flags."""
-    flags = train.parse_flags(["--dtype", "float32", *TINY, *flags.split(), "--out", str(folder)])
-    folder.mkdir()
-    train.open_run(flags)
-    train.write_file(folder / "model.pt", train.build(flags).state_dict())
-    return folder
-
-
-def test_what_is_found_is_printed_and_written(tmp_path):
+def test_what_is_found_is_printed_and_written(tmp_path, monkeypatch):
     """A circuit, a circuit with stars, and none; with the fewest sequences that are allowed."""
-    for name, model, shape, says in (
-        ("pairs", planted, "--heads 1", "L1H0: q -> 1b "),
-        ("star", address_and_values, "--layers 1 --heads 5 --head-size 8", "L0H4: q -> 1b*"),
-        ("none", None, "", "verdict: not searched: the full model has x_1"),
+
+    def load(model, shape):
+        """Let ablate.py load this model, or the untrained one of these flags; return its words."""
+        flags = train.parse_flags(["--dtype", "float32", *TINY, *shape.split()])
+        monkeypatch.setattr(ablate, "load", lambda run: (model or train.build(flags), flags))
+        return tmp_path / shape, "--sequences", 100
+
+    for model, shape, says in (
+        (planted, "--N 4 --heads 1", "L1H0: q -> 1b "),
+        (address_and_values, "--N 4 --layers 1 --heads 5 --head-size 8", "L0H4: q -> 1b*"),
+        (None, "--N 4", "verdict: not searched: the full model has x_1"),
     ):
-        run = write_run(tmp_path / name, f"--N 4 {shape}")
-        untrained, flags = train.load(run)
-        with mock.patch.object(ablate, "load", return_value=(model or untrained, flags)):
-            out = output_of(ablate, run, "--sequences", 100)
-        assert says in out
+        run, *words = load(model, shape)
+        out = output_of(ablate, run, *words)
         report = ablate.read_report(run)
         assert report["validated"] == bool(report["paths"]) == bool(model)
-        assert report["sequences"] == 100 and f"verdict: {report['verdict']}\n" in out
-    assert_refused(ablate, write_run(tmp_path / "one", "--N 1"), says="--N 1")
-    assert_refused(ablate, write_run(tmp_path / "last", "--D 2 --no-ic"), says="predicts some")
+        assert says in out and f"verdict: {report['verdict']}\n" in out
+        assert report["sequences"] == 100
+    assert_refused(ablate, *load(None, "--N 1"), says="--N 1")
+    assert_refused(ablate, *load(None, "--D 2 --no-ic"), says="predicts some")

@@ -6,11 +6,10 @@ import shutil
 
 import analyze
 import train
-from ablate import Path, parts_of, paths_in
+from ablate import Path, attention_on, paths_in
 from data import held_out
 from extras.pages import explore
 from model import Transformer
-from tests.common import output_of
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
 
 import pytest
@@ -33,7 +32,7 @@ PATHS = Path(0, 0, "1b", "1a"), Path(1, 0, "q", "1b+1")
 
 @pytest.mark.parametrize("name", TASKS)
 def test_attention_maps_of_any_task(name, whole, monkeypatch):
-    """Patterns in the run's precision, token names, block lines, the mark of a head with a path."""
+    """Patterns in the run's dtype, token names, lines of blocks, the mark of a head with a path."""
     task, batch = TASKS[name], sequences_of(TASKS[name], 1)
     borders = [-0.5, 5.5] if name == "triples" else [-0.5, 3.5, 7.5]
     monkeypatch.setattr(analyze, "sequences", lambda flags, index: batch)
@@ -56,8 +55,7 @@ def test_attention_maps_of_any_task(name, whole, monkeypatch):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
-    """Each role holds its own symbol and no other; no hook is left; layers that share weights are
-    as many as layers that do not."""
+    """Each role holds its own symbol and no other; no hook is left; layers may share weights."""
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
     monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
     scores = explore.information(run.model, run.task, batch, 4)
@@ -106,21 +104,22 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
     assert analyze.read_run(run).emergence == {}  # to read is not to measure
     known, flags = measured(), train.read_flags(run)
     assert known["steps"] == [0, 20, 40] and known["sequences"] == 32 and len(known["paths"]) == 3
-    batch, sequence = train.sequences(flags, held_out("emergence", 32)), torch.arange(32)[:, None]
+    batch, task = train.sequences(flags, held_out("emergence", 32)), flags.problem
     for number, step in enumerate(known["steps"]):
         model, flags = train.load(run, f"ckpt/{step:06d}.pt")
         with torch.no_grad(), train.precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in paths_in(known).items():
-            pattern = torch.nn.functional.pad(patterns[path.layer][:, path.head], (0, 1))
-            ends = [(flags.problem.names.index(role), n) for role, n in map(parts_of, path[2:])]
-            reader, read = (batch.positions[..., role] + offset for role, offset in ends)
-            given = pattern[sequence, reader, read]  # of a token after the last, 0
-            hits = (given == pattern[sequence, reader].amax(-1)).float().mean()
+            pattern = patterns[path.layer][:, path.head]
+            given = attention_on(pattern, path, task, batch.positions)  # (32, N)
+            reader = batch.positions[..., task.names.index(path.reader)]
+            most = pattern[torch.arange(32)[:, None], reader].amax(-1)
             low, high = given.mean(1).quantile(torch.tensor([0.1, 0.9]))
-            expected = [given.mean().item(), low.item(), high.item(), hits.item()]
-            written = [row[name][number] for name in ("mean", "low", "high", "hits")]
-            assert written == pytest.approx(expected, abs=6e-5)
+            expected = dict(
+                mean=given.mean(), low=low, high=high, hits=(given == most).float().mean()
+            )
+            for name, value in expected.items():
+                assert row[name][number] == pytest.approx(value.item(), abs=6e-5), name
 
     # with fewer paths, all of them known; with an unknown one, without checkpoints and with them
     (run / "ckpt").rename(tmp_path / "ckpt")
@@ -140,11 +139,3 @@ def test_steps_are_interpolated_and_what_was_not_measured_is_said(whole):
     run = run_of(whole, MIXED, [*PATHS, Path(1, 0, "2b", "2a")])
     texts = analyze.draw_emergence(run._replace(emergence=known)).axes[1].texts
     assert {text.get_text() for text in texts} == {"150", "never", "not measured"}
-
-
-def test_a_run_that_was_stopped_gets_its_losses(whole, tmp_path):
-    run = shutil.copytree(whole, tmp_path / "run")
-    (run / "model.pt").unlink()
-    out = output_of(analyze, run).splitlines()
-    assert out[0] == str(run / "curves.png") and "model.pt: finish the training" in out[1]
-    assert len(out) == 2

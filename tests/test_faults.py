@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 import ablate
 import analyze
 import data
-import test_all
 import train
 from extras.pages import removal
 from test_all import HERE, is_png
@@ -72,21 +72,16 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
     write_circuit(run, (0, 0, "1b", "1a", 0.9))
     (run / "emergence.json").write_text('{"steps": []}')
-    resumed = [*WHOLE, "--out", run, "--resume"]
-    for module, name, words in (
-        (analyze, "config.json", [run]),
-        (analyze, "log.jsonl", [run]),
-        (analyze, "circuit.json", [run]),
-        (analyze, "emergence.json", [run]),
-        (ablate, "model.pt", [run]),
-        (train, "state.pt", resumed),
-    ):
+    stages = dict.fromkeys(("config.json", "log.jsonl", "circuit.json", "emergence.json"), analyze)
+    for name, module in (stages | {"model.pt": ablate, "state.pt": train}).items():
         kept = (run / name).read_bytes()
         flipped = bytearray(kept)
         flipped[len(kept) // 3] ^= 0x80  # in model.pt, a bit of a weight
         (run / name).write_bytes(flipped)
+        words = [run]
         if module is train:
             (run / "model.pt").unlink()  # an unfinished run
+            words = [*WHOLE, "--out", run, "--resume"]
         assert_refused(module, *words, says=f"{run / name} is damaged")
         (run / name).write_bytes(kept)
 
@@ -130,27 +125,16 @@ def test_a_device_that_computes_other_sequences_is_refused(tmp_path, monkeypatch
     assert not contents(tmp_path)
 
 
-def test_an_unfinished_or_unknown_run_is_named_in_one_line(tmp_path, whole):
+def test_an_unfinished_run_gets_its_losses_and_an_unknown_one_a_line(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "model.pt").unlink()
     assert_refused(ablate, run, says="not finished goes on with python train.py ... --resume")
+    curves, missing = output_of(analyze, run).splitlines()
+    assert curves == str(run / "curves.png") and "model.pt: finish the training" in missing
     settings = train.read_file(run / "config.json")
     for name in "task", "rotary":
         train.write_file(run / "config.json", settings | {name: "mine"})
         assert_refused(analyze, run, says=f"--{name} mine, unknown here")
-
-
-def test_words_of_test_all_are_alternatives(monkeypatch):
-    monkeypatch.setattr(pytest, "main", lambda command: command)
-    monkeypatch.setattr(sys, "argv", ["test_all.py", "data", "model"])
-    with pytest.raises(SystemExit) as ended:
-        test_all.main()
-    assert "data or model" in ended.value.code
-
-
-def test_how_long_the_rest_takes_is_said(capsys):
-    assert [*data.progress("item", [1, 2, 3])] == [1, 2, 3]
-    assert "\ritem 2/3, 0 s left" in capsys.readouterr().err
 
 
 def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
@@ -159,13 +143,16 @@ def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
         run_main(train, *WHOLE, "--out", tmp_path / "run")
 
 
-def test_a_terminal_that_has_ascii_alone(tmp_path):
-    """A folder has a letter that it lacks, and names of a run are read and printed all the same."""
-    words = [*WHOLE, "--steps", 2, "--out", tmp_path / "L\xe4ufe"]
-    code = "import sys, train, analyze; train.main(); sys.argv[1:] = [sys.argv[-1]]; analyze.main()"
-    ascii_alone = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    ended, out, err = in_a_process(sys.executable, "-c", code, *words, **ascii_alone)
-    assert ended == 0 and "ufe/curves.png\n" in out, err
+def test_an_object_that_is_no_tensor_is_not_called_damage(tmp_path):
+    train.write_file(tmp_path / "state.pt", dict(mine=Path))
+    with pytest.raises(pickle.UnpicklingError, match="pathlib"):
+        train.read_file(tmp_path / "state.pt")
+
+
+def test_files_of_others_are_no_checkpoints(tmp_path):
+    for name in "000100.pt", "1000000.pt", "._000100.pt", "best.pt", "000200.json":
+        train.write_file(tmp_path / "ckpt" / name, {})
+    assert [file.name for file in train.checkpoints_of(tmp_path)] == ["000100.pt", "1000000.pt"]
 
 
 @pytest.mark.parametrize("reader", ["| head -1", "2>&1 | true", "> /dev/full"])

@@ -1,5 +1,6 @@
-"""Models that are none of ours: the circuit that is validated is the true one, or none is; what
-cannot be searched is refused in one line that says why."""
+"""Models that are none of ours: the circuit that is validated is the true one, or none is."""
+
+import functools
 
 import ablate
 from data import UserError, make_batch
@@ -24,11 +25,9 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
         (model(batch.inputs) - batch.targets).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-    flags = settings(1, 2)
-    report = ablate.find_circuit(model.eval(), flags, count=256)
+    report = ablate.find_circuit(model.eval(), settings(1, 2), count=256)
     assert report["validated"], report["verdict"]
-    circuit = {*paths_from("0 1b 1a", "1 q 1b")}
-    assert {*ablate.paths_in(report)} == circuit
+    assert {*ablate.paths_in(report)} == {*paths_from("0 1b 1a", "1 q 1b")}
 
 
 @pytest.mark.parametrize("model, circuit, verdict", adversaries.ALL)
@@ -43,23 +42,26 @@ def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(model, circuit,
 # ---- what cannot be searched
 
 
-def unused(x, heads):
-    """Calls f of layer 1, head 0, and goes on with what it would have written itself."""
+def wrapped(write):
+    """The planted model, whose heads write what write(f, pattern, values) returns."""
 
-    def ignored(pattern, values):
-        heads.get((1, 0), torch.matmul)(pattern, values)
-        return pattern @ values
+    def model(x, heads):
+        return planted(x, {head: functools.partial(write, f) for head, f in heads.items()})
 
-    return planted(x, heads | {(1, 0): ignored})
+    return model
 
 
-def by_layer(x, heads):
-    """Gives f the patterns of all heads together, (B, 1, T, T)."""
+def unused(f, pattern, values):
+    f(pattern, values)
+    return pattern @ values
 
-    def wrap(f):
-        return lambda pattern, values: f(pattern[:, None], values[:, None]).squeeze(1)
 
-    return planted(x, {head: wrap(f) for head, f in heads.items()})
+def half(f, pattern, values):
+    return (f(pattern, values) + pattern @ values) / 2
+
+
+def of_all_heads_together(f, pattern, values):
+    return f(pattern[:, None], values[:, None]).squeeze(1)
 
 
 def by_itself(x, heads):
@@ -75,30 +77,22 @@ def twice(x, heads):
     return planted(x, heads) + 0 * planted(x, heads)
 
 
-def half(x, heads):
-    """Only half of what a head writes is what f returns."""
-
-    def mixed(f):
-        return lambda pattern, values: (f(pattern, values) + pattern @ values) / 2
-
-    return planted(x, {head: mixed(f) for head, f in heads.items()})
+def at_random(x, heads):
+    return F.dropout(planted(x, heads))
 
 
+SHAPE = "finite predictions, of shape (16, 4, 4)"
 REFUSED = [  # model, heads, what the line says
-    (unused, 1, "does not use what f of (1, 0) returns"),
+    (wrapped(unused), 1, "does not use what f of (0, 0) returns"),
     (planted, 2, "the model never calls f of (0, 1)"),
-    (lambda x, heads: planted(x, heads)[:, :1], 1, "finite predictions, of shape (16, 4, 4)"),
-    (lambda x, heads: (planted(x, heads), 0), 1, "finite predictions, of shape (16, 4, 4)"),
-    (lambda x, heads: planted(x, heads) * torch.nan, 1, "finite predictions"),
-    (by_layer, 1, "a pattern (B, T, T)"),
+    (lambda x, heads: planted(x, heads)[:, :1], 1, SHAPE),
+    (lambda x, heads: (planted(x, heads), 0), 1, SHAPE),
+    (lambda x, heads: planted(x, heads) * torch.nan, 1, SHAPE),
+    (wrapped(of_all_heads_together), 1, "a pattern (B, T, T)"),
     (by_itself, 1, "knows other tokens although each f returns 0"),
-    (half, 1, "knows other tokens although each f returns 0"),
+    (wrapped(half), 1, "knows other tokens although each f returns 0"),
     (twice, 1, "the model calls f of (0, 0) twice"),
-    (
-        lambda x, heads: F.dropout(planted(x, heads)),
-        1,
-        "the model answers otherwise the second time",
-    ),
+    (at_random, 1, "the model answers otherwise the second time"),
 ]
 
 
@@ -122,15 +116,9 @@ def test_a_model_that_uses_its_memory_again_is_recorded_as_it_was():
     """A buffer that holds the pattern of each layer in turn."""
     buffer = torch.zeros(256, 12, 12)
 
-    def reusing(f):
-        def write(pattern, values):
-            buffer[: len(pattern)] = pattern
-            return f(buffer[: len(pattern)], values)
+    def reusing(f, pattern, values):
+        buffer[: len(pattern)] = pattern
+        return f(buffer[: len(pattern)], values)
 
-        return write
-
-    def model(x, heads):
-        return planted(x, {head: reusing(f) for head, f in heads.items()})
-
-    reads = [ablate.Reference(each, settings(1, 2)).reads[0, 0][0] for each in (model, planted)]
-    assert torch.equal(*reads)
+    models = wrapped(reusing), planted
+    assert torch.equal(*(ablate.Reference(m, settings(1, 2)).reads[0, 0][0] for m in models))

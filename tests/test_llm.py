@@ -10,7 +10,6 @@ import random
 import re
 import threading
 import time
-import types
 from unittest import mock
 
 from extras.llm import __main__ as llm
@@ -19,7 +18,6 @@ from extras.llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, output_of, run_main, start, wait_for
 
 import pytest
-import torch
 
 
 KEY, LOGIN = "sk-test-0123456789", "user:pa55word"
@@ -77,8 +75,7 @@ def error(status, text):
 
 @contextlib.contextmanager
 def scripted_server(reply):
-    """Serve chat completions, and point the environment to the server. reply(prompt, n) is the
-    answer at the n-th time, or (status, body). Yields the list of the requests that have come."""
+    """Serve chat completions; reply(prompt, n) is the n-th answer, or (status, body)."""
     requests = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -137,12 +134,9 @@ def test_llm_counts_and_figure(tmp_path):
     (packed := tmp_path / "m.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     with mock.patch.object(llm, "save_figure") as save:
         output_of(llm, "--plot", path, packed, "--out", tmp_path)
-    above, below = save.call_args.args[0].axes[1::2]
+    above = save.call_args.args[0].axes[1]
     for lines in above.containers:
         assert lines.lines[0].get_ydata() == pytest.approx([500 / 6, 100, 0, 50, 100])
-    bars = [bar.get_height() for bars in below.containers[:3] for bar in bars]
-    failed = [0, 0, 4, 0, 0] + [0, 0, 2, 0, 0] + [1, 0, 0, 0, 0]  # of 6, by FAILURES
-    assert bars == pytest.approx([100 / 6 * count for count in failed])
 
 
 def test_llm_continues_after_a_kill(tmp_path):
@@ -165,19 +159,6 @@ def test_llm_continues_after_a_kill(tmp_path):
     path.unlink()
     with scripted_server(lambda *_: str(path.write_text("what another process writes\n"))):
         assert_refused(llm, *FLAGS, tmp_path, says="is in use by another process")
-
-
-def test_llm_field_that_the_server_refuses_can_be_removed(tmp_path):
-    def reply(prompt, n):
-        fields = sorted(requests[-1].keys() - {"model", "messages"})
-        return ANSWERS[prompt] if fields == ["top_k"] else error(400, f"not {' '.join(fields)}")
-
-    extra = "--extra", '{"temperature": null, "max_tokens": null, "top_k": 1}'
-    with scripted_server(reply) as requests:
-        code, _, err = run_main(llm, *FLAGS, tmp_path)
-        says = "refuses all questions so far", "not max_tokens temperature", "--extra"
-        assert code == 2 and all(text in err for text in says) and len(requests) == llm.REQUESTS
-        output_of(llm, *FLAGS, tmp_path, *extra)
 
 
 def test_llm_user_errors_are_one_line(tmp_path):
@@ -211,36 +192,3 @@ def test_hop_questions_are_answered_by_following_the_chain():
         for _ in range(D):
             word = old[word]
         assert f" {word}" == drawn[1] in drawn[2]
-
-
-class Writes(torch.nn.Module):
-    """An MLP that writes to the logits of the country, and of " the", which is token 0."""
-
-    def __init__(self, *writes):
-        super().__init__()
-        self.writes = torch.tensor(writes)
-
-    def forward(self, ids):
-        ends = torch.stack([ids[:, 0] + 1, 0 * ids[:, 0]], 1)[:, None]
-        return torch.zeros(len(ids), 1, 99).scatter_(2, ends, self.writes.expand(ends.shape))
-
-
-def test_late_mlps_that_are_planted():
-    words = ["the", *weights.CITIES.replace(",", "").split(), *"is located in".split()]
-    writes = [(0.0, 0.5), (2.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.0, 2.0)]
-    layers = [types.SimpleNamespace(mlp=Writes(*pair)) for pair in writes]
-
-    def model(ids, **_):
-        return types.SimpleNamespace(logits=sum(layer.mlp(ids) for layer in layers))
-
-    def tokenizer(text, **_):
-        return types.SimpleNamespace(input_ids=[words.index(word) for word in text.split()])
-
-    model.get_decoder = lambda: types.SimpleNamespace(layers=layers)
-    rows = weights.late(model, tokenizer, "planted", 100, 0)
-    assert [(row["first"], row["cut"]) for row in rows[::6]] == [(0, 0), (5, 1), (1, 5)]
-    for row in rows:
-        kept = [pair for i, pair in enumerate(writes) if not 0 <= i - row["first"] < row["cut"]]
-        country, the = map(sum, zip(*kept, strict=True))
-        found = row["n"], row["country"], row["the"]
-        assert found == (11, 11 * (country > the), 11 * (the >= country))

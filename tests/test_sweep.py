@@ -50,34 +50,28 @@ def test_a_sweep_survives_a_killed_worker_and_runs_nothing_twice(tmp_path):
 
 @pytest.mark.slow
 def test_the_cluster_of_the_docstring(tmp_path):
-    """Its own commands, each in a shell in this clone, with ports and a folder of this test."""
-    here = {"--nworkers 16": "--nworkers 1", "/shared": str(tmp_path)}
+    """Its own commands, in this clone, with ports and a folder of this test."""
+    text = sweep.__doc__.replace("--nworkers 16", "--nworkers 1").replace("/shared", str(tmp_path))
     for address in "10.0.0.1:8786", "127.0.0.1:8787":
         with socket.create_server(("127.0.0.1", 0)) as server:
-            here[address] = f"127.0.0.1:{server.getsockname()[1]}"
-
-    def in_a_shell(command):
-        for old, new in here.items():
-            command = command.replace(old, new)
-        how = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        return subprocess.Popen(["bash", "-c", command], cwd=HERE, start_new_session=True, **how)
-
-    # a scheduler and a worker, then the sweep
-    cluster = [in_a_shell(command) for command in sweep.__doc__.strip().splitlines()[-2:]]
-    where = re.search(r"--scheduler .*? --out /shared", sweep.__doc__)[0]
+            text = text.replace(address, f"127.0.0.1:{server.getsockname()[1]}")
+    where = re.search(r"--scheduler .*? --out \S+", text)[0].split()
+    how = dict(
+        cwd=HERE, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
+    cluster = [subprocess.Popen(line.split(), **how) for line in text.strip().splitlines()[-2:]]
     try:
-        for _ in range(5):  # the scheduler may still be starting
-            process = in_a_shell(f"python sweep.py --layers 1 --seeds 2 {TINY} --steps 10 {where}")
-            out, _ = process.communicate(timeout=300)
-            if "no Dask cluster" not in out:
-                break
-        assert process.returncode == 0 and "2/2 runs" in out, out
+        with mock.patch.object(sweep, "PATIENCE", 100):  # the scheduler may still be starting
+            out = output_of(
+                sweep, "--layers", 1, "--seeds", 2, *TINY.split(), "--steps", 10, *where
+            )
     finally:
         for started in cluster:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
-    rows = sweep.read_table(tmp_path / "results.jsonl").values()
-    assert len(rows) == 2 and all(row["error"] is None and row["ended"] == 10 for row in rows)
+    [table] = tmp_path.glob("*/results.jsonl")
+    rows = sweep.read_table(table).values()
+    assert "2/2 runs" in out and [(row["error"], row["ended"]) for row in rows] == [(None, 10)] * 2
 
 
 @pytest.mark.slow
@@ -110,7 +104,7 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     def submit(function, flags, **options):
         return mock.Mock(exception=lambda: None, result=lambda: function(flags))
 
-    def lost():
+    def lost(flags):
         raise FutureCancelledError("run_and_report-1", "scheduler-connection-lost")
 
     def untrained(flags, error=None):
@@ -129,28 +123,18 @@ def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, mon
     assert out.count("it blew up") == 2 and "figure4.png" in out, out
 
     # the cluster dies; what has ended before is drawn all the same
-    client.__enter__.return_value.submit = lambda *_, **options: mock.Mock(exception=lost)
+    monkeypatch.setattr(sweep, "run_and_report", lost)
     says = "the cluster is lost (FutureCancelledError), 2 runs failed"
     assert "figure4.png" in assert_refused(sweep, *flags, says=says)
 
-    client.__enter__.return_value.submit = submit
     monkeypatch.setattr(sweep, "run_and_report", untrained)
     assert "2 runs to do" in output_of(sweep, *flags)
     table = sweep.read_table(tmp_path / "results.jsonl").values()
     assert [(row["layers"], row["error"]) for row in table] == [(3, None)] * 2 + [(1, None)] * 2
 
 
-def test_a_sweep_of_another_task_says_that_it_draws_nothing(tmp_path):
-    words = "--task conditional --device cpu".split()
-    [flags] = sweep.grid(words, [1], 1, tmp_path)
-    sweep.merge(tmp_path / "results.jsonl", {"it": sweep.row_of(flags, "x") | dict(error=None)})
-    out = output_of(sweep, "--layers", 1, "--seeds", 1, *words, "--out", tmp_path)
-    assert "nothing to draw" in out
-
-
 def test_a_row_is_what_a_run_left(tmp_path):
-    """Its flags, the means over the last 100 steps, when each symbol was learned. And a table older
-    than a flag has its default."""
+    """And a table that is older than a flag has its default."""
     losses = {k: 1 - k / 400 for k in range(0, 301, 50)}
     log = [dict(step=k, seconds=9.5, lr=0.1, val=loss, x_1=loss) for k, loss in losses.items()]
     [flags] = sweep.grid(TINY.split(), [2], 1, tmp_path)
@@ -178,8 +162,7 @@ def test_presets_are_the_grids_of_the_committed_tables(tmp_path):
 
 def test_figure_4_holds_every_run():
     """A dot per run and symbol, at its own loss, and bars at the two middle runs of eight."""
-    table = sweep.read_table(HERE / "results/sweep/results.jsonl")
-    rows = sweep.section_7(table.values())
+    rows = sweep.section_7(sweep.read_table(HERE / "results/sweep/results.jsonl").values())
     with_ic = [row for row in rows if row["ic"]]
     above, below = sweep.figure_4(rows).axes
 

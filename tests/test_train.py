@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import pickle
 import shlex
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 import analyze
 import data
 import train
+from data import UserError
 from extras.studies import places  # noqa: F401 (it adds --task shuffled)
 from tests.common import WHOLE, contents, output_of, runs_equal, start, train_until, wait_for
 
@@ -23,10 +23,8 @@ import torch
 
 def test_partial_losses_and_crossings():
     predictions, targets = torch.randn(2, 5, 4, 12)
-    squares = (predictions - targets) ** 2
-    expected = [squares[..., first : first + 4].mean((1, 2)) for first in (0, 4, 8)]
-    losses = data.partial_losses(predictions, targets, 4)
-    torch.testing.assert_close(losses, torch.stack(expected, -1))
+    expected = ((predictions - targets) ** 2).view(5, 4, 3, 4).mean((1, 3))
+    torch.testing.assert_close(data.partial_losses(predictions, targets, 4), expected)
     assert analyze.first_below([0, 10, 20], [0.1, 0.6, 0.1], 0.5) == 0  # known from the start
     rows = [dict(step=0, x_1=1.0, x_2=1.0, x_9=1.0), dict(step=10, x_1=0.0, x_2=0.6, x_9=0.0)]
     crossings = analyze.crossings(rows, train.parse_flags(["--D", "2"]))
@@ -50,8 +48,7 @@ def test_bfloat16_is_for_processors_that_are_faster_with_it(monkeypatch, whole):
         ("Intel Xeon", "avx512_bf16", "float32"),
         ("AMD EPYC", "avx512_bf16", "bfloat16"),
     ):
-        found = {capability: True, "cpu_name": name}
-        monkeypatch.setattr(train, "CPU", found)
+        monkeypatch.setattr(train, "CPU", {capability: True, "cpu_name": name})
         assert train.native_dtype("cpu") == dtype == train.parse_flags(["--device", "cpu"]).dtype
         assert train.load(whole)[1].dtype == dtype
 
@@ -66,23 +63,19 @@ def test_checkpoints_are_the_weights_of_their_step(whole):
         assert not model.training
 
 
-def test_files_of_others_are_no_checkpoints(tmp_path):
-    for name in "000100.pt", "1000000.pt", "._000100.pt", "best.pt", "000200.json":
-        train.write_file(tmp_path / "ckpt" / name, {})
-    assert [file.name for file in train.checkpoints_of(tmp_path)] == ["000100.pt", "1000000.pt"]
-
-
-def test_the_log_holds_the_losses_and_what_was_confirmed(tmp_path):
-    """The first row is of the untrained model."""
-    run = tmp_path / "run"
-    out = output_of(train, *WHOLE, "--stop-below", 0.999, "--save-every", 0, "--out", run)
-    rows = train.read_log(run)
-    assert rows[0]["train"] is None and abs(rows[0]["val"] - 1) < 0.1
-    assert "confirmed" in rows[-1]
-    below = max(rows[-1]["val"], rows[-1]["confirmed"]) < 0.999
-    assert f"solved: {below}" in out and (below or rows[-1]["step"] == 40)
-    files = {str(path) for path in contents(run)}
-    assert files == {"config.json", "log.jsonl", "model.pt", "state.pt"}
+def test_a_run_of_some_symbols_and_what_it_leaves(tmp_path):
+    """The first row is of the untrained model; the last is confirmed."""
+    run, words = tmp_path / "run", "--D 3 --targets 1 3 --stop-below 0.999 --save-every 0".split()
+    out = output_of(train, *WHOLE, *words, "--out", run)
+    (first, *_, last), (model, flags) = train.read_log(run), train.load(run)
+    assert first["train"] is None and abs(first["val"] - 1) < 0.1
+    assert "x_2" not in first and first["val"] == (first["x_1"] + first["x_3"]) / 2
+    below = max(last["val"], last["confirmed"]) < 0.999
+    assert f"solved: {below}" in out and (below or last["step"] == 40)
+    assert {*map(str, contents(run))} == {"config.json", "log.jsonl", "model.pt", "state.pt"}
+    batch, whole = (train.sequences(f, torch.arange(3)) for f in (flags, flags.replace(targets=[])))
+    assert model(batch.inputs).shape == batch.targets.shape
+    assert torch.equal(batch.targets, whole.targets.unflatten(-1, (3, 4))[:, :, ::2].flatten(2))
 
 
 def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole):
@@ -93,25 +86,13 @@ def test_the_training_loss_is_the_mean_since_the_last_row(tmp_path, whole):
         assert row["train"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_run_predicts_its_target_symbols_alone(tmp_path):
-    run = tmp_path / "run"
-    output_of(train, *WHOLE, "--D", 3, "--steps", 5, "--targets", 1, 3, "--out", run)
-    row, (model, flags) = train.read_log(run)[0], train.load(run)
-    assert "x_2" not in row and row["val"] == (row["x_1"] + row["x_3"]) / 2
-    batch, whole = (train.sequences(f, torch.arange(3)) for f in (flags, flags.replace(targets=[])))
-    assert model(batch.inputs).shape == batch.targets.shape
-    assert torch.equal(batch.targets, whole.targets.unflatten(-1, (3, 4))[:, :, ::2].flatten(2))
-
-
 def test_one_run_has_one_name():
     for flags, name, *symbols in (
         ("", "L12_H1_D3_s0", 1, 2, 3),
-        ("--no-mlp --resume --eval-every 7", "L12_H1_D3_no-mlp_s0", 1, 2, 3),
-        ("--stop-below 0 --head-size 4", "L12_H1_D3_head_size4_stop_below0.0_s0", 1, 2, 3),
+        ("--no-mlp --resume --head-size 4", "L12_H1_D3_head_size4_no-mlp_s0", 1, 2, 3),
         ("--task conditional --rotary qk", "L12_H1_conditional_rotaryqk_s0", 1, 2, 3),
         ("--no-ic", "L12_H1_D3_no-ic_s0", 3),
-        ("--targets 1 3", "L12_H1_D3_targets1-3_s0", 1, 3),
-        ("--init out/L2_s0", "L12_H1_D3_initout-L2_s0_s0", 1, 2, 3),
+        ("--targets 1 3 --init out/L2", "L12_H1_D3_targets1-3_initout-L2_s0", 1, 3),
         ("--task shuffled --D 2", "L12_H1_shuffled_D2_s0", 1, 2),
     ):
         parsed = train.parse_flags(flags.split())
@@ -135,6 +116,18 @@ def test_stopped_and_resumed_ends_bitwise_as_uninterrupted(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_does_not_go_on_without_its_intervention(tmp_path):
+    words, stopped = [*map(str, WHOLE), "--out", str(tmp_path / "run")], []
+
+    def silent(step, positions):
+        stopped.append(step)  # after the first step
+        return {(0, 0): lambda pattern, values: 0 * values}
+
+    assert not train.run_once(train.parse_flags(words), stopped, silent)
+    with pytest.raises(UserError, match="intervene 'silent', not ''"):
+        train.run_once(train.parse_flags([*words, "--resume"]))
+
+
 def test_a_second_ctrl_c_ends_a_slow_step_at_once(tmp_path):
     slow = [*WHOLE, "--width", 512, "--batch", 30000, "--examples", 0]
     process = start("train", *slow, "--out", tmp_path / "run")
@@ -170,8 +163,7 @@ def test_a_kill_before_each_write(tmp_path, whole, monkeypatch):
 
 
 def test_threads_dtype_and_younger_flags_are_restored(tmp_path, whole, monkeypatch):
-    """Sums over another number of threads differ in the last bits; a run that is older than a flag
-    continues with its default."""
+    """As sums over threads differ in the last bits; a younger flag has its default."""
     run, before = tmp_path / "run", torch.get_num_threads()
     train_until(20, *WHOLE, "--out", run)
     settings = json.loads((run / "config.json").read_text())
@@ -250,24 +242,3 @@ def test_a_run_with_every_flag_and_noise_of_yours_resumes_bitwise(tmp_path, quic
     train_until(2, *FEW, *words, "--out", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "first")
     assert runs_equal(trained(tmp_path / "stopped", *words), whole)
-
-
-def test_heads_are_replaced_in_training_and_evaluation(tmp_path):
-    flags, seen = train.parse_flags([*WHOLE, "--out", str(tmp_path / "run")]), []
-
-    def intervene(step, positions):
-        def write(pattern, values):
-            seen.append((step, len(positions), torch.is_grad_enabled()))
-            return 0 * values
-
-        return {(0, 0): write} if step < 20 else None
-
-    assert train.run_once(flags, intervene=intervene)
-    assert [step for step, _, training in seen if training] == [*range(20)]
-    assert {row for row in seen if not row[2]} == {(0, 256, False), (10, 256, False)}
-
-
-def test_an_object_that_is_no_tensor_is_not_called_damage(tmp_path):
-    train.write_file(tmp_path / "state.pt", dict(mine=Path))
-    with pytest.raises(pickle.UnpicklingError, match="pathlib"):
-        train.read_file(tmp_path / "state.pt")

@@ -224,8 +224,7 @@ def compiled_table():
     for program, rows in programs.items():
         cells = {}
         for row in rows:
-            exact = row["precision"] == row["recall"] == 1
-            said = "exact" if exact else row["verdict"].partition(":")[0]
+            said = "exact" if row["exact"] else row["verdict"].partition(":")[0]
             cells.setdefault(said, []).append(f"{row['noise']:g}")
         found = "; ".join(f"{said} at {', '.join(noise)}" for said, noise in cells.items())
         lines.append([program, rows[0]["shape"], rows[0]["paths"], found, rows[0]["seconds"]])
