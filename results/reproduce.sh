@@ -210,9 +210,11 @@ for seed in {3..9}; do
 done | make_runs
 make_runs <<< "12 loss runs/cleaning/time_s0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100"
 
-# many depths (depth.md): 115 and 40 core-minutes
+# many depths (depth.md): 115 and 30 core-minutes
 python sweep.py --preset laptop --out "$folder/sweep"
-python -m extras.studies.depth --preset law --out "$folder/sweep"
+unmasked="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0 --D 5 --steps 2000 --no-causal --rotary qk"
+# shellcheck disable=SC2086
+python sweep.py --layers 2 3 4 --seeds 2 $unmasked --out "$folder/sweep"
 
 # the diagram of heads (depth.md): about 5 minutes a run of one layer, 12 of two
 diagram() {  # SEEDS LAYERS N D STEPS HEADS FLAGS
@@ -316,7 +318,7 @@ short="$plain --heads 8 --steps 1500 --stop-below 0 --lr 2e-3 --decay 0.3"
 for seed in 0 1 2; do
   echo "1 loss metrics/L1_D3_s$seed $short --layers 1 --D 3 --seed $seed"
   echo "1 loss metrics/L1_D5_s$seed $short --layers 1 --D 5 --seed $seed"
-  [ "$seed" = 2 ] || echo "4 loss metrics/L2_D5_s$seed $short --layers 2 --D 5 --seed $seed"
+  echo "4 loss metrics/L2_D5_s$seed $short --layers 2 --D 5 --seed $seed"
 done | make_runs
 
 make_runs <<< "5 loss metrics/L1_H16_D2_s1 --layers 1 --heads 16 --head-size 32 --D 2 --steps 4000 --stop-below 0.002 --eval-every 100 --seed 1"

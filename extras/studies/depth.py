@@ -3,14 +3,12 @@ reading by content allows, how they read, and how many heads replace a layer.
 
     python -m extras.studies.depth                    # draws the figures, prints the big tables
     python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
-    python -m extras.studies.depth --preset law       # trains the runs that sweep.py compares
 """
 
 import collections
 import functools
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import analyze
@@ -36,10 +34,6 @@ PREDICTED = Path("results/runs/depth_predicted.jsonl")  # written before the run
 FIGURES = Path("results/figures")
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
 SERVED = 0.25  # the loss below which a slot is served; an unserved one has about 1
-LAW = [  # a preset of sweep.py
-    (sweep.WITH_IC, range(1, 6), 3),
-    (f"{sweep.LAPTOP} --D 5 --steps 2000 --no-causal --rotary qk", range(2, 5), 2),
-]
 
 
 # ---- the row of a run
@@ -656,16 +650,12 @@ def draw_width(path=FIGURES / "width.png"):
 
 
 if __name__ == "__main__":
-    if "--preset" in sys.argv:
-        sweep.PRESETS["law"] = LAW
-        sweep.main()
-    else:
-        with program("python -m extras.studies.depth"):
-            p = command_line("python -m extras.studies.depth", __doc__)
-            p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
-            measure(p.parse_args().run)
-            print(diagram_table(), mechanism_table(), *misses(), sep="\n\n")
-            draw_stair()
-            draw_address()
-            draw_width()
-            places.draw_transfer(train.read_file(ROWS), FIGURES / "places.png")
+    with program("python -m extras.studies.depth"):
+        p = command_line("python -m extras.studies.depth", __doc__)
+        p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
+        measure(p.parse_args().run)
+        print(diagram_table(), mechanism_table(), *misses(), sep="\n\n")
+        draw_stair()
+        draw_address()
+        draw_width()
+        places.draw_transfer(train.read_file(ROWS), FIGURES / "places.png")
