@@ -16,14 +16,14 @@ A circuit is faithful if the loss of each symbol then stays below 0.05 and at mo
 are lost, each with two standard errors. An answer is lost if its loss is above half of the plateau,
 0.375 for N = 4, where that of the full model is not.
 
-First the paths along which the model attends are candidates. The search then takes the first of
-them that are faithful together, and drops every path without which the others are faithful too;
-here a symbol has to stay below 0.045, so that the result has a margin. Last it is validated if
+First the paths along which the model attends are candidates. The search starts with all of them,
+and drops every path without which the others are still faithful, the least attended first; here a
+symbol has to stay below 0.045, so that the result has a margin. Last it is validated if
   1. on fresh sequences it is faithful, and the full model with its paths at their mean is not;
   2. its paths lead from each symbol to the query (Section 5).
-All this is done under both ablations or, if that fails, under mean ablation alone. A validated
-circuit suffices, and is minimal among its candidates, for what tokens read of each other. What a
-token keeps of itself, MLPs and the residual stream stay open.
+The circuit is asked to be faithful under both ablations or, if none is, under mean ablation alone.
+A validated one suffices, and is minimal among its candidates, for what tokens read of each other.
+What a token keeps of itself, MLPs and the residual stream stay open.
 """
 
 import functools
@@ -50,7 +50,7 @@ import torch
 
 MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
 BOTH = MEAN, ANOTHER
-ATTENDED = 0.4, 0.1  # in 1/N: the least attention along a candidate, at the first and second try
+ATTENDED = 0.4, 0.1  # in 1/N: the least attention along a candidate, at a first and a second try
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 LOST = 0.01  # of the answers on a symbol may be lost
 MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
@@ -63,8 +63,8 @@ REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
 class Path(NamedTuple):
     """In this layer and head, the token `reader` reads the token `read`. Each has the name of its
-    role, 3b; 3b+1 is an intermediate token, so many after it, where a model may put what it reads;
-    and 3b* is read in all chains."""
+    role, 3b; 3b+1 and 3a-1 are intermediate tokens, so many after or before it, where a model may
+    put what it reads; and 3b* is read in all chains."""
 
     layer: int
     head: int
@@ -88,10 +88,12 @@ class Path(NamedTuple):
         return self.read.endswith("*")
 
     def marks(self, task, positions):
-        """Return (B, N, T) 1 for the token that reads in each chain, and 1 for what it reads; else
+        """Return two (B, N, T): 1 at the token that reads in each chain, 1 at what it reads; else
         0. positions (B, N, roles) as in a Batch."""
         reader, read = marks_of(self.reader, task, positions), marks_of(self.read, task, positions)
-        return reader, read.sum(1, keepdim=True).expand_as(read) if self.star else read
+        if self.star:
+            read = read.sum(1, keepdim=True).expand_as(read)
+        return reader, read
 
 
 def parts_of(end):
@@ -232,7 +234,7 @@ class PatchedModel:
         donor = self.drawn  # (B,)
         if by == MEAN:
             replacement, self_weight = replacement.mean(0, True), self_weight.mean(0, True)
-            donor = [0]  # the only one, for all
+            donor = slice(None)  # the only one, for all
 
         def write(pattern, values):
             pattern = pattern * kept
@@ -291,17 +293,17 @@ def candidates(reference, task, floor):
     marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
 
     # the mean attention of end i to end j of its own chain, and to end j of all chains together
-    answers, roles = len(marks) * task.N, len(task.names)
+    chains, named = len(marks) * task.N, len(task.names)  # chains of all sequences
     plain, stars = {}, {}
     for (layer, head), (pattern, _) in reference.reads.items():
         to_others = pattern * (1 - torch.eye(task.T))  # what a token reads of itself is on no path
         given = marks @ to_others[:, None]  # (B, N, ends, T) what each end attends to
-        own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / answers
-        all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / answers
-        surplus = own_chain - (all_chains - own_chain) / (task.N - 1)
+        own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / chains
+        all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / chains
+        surplus = own_chain - (all_chains - own_chain) / (task.N - 1)  # over each other chain
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(layer, head, ends[i], ends[j])] = surplus[i, j].item()
-        for i, j in (all_chains[:roles, :roles] >= floor).nonzero().tolist():
+        for i, j in (all_chains[:named, :named] >= floor).nonzero().tolist():
             stars[Path(layer, head, ends[i], ends[j] + "*")] = all_chains[i, j].item()
 
     # an intermediate token must have read something before it is read, and be read after it reads
@@ -321,13 +323,13 @@ def candidates(reference, task, floor):
     return ranked
 
 
-# ---- search: the first candidates that are faithful, without what can go
+# ---- search: all candidates, without what can go
 
 
 def search(few, many, ranked, ablations, limit):
     """Return a set of the ranked paths that is faithful under these ablations on the sequences of
-    `many`, and is not so without any of them; None if all paths together are not. What is done on
-    the sequences of `few` saves time: it finds where to begin, and rejects most sets at once."""
+    `many`, and is not so without any one of them; None if all paths together are not. What is done
+    on the sequences of `few` saves time: it guesses the circuit, and rejects most sets at once."""
 
     @functools.cache
     def faithful_on_few(paths):
@@ -342,16 +344,16 @@ def search(few, many, ranked, ablations, limit):
     if not faithful(frozenset(ranked)):
         return None
 
-    # on `few`: the first of the ranked paths until they are faithful, without what can go
+    # on `few`: what is needed of the first ranked paths that are faithful, a guess of the circuit
     count = 0
     while count < len(ranked) and not faithful_on_few(frozenset(ranked[:count])):
         count += 1 + count // 4
-    needed = prune(ranked[:count][::-1], 1, faithful_on_few)
+    guess = prune(ranked[:count][::-1], 1, faithful_on_few)
 
-    # on `many`: all paths, without those that `few` did not need, if possible at once, and so on
-    least_first = ranked[::-1]
-    others = [path for path in least_first if path not in needed]
-    return prune(others + [path for path in least_first if path in needed], len(others), faithful)
+    # on `many`: drop from all paths first those outside of the guess, if possible at once, then
+    # those inside it; of either kind the least attended first
+    order = sorted(ranked[::-1], key=lambda path: path in guess)
+    return prune(order, len(ranked) - len(guess), faithful)
 
 
 def prune(order, size, test):
@@ -365,8 +367,9 @@ def prune(order, size, test):
         while first < len(order):
             show(f"search: {first} of {len(order)} paths tried")
             group = order[first : first + size]
-            if test(paths.difference(group)):
-                paths, first, size = paths.difference(group), first + len(group), 2 * len(group)
+            rest = paths.difference(group)
+            if test(rest):
+                paths, first, size = rest, first + len(group), 2 * len(group)
             elif len(group) > 1:
                 size = len(group) // 2
             else:
@@ -425,12 +428,9 @@ def verdict(fresh, paths, ablations, threshold):
     for k in sorted(set(flags.target_symbols) - reached(paths, fresh.task)):
         reasons.append(f"no path leads to x_{k}")
 
-    part["validated"] = not reasons
     kind = "both ablations" if ablations == BOTH else "mean ablation alone"
-    part["verdict"] = f"validated under {kind}"
-    if reasons:
-        part["verdict"] = f"not validated: {'; '.join(reasons)}"
-    return part
+    said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
+    return dict(part, validated=not reasons, verdict=said)
 
 
 def failure(losses, lost):
@@ -468,22 +468,22 @@ def rows_of(shown, paths, ablations, threshold):
 
 
 def papers_test(few, fresh, paths, threshold):
-    """Return steps 5 and 6 of Appendix E: heads with paths attend hard along them alone, others are
-    uniform or the identity, whichever costs the full model less on few sequences (`held`); then
-    every later path is removed (`removed`), and the first useful head is made uniform. passed: held
-    is below the threshold, and all of removed are at least 0.17."""
+    """Return steps 5 and 6 of Appendix E, as mean losses. held: heads with paths attend hard along
+    them, each other one is uniform or the identity, whichever costs the full model less on `few`.
+    first_uniform: as held, but the head of the first path is uniform. removed: as held, without a
+    path of a later layer, one by one. passed: held < threshold, and all of removed >= 0.17."""
     task, positions, first = fresh.task, fresh.batch.positions, min(paths)
     allowed = torch.ones(task.T, task.T).tril(0 if fresh.flags.causal else task.T)
     uniform, identity = attend(allowed / allowed.sum(-1, keepdim=True)), attend(torch.eye(task.T))
-    fixed = {}
+    pathless = {}  # what a head does without a path: nothing, if it had one
     for head, group in few.heads_of(paths).items():
         if group:
-            fixed[head] = lambda _, values: 0 * values  # once its last path is removed
+            pathless[head] = lambda _, values: 0 * values
         else:
-            fixed[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
+            pathless[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
     def loss(kept, changed):
-        heads = dict(fixed)
+        heads = dict(pathless)
         heads.update(frozen_heads(kept, task, positions))
         heads.update(changed)
         return round(fresh.losses(heads).mean().item(), 5)
@@ -517,11 +517,19 @@ def frozen_heads(paths, task, positions):
 def find_circuit(model, flags, threshold=0.05, count=1024):
     """Find the circuit of a model, validate it, and return the report: the dict in circuit.json.
 
+    full_model, mean, another sequence, knocked_out: {symbol: [mean, low, high]}, the losses of the
+        full model, of the circuit under each ablation, of the full model with its paths ablated
+    lost: {ablation: {symbol: [mean, low, high]}}, the shares of lost answers
+    paths: as rows_of says, on path_sequences sequences; ablation: that of their `without`
+    attended: all paths to which the full model gives more than 0.5
+    validated, verdict, threshold, dtype, sequences; paper: as papers_test says
+
     model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
     f}, and returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens. flags: of a
     run, as train.load gives them, or train.parse_flags([...]). threshold: the loss below which a
-    symbol is solved; count: the sequences to validate on. UserError for a run in which no circuit
-    can be found, or a model that cannot be searched; its own errors keep their traceback."""
+    symbol is solved; count: the sequences to validate on. UserError for a run with one chain or
+    without some target symbols, or a model that cannot be searched; its own errors keep their
+    traceback."""
     flags, limit = flags.replace(device="cpu"), MARGIN * threshold
     if flags.N < 2:
         raise UserError("the run has --N 1, and one chain leaves nothing to look for")
@@ -590,10 +598,10 @@ def check_model(model, flags):
             raise UserError(f"the model must return finite predictions, of shape {tuple(shape)}")
         return predictions.float()
 
-    def differ(predictions, others):  # bfloat16 alone moves answers of which a model is unsure
+    def differ(predictions, others):  # by more than bfloat16 rounds
         return (predictions - others).square().mean() > 1e-3
 
-    # the second call is equal
+    # heads that write pattern @ values change nothing
     predictions = predict({})
     if differ(predictions, predict(dict.fromkeys(reference.reads, torch.matmul))):
         raise UserError("the model answers otherwise the second time, when f is pattern @ values")
@@ -605,13 +613,13 @@ def check_model(model, flags):
             text = f"the model does not use what f of {head} returns"
             raise UserError(f"{text} (or give it values 0)")
 
-    # there is no way around the heads: with all of them silent a query does not notice if chain n
-    # has the x_1, x_2, ... of chain n - 1
+    # there is no way around the heads: with all of them silent a query does not notice that chain n
+    # shows the x_1, x_2, ... of chain n - 1
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
     sequence, others = torch.arange(B)[:, None], inputs.clone()
-    for role, k in enumerate(flags.problem.roles.values()):
-        if k > 0:
-            tokens = reference.batch.positions[:, :, role]
+    for column, k in enumerate(flags.problem.roles.values()):
+        if k > 0:  # neither x_0 nor a distractor
+            tokens = reference.batch.positions[:, :, column]
             others[sequence, tokens, : flags.K] = inputs[sequence, tokens.roll(1, 1), : flags.K]
     if differ(predict(silent), predict(silent, others)):
         raise UserError("the model knows other tokens although each f returns 0: let f bring them")

@@ -196,8 +196,8 @@ def label_blocks(axes, task, names):
 
 
 def columns_of(task, paths):
-    """Return {end of a path: its column}: the roles in reading order, each followed by the
-    intermediate tokens that are counted from it."""
+    """Return {end of a path: its column}: the roles in reading order, each amid the intermediate
+    tokens that are counted from it."""
     order = [role for block in task.blocks for role in block.roles]  # as a sequence shows them
 
     def place(end):
@@ -221,7 +221,7 @@ def draw_diagram(axes, task, paths, labels, colors):
     path; labels and colors: {path: of its arrow}. Return {path: (arrow, label)}."""
     layers = sorted({path.layer for path in paths})
     columns = columns_of(task, paths)
-    several_heads = any(path.head for path in paths)
+    name_heads = any(path.head for path in paths)
 
     # a line for each token, with a dot at the input and after each layer
     names = []
@@ -259,7 +259,7 @@ def draw_diagram(axes, task, paths, labels, colors):
         end = path.layer, path.reader
         same_end = [other for other in drawn if (other.layer, other.reader) == end]
         share = 0.7 - 0.15 * (len(same_end) % 4)
-        text = f"H{path.head}: " * several_heads + labels[path]
+        text = f"H{path.head}: {labels[path]}" if name_heads else labels[path]
         label = axes.text(x0 + share * (x1 - x0), y + share, text, ha="center", va="center")
         label.set(
             fontsize=9, bbox=dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
@@ -304,8 +304,8 @@ def measure_emergence(folder, paths, n=32):
     for path in paths:
         rows.append(dict(path._asdict(), mean=[], low=[], high=[], hits=[]))
     for file in progress("checkpoints", files):
-        model, flags = load(folder, f"ckpt/{file.name}")
-        with precision(flags):
+        model, loaded = load(folder, f"ckpt/{file.name}")
+        with precision(loaded):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
             # the attention of each chain's reader to all tokens, and that along the path

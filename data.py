@@ -47,7 +47,8 @@ class Block(NamedTuple):
 
     roles: list  # names of the tokens of a chain here: 2a and 2b
     symbols: torch.Tensor  # (slots, tokens per slot) the number of the symbol of each token
-    # The slots of chain 0, 1, ...: one of each, or (N, m). The tokens of others have no role.
+    # which slots are those of chain 0, 1, ...: one each, or m each, (N, m); other slots show
+    # distractors, and their tokens have no role
     own: slice | torch.Tensor = slice(None)
 
 
@@ -61,11 +62,12 @@ class Task:
         self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
         self.T = sum(block.symbols.numel() for block in blocks)
 
-        # {name: k if the role shows x_k, -1 if a distractor}, the query first
+        # {name: k if the role shows x_k, -1 if a distractor}, the query first; chain 0 tells, since
+        # the number of its x_k is k
         self.roles = {}
         for block in reversed(blocks):
-            shown = block.symbols[block.own][0].flatten().tolist()  # of chain 0
-            for name, number in zip(block.roles, shown, strict=True):
+            chain_0 = block.symbols[block.own][0].flatten().tolist()
+            for name, number in zip(block.roles, chain_0, strict=True):
                 self.roles[name] = number if number < symbols else -1
         self.names = list(self.roles)
 
@@ -106,8 +108,8 @@ class Batch(NamedTuple):
     """B sequences of T tokens, the last N of which are the queries."""
 
     inputs: torch.Tensor  # (B, T, K + appended numbers) each token's symbol, then its position
-    targets: torch.Tensor  # (B, N, K * target symbols) of each query, the first token's first
-    positions: torch.Tensor  # (B, N, roles) the token of each role of chain 0, chain 1, ...
+    targets: torch.Tensor  # (B, N, target symbols * K) in the order of the queries
+    positions: torch.Tensor  # (B, N, roles) the token of each role, in the order of the chains
     symbols: torch.Tensor  # (B, T) the number of each token's symbol
 
 
@@ -122,23 +124,22 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     most = max(len(block.symbols) for block in problem.blocks)
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
-    keys = bits[:, :drawn].view(B, most, -1)  # (B, most, blocks), the last block's first
+    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)[::-1]  # (B, most) of each block
     vectors = standard_normal(bits[:, drawn:]).view(B, -1, K)
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
-    # table stands at place 2, slot 1 at 0 and slot 2 at 1; MPS sorts only what is contiguous
+    # table stands at place 2, slot 1 at 0 and slot 2 at 1 (MPS sorts only what is contiguous)
     symbols, positions = [], []
     start = 0  # the first token of the block
-    for number, block in enumerate(problem.blocks):
+    for block, key in zip(problem.blocks, keys, strict=True):
         slots, size = block.symbols.shape
-        key = keys[:, :slots, -1 - number].contiguous()
-        order = key.argsort(1)  # (B, places) the slot at a place
-        symbols.append(block.symbols.to(device)[order].flatten(1))
-        place = order.argsort(1)  # (B, slots) the place of a slot
-        tokens = start + size * place[:, block.own, None] + torch.arange(size, device=device)
+        slot_at = key[:, :slots].contiguous().argsort(1)  # (B, places)
+        place_of = slot_at.argsort(1)  # (B, slots), the inverse
+        symbols.append(block.symbols.to(device)[slot_at].flatten(1))
+        tokens = start + size * place_of[:, block.own, None] + torch.arange(size, device=device)
         positions.append(tokens.flatten(2))  # (B, N, roles of the block)
         start += slots * size
-    asked = order  # (B, N) the chain of each query, since the queries are the last block
+    asked = slot_at  # (B, N) the chain of each query, since the queries are the last block
     symbols, positions = torch.cat(symbols, 1), torch.cat(positions[::-1], 2)  # q first
 
     # every token shows its symbol, followed by the numbers of its position
@@ -159,7 +160,7 @@ LOSS = "mean squared error"  # in figures
 
 
 def partial_losses(predictions, targets, K):
-    """The losses (..., target symbols), means over N, of two (..., N, K * target symbols)."""
+    """The losses (..., target symbols), means over N, of two (..., N, target symbols * K)."""
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 
@@ -242,9 +243,9 @@ ENCODINGS = {"input": Encoding(rotary_numbers), "qk": Encoding(angles=rotary_ang
 SPLITS = {
     "validation": range(1024),
     "confirmation": range(1024, 2**20),  # at the end of a run
-    "search": range(2**20, 2**20 + 2**16),  # for circuits
+    "search": range(2**20, 2**20 + 2**16),  # to search circuits on
     "means": range(2**20 + 2**16, 2**21),  # of what heads read
-    "circuits": range(2**21, 2**22),  # to validate them
+    "circuits": range(2**21, 2**22),  # to validate them on
     "emergence": range(2**22, 2**23),
     "information": range(2**23, 2**24),
 }
@@ -293,8 +294,8 @@ def mix(x):
 def random_bits(seed, index, draws):
     """(B, draws) int64 random bits for the examples `index` (B,); the same on every device."""
     golden = 0x9E3779B97F4A7C15 - 2**64
-    seed = torch.as_tensor(seed, device=index.device)
-    stream = mix(mix(seed + golden) ^ (index * golden))
+    seed = torch.as_tensor(seed, device=index.device)  # wraps around at 64 bits
+    stream = mix(mix(seed + golden) ^ (index * golden))  # (B,)
     return mix(stream[:, None] + torch.arange(1, draws + 1, device=index.device) * golden)
 
 

@@ -50,7 +50,7 @@ class Layer(nn.Module):
         normed = self.ln1(x)
         if last == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
-        else:
+        else:  # the last layer, as a rule, of which only the queries of the problem are needed
             size = self.heads * self.head_size
             q_weight, kv_weight = self.qkv.weight[:size], self.qkv.weight[size:]
             q_bias, kv_bias = self.qkv.bias[:size], self.qkv.bias[size:]
@@ -72,7 +72,7 @@ class Layer(nn.Module):
             pattern = scores.softmax(-1)  # (B * heads, last, T)
             written = pattern @ v  # (B * heads, last, head_size)
             for head, write in changed.items():
-                own = slice(head, None, self.heads)  # this head in every sequence
+                own = slice(head, None, self.heads)  # dimension 0 is sequence * heads + head
                 new = write(pattern[own], v[own])
                 if new.shape != written[own].shape:
                     raise ValueError(f"a head writes {[*written[own].shape]}, not {[*new.shape]}")
@@ -136,8 +136,8 @@ class Transformer(nn.Module):
         one reading token.
 
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
-        (B, T, head_size) replaces what this head writes, which is pattern @ values. ValueError for
-        a head that does not exist."""
+        (B, T, head_size) replaces pattern @ values, what this head writes before the output matrix
+        (z of TransformerLens). ValueError for a head that does not exist."""
         changed = [{} for _ in self.blocks]
         for (layer, head), write in (heads or {}).items():
             if not (0 <= layer < len(self.blocks) and 0 <= head < self.blocks[layer].heads):
@@ -204,7 +204,7 @@ class Muon(torch.optim.Optimizer):
 
             # Nesterov momentum
             gradient = torch.stack(gradients)
-            average = group.setdefault("average", torch.zeros_like(gradient))  # is saved
+            average = group.setdefault("average", torch.zeros_like(gradient))  # groups are saved
             average.lerp_(gradient, 1 - group["momentum"])
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
 

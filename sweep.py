@@ -6,8 +6,8 @@ python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid; further fl
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. At the end the figure is drawn of all rows. After a stop the same command continues, and
-a second grid with the same --out joins the table and the figure.
+run ends. At the end the figure is drawn of all that ended. After a stop the same command continues,
+and a second grid with the same --out joins the table and the figure.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
 clone of this repository; --device and --dtype, if left out, are those of the machine that starts
@@ -106,7 +106,7 @@ def sweep(runs, path, client):
     began = time.time()
     waiting = {}
     for flags in runs:
-        future = client.submit(run_and_report, flags, pure=False, priority=cost(flags))
+        future = client.submit(run_and_report, flags, pure=False)
         waiting[future] = flags
     done, total = 0, sum(map(cost, runs))
     for ended, future in enumerate(as_completed(list(waiting)), 1):
@@ -290,8 +290,8 @@ def main():
             print("nothing to draw: no run ended that is of Section 7 (a causal chain)")
         failed = left(runs, path)
         if failed:
-            text = f"{lost}{len(failed)} runs failed, see {path}; the same command continues"
-            raise UserError(text)
+            text = f"{lost}{len(failed)} runs failed or never ended, see {path}"
+            raise UserError(f"{text}; the same command continues")
 
 
 if __name__ == "__main__":

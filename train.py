@@ -6,8 +6,9 @@ python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-
 python train.py --layers 4 --heads 2 --task conditional     # the last step depends on two symbols
 
 A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
-per evaluation), model.pt (the final weights), state.pt (what --resume needs) and ckpt/ (with
---save-every). Later stages add circuit.json and the figures; load(run) gives them the model.
+per evaluation), model.pt (the final weights, averaged as --ema says), state.pt (what --resume
+needs) and ckpt/ (averaged weights, with --save-every). Later stages add circuit.json and figures;
+load(run) gives them the model.
 """
 
 import argparse
@@ -50,7 +51,8 @@ class State:
                 self.model.load_state_dict(weights)
             except RuntimeError:
                 raise UserError(f"--init {flags.init} is a model of another shape") from None
-        self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema))
+        average = get_ema_multi_avg_fn(flags.ema)
+        self.averaged = AveragedModel(self.model, multi_avg_fn=average).eval()
         self.optimizers = make_optimizers(self.model, flags)
         self.step = 0
         self.seconds = 0.0
@@ -94,7 +96,7 @@ def train(flags, state, stopped=(), intervene=None):
         step = state.step
         state.seconds = time.monotonic() - start
         if stopped:
-            if state.train_loss.isfinite().all():  # else the state before is the last good one
+            if all(weight.isfinite().all() for weight in model.parameters()):
                 write_file(run / "state.pt", state.state_dict())
             return False
         if flags.save_every and step % flags.save_every == 0:
@@ -148,7 +150,7 @@ def schedule(step, flags):
 
 
 def predict(model, flags, index, step=0, intervene=None):
-    """Return the predictions and the targets (B, N, symbols*K) of the examples `index` (B,)."""
+    """Return predictions and targets (B, N, target symbols * K) of the examples `index` (B,)."""
     batch = sequences(flags, index.to(flags.device))
     heads = intervene(step, batch.positions) if intervene else None
     with precision(flags):
@@ -221,8 +223,8 @@ def build(flags):
 
 def sequences(flags, index):
     """Return the Batch of the examples `index` of a run's problem and seed."""
-    problem = {name: getattr(flags, name) for name in ("task", "N", "D", "K", "rotary")}
-    return data.make_batch(flags.seed, index, targets=flags.target_symbols, **problem)
+    problem = flags.N, flags.D, flags.K, flags.target_symbols, flags.rotary, flags.task
+    return data.make_batch(flags.seed, index, *problem)
 
 
 def precision(flags):
@@ -336,7 +338,7 @@ def write_file(path, content):
     else:
         content = (json.dumps(content, indent=1) + "\n").encode()
     with writing(path):
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
         try:
             temporary.write_bytes(content)
             temporary.replace(path)
@@ -394,7 +396,7 @@ def parser():
     flag("--task", default="chain", choices=data.TASKS, help="a row of data.TASKS")
     add("--N", count, 4, "chains per sequence")
     add("--D", count, 3, "retrieval steps per chain")
-    add("--K", count, 4, "dimensions per symbol, an even number")
+    add("--K", count, 4, "numbers per symbol; even with --rotary input")
     flag("--no-ic", dest="ic", action="store_false", help="predict x_D alone: no curriculum")
     flag("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3 for x_1, x_3")
     add("--examples", size, 2**18, "training set; 0 = fresh examples only")
@@ -414,7 +416,7 @@ def parser():
     add("--stop-below", rate, 0.01, "stop at this confirmed loss; 0 = never")
     add("--batch", count, 128, "sequences per step")
     add("--lr", rate, 1e-3, "learning rate, of Muon and of AdamW")
-    add("--warmup", size, 100, "steps over which the rate rises from 0")
+    add("--warmup", size, 100, "steps over which the rate rises")
     add("--decay", share, 0.5, "last share of the steps: the rate falls to 0")
     add("--beta2", below_one, 0.99, "Adam's second beta")
     add("--weight-decay", rate, 0.1, "decoupled weight decay of the matrices")
@@ -434,10 +436,9 @@ def parser():
     return p
 
 
-DEFAULTS = vars(parser().parse_args([]))  # of the flags that are fixed for a run
+DEFAULTS = {**vars(parser().parse_args([])), "intervene": ""}  # of what is fixed for a run
 for name in "device", "out", "resume":
     del DEFAULTS[name]
-DEFAULTS["intervene"] = ""
 
 
 class Flags(argparse.Namespace):
@@ -499,24 +500,27 @@ def parse_flags(arguments=None, folder="out"):
         torch.zeros(1, device=flags.device).item()
     except Exception:  # torch refuses in many ways
         raise UserError(f"--device {flags.device} cannot be used here: choose another") from None
-    if flags.dtype == "auto":
+    if flags.dtype == "auto" and (flags.out / "config.json").exists():
+        flags.dtype = read_flags(flags.out).dtype  # a run goes on as it began
+    elif flags.dtype == "auto":
         flags.dtype = native_dtype(flags.device)
-        if (flags.out / "config.json").exists():
-            flags.dtype = read_flags(flags.out).dtype
     return flags
 
 
 def run_name(flags):
-    """Return L12_H1_D3_s0, with every other flag that differs from its default in the name."""
+    """Return L12_H1_D3_s0, with other flags that differ from their defaults in the name, but those
+    of evaluations and checkpoints."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"
     left_out = "layers", "heads", "task", "D", "seed", "eval_every", "save_every"
     for key, value in flags.settings.items():
         if key in left_out or value == DEFAULTS[key]:
             continue
-        if isinstance(value, list):
-            value = "-".join(map(str, value))
-        words = {True: f"_{key}", False: f"_no-{key}"}
-        name += words[value] if isinstance(value, bool) else f"_{key}{value}"
+        if isinstance(value, bool):
+            name += f"_{key}" if value else f"_no-{key}"
+        elif isinstance(value, list):
+            name += f"_{key}{'-'.join(map(str, value))}"
+        else:
+            name += f"_{key}{value}"
     return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", "-")
 
 
@@ -524,7 +528,8 @@ def run_name(flags):
 
 
 def run_once(flags, stopped=(), intervene=None):
-    """Train the run in its directory, or continue it; return and raise what `train` does."""
+    """Train the run in its directory, or continue it; return and raise what `train` does. What
+    intervenes is a setting of the run, but not in the default name of its folder."""
     run = flags.out
     if intervene:
         flags.intervene = getattr(intervene, "__name__", "unnamed")
@@ -536,7 +541,7 @@ def run_once(flags, stopped=(), intervene=None):
     if (run / "state.pt").exists():
         saved = read_file(run / "state.pt", flags.device)
         state.load_state_dict(saved)
-        torch.set_num_threads(saved["threads"])  # sums over other threads differ in the last bits
+        torch.set_num_threads(saved["threads"])  # with another number the last bits differ
         print(f"resumed {run} at step {state.step}")
     return train(flags, state, stopped, intervene)
 
