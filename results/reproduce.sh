@@ -44,17 +44,32 @@ done | make_runs
 for seed in {0..9}; do
   echo "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
 done | make_runs
-late() {  # SEED READ LOSS
-  run="$folder/onset/${2// -> /_}_s$1"
+for seed in {0..9}; do
+  echo "5 loss reads/rope_s$seed $main --rotary qk --save-every 10 --eval-every 20 --stop-below 0.6 --seed $seed"
+done | make_runs
+for seed in 0 1 2 10; do
+  adamw="$main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000"
+  echo "9 loss reads/adamw_s$seed $adamw --save-every 20 --eval-every 20 --stop-below 0.6 --seed $seed"
+done | make_runs
+late() {  # SEED READ UNTIL LOSS
+  run="$folder/onset/${2// -> /_}_$3_s$1"
   # shellcheck disable=SC2086
-  [ -e "$run/model.pt" ] || python -m extras.studies.late "$2" 200 $main --eval-every 10 --stop-below "$3" --seed "$1" --out "$run"
+  [ -e "$run/model.pt" ] || python -m extras.studies.late "$2" "$3" $main --eval-every 10 --stop-below "$4" --seed "$1" --out "$run"
 }
 for seed in {1..5}; do
-  late "$seed" "1b -> 1a" 0.6
-  late "$seed" "2b -> 2a" 0.6
+  echo "9 loss onset/plain_s$seed $main --eval-every 10 --stop-below 0.6 --seed $seed"
+done | make_runs
+for seed in {1..10}; do
+  late "$seed" "1b -> 1a" 200 0.6
+done
+for seed in {1..5}; do
+  late "$seed" "1b -> 1a" 100 0.6
+  late "$seed" "1b -> 1a" 150 0.6
+  late "$seed" "2b -> 2a" 200 0.6
+  late "$seed" "3b -> 3a" 200 0.6
 done
 for seed in {1..3}; do
-  late "$seed" "q -> 1b" 0.72
+  late "$seed" "q -> 1b" 200 0.72
 done
 
 # the same, where W_Q and W_K start as small as all other weights (emergence.md)
@@ -269,8 +284,13 @@ stop=0.01 diagram 1 2 4 1 4000 8 "--task random20"
 diagram 5 2 2 3 3000 8 ""
 diagram 5 1 2 2 3000 16 ""
 diagram 3 2 3 3 4000 8 ""
-diagram 3 3 2 5 5000 8 ""
-# other head sizes
+diagram 5 3 2 5 5000 8 ""
+diagram 3 3 2 7 5000 8 ""
+diagram 3 2 4 3 6000 16 ""
+diagram 1 3 4 4 6000 16 ""
+diagram 3 3 4 4 4500 4 ""
+# other numbers of chains and head sizes
+diagram 1 1 3 1 4000 "3 4 6" ""
 diagram 1 1 2 1 3000 "1 2" "--head-size 64"
 diagram 1 1 2 1 3000 2 "--head-size 8"
 diagram 1 1 2 1 3000 "2 4" "--head-size 4"
@@ -337,7 +357,7 @@ make_rows() {
 }
 make_rows
 figures="$folder/figures"
-python -m extras.studies.order "$runs"/default/s* --out "$figures"
+python -m extras.studies.order "$runs"/default/s? "$folder"/reads/* --out "$figures"
 python -m extras.studies.onset "$folder"/onset/* --out "$figures"
 python -m extras.studies.metrics "$folder"/metrics/* "$folder"/A "$runs"/default/s0 --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
