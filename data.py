@@ -349,7 +349,10 @@ class Printed:
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help that shows the description as it was written, and the default of each flag."""
+    """Help that shows the description as it was written, and the default of flags with a value."""
+
+    def _get_help_string(self, action):
+        return super()._get_help_string(action) if action.nargs != 0 else action.help
 
 
 def command_line(name, description):
