@@ -87,10 +87,13 @@ class Path(NamedTuple):
         """Whether the token is read in all chains."""
         return self.read.endswith("*")
 
-    def marks(self, task, positions):
+    def marks(self, problem, positions):
         """Return two (B, N, T): 1 at the token that reads in each chain, 1 at what it reads; else
         0. positions (B, N, roles) as in a Batch."""
-        reader, read = marks_of(self.reader, task, positions), marks_of(self.read, task, positions)
+        reader, read = (
+            marks_of(self.reader, problem, positions),
+            marks_of(self.read, problem, positions),
+        )
         if self.star:
             read = read.sum(1, keepdim=True).expand_as(read)
         return reader, read
@@ -102,12 +105,12 @@ def parts_of(end):
     return role, int(offset or 0)
 
 
-def marks_of(end, task, positions):
+def marks_of(end, problem, positions):
     """Return (B, N, T) 1 for the token of each chain that is this end of a path, else 0. A chain
     whose intermediate token would stand outside of the sequence has none."""
     role, offset = parts_of(end)
-    tokens = positions[:, :, task.names.index(role)] + offset  # (B, N)
-    return (tokens[..., None] == torch.arange(task.T, device=tokens.device)).float()
+    tokens = positions[:, :, problem.names.index(role)] + offset  # (B, N)
+    return (tokens[..., None] == torch.arange(problem.T, device=tokens.device)).float()
 
 
 def by_head(paths):
@@ -118,19 +121,19 @@ def by_head(paths):
     return heads
 
 
-def mask_of(paths, task, positions):
+def mask_of(paths, problem, positions):
     """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
-    count = torch.zeros(len(positions), task.T, task.T, device=positions.device)
+    count = torch.zeros(len(positions), problem.T, problem.T, device=positions.device)
     for path in paths:
-        reader, read = path.marks(task, positions)
+        reader, read = path.marks(problem, positions)
         count += reader.mT @ read
     return count > 0
 
 
-def attention_on(pattern, path, task, positions):
+def attention_on(pattern, path, problem, positions):
     """Return how much the reader of each chain attends to what it reads along a path, (..., B, N),
     in patterns (..., B, T, T)."""
-    reader, read = path.marks(task, positions)
+    reader, read = path.marks(problem, positions)
     return (reader @ pattern * read).sum(-1)
 
 
@@ -182,7 +185,7 @@ class PatchedModel:
     is returned in place of the losses of every answer (B, N, symbols)."""
 
     def __init__(self, model, flags, batch, reference=None, aligned=False, metric=None):
-        self.model, self.flags, self.batch, self.task = model, flags, batch, flags.problem
+        self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
         self.reference = reference or Reference(model, flags)
         self.metric = metric or self.losses_of_answers
         B, n = len(batch.inputs), len(self.reference.batch.inputs)
@@ -215,9 +218,9 @@ class PatchedModel:
             return self.functions[key]
 
         # which token keeps what it reads of which, in our sequences and in those of the reference
-        on_path = mask_of(paths, self.task, self.batch.positions)  # (B, T, T)
-        on_path_there = mask_of(paths, self.task, self.reference.batch.positions)  # (n, T, T)
-        itself = torch.eye(self.task.T, dtype=torch.bool, device=on_path.device)
+        on_path = mask_of(paths, self.problem, self.batch.positions)  # (B, T, T)
+        on_path_there = mask_of(paths, self.problem, self.reference.batch.positions)  # (n, T, T)
+        itself = torch.eye(self.problem.T, dtype=torch.bool, device=on_path.device)
         if keep:
             kept, kept_there = on_path | itself, on_path_there | itself
         else:
@@ -272,35 +275,37 @@ class PatchedModel:
 
     def lost(self, losses):
         """Return (B, N, symbols) 1 where an answer is lost that the full model has, else 0."""
-        bound = self.task.lost_above
+        bound = self.problem.lost_above
         return ((losses > bound) & (self.baseline <= bound)).float()
 
 
 # ---- candidates: the paths along which the full model attends, the most attended first
 
 
-def candidates(reference, task, floor):
+def candidates(reference, problem, floor):
     """Return {Path: attention}: how much more its reader attends to what it reads in its own chain
     than in another one, at least `floor`. Then come the stars, with the attention to all chains."""
     # mark the tokens of all roles and, after these, the intermediate tokens around each slot
-    ends = list(task.names)
-    for block in task.blocks:
+    ends = list(problem.names)
+    for block in problem.blocks:
         size = block.symbols.shape[1]  # tokens of a slot
         for offset in range(1, REACH + 1):
             ends += [f"{role}-{offset}" for role in block.roles[::size]]  # before its first token
             ends += [f"{role}+{offset}" for role in block.roles[size - 1 :: size]]  # after its last
     positions = reference.batch.positions
-    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
+    marks = torch.stack([marks_of(end, problem, positions) for end in ends], 2)  # (B, N, ends, T)
 
     # the mean attention of end i to end j of its own chain, and to end j of all chains together
-    chains, named = len(marks) * task.N, len(task.names)  # chains of all sequences
+    chains, named = len(marks) * problem.N, len(problem.names)  # chains of all sequences
     plain, stars = {}, {}
     for (layer, head), (pattern, _) in reference.reads.items():
-        to_others = pattern * (1 - torch.eye(task.T))  # what a token reads of itself is on no path
+        to_others = pattern * (
+            1 - torch.eye(problem.T)
+        )  # what a token reads of itself is on no path
         given = marks @ to_others[:, None]  # (B, N, ends, T) what each end attends to
         own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / chains
         all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / chains
-        surplus = own_chain - (all_chains - own_chain) / (task.N - 1)  # over each other chain
+        surplus = own_chain - (all_chains - own_chain) / (problem.N - 1)  # over each other chain
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(layer, head, ends[i], ends[j])] = surplus[i, j].item()
         for i, j in (all_chains[:named, :named] >= floor).nonzero().tolist():
@@ -310,7 +315,7 @@ def candidates(reference, task, floor):
     def connected(path):
         fed = any(path.read == other.reader and path.layer > other.layer for other in plain)
         used = any(path.reader == other.read and path.layer < other.layer for other in plain)
-        return (fed or path.read in task.names) and (used or path.reader in task.names)
+        return (fed or path.read in problem.names) and (used or path.reader in problem.names)
 
     while loose := [path for path in plain if not connected(path)]:
         for path in loose:
@@ -425,7 +430,7 @@ def verdict(fresh, paths, ablations, threshold):
     part["knocked_out"] = intervals(without, flags)
     if is_faithful(fresh, without, threshold):
         reasons.append("the full model does as well without it")
-    for k in sorted(set(flags.target_symbols) - reached(paths, fresh.task)):
+    for k in sorted(set(flags.target_symbols) - reached(paths, fresh.problem)):
         reasons.append(f"no path leads to x_{k}")
 
     kind = "both ablations" if ablations == BOTH else "mean ablation alone"
@@ -439,15 +444,15 @@ def failure(losses, lost):
     return f"{worst_of(losses)}, {lost[name][0]:.1%} of the answers on {name} lost"
 
 
-def reached(paths, task):
+def reached(paths, problem):
     """Return the set of k for which x_k can reach the query along these paths, if every role starts
     with the symbol that it shows, and takes all that a token holds when it reads it (Section 5)."""
-    holds = {role: {symbol} for role, symbol in task.roles.items()}
+    holds = {role: {symbol} for role, symbol in problem.roles.items()}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]
         for reader, symbols in taken:
             holds[reader] = holds.get(reader, set()) | symbols
-    return holds[task.names[0]]
+    return holds[problem.names[0]]
 
 
 def rows_of(shown, paths, ablations, threshold):
@@ -458,7 +463,7 @@ def rows_of(shown, paths, ablations, threshold):
     rows = []
     for path in progress("paths of the circuit", sorted(paths)):
         pattern, _ = patterns[path.layer, path.head]
-        given = attention_on(pattern, path, shown.task, shown.batch.positions)
+        given = attention_on(pattern, path, shown.problem, shown.batch.positions)
         cost = intervals(shown.knock_out([path]) - shown.baseline, shown.flags)
         losses = [shown.circuit(paths - {path}, by) for by in ablations]
         spare = all(is_faithful(shown, each, threshold) for each in losses)
@@ -472,9 +477,12 @@ def papers_test(few, fresh, paths, threshold):
     them, each other one is uniform or the identity, whichever costs the full model less on `few`.
     first_uniform: as held, but the head of the first path is uniform. removed: as held, without a
     path of a later layer, one by one. passed: held < threshold, and all of removed >= 0.17."""
-    task, positions, first = fresh.task, fresh.batch.positions, min(paths)
-    allowed = torch.ones(task.T, task.T).tril(0 if fresh.flags.causal else task.T)
-    uniform, identity = attend(allowed / allowed.sum(-1, keepdim=True)), attend(torch.eye(task.T))
+    problem, positions, first = fresh.problem, fresh.batch.positions, min(paths)
+    allowed = torch.ones(problem.T, problem.T).tril(0 if fresh.flags.causal else problem.T)
+    uniform, identity = (
+        attend(allowed / allowed.sum(-1, keepdim=True)),
+        attend(torch.eye(problem.T)),
+    )
     pathless = {}  # what a head does without a path: nothing, if it had one
     for head, group in few.heads_of(paths).items():
         if group:
@@ -484,7 +492,7 @@ def papers_test(few, fresh, paths, threshold):
 
     def loss(kept, changed):
         heads = dict(pathless)
-        heads.update(frozen_heads(kept, task, positions))
+        heads.update(frozen_heads(kept, problem, positions))
         heads.update(changed)
         return round(fresh.losses(heads).mean().item(), 5)
 
@@ -500,12 +508,12 @@ def attend(pattern):
     return lambda _, values: pattern.to(values) @ values
 
 
-def frozen_heads(paths, task, positions):
+def frozen_heads(paths, problem, positions):
     """Return {(layer, head): f} for heads with paths, which attend hard: every reader to what it
     reads alone, to each of it equally, and all other tokens to nothing."""
     heads = {}
     for head, group in by_head(paths).items():
-        mask = mask_of(group, task, positions).float()
+        mask = mask_of(group, problem, positions).float()
         heads[head] = attend(mask / mask.sum(-1, keepdim=True).clamp(min=1))
     return heads
 

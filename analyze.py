@@ -53,7 +53,7 @@ class Run(NamedTuple):
     folder: pathlib.Path
     model: torch.nn.Module  # None if training was stopped
     flags: train.Flags
-    task: Task
+    problem: Task
     log: list  # of log.jsonl
     report: dict  # of ablate.py, {} without circuit.json
     paths: dict  # {Path: its row in the report} of the circuit, {} if none was found
@@ -148,7 +148,7 @@ def draw_attention_maps(run):
     for layer, heads in enumerate(layers):
         for head, pattern in enumerate(heads[0]):
             patterns[layer, head] = pattern
-    names = [run.task.labels[symbol] for symbol in batch.symbols[0].tolist()]
+    names = [run.problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
 
     # a panel for each head
     columns = run.flags.heads if run.flags.heads > 1 else min(4, len(patterns))
@@ -156,7 +156,7 @@ def draw_attention_maps(run):
     circuit_heads = by_head(run.paths)
     for axes, ((layer, head), pattern) in zip(grid, patterns.items(), strict=True):
         image = axes.imshow(pattern.numpy(), cmap="Blues", vmin=0, vmax=1)
-        label_blocks(axes, run.task, names)
+        label_blocks(axes, run.problem, names)
         color, width = "black", 0.8
         if (layer, head) in circuit_heads:
             color, width = CIRCUIT, 2
@@ -164,8 +164,8 @@ def draw_attention_maps(run):
         axes.spines[:].set(color=color, linewidth=width)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
     tokens = "letter: symbol, A = $x_0$, B = $x_1$, ...; number: chain"
-    if run.task.distractors:
-        tokens += f"; {run.task.distractors[0]} and the like: distractors"
+    if run.problem.distractors:
+        tokens += f"; {run.problem.distractors[0]} and the like: distractors"
     figure.supxlabel(f"attended token ({tokens})", fontsize=13)
     figure.supylabel("attending token", fontsize=13)
     red = "; red: heads of the circuit" if run.paths else ""
@@ -173,11 +173,11 @@ def draw_attention_maps(run):
     return figure
 
 
-def label_blocks(axes, task, names):
+def label_blocks(axes, problem, names):
     """Draw lines where blocks begin; write the roles large and the names of the tokens small."""
     middles, roles = [], []
     start = 0
-    for block in task.blocks:
+    for block in problem.blocks:
         axes.axhline(start - 0.5, color="black", lw=0.4)
         axes.axvline(start - 0.5, color="black", lw=0.4)
         middles.append(start + (block.symbols.numel() - 1) / 2)
@@ -195,10 +195,10 @@ def label_blocks(axes, task, names):
 # ---- the diagram of a circuit
 
 
-def columns_of(task, paths):
+def columns_of(problem, paths):
     """Return {end of a path: its column}: the roles in reading order, each amid the intermediate
     tokens that are counted from it."""
-    order = [role for block in task.blocks for role in block.roles]  # as a sequence shows them
+    order = [role for block in problem.blocks for role in block.roles]  # as a sequence shows them
 
     def place(end):
         role, offset = parts_of(end)
@@ -210,17 +210,17 @@ def columns_of(task, paths):
     return {end: column for column, end in enumerate(sorted(ends, key=place))}
 
 
-def diagram_size(task, paths):
+def diagram_size(problem, paths):
     """Return (width, height) in inches of the diagram of these paths, with room for a title."""
-    layers, columns = len({path.layer for path in paths}), len(columns_of(task, paths))
+    layers, columns = len({path.layer for path in paths}), len(columns_of(problem, paths))
     return max(8, 1.2 * columns + 1), (1.3 if layers < 7 else 0.95) * layers + 1.6
 
 
-def draw_diagram(axes, task, paths, labels, colors):
+def draw_diagram(axes, problem, paths, labels, colors):
     """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
     path; labels and colors: {path: of its arrow}. Return {path: (arrow, label)}."""
     layers = sorted({path.layer for path in paths})
-    columns = columns_of(task, paths)
+    columns = columns_of(problem, paths)
     name_heads = any(path.head for path in paths)
 
     # a line for each token, with a dot at the input and after each layer
@@ -229,13 +229,13 @@ def draw_diagram(axes, task, paths, labels, colors):
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
         role, offset = parts_of(end)
-        symbol = task.roles[role]
-        text = f"{task.labels[symbol][0]} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
+        symbol = problem.roles[role]
+        text = f"{problem.labels[symbol][0]} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
         names.append(f"{'intermediate' if offset else text}\n{end}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    more = "; intermediate token: role + offset in tokens" * (len(columns) > len(task.roles))
+    more = "; intermediate token: role + offset in tokens" * (len(columns) > len(problem.roles))
     axes.set(xlabel=f"symbol and role{more}", ylabel="layer")
     axes.spines[:].set_visible(False)
 
@@ -274,14 +274,14 @@ def draw_diagram(axes, task, paths, labels, colors):
 def draw_mean_attention(axes, run):
     """Draw the diagram of the circuit with the mean attention of each path."""
     labels = {path: f"{row['attention']:.2f}" for path, row in run.paths.items()}
-    draw_diagram(axes, run.task, run.paths, labels, dict.fromkeys(run.paths, CIRCUIT))
+    draw_diagram(axes, run.problem, run.paths, labels, dict.fromkeys(run.paths, CIRCUIT))
     n = run.report["path_sequences"]
     axes.set_title(f"mean attention in the full model (n = {n} sequences)", fontsize=10)
 
 
 def draw_circuit(run):
     """The circuit, with the mean attention of each path."""
-    figure = Figure(figsize=diagram_size(run.task, run.paths), layout="constrained")
+    figure = Figure(figsize=diagram_size(run.problem, run.paths), layout="constrained")
     draw_mean_attention(figure.subplots(), run)
     report = run.report
     verdict = report["verdict"] if report["validated"] else "not validated"
@@ -299,7 +299,7 @@ def draw_circuit(run):
 def measure_emergence(folder, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
     flags, files = train.read_flags(folder), train.checkpoints_of(folder)
-    task = flags.problem
+    problem = flags.problem
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
         rows.append(dict(path._asdict(), mean=[], low=[], high=[], hits=[]))
@@ -309,7 +309,7 @@ def measure_emergence(folder, paths, n=32):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
             # the attention of each chain's reader to all tokens, and that along the path
-            reader, read = path.marks(task, batch.positions)
+            reader, read = path.marks(problem, batch.positions)
             given = reader @ patterns[path.layer][:, path.head].float()  # (B, N, T)
             along = given * read
             attention, largest = along.sum(-1), given.amax(-1)
@@ -345,7 +345,7 @@ def emergence_steps(emergence):
 
 def draw_emergence(run):
     """Figure 7: the circuit with its attention, and the step at which each path emerged."""
-    width, height = diagram_size(run.task, run.paths)
+    width, height = diagram_size(run.problem, run.paths)
     columns = 1 if width > 10 else 2  # two wide diagrams side by side could not be read on a page
     figure, (left, right) = panels(2, columns, 0.85 * width, height - 0.7, sharey=True)
     draw_mean_attention(left, run)
@@ -363,7 +363,7 @@ def draw_emergence(run):
             labels[path], colors[path] = f"{step:.0f}", scale.to_rgba(step)
         elif path in steps:
             labels[path] = "never"
-    draw_diagram(right, run.task, run.paths, labels, colors)
+    draw_diagram(right, run.problem, run.paths, labels, colors)
     n = run.emergence["sequences"]
     right.set_title(f"step at which mean attention first passes 0.5 (n = {n})", fontsize=10)
     figure.colorbar(scale, ax=right, label="training step", shrink=0.8)

@@ -389,30 +389,30 @@ def progress(what, items):
     show()
 
 
-def describe(task, batch):
+def describe(problem, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
-    K = batch.targets.shape[-1] // (task.symbols - 1)
-    names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
-    lines = [f"{task.N} chains, {K} numbers per symbol, {task.T} tokens", ""]
+    K = batch.targets.shape[-1] // (problem.symbols - 1)
+    names = [problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
+    lines = [f"{problem.N} chains, {K} numbers per symbol, {problem.T} tokens", ""]
 
     # the blocks, in the order of the sequence, N slots a line
     lines.append("roles     the tokens, in order")
     start = 0
-    for block in task.blocks:
+    for block in problem.blocks:
         slots, size = block.symbols.shape
         end = start + slots * size
         shown = [" ".join(names[token : token + size]) for token in range(start, end, size)]
         title = " ".join(block.roles)
-        for first in range(0, slots, task.N):
-            lines.append(f"{title:8s}  " + "  ".join(shown[first : first + task.N]))
+        for first in range(0, slots, problem.N):
+            lines.append(f"{title:8s}  " + "  ".join(shown[first : first + problem.N]))
             title = ""
         start = end
 
     # the targets, query by query
     lines += ["", "What the model must predict at each query:"]
-    for query in batch.symbols[0, -task.N :].tolist():
-        answer = task.labels[query + 1 : query + task.symbols]
-        lines.append(f"  {task.labels[query]}: {' '.join(answer)}")
+    for query in batch.symbols[0, -problem.N :].tolist():
+        answer = problem.labels[query + 1 : query + problem.symbols]
+        lines.append(f"  {problem.labels[query]}: {' '.join(answer)}")
     numbers = " ".join(f"{x:.2f}" for x in batch.inputs[0, 0].tolist())
     lines += ["", f"Token 0 ({names[0]}) as numbers, its symbol's, then its position's: {numbers}"]
     return "\n".join(lines)
@@ -428,10 +428,10 @@ def main():
     p.add_argument("--seed", type=number(int, 0), default=0, help="which sequence to show")
     with program("data.py"):
         flags = p.parse_args()
-        task = TASKS[flags.task](flags.N, flags.D)
+        problem = TASKS[flags.task](flags.N, flags.D)
         index = torch.arange(1)
         batch = make_batch(flags.seed, index, flags.N, flags.D, flags.K, task=flags.task)
-        print(describe(task, batch))
+        print(describe(problem, batch))
 
 
 if __name__ == "__main__":

@@ -223,8 +223,10 @@ def build(flags):
 
 def sequences(flags, index):
     """Return the Batch of the examples `index` of a run's problem and seed."""
-    problem = flags.N, flags.D, flags.K, flags.target_symbols, flags.rotary, flags.task
-    return data.make_batch(flags.seed, index, *problem)
+    sizes = flags.N, flags.D, flags.K
+    return data.make_batch(
+        flags.seed, index, *sizes, flags.target_symbols, flags.rotary, flags.task
+    )
 
 
 def precision(flags):

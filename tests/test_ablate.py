@@ -87,7 +87,7 @@ def patched():
 @pytest.mark.parametrize("by", [MEAN, ANOTHER, None])
 def test_ablation_against_loops(patched, by):
     """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
-    task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
+    task, heads, itself = patched.problem, {}, torch.eye(patched.problem.T).bool()
     ends = ("q", "1b+1"), ("1b", "1a"), ("2b", "2a*"), ("q", "2b")
     where = (0, 1), (0, 1), (0, 0), (1, 0)
     circuit = [Path(*head, *pair) for head, pair in zip(where, ends, strict=True)]
@@ -148,7 +148,7 @@ def test_aligned_twins_and_gradients(patched):
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_attributions_are_finite_differences(patched, share):
     """Of the loss by how much of a path is at its mean, if heads keep a share of all else."""
-    task, reference, little = patched.task, patched.reference, 0.03
+    task, reference, little = patched.problem, patched.reference, 0.03
     itself = torch.eye(task.T)
 
     def loss(path, amount):

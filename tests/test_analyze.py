@@ -58,9 +58,9 @@ def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
     """Each role holds its own symbol and no other; no hook is left; layers may share weights."""
     run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
     monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
-    scores = explore.information(run.model, run.task, batch, 4)
-    shown = torch.tensor([*run.task.roles.values()])
-    shows = shown[:, None] == torch.arange(run.task.symbols)
+    scores = explore.information(run.model, run.problem, batch, 4)
+    shown = torch.tensor([*run.problem.roles.values()])
+    shows = shown[:, None] == torch.arange(run.problem.symbols)
     assert scores.shape == (3, *shows.shape)
     assert (scores[0][shows] > 0.99).all() and (scores[0][~shows] < 0.1).all(), scores[0]
     assert not any(module._forward_hooks for module in run.model.modules())

@@ -41,14 +41,14 @@ def describe_sequences(run, batch):
     sequences = []
     ends = []  # of each path (2, B, N, T)
     for path in run.paths:
-        ends.append(torch.stack([marks_of(end, run.task, batch.positions) for end in path[2:]]))
+        ends.append(torch.stack([marks_of(end, run.problem, batch.positions) for end in path[2:]]))
     for number, positions in enumerate(batch.positions):
-        chains, pairs = torch.full((run.task.T,), -1), []
+        chains, pairs = torch.full((run.problem.T,), -1), []
         chains[positions] = torch.arange(len(positions))[:, None]
         for marks in ends:
             tokens = [both.nonzero()[:, 1].tolist() for both in marks[:, number].unbind(1)]
             pairs.append([pair if len(pair) == 2 else None for pair in tokens])
-        names = [run.task.labels[symbol] for symbol in batch.symbols[number].tolist()]
+        names = [run.problem.labels[symbol] for symbol in batch.symbols[number].tolist()]
         row = dict(names=names, chains=chains.tolist(), queries=positions[:, 0].tolist())
         sequences.append(row | dict(ends=pairs))
     return sequences
@@ -61,7 +61,7 @@ def name_answers(run, batch, sequences, predictions):
     """Return for each sequence and chain [[name, squared error], ...] of its target symbols. The
     name is that of the nearest symbol in the sequence, after ≈ where that is not near. predictions:
     (B, N in the order of the queries, symbols*K)."""
-    K, first_query, answers = run.flags.K, run.task.T - run.task.N, []
+    K, first_query, answers = run.flags.K, run.problem.T - run.problem.N, []
     for number, sequence in enumerate(sequences):
         queries = torch.tensor(sequence["queries"]) - first_query
         predicted, targets = (
@@ -73,7 +73,7 @@ def name_answers(run, batch, sequences, predictions):
         for columns in zip(distances.tolist(), nearest.tolist(), errors.tolist(), strict=True):
             cells = []
             for distance, token, error in zip(*columns, strict=True):
-                name = "≈" * (distance > run.task.lost_above) + sequence["names"][token]
+                name = "≈" * (distance > run.problem.lost_above) + sequence["names"][token]
                 cells.append([name, round(error, 3)])
             answers[-1].append(cells)
     return answers
@@ -144,7 +144,7 @@ def information(model, task, batch, K):
 def new_symbols(run):
     """Return {path: the k of the symbols x_k that it brings to its reader}, if each token starts
     with its symbol and takes all that what it reads holds (Section 5)."""
-    known = {role: {symbol} - {-1} for role, symbol in run.task.roles.items()}
+    known = {role: {symbol} - {-1} for role, symbol in run.problem.roles.items()}
     brought = {}
     for _, layer in itertools.groupby(sorted(run.paths), key=lambda path: path.layer):
         before = {place: set(symbols) for place, symbols in known.items()}
@@ -158,7 +158,7 @@ def new_symbols(run):
 
 def path_rows(run, steps, letters):
     """Return a dict for each path: its ends in the diagram, its attention, its use."""
-    rows, columns, brought = [], analyze.columns_of(run.task, run.paths), new_symbols(run)
+    rows, columns, brought = [], analyze.columns_of(run.problem, run.paths), new_symbols(run)
     histories = paths_in(run.emergence)
     for path, measured in run.paths.items():
         row = dict(title=str(path), layer=path.layer, head=path.head)
@@ -181,8 +181,8 @@ def first_choice(run, sequences, answers):
     """Return what is selected at first: a path from the query, a chain that errs without it."""
     paths = list(run.paths)
     if not paths:
-        return dict(layer=run.flags.layers - 1, head=0, path=0, token=run.task.T - 1)
-    path = next((path for path in paths if path.reader == run.task.names[0]), paths[-1])
+        return dict(layer=run.flags.layers - 1, head=0, path=0, token=run.problem.T - 1)
+    path = next((path for path in paths if path.reader == run.problem.names[0]), paths[-1])
     number = paths.index(path)
     errors = [sum(error for _, error in cells) for cells in answers[-1][1 + number][0]]
     token = sequences[0]["queries"][errors.index(max(errors))]
@@ -191,7 +191,7 @@ def first_choice(run, sequences, answers):
 
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
-    flags, task, weights = run.flags, run.task, weights_of(run)
+    flags, task, weights = run.flags, run.problem, weights_of(run)
 
     # attention and answers
     batch = train.sequences(flags, held_out("validation", SEQUENCES))
@@ -251,7 +251,7 @@ def data_of(run):
 
 def about(run):
     """Return the text above the views, the legend and the settings of a run."""
-    last, report, task = run.log[-1], run.report, run.task
+    last, report, task = run.log[-1], run.report, run.problem
     loss = last.get("confirmed", last["val"])
     summary = f"{run.flags.title}, step {last['step']}: MSE {loss:.4f}."
     if run.paths:

@@ -50,7 +50,7 @@ def draw_removal(run):
     middles = [(a + b) / 2 for a, b in zip(steps, steps[1:], strict=False)]
     edges = [1, *middles, steps[-1]]  # the steps may be unequally spaced; a log axis has no 0
     rows = [number - 0.5 for number in range(len(paths) + 1)]
-    learned = [analyze.first_below(steps, c, run.task.learned_below) for c in losses.values()]
+    learned = [analyze.first_below(steps, c, run.problem.learned_below) for c in losses.values()]
     begin = min((step for step in learned if step is not None), default=4) / 4
     height = 0.33 * len(paths) + 0.8
     figure, grid = analyze.panels(len(losses), len(losses), 3.6, height, sharey=True)
@@ -79,7 +79,7 @@ def draw_film(run, file, frames=44):
     """Write the film: above, the attention of every path in emergence.json; below, the loss of each
     symbol. It is slow where much changes."""
     # what stays: the places, and an arrow in the colour of the symbol that is read
-    emergence, task, last = run.emergence, run.task, run.task.symbols - 1
+    emergence, task, last = run.emergence, run.problem, run.problem.symbols - 1
     paths, steps = paths_in(emergence), emergence["steps"]
     width, height = analyze.diagram_size(task, paths)
     figure = Figure(figsize=(0.8 * width, 0.8 * (height + 3)), dpi=75, layout="constrained")

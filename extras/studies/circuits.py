@@ -70,7 +70,7 @@ class Copying(PatchedModel):
     def ablate(self, head, paths, keep=True, by=MEAN):
         if not keep or head not in self.copying:
             return super().ablate(head, paths, keep, by)
-        along = mask_of(paths, self.task, self.batch.positions)
+        along = mask_of(paths, self.problem, self.batch.positions)
 
         def write(pattern, values):
             outside = (pattern * ~along).sum(-1, keepdim=True)
@@ -116,8 +116,8 @@ def without_own_tokens(patched, paths, head):
     """Return the losses of a circuit in which a head reads along its paths alone, and all else at
     its mean over sequences, what a token reads of itself too."""
     group, (pattern, values) = by_head(paths).get(head, ()), patched.reference.reads[head]
-    along = mask_of(group, patched.task, patched.batch.positions)
-    there = mask_of(group, patched.task, patched.reference.batch.positions)
+    along = mask_of(group, patched.problem, patched.batch.positions)
+    there = mask_of(group, patched.problem, patched.reference.batch.positions)
     mean = ((pattern * ~there) @ values).mean(0)  # (T, size)
 
     def write(pattern, values):

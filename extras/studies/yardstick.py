@@ -52,7 +52,7 @@ def compare(family, model, flags, circuit):
 
     index, validated = held_out("search", FEW + MANY), held_out("circuits", 1024)
     few, many, fresh = patched(counted, flags, index[:FEW], index[FEW:], validated)
-    attention = ablate.candidates(few.reference, few.task, ATTENDED[1] / flags.N)
+    attention = ablate.candidates(few.reference, few.problem, ATTENDED[1] / flags.N)
     before = sum(counts)
     for method, found in rankings(few, attention):
         scores[method], sequences[method] = [*found.values()], sum(counts) - before
@@ -78,7 +78,7 @@ def judge(paths, circuit, few):
     """Return `right`."""
     masks, right = {}, []
     for path in {*paths, *circuit}:
-        masks[path] = ablate.mask_of([path], few.task, few.batch.positions)
+        masks[path] = ablate.mask_of([path], few.problem, few.batch.positions)
     for path in paths:
         shared = [0]
         for other in [other for other in circuit if other[:2] == path[:2]]:
@@ -92,7 +92,7 @@ def curves(row):
     """Return the row of a run."""
     model, flags = train.load(row["folder"])
     few, fresh = patched(model, flags, held_out("search", FEW), held_out("circuits", FEW))
-    attention, losses = ablate.candidates(few.reference, few.task, ATTENDED[0] / flags.N), {}
+    attention, losses = ablate.candidates(few.reference, few.problem, ATTENDED[0] / flags.N), {}
     attention = {path: given for path, given in attention.items() if not path.star}
     for method, scores in itertools.islice(rankings(few, attention), 4):  # ACDC has no order
         ranked, losses[method] = sorted(scores, key=scores.get, reverse=True), {}
