@@ -16,13 +16,7 @@ import sweep
 import train
 from data import command_line, held_out, make_batch, partial_losses, program, progress
 from extras.studies import committed, load_rows, markdown, places, span, spread
-from extras.studies.theory import (
-    causal_depth,
-    constructed,
-    in_order,
-    least_layers,
-    shuffled_depths,
-)
+from extras.studies.theory import causal_depth, constructed, shuffled_depths
 from train import Flags
 
 import torch
@@ -253,17 +247,20 @@ def losses_text(group, k):
 
 
 def print_answer(out):
-    """Print how many models learn x_1 with many heads, and where places say nothing."""
+    """Print how many models solve x_1 with many heads, larger k, and where places say nothing."""
     wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
     out("**Enough heads replace one of these layers**: of the one-layer models with 2N heads or")
     out(f"more that are asked for x_1 alone, {sum(map(solves, wide))} of {len(wide)} solve it,")
-    out("which takes two by content. Where places say nothing they do not: with two pairs anywhere")
-    groups, solved = cells(), []
-    for layers in 1, 2:
-        group = groups.get((f"--task {places.FAR}", layers, 2, 8, 1), [])
-        solved.append(f"{sum(map(solves, group))} of {len(group)}")
-    out(f"among 20 distractors, {solved[0]} one-layer models of eight heads solve x_1, and")
-    out(f"{solved[1]} two-layer models.")
+    out("which takes two by content. With eight heads, from the start, two layers solve x_3 in")
+    groups = cells()
+    deep = groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3], groups["--steps 5000", 3, 2, 8, 5]
+    far = [groups[f"--task {places.FAR}", layers, 2, 8, 1] for layers in (1, 2)]
+    solved = [f"{sum(map(solves, group))} of {len(group)}" for group in (*deep, *far)]
+    out(
+        f"{solved[0]} runs (N = 2 and 3), and three layers x_5 in {solved[1]} (N = 2). Where places"
+    )
+    out("say nothing, heads do not help: with two pairs anywhere among 20 distractors")
+    out(f"{solved[2]} one-layer models solve x_1, and {solved[3]} two-layer models.")
 
 
 def heads_table():
@@ -309,18 +306,20 @@ def print_transfer(out):
 
 
 def further_table():
-    """Return the median losses of models of more steps than layers, with 2N heads or more."""
-    lines = []
-    for (other, layers, N, heads, D), group in cells().items():
-        plain = other.split(" ")[0] in ("", "--steps")
-        if plain and heads >= 2 * N and layers < D:
+    """Return the median losses of models of more steps than layers, with 2N heads or more; of the
+    cells that differ in the steps of training alone, the longest."""
+    lines = {}
+    for (other, layers, N, heads, D), group in sorted(cells().items(), key=lambda cell: cell[0][0]):
+        if other.split(" ")[0] in ("", "--steps") and heads >= 2 * N and layers < D:
             medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
             losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
             content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
             steps = span([row["steps"] for row in group], "{}")
-            lines.append((N, f"{layers}/{heads}", steps, len(group), content, *losses))
+            line = N, f"{layers}/{heads}", steps, len(group), content, *losses
+            lines[N, layers, heads, D] = line
     head = "N", "layers/heads", "steps", "n", "k by content"
-    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *sorted(lines))
+    lines = [lines[cell] for cell in sorted(lines)]
+    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
 
 
 def print_held(out):
@@ -344,9 +343,9 @@ def print_shuffled(out):
     """Print what two layers learned of shuffled steps, and with 16 chains."""
     shuffled = cells()["--task shuffled --steps 10000", 2, 4, 4, 2]
     seeds = {row["seed"]: knows(row, 2) for row in cells()["--steps 10000", 2, 16, 4, 2]}
-    out("Not all of it is places: with both steps shuffled together two layers of four heads bring")
-    out(f"x_2 to {losses_text(shuffled, 2)} (n = {len(shuffled)}), and with 16 chains in order")
-    out(f"{sum(seeds.values())} of {len(seeds)} seeds learns it.")
+    out("Not all of it is places: of both steps shuffled together two layers of four heads learn")
+    out(f"x_2 to {losses_text(shuffled, 2)} (n = {len(shuffled)}), and of 16 chains in order in")
+    out(f"{sum(seeds.values())} of {len(seeds)} seeds.")
 
 
 def print_heads(out):
@@ -473,15 +472,6 @@ def misses():
 
 
 # ---- what the page prints of the laws and of the sweep
-
-
-def print_orders(out):
-    """Print the layers by content for two reading orders."""
-    texts = []
-    for steps in (4, 3, 2, 1), (1, 2, 4, 3):
-        layers = ", ".join(map(str, least_layers(in_order(steps))))
-        texts.append(f"{layers} layers if read {', '.join(map(str, steps))}")
-    out(f"x_1 to x_4 take {'; '.join(texts)}.")
 
 
 def print_constructed(out, n=2048):
