@@ -125,7 +125,7 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
     keys = bits[:, :drawn].view(B, most, -1).unbind(-1)[::-1]  # (B, most) of each block
-    vectors = standard_normal(bits[:, drawn:]).view(B, -1, K)
+    vectors = draw_vectors(bits[:, drawn:].view(B, -1, K))
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
     # table stands at place 2, slot 1 at 0 and slot 2 at 1 (MPS sorts only what is contiguous)
@@ -153,7 +153,12 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
 
-# ---- the loss: to train with another, change these three
+# ---- symbols and the loss: for others, change these four
+
+
+def draw_vectors(bits):
+    """int64 random bits (B, symbols, K) -> the vector of each symbol, of the same shape."""
+    return standard_normal(bits)
 
 
 LOSS = "mean squared error"  # in figures
