@@ -137,7 +137,7 @@ def train(flags, state, stopped=(), intervene=None):
 
 def is_last(flags, row):
     """Return whether training ends with this row of the log. To stop when x_1 is learned, add
-    `or row.get("x_1", 1) < 0.1`."""
+    `or row.get("x_1", 1) < 0.5`."""
     solved = row.get("confirmed", math.inf) < flags.stop_below
     return solved or row["step"] == flags.steps
 

@@ -28,9 +28,9 @@ def sequence():
 def training():
     """Return how the main command ended, over all its seeds."""
     found = rows.load(["results/runs/default.jsonl"])
-    solved = sum(row["log"][-1]["confirmed"] < row["flags"].stop_below for row in found)
-    steps, level = spread([row["steps"] for row in found]), found[0]["flags"].stop_below
-    return f"{solved} of {len(found)} seeds end below {level}, after {steps} steps."
+    level = found[0]["flags"].stop_below
+    steps = [row["steps"] for row in found if row["log"][-1]["confirmed"] < level]
+    return f"{len(steps)} of {len(found)} seeds end below {level}, after {spread(steps)} steps."
 
 
 def log():
@@ -67,4 +67,6 @@ def one_layer():
     found = [row for row in depth.one_layer_rows() if row["heads"] >= 2 * row["N"]]
     solved = sum(map(depth.solves, found))
     runs = f"{solved} of {len(found)} runs"
-    return f"With at least 2N heads one layer learned x_1 all the same, in {runs}."
+    return (
+        f"With 2N heads one layer solved D = 1 all the same in {runs}, but not where places vary."
+    )

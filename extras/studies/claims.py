@@ -27,8 +27,8 @@ CLAIMS = """
 layers | 5 | depth | x_k needs log3(2k) layers
 x_k known with fewer layers
 alone | 7.2 | curriculum | x_D alone is not learned, the loss stays above 0.7
-0.7 or below; the same seed learns x_D if all are asked for
-later | 7.2 | depth | later symbols need more layers
+0.7 or below; the same seed learns x_D, in as many steps or more, if all are asked for
+later | 7.2 | depth | later symbols need more layers: none is known without the earlier ones
 a symbol known without the earlier ones
 order | 7.2 | emergence | the losses of x_1, x_2, ... pass 0.5 in this order
 any other order
@@ -38,7 +38,7 @@ useless | 8.2 | circuits | most heads do nothing useful
 half or more have a path in the circuit
 previous | 8.2 i | circuits | the first useful head reads the token before
 it has a path to another token
-differ | 8.2 ii | circuits | after it, the circuits are very different
+differ | 8.2 ii | circuits | after it, the circuits differ
 two seeds with the same kinds of reads (pairs of seeds)
 four | 8.2 ii | circuits | the circuits have four heads (D=3)
 another number (beside: the range)
@@ -52,9 +52,9 @@ slow | 9.2 i | emergence | D learns x_1 after 3600 slow steps
 x_1 below 0.5 before step 3600
 abrupt | 9.2 i | emergence | then abruptly
 from 90% to 10% of its plateau in no fewer steps (beside) than to 90%
-first | 9.2 i | emergence | the first path above 0.5 is of an induction head
-neither q -> 1b nor kb -> ka
-needs | 9.2 i | emergence | the induction head drives down x_1: its loss needs both reads
+first | 9.2 i | emergence | the circuit's first path above 0.5 is of an induction head
+neither q -> 1b nor kb -> ka of any k
+needs | 9.2 i | emergence | x_1, once learned, needs both reads of an induction head
 just below 0.5, it stays so without either in all heads
 reuse | 9.2 ii | emergence | later symbols reuse the induction head
 one stays below 0.5 without 1b -> 1a
@@ -291,8 +291,12 @@ def sections_9_and_10():
     for row in with_circuit():
         reuse.append(lost_without(row, "1b -> 1a", row["flags"].target_names[1:]))
         control.append(lost_without(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]))
-    rope = [row["onsets"]["1b -> 1a"] for row in with_onsets("qk")]
-    without = f"{rope.count(None)} of {len(rope)} RoPE seeds learns x_1 before it reads 1b -> 1a"
+    begun = []
+    for rotary in "input", "qk":
+        onsets = [row["onsets"] for row in with_onsets(rotary)]
+        sooner = [row["1b -> 1a"] is None or row["1b -> 1a"] > row["x_1"] for row in onsets]
+        begun.append(f"{sum(sooner)} of {len(sooner)}")
+    without = "x_1 began before 1b -> 1a did: {} (Muon), {} (RoPE)".format(*begun)
     return dict(
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], f"at steps {learned}"),
         abrupt=([(flags, fall < wait) for flags, (wait, fall) in falls], "", medians),

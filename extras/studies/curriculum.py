@@ -67,7 +67,7 @@ def claim():
   {len(no_x2)} if x_1 and x_3 are.
 - **To have learned x_1 and x_2 is not enough**: {sum("x_3" in row["known"] for row in alone)} of
   {len(alone)} runs that knew both and then were asked for x_3 alone learned it; and
-  {sum(len(row["known"]) == 3 for row in turns)} of {len(turns)} that were then asked for all three.
+  {sum(len(row["known"]) == 3 for row in turns)} of {len(turns)} others, asked for all three, did.
 - **Asking for x_2 delays x_1** in {sum(delayed)} of {len(delayed)} seeds: x_1 is learned at step
   {statistics.median(both.values()):.0f} if both are asked for and at
   {statistics.median(first.values()):.0f} if it alone is (medians)."""
@@ -102,13 +102,14 @@ def draw(rows, out):
 
 def conditional_runs():
     """Return (rows, left out): the runs of conditional retrieval that learn their attention, the
-    longest of each encoding, depth, seed and targets; and how many shorter ones there are."""
+    longest of each encoding, depth, seed and targets; and the shorter ones."""
     rows, runs = committed("conditional/*", "again/cond*"), {}
     rows = [row for row in rows if not getattr(row["flags"], "circuit", "")]
     for row in sorted(rows, key=lambda row: -row["flags"].steps):
         flags = row["flags"]
         runs.setdefault((flags.rotary, flags.layers, flags.seed, *flags.target_symbols), row)
-    return [*runs.values()], len(rows) - len(runs)
+    kept = [*runs.values()]
+    return kept, [row for row in rows if row not in kept]
 
 
 def conditional_table():
@@ -147,15 +148,16 @@ def conditional_claim():
     part = [row for row in rows if len(row["learned"]) < 3]
     fair = [row for row in part if row["flags"].steps >= enough.get(row["flags"].seed, math.inf)]
     known = sum(bool(row["known"]) for row in fair)
+    also = sum(row["known"] == ["x_1", "x_2"] for row in left_out)
     return f"""\
 - **Either of x and y may come first**: {y_first} of {len(both)} runs that learn both learn y first.
 - **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it, at
-  most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run knows both
-  for its last {min(never):.0f} steps and does not learn z.
+  most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run, with RoPE,
+  knows both for its last {min(never):.0f} steps and does not learn z; nor does {also} of those left out.
 - **If x or y is not asked for**, {known} of {len(fair)} runs learn anything, with at least the
   steps in which their seed learns all three; nor do {len(part) - len(fair)} more with fewer steps.
 
-{left_out} runs are left out, shorter ones and repeats: a longest run of the same seed and flags is
+{len(left_out)} runs are left out, shorter ones and repeats: a longest run of the same seed and flags is
 there."""
 
 

@@ -231,7 +231,7 @@ def other_routes():
         if row["loss"] + row["kinds"]["1b -> 1a"] < 0.5:
             kinds = sorted(row["kinds"], key=row["kinds"].get, reverse=True)[:3]
             rises = ", ".join(f"{kind} ({row['kinds'][kind]:.2f})" for kind in kinds)
-            lines.append(f"- {row['run'].replace('onset/rope_s', 'RoPE, seed ')}: {rises}")
+            lines.append(f"- {row['run'].replace('reads/rope_s', 'RoPE, seed ')}: {rises}")
     return "\n".join(lines)
 
 

@@ -40,30 +40,21 @@ def patched(model, flags, *parts):
 
 def compare(family, model, flags, circuit):
     """Return the row of a model whose circuit this is."""
-    counts, exact, sequences, scores = [], {}, {}, {}
-
-    def counted(x, heads=None):
-        counts.append(len(x))
-        return model(x, heads or {})
-
-    report = ablate.find_circuit(counted, flags)
+    exact, scores = {}, {}
+    report = ablate.find_circuit(model, flags)
     exact["find_circuit"] = {*ablate.paths_in(report)} == circuit if report["validated"] else None
-    sequences["find_circuit"] = sum(counts)
 
     index, validated = held_out("search", FEW + MANY), held_out("circuits", 1024)
-    few, many, fresh = patched(counted, flags, index[:FEW], index[FEW:], validated)
+    few, many, fresh = patched(model, flags, index[:FEW], index[FEW:], validated)
     attention = ablate.candidates(few.reference, few.problem, ATTENDED[1] / flags.N)
-    before = sum(counts)
     for method, found in rankings(few, attention):
-        scores[method], sequences[method] = [*found.values()], sum(counts) - before
+        scores[method] = [*found.values()]
         if method in ("EAP-IG", "knock-out"):
             ranked = sorted(attention, key=lambda path: (path.star, -found[path]))  # noqa: B023
             paths = search(few, many, fresh, ranked)
             exact[f"{method} + search"] = paths and paths == circuit
-            sequences[f"{method} + search"] = sum(counts) - before
-        before = sum(counts)
     right = judge(attention, circuit, few)
-    return dict(family=family, right=right, scores=scores, exact=exact, sequences=sequences)
+    return dict(family=family, right=right, scores=scores, exact=exact)
 
 
 def search(few, many, fresh, ranked):
@@ -112,8 +103,8 @@ def is_exact(row, method, limit):
 
 
 def table():
-    """Return a row per method: average precision and exact circuits by family, the median of the
-    sequences, and the models without a circuit for which it returns one."""
+    """Return a row per method: average precision and exact circuits by family, and the models
+    without a circuit for which it returns one."""
     rows = [row for row in train.read_file(FILE) if "family" in row]
     known = [row for row in rows if True in row["right"]]
     none = [row for row in rows if True not in row["right"]]
@@ -140,10 +131,9 @@ def table():
             if method in methods:
                 found = [average_precision(row["scores"][method], row["right"]) for row in members]
                 line[-1] = f"{statistics.mean(found):.2f}; {line[-1]}"
-        line.append(f"{statistics.median(row['sequences'][method] for row in known):.0f}")
         returned = sum(row["exact"][method] is not None for row in none)
         lines.append([*line, f"{returned} of {len(none)}"])
-    return studies.markdown(["", *families, "sequences", "no circuit, but a set"], *lines)
+    return studies.markdown(["", *families, "no circuit, but a set"], *lines)
 
 
 def draw_curves(file):
