@@ -152,13 +152,14 @@ def conditional_claim():
     return f"""\
 - **Either of x and y may come first**: {y_first} of {len(both)} runs that learn both learn y first.
 - **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it, at
-  most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run, with RoPE,
-  knows both for its last {min(never):.0f} steps and does not learn z; nor does {also} of those left out.
+  most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run, with
+  RoPE, knows both for its last {min(never):.0f} steps and does not learn z; nor does {also} of
+  those left out.
 - **If x or y is not asked for**, {known} of {len(fair)} runs learn anything, with at least the
   steps in which their seed learns all three; nor do {len(part) - len(fair)} more with fewer steps.
 
-{len(left_out)} runs are left out, shorter ones and repeats: a longest run of the same seed and flags is
-there."""
+{len(left_out)} runs are left out, shorter ones and repeats: a longest run of the same seed and
+flags is there."""
 
 
 if __name__ == "__main__":
