@@ -359,7 +359,7 @@ make_rows
 figures="$folder/figures"
 python -m extras.studies.order "$runs"/default/s? "$folder"/reads/* --out "$figures"
 python -m extras.studies.onset "$folder"/onset/* --out "$figures"
-python -m extras.studies.metrics "$folder"/metrics/* "$folder"/A "$runs"/default/s0 --out "$figures"
+python -m extras.studies.metrics "$folder"/metrics/* "$folder"/depth_width/L1_H16_N2_D2_s? "$folder"/A "$runs"/default/s0 --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
 python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 "$runs"/rope/s4 --out "$figures"
 python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"

@@ -43,7 +43,7 @@ def measure(row, n=4096):
     batch = train.sequences(flags, held_out("confirmation", n))
     with train.precision(flags):
         predictions = torch.cat([model(part) for part in batch.inputs.split(256)]).float()
-    names, found = ("layers", "D", "seed", "hardware", "dtype", "git"), []
+    names, found = ("layers", "N", "D", "seed", "hardware", "dtype", "git"), []
     run = dict(run=row["name"]) | {name: row["config"][name] for name in names}
     parts = (each.unflatten(-1, (-1, flags.K)).unbind(2) for each in (predictions, batch.targets))
     for name, answers, targets in zip(flags.target_names, *parts, strict=True):
@@ -71,24 +71,27 @@ def shown(row):
 
 
 def table():
-    """Return a row per depth and whether it is too small: the range and verdict of each metric."""
+    """Return a row per N and depth, and whether it is too small: what each metric says."""
     groups, lines = {}, []
     for row in load_metrics():
-        groups.setdefault((row["layers"], too_few_layers(row)), []).append(row)
-    for (layers, few), rows in sorted(groups.items()):
+        groups.setdefault((row["N"], row["layers"], too_few_layers(row)), []).append(row)
+    for (N, layers, few), rows in sorted(groups.items()):
         names = studies.span([int(row["symbol"][2:]) for row in rows], "x_{}")
         ranges = [studies.span([row[metric] for row in rows]) for metric in rows[0]["above"]]
         learned = f"{sum(map(shown, rows))} of {len(rows)}"
-        lines.append([layers, names, "yes" if few else "no", *ranges, learned])
-    head = "layers", "symbols", "too few", "MSE", "cosine", "nearest right", "shown"
+        lines.append([N, layers, names, "yes" if few else "no", *ranges, learned])
+    head = "N", "layers", "symbols", "too few", "MSE", "cosine", "nearest right", "shown"
     return studies.markdown(head, *lines)
 
 
 def write(rows, out):
-    """Measure run directories into metrics.jsonl."""
-    measured = [measure(row) for row in progress("run", rows) if row["folder"]]
-    train.write_file(out / "metrics.jsonl", sum(measured, []))
-    return out / "metrics.jsonl"
+    """Measure run directories into metrics.jsonl, among the rows of others."""
+    file = out / "metrics.jsonl"
+    found = [measure(row) for row in progress("run", rows) if row["folder"]]
+    measured, others = sum(found, []), train.read_file(file) if file.exists() else []
+    names = {row["run"] for row in measured}
+    train.write_file(file, [row for row in others if row["run"] not in names] + measured)
+    return file
 
 
 if __name__ == "__main__":
