@@ -22,7 +22,6 @@ import math
 import pathlib
 from typing import NamedTuple
 
-import train
 from ablate import (
     MEAN,
     Path,
@@ -33,7 +32,18 @@ from ablate import (
     worst_of,
 )
 from data import LOSS, Task, command_line, held_out, program, progress
-from train import load, precision, read_file, read_log, sequences, write_file
+from train import (
+    Flags,
+    checkpoints_of,
+    load,
+    precision,
+    read_file,
+    read_flags,
+    read_log,
+    sequences,
+    write_file,
+    writing,
+)
 
 import matplotlib
 import torch
@@ -52,7 +62,7 @@ class Run(NamedTuple):
 
     folder: pathlib.Path
     model: torch.nn.Module  # None if training was stopped
-    flags: train.Flags
+    flags: Flags
     problem: Task
     log: list  # of log.jsonl
     report: dict  # of ablate.py, {} without circuit.json
@@ -62,7 +72,7 @@ class Run(NamedTuple):
 
 def read_run(folder):
     """Return the Run in a run directory."""
-    flags, log, report = train.read_flags(folder), read_log(folder), read_report(folder)
+    flags, log, report = read_flags(folder), read_log(folder), read_report(folder)
     model = None
     if (folder / "model.pt").exists():
         model, flags = load(folder)
@@ -298,7 +308,7 @@ def draw_circuit(run):
 @torch.no_grad()
 def measure_emergence(folder, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    flags, files = train.read_flags(folder), train.checkpoints_of(folder)
+    flags, files = read_flags(folder), checkpoints_of(folder)
     problem = flags.problem
     batch, rows = sequences(flags, held_out("emergence", n)), []
     for path in paths:
@@ -326,7 +336,7 @@ def with_emergence(run):
     circuit.json is not in emergence.json, measure all paths first and write the file."""
     paths = set(run.paths)
     paths.update(map(Path.parse, run.report.get("attended", [])))
-    if not train.checkpoints_of(run.folder) or paths <= paths_in(run.emergence).keys():
+    if not checkpoints_of(run.folder) or paths <= paths_in(run.emergence).keys():
         return run
     emergence = measure_emergence(run.folder, sorted(paths))
     write_file(run.folder / "emergence.json", emergence)
@@ -424,7 +434,7 @@ def add_title(figure, run, caption):
 
 def save_figure(figure, path):
     """Write a matplotlib figure as a PNG."""
-    with train.writing(path):
+    with writing(path):
         figure.savefig(path, dpi=130, format="png")
 
 

@@ -29,10 +29,18 @@ import statistics
 import time
 import traceback
 
-import train
 from analyze import crossings, save_figure, symbol_color
 from data import LOSS, UserError, average_loss, command_line, number, program
-from train import DEFAULTS, read_file, read_log, write_file, writing
+from train import (
+    DEFAULTS,
+    keep_freed_memory,
+    parse_flags,
+    read_file,
+    read_log,
+    run_once,
+    write_file,
+    writing,
+)
 
 import torch
 from matplotlib.figure import Figure
@@ -64,7 +72,7 @@ def grid(words, layers, seeds, folder):
     for count in layers:
         for seed in range(seeds):
             point = f"--layers {count} --seed {seed} --resume".split()
-            runs.append(train.parse_flags([*words, *point], folder))
+            runs.append(parse_flags([*words, *point], folder))
     return runs
 
 
@@ -87,10 +95,10 @@ def left(runs, path):
 def run_and_report(flags):
     """Train a run, or continue it, and return its row. This is what a worker does."""
     torch.set_num_threads(1)
-    train.keep_freed_memory()
+    keep_freed_memory()
     with open(f"{flags.out}.txt", "a", 1) as printed, contextlib.redirect_stdout(printed):
         try:
-            train.run_once(flags)
+            run_once(flags)
         except Exception as error:
             traceback.print_exc(file=printed)
             return row_of(flags, error)
