@@ -210,6 +210,38 @@ def conditional(N, D=3):
 TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task
 
 
+# ---- a sequence as text
+
+
+def describe(problem, batch):
+    """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
+    K = batch.targets.shape[-1] // (problem.symbols - 1)
+    names = [problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
+    lines = [f"{problem.N} chains, {K} numbers per symbol, {problem.T} tokens", ""]
+
+    # the blocks, in the order of the sequence, N slots a line
+    lines.append("roles     the tokens, in order")
+    start = 0
+    for block in problem.blocks:
+        slots, size = block.symbols.shape
+        end = start + slots * size
+        shown = [" ".join(names[token : token + size]) for token in range(start, end, size)]
+        title = " ".join(block.roles)
+        for first in range(0, slots, problem.N):
+            lines.append(f"{title:8s}  " + "  ".join(shown[first : first + problem.N]))
+            title = ""
+        start = end
+
+    # the targets, query by query
+    lines += ["", "What the model must predict at each query:"]
+    for query in batch.symbols[0, -problem.N :].tolist():
+        answer = problem.labels[query + 1 : query + problem.symbols]
+        lines.append(f"  {problem.labels[query]}: {' '.join(answer)}")
+    numbers = " ".join(f"{x:.2f}" for x in batch.inputs[0, 0].tolist())
+    lines += ["", f"Token 0 ({names[0]}) as numbers, its symbol's, then its position's: {numbers}"]
+    return "\n".join(lines)
+
+
 # ---- positional encodings
 
 
@@ -392,35 +424,6 @@ def progress(what, items):
         left = (time.monotonic() - began) / done * (len(items) - done)
         show(f"{what} {done}/{len(items)}, {left:.0f} s left")
     show()
-
-
-def describe(problem, batch):
-    """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
-    K = batch.targets.shape[-1] // (problem.symbols - 1)
-    names = [problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
-    lines = [f"{problem.N} chains, {K} numbers per symbol, {problem.T} tokens", ""]
-
-    # the blocks, in the order of the sequence, N slots a line
-    lines.append("roles     the tokens, in order")
-    start = 0
-    for block in problem.blocks:
-        slots, size = block.symbols.shape
-        end = start + slots * size
-        shown = [" ".join(names[token : token + size]) for token in range(start, end, size)]
-        title = " ".join(block.roles)
-        for first in range(0, slots, problem.N):
-            lines.append(f"{title:8s}  " + "  ".join(shown[first : first + problem.N]))
-            title = ""
-        start = end
-
-    # the targets, query by query
-    lines += ["", "What the model must predict at each query:"]
-    for query in batch.symbols[0, -problem.N :].tolist():
-        answer = problem.labels[query + 1 : query + problem.symbols]
-        lines.append(f"  {problem.labels[query]}: {' '.join(answer)}")
-    numbers = " ".join(f"{x:.2f}" for x in batch.inputs[0, 0].tolist())
-    lines += ["", f"Token 0 ({names[0]}) as numbers, its symbol's, then its position's: {numbers}"]
-    return "\n".join(lines)
 
 
 def main():
