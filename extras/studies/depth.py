@@ -315,9 +315,10 @@ def further_table():
             losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
             content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
             steps = span([row["steps"] for row in group], "{}")
-            line = N, f"{layers}/{heads}", steps, len(group), content, *losses
+            solved = f"{sum(map(solves, group))} of {len(group)}"
+            line = N, f"{layers}/{heads}", steps, solved, content, *losses
             lines[N, layers, heads, D] = line
-    head = "N", "layers/heads", "steps", "n", "k by content"
+    head = "N", "layers/heads", "steps", "solve x_D", "k by content"
     lines = [lines[cell] for cell in sorted(lines)]
     return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
 
@@ -329,23 +330,24 @@ def print_held(out):
     for row in train.read_file(ROWS):
         if (row["layers"], row["heads"], row["N"], row["D"]) == (3, 4, 4, 4):
             groups[row["other"]].append(row)
-    held = groups["frozen"]
-    others = "--init frozen", "", "--steps 4500"
-    freed, start, longer = ([knows(row, 4) for row in groups[other]] for other in others)
-    out("Training does not find all that a shape can: held with one head of each layer on the")
-    out("minimal circuit, three layers of four heads (N = 4) bring x_4 to")
-    out(f"{span([row['x_4'] for row in held])} in {len(held)} of {len(held)} runs; freed, in")
-    out(f"3300 steps in all, {sum(freed)} of {len(freed)} learn it; from the start {sum(start)} of")
-    out(f"{len(start)} in 2500 steps and {sum(longer)} of {len(longer)} in 4500.")
+    held = [row["x_4"] for row in groups["frozen"]]
+    counts = []
+    for other in "--init frozen", "", "--steps 4500":
+        learned = [knows(row, 4) for row in groups[other]]
+        counts.append(f"{sum(learned)} of {len(learned)}")
+    out("Training does not find all that a shape can: three layers of four heads (N = 4) bring x_4")
+    out(f"to {span(held)} in {len(held)} of {len(held)} runs while a head of each is held on the")
+    out(
+        f"minimal circuit; freed, {counts[0]} learn it in 3300 steps; from the start, {counts[1]} in"
+    )
+    out(f"2500 and {counts[2]} in 4500.")
 
 
 def print_shuffled(out):
-    """Print what two layers learned of shuffled steps, and with 16 chains."""
+    """Print what two layers learned of shuffled steps."""
     shuffled = cells()["--task shuffled --steps 10000", 2, 4, 4, 2]
-    seeds = {row["seed"]: knows(row, 2) for row in cells()["--steps 10000", 2, 16, 4, 2]}
     out("Not all of it is places: of both steps shuffled together two layers of four heads learn")
-    out(f"x_2 to {losses_text(shuffled, 2)} (n = {len(shuffled)}), and of 16 chains in order in")
-    out(f"{sum(seeds.values())} of {len(seeds)} seeds.")
+    out(f"x_2, which takes three, to {losses_text(shuffled, 2)} (n = {len(shuffled)}).")
 
 
 def print_heads(out):
@@ -391,12 +393,12 @@ def print_few(out):
     rows = [row for row in one_layer_rows() if row["N"] == 4]
     two = [sorted(row["how"]["by_slot"]) for row in rows if row["heads"] == 2]
     slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
-    out(f"**With two heads and N = 4** the losses of the four slots, best first, are {slots}")
+    out(f"**Few heads.** With two and N = 4 the losses of the slots, best first, are {slots}")
     out(f"(n = {len(two)}): one head serves a slot, one mixes two, one slot is given up.")
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
-    out(f"With N = 4 it costs {values} to fix the weights on values by place, and {keys}")
-    out(f"those on keys (n = {len(hows)}, 2 to 8 heads).")
+    out(f"To fix the weights on values by place costs {values}, those on keys {keys}")
+    out(f"(n = {len(hows)}, 2 to 8 heads).")
     one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
     out("H mixtures of N Gaussian values leave 1 - H/N if weights depend on places and the query")
     out(f"alone; with N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), not at 0.5.")
@@ -407,11 +409,12 @@ def print_width(out):
     groups = collections.defaultdict(list)
     for row in one_layer_rows(sizes=True):
         groups[size_of(row)].append(row)
-    for size in sorted(groups):
-        few = [solves(row) for row in groups[size] if row["heads"] <= row["N"]]
-        many = [solves(row) for row in groups[size] if row["heads"] >= 2 * row["N"]]
-        out(f"- heads of {size} numbers: {sum(few)} of {len(few)} models with N or fewer solve")
-        out(f"  x_1, {sum(many)} of {len(many)} with 2N or more")
+    for text, low, high in ("N heads or fewer", 0, 1), ("2N or more", 2, math.inf):
+        counts = []
+        for size in sorted(groups):
+            rows = [row for row in groups[size] if low <= row["heads"] / row["N"] <= high]
+            counts.append(f"{sum(map(solves, rows))} of {len(rows)} ({size})")
+        out(f"- with {text}: {', '.join(counts)}")
 
 
 def size_of(row):
@@ -435,7 +438,7 @@ def prediction_of(line, groups):
 
 def predictions_table():
     """Return how many predictions came out as they were written down, those whose cell had a pilot
-    and the others, and in which cells one did not."""
+    and the others."""
     groups, topics = cells(), collections.defaultdict(list)
     for line in train.read_file(PREDICTED):
         topic = "larger k"
@@ -455,12 +458,8 @@ def predictions_table():
             found = [result for line, result in predictions if bool(line["pilots"]) == piloted]
             inside = [inside for inside, _ in filter(None, found)]
             texts.append(f"{sum(inside)} of {len(inside)}")
-        missing = [result for _, result in predictions].count(None)
-        misses = [result[1].split(":")[0] for _, result in predictions if result and not result[0]]
-        misses = ", ".join(dict.fromkeys(misses))
-        lines.append((topic, *texts, missing, misses))
-    head = "about", "inside, with a pilot", "without", "not run", "outside"
-    return markdown(head, *lines)
+        lines.append((topic, *texts, [result for _, result in predictions].count(None)))
+    return markdown(("about", "inside, with a pilot", "without", "not run"), *lines)
 
 
 def misses():
