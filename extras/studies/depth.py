@@ -337,10 +337,8 @@ def print_held(out):
         counts.append(f"{sum(learned)} of {len(learned)}")
     out("Training does not find all that a shape can: three layers of four heads (N = 4) bring x_4")
     out(f"to {span(held)} in {len(held)} of {len(held)} runs while a head of each is held on the")
-    out(
-        f"minimal circuit; freed, {counts[0]} learn it in 3300 steps; from the start, {counts[1]} in"
-    )
-    out(f"2500 and {counts[2]} in 4500.")
+    out(f"minimal circuit; freed, {counts[0]} learn it in 3300 steps; from the start, {counts[1]}")
+    out(f"in 2500 and {counts[2]} in 4500.")
 
 
 def print_shuffled(out):
