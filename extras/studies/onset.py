@@ -211,16 +211,21 @@ def late_table():
 
 
 def late_claim():
-    """Return how far repeats are apart, and what the ablation of q -> 1b gives away."""
-    widest, seeds = repeats()
-    early = [row["masked"] for row in load_onsets() if "masked" in row]
-    masked, as_ever = zip(*early, strict=True)
+    """Return how far repeats are apart, what becomes of runs whose read begins only after its
+    ablation, and what the ablation of q -> 1b gives away."""
+    (widest, seeds), ever, after = repeats(), plain_steps(), []
+    begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
+    for row in load_onsets():
+        read, until = row["late"] or ("", 0)
+        if read == HEADS[1] and begins.get(row["seed"], 0) > until:
+            after.append(row["learned"] - statistics.median(ever[row["seed"]]))
+    masked, as_ever = zip(*(r["masked"] for r in load_onsets() if "masked" in r), strict=True)
     return f"""\
-Plain runs of one seed, repeated on other machines, in another precision or as they are, learn x_1
-at most {widest:.0f} steps apart ({seeds} seeds). The ablation gives something away: a reader that
-cannot see one of four tokens may tell from the others which one is missing. In {len(early)} runs
-without q -> 1b that were stopped before it is free x_1 costs {studies.span(masked)}, and
-{studies.span(as_ever)} with the read."""
+Repeats of a plain run learn x_1 at most {widest:.0f} steps apart ({seeds} seeds). In {len(after)} of
+the runs without 1b -> 1a the read begins only after the ablation in the plain run of the seed, and
+x_1 is later by {signed(after)}. The ablation gives something away: a reader that cannot see one of
+four tokens may tell from the others which one is missing. In {len(masked)} runs without q -> 1b,
+stopped before it is free, x_1 costs {studies.span(masked)}, and {studies.span(as_ever)} with it."""
 
 
 def draw_onsets(folder):
