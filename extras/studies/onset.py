@@ -221,8 +221,8 @@ def late_claim():
             after.append(row["learned"] - statistics.median(ever[row["seed"]]))
     masked, as_ever = zip(*(r["masked"] for r in load_onsets() if "masked" in r), strict=True)
     return f"""\
-Repeats of a plain run learn x_1 at most {widest:.0f} steps apart ({seeds} seeds). In {len(after)} of
-the runs without 1b -> 1a the read begins only after the ablation in the plain run of the seed, and
+Repeats of a plain run learn x_1 at most {widest:.0f} steps apart ({seeds} seeds). In {len(after)}
+runs without 1b -> 1a the read begins only after the ablation in the plain run of the seed, and
 x_1 is later by {signed(after)}. The ablation gives something away: a reader that cannot see one of
 four tokens may tell from the others which one is missing. In {len(masked)} runs without q -> 1b,
 stopped before it is free, x_1 costs {studies.span(masked)}, and {studies.span(as_ever)} with it."""
