@@ -246,36 +246,53 @@ def losses_text(group, k):
 # ---- the tables of the page
 
 
+def solved_of(rows):
+    """Return "3 of 5": how many of these runs solve x_D."""
+    return f"{sum(map(solves, rows))} of {len(rows)}"
+
+
 def print_answer(out):
     """Print how many models solve x_1 with many heads, larger k, and where places say nothing."""
-    wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
-    out("**Enough heads replace one of these layers**: of the one-layer models with 2N heads or")
-    out(f"more that are asked for x_1 alone, {sum(map(solves, wide))} of {len(wide)} solve it,")
-    out("which takes two by content. With eight heads, from the start, two layers solve x_3 in")
     groups = cells()
+    wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
+    rope = groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1]
     deep = groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3], groups["--steps 5000", 3, 2, 8, 5]
+    four = groups["", 2, 4, 16, 3] + groups["--steps 6000", 2, 4, 16, 3]
     far = [groups[f"--task {places.FAR}", layers, 2, 8, 1] for layers in (1, 2)]
-    solved = [f"{sum(map(solves, group))} of {len(group)}" for group in (*deep, *far)]
+    no_mlp, x_3, x_5 = groups["--no-mlp", 1, 4, 8, 1], *deep
+    out("**Enough heads replace one of these layers.** Asked for x_1 alone, which takes two,")
+    out(f"{solved_of(wide)} one-layer models with 2N heads or more solve it (N = 2, 4, 8), but")
+    out(f"without MLPs {solved_of(no_mlp)}, with RoPE {solved_of(rope)}. Two layers of eight heads")
     out(
-        f"{solved[0]} runs (N = 2 and 3), and three layers x_5 in {solved[1]} (N = 2). Where places"
+        f"solve x_3 in {solved_of(x_3)} runs (N = 2, 3; with N = 4 and 16 heads {solved_of(four)}),"
     )
-    out("say nothing, heads do not help: with two pairs anywhere among 20 distractors")
-    out(f"{solved[2]} one-layer models solve x_1, and {solved[3]} two-layer models.")
+    out(f"three layers x_5 in {solved_of(x_5)} (N = 2). Where places say nothing, with two pairs")
+    out("anywhere among 20 distractors, eight heads solve x_1 in one layer in")
+    out(f"{solved_of(far[0])} runs, and in two in {solved_of(far[1])}.")
 
 
 def heads_table():
     """Return how many models solved a symbol that takes a layer more by content, by their heads."""
-    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 3), (5, 3, 2)
+    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (5, 3, 2)
     lines, plain = [], plain_rows()
     for k, layers, N in shapes:
         rows = [row for row in plain if (row["layers"], row["N"]) == (layers, N) and row["D"] >= k]
         rows = [row for row in rows if row["D"] == min(row["D"] for row in rows)]
         line = [f"x_{k}", layers, causal_depth(k), N]
-        for low, high in (1, N), (N + 1, N + 1), (2 * N, math.inf):
+        for low, high in (1, N), (N + 1, 2 * N - 1), (2 * N, 2 * N), (2 * N + 1, math.inf):
             group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
             line.append(f"{sum(group)} of {len(group)}" if group else "")
         lines.append(line)
-    head = "symbol", "layers", "by content", "N", "fewer than N + 1 heads", "N + 1", "2N or more"
+    head = (
+        "symbol",
+        "layers",
+        "by content",
+        "N",
+        "N heads or fewer",
+        "N + 1 to 2N - 1",
+        "2N",
+        "more",
+    )
     return markdown(head, *lines)
 
 
@@ -287,22 +304,24 @@ def places_table():
         if task in places.TASKS:
             G = len(places.TASKS[task](N, 1).distractors)
             where = f"any of {2 * N + G - 1}" if "random" in task else f"{N} of {2 * N + G - 1}"
-            solved = f"{sum(map(solves, group))} of {len(group)}"
-            lines.append((N, layers, heads, G, where, solved, losses_text(group, 1)))
+            lines.append((N, layers, heads, G, where, solved_of(group), losses_text(group, 1)))
     lines = [line[:3] + line[4:] for line in sorted(lines)]
     return markdown(("N", "layers", "heads", "places of pairs", "solved x_1", "loss"), *lines)
 
 
 def print_transfer(out):
-    """Print what a model of one layer answers when the pairs move, by place, and one of two."""
-    groups = cells()
-    one = groups.get((f"--task {places.NEAR}", 1, 2, 8, 1), [])
-    two = groups.get((f"--task {places.FAR}", 2, 2, 8, 1), [])
-    at, elsewhere = (span([row[name] for row in one]) for name in ("at_trained", "elsewhere"))
-    out(f"Moved to random places, the one-layer models of fixed places err by {at} where the own")
-    out(f"pair stands at a place of training, and by {elsewhere} elsewhere (n = {len(one)}). The")
-    moved = span([row["moved"] for row in two], "{:.3f}")
-    out(f"two-layer models of random places, moved to fixed ones, err by {moved} (n = {len(two)}).")
+    """Print what models answer when the pairs move, those of fixed and of random places."""
+    groups, cases = cells(), []
+    for task, layers in (places.NEAR, 1), (places.NEAR, 2), (places.FAR, 2):
+        rows = groups[f"--task {task}", layers, 2, 8, 1]
+        cases.append((rows, f"{span([row['moved'] for row in rows], '{:.3f}')}"))
+    (one, of_one), (two, of_two), (far, of_far) = cases
+    at = span([row["at_trained"] for row in one])
+    out(f"Moved to random places, models of fixed ones err by {of_one} (one layer, n = {len(one)};")
+    out(
+        f"{at} where the own pair stands as in training) and {of_two} (two layers, n = {len(two)});"
+    )
+    out(f"two layers of random places, moved to fixed ones, by {of_far} (n = {len(far)}).")
 
 
 def further_table():
@@ -315,8 +334,7 @@ def further_table():
             losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
             content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
             steps = span([row["steps"] for row in group], "{}")
-            solved = f"{sum(map(solves, group))} of {len(group)}"
-            line = N, f"{layers}/{heads}", steps, solved, content, *losses
+            line = N, f"{layers}/{heads}", steps, solved_of(group), content, *losses
             lines[N, layers, heads, D] = line
     head = "N", "layers/heads", "steps", "solve x_D", "k by content"
     lines = [lines[cell] for cell in sorted(lines)]
@@ -330,22 +348,14 @@ def print_held(out):
     for row in train.read_file(ROWS):
         if (row["layers"], row["heads"], row["N"], row["D"]) == (3, 4, 4, 4):
             groups[row["other"]].append(row)
-    held = [row["x_4"] for row in groups["frozen"]]
-    counts = []
-    for other in "--init frozen", "", "--steps 4500":
-        learned = [knows(row, 4) for row in groups[other]]
-        counts.append(f"{sum(learned)} of {len(learned)}")
+    held, freed = [row["x_4"] for row in groups["frozen"]], groups["--init frozen"]
+    lost = f"{sum(not knows(row, 1) for row in freed)} of {len(freed)}"
+    start = groups[""] + groups["--steps 4500"]
     out("Training does not find all that a shape can: three layers of four heads (N = 4) bring x_4")
     out(f"to {span(held)} in {len(held)} of {len(held)} runs while a head of each is held on the")
-    out(f"minimal circuit; freed, {counts[0]} learn it in 3300 steps; from the start, {counts[1]}")
-    out(f"in 2500 and {counts[2]} in 4500.")
-
-
-def print_shuffled(out):
-    """Print what two layers learned of shuffled steps."""
-    shuffled = cells()["--task shuffled --steps 10000", 2, 4, 4, 2]
-    out("Not all of it is places: of both steps shuffled together two layers of four heads learn")
-    out(f"x_2, which takes three, to {losses_text(shuffled, 2)} (n = {len(shuffled)}).")
+    out(f"minimal circuit. Freed, {solved_of(freed)} solve it and {lost} lose x_1, in 3300 steps;")
+    best = min(row["x_4"] for row in start)
+    out(f"from the start {solved_of(start)} do in 2500 or 4500 (best {best:.3f}).")
 
 
 def print_heads(out):
@@ -396,7 +406,7 @@ def print_few(out):
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
     out(f"To fix the weights on values by place costs {values}, those on keys {keys}")
-    out(f"(n = {len(hows)}, 2 to 8 heads).")
+    out(f"(n = {len(hows)}, one run each of 2 to 8 heads).")
     one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
     out("H mixtures of N Gaussian values leave 1 - H/N if weights depend on places and the query")
     out(f"alone; with N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), not at 0.5.")
@@ -411,7 +421,7 @@ def print_width(out):
         counts = []
         for size in sorted(groups):
             rows = [row for row in groups[size] if low <= row["heads"] / row["N"] <= high]
-            counts.append(f"{sum(map(solves, rows))} of {len(rows)} ({size})")
+            counts.append(f"{solved_of(rows)} ({size})")
         out(f"- with {text}: {', '.join(counts)}")
 
 
@@ -484,23 +494,17 @@ def print_constructed(out, n=2048):
 
 def print_sweep(out):
     """Print what the runs of our sweeps learned with implicit curriculum, beside content."""
-    shallow, beyond = 0, 0
+    steps, beyond = collections.Counter(), 0
     for row in sweep.section_7(load_rows(committed("*"))):
         symbols, learned = range(1, row["D"] + 1), Flags(**row).problem.learned_below
         if row["ic"]:
-            shallow += row["layers"] < causal_depth(row["D"])
+            steps[row["steps"]] += row["layers"] < causal_depth(row["D"])
             more = [k for k in symbols if causal_depth(k) > row["layers"]]
             beyond += any(row[f"x_{k}"] < learned for k in more)
-    out(f"- Figure 4 has N = 4, eight heads and D = 5. Of {shallow} runs of our sweeps, with heads")
-    out("  of 16 numbers, that have fewer layers than x_D takes by content,")
+    runs = " and ".join(f"{count} of {number} steps" for number, count in sorted(steps.items()))
+    out("- Figure 4 has N = 4, eight heads and D = 5. Of the runs of our sweeps, with heads of 16")
+    out(f"  numbers, that have fewer layers than x_D takes by content ({runs}),")
     out(f"  {beyond} learned more than content allows.")
-
-
-def print_beyond(out):
-    """Print how often one layer solves x_2, which no flow allows, with more heads than tokens."""
-    rows = cells()["", 1, 2, 16, 2]
-    out(f"- With N = 2, one layer of 16 heads solves x_2 in {sum(map(solves, rows))} of")
-    out(f"  {len(rows)} runs, in fewer layers than Theorem 1 or any flow above allows.")
 
 
 # ---- the tables of the command

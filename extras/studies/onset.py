@@ -207,24 +207,25 @@ def late_table():
         beyond.append(f"{sum(row['learned'] <= until for row in rows)} of {len(rows)}")
         lines.append((read, until, signed(later), *beyond))
     head = "ablated in all heads", "until step", "x_1 later by (steps)"
-    return studies.markdown((*head, "more than repeats differ", "before it is free"), *lines)
+    return studies.markdown((*head, "by more than repeats differ", "before it is free"), *lines)
 
 
 def late_claim():
     """Return how far repeats are apart, what becomes of runs whose read begins only after its
     ablation, and what the ablation of q -> 1b gives away."""
-    (widest, seeds), ever, after = repeats(), plain_steps(), []
+    (widest, seeds), ever, after, after_seeds = repeats(), plain_steps(), [], set()
     begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
     for row in load_onsets():
         read, until = row["late"] or ("", 0)
         if read == HEADS[1] and begins.get(row["seed"], 0) > until:
             after.append(row["learned"] - statistics.median(ever[row["seed"]]))
+            after_seeds.add(row["seed"])
     masked, as_ever = zip(*(r["masked"] for r in load_onsets() if "masked" in r), strict=True)
     return f"""\
 Repeats of a plain run learn x_1 at most {widest:.0f} steps apart ({seeds} seeds). In {len(after)}
-runs without 1b -> 1a the read begins only after the ablation in the plain run of the seed, and
-x_1 is later by {signed(after)}. The ablation gives something away: a reader that cannot see one of
-four tokens may tell from the others which one is missing. In {len(masked)} runs without q -> 1b,
+runs without 1b -> 1a ({len(after_seeds)} seeds) the read begins only after the ablation in the
+plain run, and x_1 is later by {signed(after)}. The ablation gives something away: a reader that
+cannot see one of four tokens may tell which one is missing. In {len(masked)} runs without q -> 1b,
 stopped before it is free, x_1 costs {studies.span(masked)}, and {studies.span(as_ever)} with it."""
 
 

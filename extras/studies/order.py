@@ -87,8 +87,8 @@ def order_claim():
     pairs, exceptions = other_limits()
     return f"""\
 **Symbols are learned in order in {sum(ordered for _, ordered in answers)} of {len(answers)} runs**
-that ask for all, learn at least two, and were evaluated between any two of them. In {unresolved}
-more, two symbols fall between the same two evaluations.
+of chains (settings and seeds) that learn their attention, ask for all, learn at least two, and were
+evaluated between any two of them. In {unresolved} more, two fall between the same evaluations.
 
 The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
 symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
