@@ -211,8 +211,7 @@ def late_table():
 
 
 def late_claim():
-    """Return how far repeats are apart, what becomes of runs whose read begins only after its
-    ablation, and what the ablation of q -> 1b gives away."""
+    """Return how far repeats are apart, and what else a reader of the table must know."""
     (widest, seeds), ever, after, after_seeds = repeats(), plain_steps(), [], set()
     begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
     for row in load_onsets():

@@ -196,8 +196,7 @@ def load_induction():
 
 
 def needed(row, kind):
-    """Return whether x_1 loses half of what was learned of it, of a row of induction.jsonl, without
-    a kind of read: nothing is learned at the average of four candidates."""
+    """Return whether half of what was learned of x_1, beside the average of four, is lost."""
     return row["kinds"][kind] >= (average_loss(4) - row["loss"]) / 2
 
 
@@ -211,8 +210,7 @@ def induction_groups():
 
 
 def induction_table(shown=5):
-    """Return a row per kind of read, those that matter most and the others together: by how much
-    the loss of x_1 rises without it, and in how many runs it is needed."""
+    """Return a row per kind of read: by how much x_1 rises without it, and who needs it."""
     groups, lines = induction_groups(), []
     highest = {}
     for row in itertools.chain(*groups.values()):
