@@ -283,7 +283,7 @@ stop=0.01 diagram 1 2 4 1 4000 8 "--task random20"
 # larger k
 diagram 5 2 2 3 3000 8 ""
 diagram 5 1 2 2 3000 16 ""
-diagram 3 2 3 3 4000 8 ""
+diagram 5 2 3 3 4000 8 ""
 diagram 5 3 2 5 5000 8 ""
 diagram 3 3 2 7 5000 8 ""
 diagram 3 2 4 3 6000 16 ""
