@@ -92,7 +92,7 @@ evaluated between any two of them. In {unresolved} more, two fall between the sa
 
 The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
 symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
-two neighbouring symbols, a limit and a log, those of repeats too)."""
+two neighbouring symbols, a limit, and a log, of repeats too, in which the later one gets there)."""
 
 
 def ended(row):
