@@ -261,9 +261,7 @@ def print_answer(out):
     far = [groups[f"--task {places.FAR}", layers, 2, 8, 1] for layers in (1, 2)]
     no_mlp, x_3, x_5 = groups["--no-mlp", 1, 4, 8, 1], *deep
     out("**Enough heads replace one of these layers.** Asked for x_1 alone, which takes two,")
-    out(
-        f"{solved_of(wide)} one-layer models with 2N heads or more of 32 numbers do (N = 2 to 8), but"
-    )
+    out(f"{solved_of(wide)} one-layer models with 2N heads or more of 32 numbers do (N = 2 to 8);")
     out(f"without MLPs {solved_of(no_mlp)}, with RoPE {solved_of(rope)}. Two layers of eight heads")
     out(
         f"solve x_3 in {solved_of(x_3)} runs (N = 2, 3; with N = 4 and 16 heads {solved_of(four)}),"
