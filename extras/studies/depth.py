@@ -332,11 +332,11 @@ def further_table():
         if other.split(" ")[0] in ("", "--steps") and heads >= 2 * N and layers < D:
             medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
             losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
-            content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default="none")
+            content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default=0)
             steps = span([row["steps"] for row in group], "{}")
             line = N, f"{layers}/{heads}", steps, solved_of(group), content, *losses
             lines[N, layers, heads, D] = line
-    head = "N", "layers/heads", "steps", "solve x_D", "k by content"
+    head = "N", "layers/heads", "steps", "solve x_D", "content: k ≤"
     lines = [lines[cell] for cell in sorted(lines)]
     return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
 
@@ -393,7 +393,7 @@ def print_swaps(out):
             new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in hows])  # no -0
             old = span([how[name][1] for how in hows])
             lines.append((f"{layers}, n = {len(hows)}", heads, new, old))
-    out(markdown(("models", "swapped", "rise to the new value", "error to the own"), *lines))
+    out(markdown(("models", "swapped", "new value: excess error", "own value: error"), *lines))
 
 
 def print_few(out):
@@ -405,8 +405,8 @@ def print_few(out):
     out(f"(n = {len(two)}): one head serves a slot, one mixes two, one slot is given up.")
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
-    out(f"To fix the weights on values by place costs {values}, those on keys {keys}")
-    out(f"(n = {len(hows)}, one run each of 2 to 8 heads).")
+    out(f"Attention fixed by place raises the loss by {values} on 1b (values) and by {keys} on 1a")
+    out(f"(keys; n = {len(hows)}, one run each of 2 to 8 heads).")
     one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
     out("H mixtures of N Gaussian values leave 1 - H/N if weights depend on places and the query")
     out(f"alone; with N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), not at 0.5.")
@@ -501,9 +501,9 @@ def print_sweep(out):
             steps[row["steps"]] += row["layers"] < causal_depth(row["D"])
             more = [k for k in symbols if causal_depth(k) > row["layers"]]
             beyond += any(row[f"x_{k}"] < learned for k in more)
-    runs = " and ".join(f"{count} of {number} steps" for number, count in sorted(steps.items()))
-    out("- Figure 4 has N = 4, eight heads and D = 5. Of the runs of our sweeps, with heads of 16")
-    out(f"  numbers, that have fewer layers than x_D takes by content ({runs}),")
+    runs = ", ".join(f"{count} runs at {number}" for number, count in sorted(steps.items()))
+    out("- Figure 4 has N = 4, eight heads and D = 5. Of our sweeps' runs with heads of 16 numbers")
+    out(f"  and too few layers for x_D by content ({runs} steps),")
     out(f"  {beyond} learned more than content allows.")
 
 
