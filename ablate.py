@@ -90,10 +90,8 @@ class Path(NamedTuple):
     def marks(self, problem, positions):
         """Return two (B, N, T): 1 at the token that reads in each chain, 1 at what it reads; else
         0. positions (B, N, roles) as in a Batch."""
-        reader, read = (
-            marks_of(self.reader, problem, positions),
-            marks_of(self.read, problem, positions),
-        )
+        reader = marks_of(self.reader, problem, positions)
+        read = marks_of(self.read, problem, positions)
         if self.star:
             read = read.sum(1, keepdim=True).expand_as(read)
         return reader, read
@@ -479,10 +477,8 @@ def papers_test(few, fresh, paths, threshold):
     path of a later layer, one by one. passed: held < threshold, and all of removed >= 0.17."""
     problem, positions, first = fresh.problem, fresh.batch.positions, min(paths)
     allowed = torch.ones(problem.T, problem.T).tril(0 if fresh.flags.causal else problem.T)
-    uniform, identity = (
-        attend(allowed / allowed.sum(-1, keepdim=True)),
-        attend(torch.eye(problem.T)),
-    )
+    uniform = attend(allowed / allowed.sum(-1, keepdim=True))
+    identity = attend(torch.eye(problem.T))
     pathless = {}  # what a head does without a path: nothing, if it had one
     for head, group in few.heads_of(paths).items():
         if group:

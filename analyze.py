@@ -22,15 +22,7 @@ import math
 import pathlib
 from typing import NamedTuple
 
-from ablate import (
-    MEAN,
-    Path,
-    by_head,
-    parts_of,
-    paths_in,
-    read_report,
-    worst_of,
-)
+from ablate import MEAN, Path, by_head, parts_of, paths_in, read_report, worst_of
 from data import LOSS, Task, command_line, held_out, program, progress
 from train import (
     Flags,
@@ -258,11 +250,10 @@ def draw_diagram(axes, problem, paths, labels, colors):
         (x0, x1), y = across(path), layers.index(path.layer)
         same_path = [other for other in drawn if other._replace(head=path.head) == path]
         bend = f"arc3,rad={0.15 * len(same_path)}"
-        shape = dict(
-            arrowstyle="-|>", connectionstyle=bend, mutation_scale=14, shrinkA=5, shrinkB=5
-        )
+        shape = dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
         line = "--" if path.star else "-"
-        arrow = FancyArrowPatch((x0, y), (x1, y + 1), color=colors[path], ls=line, **shape)
+        style = dict(color=colors[path], ls=line, connectionstyle=bend)
+        arrow = FancyArrowPatch((x0, y), (x1, y + 1), **style, **shape)
         axes.add_patch(arrow)
 
         # the label on the arrow, lower where a shorter arrow ends at the same place
@@ -271,9 +262,8 @@ def draw_diagram(axes, problem, paths, labels, colors):
         share = 0.7 - 0.15 * (len(same_end) % 4)
         text = f"H{path.head}: {labels[path]}" if name_heads else labels[path]
         label = axes.text(x0 + share * (x1 - x0), y + share, text, ha="center", va="center")
-        label.set(
-            fontsize=9, bbox=dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
-        )
+        box = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
+        label.set(fontsize=9, bbox=box)
         drawn[path] = arrow, label
     return drawn
 

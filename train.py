@@ -224,9 +224,8 @@ def build(flags):
 def sequences(flags, index):
     """Return the Batch of the examples `index` of a run's problem and seed."""
     sizes = flags.N, flags.D, flags.K
-    return data.make_batch(
-        flags.seed, index, *sizes, flags.target_symbols, flags.rotary, flags.task
-    )
+    kind = flags.target_symbols, flags.rotary, flags.task
+    return data.make_batch(flags.seed, index, *sizes, *kind)
 
 
 def precision(flags):
@@ -435,18 +434,17 @@ def parser():
     add("--device", str, "auto", "auto = cuda if there is one, else cpu; mps is not tested")
     add("--out", pathlib.Path, None, "run directory; by default named by the flags")
     flag("--resume", action="store_true", help="continue from state.pt, if it exists")
+    p.set_defaults(intervene="")  # the name of the function that run_once is given
     return p
 
 
-DEFAULTS = {**vars(parser().parse_args([])), "intervene": ""}  # of what is fixed for a run
+DEFAULTS = vars(parser().parse_args([]))  # of what is fixed for a run
 for name in "device", "out", "resume":
     del DEFAULTS[name]
 
 
 class Flags(argparse.Namespace):
     """The flags of a run as attributes, and what follows from them."""
-
-    intervene = ""  # the name of the function that run_once is given
 
     @property
     def problem(self):

@@ -6,11 +6,13 @@ A study takes run directories and files of rows (rows.py) alike.
 """
 
 import statistics
+from operator import itemgetter
 from pathlib import Path
 
 import sweep
 from data import command_line, program
 from extras.studies import places  # noqa: F401 (it adds tasks to data.TASKS)
+from train import read_file
 
 
 RESULTS = Path("results")
@@ -32,6 +34,12 @@ def command(script, description, tables, draw=None):
         print(tables(found))
         if draw:
             print(draw(found, args.out))
+
+
+def rows_by(file, *names):
+    """Return {these fields of a row: the row} of a file, {} without it, for others to be added."""
+    rows = read_file(file) if file.exists() else []
+    return {itemgetter(*names)(row): row for row in rows}
 
 
 # ---- the tables of sweep.py; rows.py has the runs

@@ -19,9 +19,9 @@ import itertools
 
 import ablate
 import train
-from ablate import ANOTHER, MEAN, PatchedModel, Reference, by_head, mask_of, paths_in
+from ablate import ANOTHER, BOTH, MEAN, PatchedModel, Reference, by_head, mask_of, paths_in
 from data import held_out, progress
-from extras.studies import command, markdown, span
+from extras.studies import command, markdown, rows_by, span
 from extras.studies.rows import RESULTS, committed, name_of
 
 import torch
@@ -81,15 +81,14 @@ class Copying(PatchedModel):
 
 def search_copying(model, flags, heads, threshold, count=1024):
     """Return (paths, part of the report) as find_circuit does, with these heads copying. Stars are
-    no candidates: in rope_s4, on which this was developed, they cost more than 1% of the answers.
-    """
+    no candidates: in rope_s4, on which this was developed, they cost over 1% of the answers."""
     reference = Reference(model, flags)
     donors = Reference(model, flags, train.sequences(flags, held_out("means", 512)[256:]))
     numbers = held_out("search", ablate.FEW + ablate.MANY)
     few = Copying(model, flags, numbers[: ablate.FEW], heads, reference)
     many = Copying(model, flags, numbers[ablate.FEW :], heads, reference)
     fresh = Copying(model, flags, held_out("circuits", count), heads, donors)
-    for ablations, floor in itertools.product(((MEAN, ANOTHER), (MEAN,)), ablate.ATTENDED):
+    for ablations, floor in itertools.product((BOTH, (MEAN,)), ablate.ATTENDED):
         ranked = ablate.candidates(reference, flags.problem, floor / flags.N)
         ranked = [path for path in ranked if not path.star]
         paths = ablate.search(few, many, ranked, ablations, ablate.MARGIN * threshold)
@@ -103,7 +102,7 @@ def replaced(model, flags, heads, n=256):
     patched = Copying(model, flags, held_out("circuits", n), ())
     copying = Copying(model, flags, held_out("circuits", n), heads, patched.reference)
     found = dict(nothing=patched.baseline)
-    for by in MEAN, ANOTHER:
+    for by in BOTH:
         found[by] = patched.losses({head: patched.ablate(head, (), by=by) for head in heads})
     found["itself"] = copying.losses({head: copying.ablate(head, ()) for head in heads})
     return {by: round(losses.mean((0, 1)).max().item(), 4) for by, losses in found.items()}
@@ -169,7 +168,7 @@ def circuits_table(rows):
     for row in (row for row in rows if row["report"]):
         report, paths = row["report"], paths_in(row["report"])
         stars, layers = sum(path.star for path in paths), {path.layer for path in paths}
-        cells = [worst(report, key) for key in ("full_model", MEAN, ANOTHER)]
+        cells = [worst(report, key) for key in ("full_model", *BOTH)]
         cells += [f"{len(paths)}, {stars} in {len(layers)}" if paths else ""]
         verdict = report["verdict"] + f" (by the search of {EARLIER})" * by_earlier([row])
         lines.append([name_of(row), verdict, *cells])
@@ -289,7 +288,7 @@ def draw(rows, out):
     """Put into circuits.jsonl what is asked of the runs that have weights and were searched; a row
     replaces the one of the same run."""
     file = out / "circuits.jsonl"
-    kept = {row["run"]: row for row in train.read_file(file)} if file.exists() else {}
+    kept = rows_by(file, "run")
     for row in rows:
         solved = not row["report"].get("verdict", "not searched").startswith("not searched")
         if row["folder"] and solved:

@@ -246,6 +246,11 @@ def losses_text(group, k):
 # ---- the tables of the page
 
 
+def wide_rows():
+    """Return the rows of one layer with 2N heads or more."""
+    return [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
+
+
 def solved_of(rows):
     """Return "3 of 5": how many of these runs solve x_D."""
     return f"{sum(map(solves, rows))} of {len(rows)}"
@@ -254,21 +259,18 @@ def solved_of(rows):
 def print_answer(out):
     """Print how many models solve x_1 with many heads, larger k, and where places say nothing."""
     groups = cells()
-    wide = [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
-    rope = groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1]
-    deep = groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3], groups["--steps 5000", 3, 2, 8, 5]
-    four = groups["", 2, 4, 16, 3] + groups["--steps 6000", 2, 4, 16, 3]
-    far = [groups[f"--task {places.FAR}", layers, 2, 8, 1] for layers in (1, 2)]
-    no_mlp, x_3, x_5 = groups["--no-mlp", 1, 4, 8, 1], *deep
+    no_mlp = solved_of(groups["--no-mlp", 1, 4, 8, 1])
+    rope = solved_of(groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1])
+    x_3 = solved_of(groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3])
+    four = solved_of(groups["", 2, 4, 16, 3] + groups["--steps 6000", 2, 4, 16, 3])
+    x_5 = solved_of(groups["--steps 5000", 3, 2, 8, 5])
+    one, two = (solved_of(groups[f"--task {places.FAR}", layers, 2, 8, 1]) for layers in (1, 2))
     out("**Enough heads replace one of these layers.** Asked for x_1 alone, which takes two,")
-    out(f"{solved_of(wide)} one-layer models with 2N heads or more of 32 numbers do (N = 2 to 8);")
-    out(f"without MLPs {solved_of(no_mlp)}, with RoPE {solved_of(rope)}. Two layers of eight heads")
-    out(
-        f"solve x_3 in {solved_of(x_3)} runs (N = 2, 3; with N = 4 and 16 heads {solved_of(four)}),"
-    )
-    out(f"three layers x_5 in {solved_of(x_5)} (N = 2). Where places say nothing, with two pairs")
-    out("anywhere among 20 distractors, eight heads solve x_1 in one layer in")
-    out(f"{solved_of(far[0])} runs, and in two in {solved_of(far[1])}.")
+    out(f"{solved_of(wide_rows())} one-layer models with 2N heads or more of 32 numbers do")
+    out(f"(N = 2 to 8); without MLPs {no_mlp}, with RoPE {rope}. Two layers of eight heads solve")
+    out(f"x_3 in {x_3} runs (N = 2, 3; with N = 4 and 16 heads {four}), three layers x_5 in {x_5}")
+    out("(N = 2). Where places say nothing, with two pairs anywhere among 20 distractors, eight")
+    out(f"heads solve x_1 in one layer in {one} runs, and in two in {two}.")
 
 
 def heads_table():
@@ -311,17 +313,16 @@ def places_table():
 
 def print_transfer(out):
     """Print what models answer when the pairs move, those of fixed and of random places."""
-    groups, cases = cells(), []
-    for task, layers in (places.NEAR, 1), (places.NEAR, 2), (places.FAR, 2):
-        rows = groups[f"--task {task}", layers, 2, 8, 1]
-        cases.append((rows, f"{span([row['moved'] for row in rows], '{:.3f}')}"))
-    (one, of_one), (two, of_two), (far, of_far) = cases
-    at = span([row["at_trained"] for row in one])
-    out(f"Moved to random places, models of fixed ones err by {of_one} (one layer, n = {len(one)};")
+    groups, near, far = cells(), f"--task {places.NEAR}", f"--task {places.FAR}"
+    cases = groups[near, 1, 2, 8, 1], groups[near, 2, 2, 8, 1], groups[far, 2, 2, 8, 1]
+    one, two, random = (span([row["moved"] for row in rows], "{:.3f}") for rows in cases)
+    at = span([row["at_trained"] for row in cases[0]])
+    n_one, n_two, n_random = map(len, cases)
+    out(f"Moved to random places, models of fixed ones err by {one} (one layer, n = {n_one}; {at}")
     out(
-        f"{at} where the own pair stands as in training) and {of_two} (two layers, n = {len(two)});"
+        f"where the own pair stands as in training) and {two} (two layers, n = {n_two}); two layers"
     )
-    out(f"two layers of random places, moved to fixed ones, by {of_far} (n = {len(far)}).")
+    out(f"of random places, moved to fixed ones, by {random} (n = {n_random}).")
 
 
 def further_table():
@@ -337,8 +338,8 @@ def further_table():
             line = N, f"{layers}/{heads}", steps, solved_of(group), content, *losses
             lines[N, layers, heads, D] = line
     head = "N", "layers/heads", "steps", "solve x_D", "content: k ≤"
-    lines = [lines[cell] for cell in sorted(lines)]
-    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
+    head += tuple(f"x_{k}" for k in range(1, 8))
+    return markdown(head, *(lines[cell] for cell in sorted(lines)))
 
 
 def print_held(out):

@@ -87,10 +87,10 @@ def table():
 def write(rows, out):
     """Measure run directories into metrics.jsonl, among the rows of others."""
     file = out / "metrics.jsonl"
-    found = [measure(row) for row in progress("run", rows) if row["folder"]]
-    measured, others = sum(found, []), train.read_file(file) if file.exists() else []
-    names = {row["run"] for row in measured}
-    train.write_file(file, [row for row in others if row["run"] not in names] + measured)
+    measured = studies.rows_by(file, "run", "symbol")
+    for row in progress("run", [row for row in rows if row["folder"]]):
+        measured |= {(found["run"], found["symbol"]): found for found in measure(row)}
+    train.write_file(file, [*measured.values()])
     return file
 
 

@@ -187,43 +187,44 @@ def repeats():
     return max(apart), len(apart)
 
 
-def delays(folder=FOLDER):
-    """Return {("1b -> 1a", 200): [steps later, ...], ...}: by how much later x_1 is learned with a
-    read ablated until a step than in the median plain run of the seed."""
+def late_rows(folder=FOLDER):
+    """Return {("1b -> 1a", 200): [row, ...], ...} of the runs with a read ablated until a step; in
+    each `later`, by how many steps x_1 is later than in the median plain run of the seed."""
     ever, found = plain_steps(folder), {}
     for row in load_onsets(folder=folder):
         if row["late"]:
-            later = row["learned"] - statistics.median(ever[row["seed"]])
-            found.setdefault(tuple(row["late"]), []).append(later)
+            row["later"] = row["learned"] - statistics.median(ever[row["seed"]])
+            found.setdefault(tuple(row["late"]), []).append(row)
     return dict(sorted(found.items()))
 
 
 def late_table():
     """Return a row per ablation: what it does, beside repeats."""
     widest, lines = repeats()[0], []
-    for (read, until), later in delays().items():
-        beyond = [f"{sum(steps > widest for steps in later)} of {len(later)}"]
-        rows = [row for row in load_onsets() if row["late"] == [read, until]]
-        beyond.append(f"{sum(row['learned'] <= until for row in rows)} of {len(rows)}")
-        lines.append((read, until, signed(later), *beyond))
+    for (read, until), rows in late_rows().items():
+        later = [row["later"] for row in rows]
+        beyond = f"{sum(steps > widest for steps in later)} of {len(rows)}"
+        before = f"{sum(row['learned'] <= until for row in rows)} of {len(rows)}"
+        lines.append((read, until, signed(later), beyond, before))
     head = "ablated in all heads", "until step", "x_1 later by (steps)"
     return studies.markdown((*head, "by more than repeats differ", "before it is free"), *lines)
 
 
 def late_claim():
     """Return how far repeats are apart, and what else a reader of the table must know."""
-    (widest, seeds), ever, after, after_seeds = repeats(), plain_steps(), [], set()
+    widest, seeds = repeats()
     begins = {row["seed"]: row["onsets"][HEADS[1]] for row in with_onsets()}
-    for row in load_onsets():
-        read, until = row["late"] or ("", 0)
-        if read == HEADS[1] and begins.get(row["seed"], 0) > until:
-            after.append(row["learned"] - statistics.median(ever[row["seed"]]))
-            after_seeds.add(row["seed"])
-    masked, as_ever = zip(*(r["masked"] for r in load_onsets() if "masked" in r), strict=True)
+    after, masked = [], []
+    for (read, until), rows in late_rows().items():
+        masked += [row["masked"] for row in rows if "masked" in row]
+        if read == HEADS[1]:
+            after += [row for row in rows if begins.get(row["seed"], 0) > until]
+    after_seeds, steps = {row["seed"] for row in after}, [row["later"] for row in after]
+    masked, as_ever = zip(*masked, strict=True)
     return f"""\
 Repeats of a plain run learn x_1 at most {widest:.0f} steps apart ({seeds} seeds). In {len(after)}
 runs without 1b -> 1a ({len(after_seeds)} seeds) the read begins only after the ablation in the
-plain run, and x_1 is later by {signed(after)}. The ablation gives something away: a reader that
+plain run, and x_1 is later by {signed(steps)}. The ablation gives something away: a reader that
 cannot see one of four tokens may tell which one is missing. In {len(masked)} runs without q -> 1b,
 stopped before it is free, x_1 costs {studies.span(masked)}, and {studies.span(as_ever)} with it."""
 
@@ -231,7 +232,7 @@ stopped before it is free, x_1 costs {studies.span(masked)}, and {studies.span(a
 def draw_onsets(folder):
     """Draw the onset.jsonl in a folder, into it: the onsets of each seed; and by how much later x_1
     is learned if a read is ablated at the start."""
-    rows, found = with_onsets(folder=folder), delays(folder)
+    rows, found = with_onsets(folder=folder), late_rows(folder)
     figure, (left, right) = analyze.panels(2, 2, 5, 3.4)
     marks = dict.fromkeys(HEADS) | {"x_1": "the knowledge of $x_1$"}
     for (kind, name), color in zip(marks.items(), ("tab:red", "tab:blue", "black"), strict=True):
@@ -250,8 +251,8 @@ def draw_onsets(folder):
     widest, seeds = repeats()
     label = f"apart at most: repeats of one seed (n = {seeds} seeds)"
     right.axvspan(-widest, widest, color="0.9", label=label)
-    for place, points in enumerate(found.values()):
-        right.plot(points, [place] * len(points), "o", alpha=0.7)
+    for place, group in enumerate(found.values()):
+        right.plot([row["later"] for row in group], [place] * len(group), "o", alpha=0.7)
     names = [f"{read} until {until} (n = {len(found[read, until])})" for read, until in found]
     right.set(yticks=range(len(found)), ylim=(-0.7, len(found) - 0.3))
     right.set_xlabel("$x_1$ learned later by (training steps)")
@@ -265,7 +266,7 @@ def draw_onsets(folder):
 def draw(rows, out):
     """Measure run directories into onset.jsonl, and draw it; return its tables as text."""
     file = out / "onset.jsonl"
-    measured = {row["run"]: row for row in (train.read_file(file) if file.exists() else [])}
+    measured = studies.rows_by(file, "run")
     measured |= {row["name"]: measure(row) for row in rows if row["folder"]}
     train.write_file(file, [*measured.values()])
     draw_onsets(out)

@@ -211,12 +211,8 @@ def induction_groups():
 
 def induction_table(shown=5):
     """Return a row per kind of read: by how much x_1 rises without it, and who needs it."""
-    groups, lines = induction_groups(), []
-    highest = {}
-    for row in itertools.chain(*groups.values()):
-        for kind, rise in row["kinds"].items():
-            highest[kind] = max(rise, highest.get(kind, rise))
-    kinds = sorted(highest, key=highest.get, reverse=True)
+    groups, lines, rows = induction_groups(), [], load_induction()
+    kinds = sorted(rows[0]["kinds"], key=lambda kind: -max(row["kinds"][kind] for row in rows))
     others = kinds[shown:]
     for title, group in [*((kind, [kind]) for kind in kinds[:shown]), ("any other", others)]:
         line = [title]
@@ -267,7 +263,7 @@ the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run).
 def write_induction(rows, out):
     """Measure the runs that have checkpoints into induction.jsonl, among the rows of others."""
     file = out / "induction.jsonl"
-    measured = {row["run"]: row for row in (train.read_file(file) if file.exists() else [])}
+    measured = studies.rows_by(file, "run")
     for row in rows:
         if row["folder"] and train.checkpoints_of(row["folder"]):
             found = measure_run(row)

@@ -20,7 +20,7 @@ import analyze
 import train
 from ablate import read_report
 from data import UserError, command_line, program
-from extras.studies import RESULTS
+from extras.studies import RESULTS, rows_by
 from train import DEFAULTS, Flags
 
 
@@ -131,7 +131,7 @@ def main():
     with program("python -m extras.studies.rows"):
         args = p.parse_args()
         file = args.out / f"{args.group}.jsonl"
-        rows = {row["name"]: row for row in (train.read_file(file) if file.exists() else [])}
+        rows = rows_by(file, "name")
         for row in map(row_of, args.run):
             row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
             rows[row["name"]] = row

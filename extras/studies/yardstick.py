@@ -8,9 +8,8 @@ ablate.search takes them in this order, stars last, as find_circuit does in that
 
 yardstick.jsonl has a row per model: family, right [of each candidate True, False, or None if it
 shares half of its pairs of tokens with a path of the circuit], scores {method: [of each]}, exact
-{method: True, False, None if it refuses}, sequences {method: through the model}; and a row per run:
-run, circuit [paths, losses under both ablations], losses {method: {ablation: [of the worst symbol
-with the first 0, 1, ... paths]}}.
+{method: True, False, None if it refuses}; and a row per run: run, circuit [paths, losses under both
+ablations], losses {method: {ablation: [of the worst symbol with the first 0, 1, ... paths]}}.
 """
 
 import itertools
@@ -19,7 +18,7 @@ import statistics
 import ablate
 import analyze
 import train
-from ablate import ANOTHER, ATTENDED, FEW, MANY, MARGIN, MEAN, PatchedModel, Reference
+from ablate import ANOTHER, ATTENDED, BOTH, FEW, MANY, MARGIN, MEAN, PatchedModel, Reference
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, name_of, rounded
@@ -59,7 +58,7 @@ def compare(family, model, flags, circuit):
 
 def search(few, many, fresh, ranked):
     """Return the set that ablate.search finds, if it is validated, else None."""
-    for ablations in (MEAN, ANOTHER), (MEAN,):
+    for ablations in BOTH, (MEAN,):
         paths = ablate.search(few, many, ranked, ablations, MARGIN * THRESHOLD)
         if paths and ablate.verdict(fresh, paths, ablations, THRESHOLD)["validated"]:
             return paths
@@ -88,10 +87,10 @@ def curves(row):
     for method, scores in itertools.islice(rankings(few, attention), 4):  # ACDC has no order
         ranked, losses[method] = sorted(scores, key=scores.get, reverse=True), {}
         sets = [ranked[:count] for count in range(MOST + 1)]
-        for by in MEAN, ANOTHER:
+        for by in BOTH:
             losses[method][by] = [worst(fresh.circuit(paths, by)) for paths in sets]
     circuit = [*ablate.paths_in(row["report"])]
-    ends = [worst(fresh.circuit(circuit, by)) for by in (MEAN, ANOTHER)]
+    ends = [worst(fresh.circuit(circuit, by)) for by in BOTH]
     return dict(run=name_of(row), circuit=[len(circuit), *ends], losses=losses)
 
 
@@ -141,7 +140,7 @@ def draw_curves(file):
     rows = [row for row in train.read_file(file) if "run" in row]
     size = dict(sharex=True, sharey=True)
     figure, grid = analyze.panels(2 * len(rows), len(rows), 11 / len(rows), 2, **size)
-    for panel, (by, row) in zip(grid, itertools.product((MEAN, ANOTHER), rows), strict=True):
+    for panel, (by, row) in zip(grid, itertools.product(BOTH, rows), strict=True):
         count, *ends = row["circuit"]
         for width, (method, losses) in zip((5, 3.5, 2, 1), row["losses"].items(), strict=True):
             panel.plot(losses[by], ".-", lw=width, label=method)  # lines may lie on one another
