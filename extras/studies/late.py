@@ -3,10 +3,13 @@ for the read, or can it do without an early start (Section 9.1)?
 
     python -m extras.studies.late "1b -> 1a" 200 --layers 12 --heads 1 --D 3 --out out/late
 
-The reader attends as if the token that it reads were not there; one that could see nothing else
+1b -> 1a-2, a control, is the token two before 1a: the 1a of the pair that stands before the own
+one. The reader attends as if the token that it reads were not there; one that could see nothing else
 writes nothing. This is no clean ablation: the reader may tell from the other tokens which one is
 missing (results/emergence.md). config.json then has "late": ["1b -> 1a", 200] beside the flags.
 """
+
+import re
 
 import train
 from ablate import Path, mask_of
@@ -16,7 +19,7 @@ from extras.studies.frozen import run_with
 
 def heads_without(read, flags, positions):
     """Return {(layer, head): f} of all heads, whose readers cannot see what they read; read: two
-    roles, "1b -> 1a"; positions (B, N, roles)."""
+    tokens, "1b -> 1a"; positions (B, N, roles)."""
     reader, token = read.split(" -> ")
     seen = ~mask_of([Path(0, 0, reader, token)], flags.problem, positions)
 
@@ -39,13 +42,13 @@ def run_once(flags, read, until):
 def main():
     with program("python -m extras.studies.late"):
         p = command_line("python -m extras.studies.late", __doc__)
-        p.add_argument("read", help='two roles, say "1b -> 1a"; all flags of train.py follow')
+        p.add_argument("read", help='two tokens, say "1b -> 1a"; all flags of train.py follow')
         p.add_argument("until", type=number(int, 1), help="the step from which on it is free")
         args, rest = p.parse_known_args()
         flags = train.parse_flags(rest)
-        roles = args.read.split(" -> ")
-        if len(roles) != 2 or not {*roles} <= {*flags.problem.names}:
-            raise UserError(f"{args.read} is no read: write two roles, as in 1b -> 1a")
+        end = rf"({'|'.join(flags.problem.names)})([+-]\d+)?"
+        if not re.fullmatch(f"{end} -> {end}", args.read):
+            raise UserError(f"{args.read} is no read: write two tokens, 1b -> 1a or 1b -> 1a-2")
         run_once(flags, args.read, args.until)
         print(train.summary(flags.out))
 
