@@ -3,10 +3,10 @@ for the read, or can it do without an early start (Section 9.1)?
 
     python -m extras.studies.late "1b -> 1a" 200 --layers 12 --heads 1 --D 3 --out out/late
 
-1b -> 1a-2, a control, is the token two before 1a: the 1a of the pair that stands before the own
-one. The reader attends as if the token that it reads were not there; one that could see nothing else
-writes nothing. This is no clean ablation: the reader may tell from the other tokens which one is
-missing (results/emergence.md). config.json then has "late": ["1b -> 1a", 200] beside the flags.
+1b -> 1a-2, a control, reads the token two before 1a, the 1a of the pair that stands before it. The
+reader attends as if what it reads were not there; one that could see nothing else writes nothing.
+This is no clean ablation: the reader may tell from the other tokens which one is missing
+(results/emergence.md). config.json then has "late": ["1b -> 1a", 200] beside the flags.
 """
 
 import re
