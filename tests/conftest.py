@@ -12,8 +12,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait on tensors this small
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on another processor
-    found = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
-    train.CPU = found
+    train.CPU = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
 
 
 def pytest_configure(config):

@@ -58,8 +58,7 @@ def test_paths_against_loops(task):
     with pytest.raises(ValueError, match="written like"):
         Path.parse("L3H1 q -> 1b")
 
-    several = ("q", "1a"), ("q", "1b+1"), ("1b", "1a*"), ("1a+1", "1b-1")
-    paths = [Path(0, 0, *pair) for pair in several]
+    paths = paths_from("0 q 1a", "0 q 1b+1", "0 1b 1a*", "0 1a+1 1b-1")
     mask = torch.zeros(3, T, T)
     for path, b in itertools.product(paths, range(3)):
         for _, reader, read in pairs_of(path, task, positions, b):
@@ -88,9 +87,7 @@ def patched():
 def test_ablation_against_loops(patched, by):
     """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
     task, heads, itself = patched.problem, {}, torch.eye(patched.problem.T).bool()
-    ends = ("q", "1b+1"), ("1b", "1a"), ("2b", "2a*"), ("q", "2b")
-    where = (0, 1), (0, 1), (0, 0), (1, 0)
-    circuit = [Path(*head, *pair) for head, pair in zip(where, ends, strict=True)]
+    circuit = paths_from("0.1 q 1b+1", "0.1 1b 1a", "0 2b 2a*", "1 q 2b")
     for head, (pattern, values) in patched.reference.reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for sequences in patched.reference, patched:
@@ -167,7 +164,7 @@ def test_attributions_are_finite_differences(patched, share):
             heads[head] = write
         return patched.losses(heads).mean().item()
 
-    paths = [Path(0, 1, "q", "1b"), Path(0, 0, "1b", "1a*"), Path(1, 0, "q", "2b+1")]
+    paths = paths_from("0.1 q 1b", "0 1b 1a*", "1 q 2b+1")
     for path, found in attributions(patched, paths, [share]).items():
         expected = abs(loss(path, little) - loss(path, -little)) / (2 * little)
         assert expected > 1e-4 and found == pytest.approx(expected, rel=0.02)
@@ -232,13 +229,10 @@ def test_a_set_is_left_from_which_nothing_can_be_dropped(size):
 # ---- the report
 
 
+TWO_HEADS = "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c".split(",")
 OTHERS = [
     ("--task distracted", 1, ["0 1b 1a", "0 2b 2a", "1 q 1b", "2 q 2b"]),
-    (
-        "--task conditional",
-        2,
-        "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c".split(","),
-    ),
+    ("--task conditional", 2, TWO_HEADS),
 ]
 
 
@@ -263,10 +257,8 @@ def test_planted_circuits_are_validated(how, heads, texts, monkeypatch):
         others = [other for other in texts if other != text]
         predictions = plant(task, others, layers, heads)(batch.inputs)
         lost = partial_losses(predictions, batch.targets, 4).mean(0) > 0.5
-        full, circuit = (
-            torch.tensor([low > 0.3 for _, low, _ in rows[path][key].values()])
-            for key in ("cost", "without")
-        )
+        full = torch.tensor([low > 0.3 for _, low, _ in rows[path]["cost"].values()])
+        circuit = torch.tensor([low > 0.3 for _, low, _ in rows[path]["without"].values()])
         assert torch.equal(full, lost) and (circuit >= lost).all()
         predicted = {k for k, gone in enumerate(lost, 1) if not gone}
         assert predicted <= ablate.reached({*paths} - {path}, task)

@@ -115,9 +115,8 @@ def test_emergence_is_measured_at_checkpoints_and_read_without_them(whole, tmp_p
             reader = batch.positions[..., task.names.index(path.reader)]
             most = pattern[torch.arange(32)[:, None], reader].amax(-1)
             low, high = given.mean(1).quantile(torch.tensor([0.1, 0.9]))
-            expected = dict(
-                mean=given.mean(), low=low, high=high, hits=(given == most).float().mean()
-            )
+            hits = (given == most).float().mean()
+            expected = dict(mean=given.mean(), low=low, high=high, hits=hits)
             for name, value in expected.items():
                 assert row[name][number] == pytest.approx(value.item(), abs=6e-5), name
 

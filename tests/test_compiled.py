@@ -133,6 +133,7 @@ class Compiled(torch.nn.Module):
 CASES = [(1, False), (2, False), (3, False), (4, False), (3, True)]  # D, doubling
 NOISY = [(case, noise) for noise in (0.05, 0.1, 0.15, 0.3) for case in ((3, False), (3, True))]
 SLOW = [*NOISY[4:6], *((case, 0) for case in CASES[2:])]
+SLOW = [pytest.param(case, noise, marks=pytest.mark.slow) for case, noise in SLOW]
 
 
 def paths_of(D, doubling):
@@ -157,10 +158,7 @@ def search(case, noise):
     return model, ablate.find_circuit(model, settings(case[0], model.layers, model.heads))
 
 
-@pytest.mark.parametrize(
-    "case, noise",
-    [(CASES[0], 0), (CASES[1], 0), *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW)],
-)
+@pytest.mark.parametrize("case, noise", [(CASES[0], 0), (CASES[1], 0), *SLOW])
 def test_find_circuit_finds_the_compiled_paths(case, noise):
     """And a program has as many layers as it says."""
     (D, doubling), (model, report) = case, search(case, noise)

@@ -17,7 +17,6 @@ from test_all import HERE, is_png
 from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of, run_main
 from tests.other_tasks import write_circuit
 
-import matplotlib
 import pytest
 import torch
 
@@ -86,15 +85,6 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, whole):
         (run / name).write_bytes(kept)
 
 
-def test_figures_have_our_style_whatever_a_user_has_set(tmp_path, whole):
-    """As with text.usetex: True in a matplotlibrc, on a machine without LaTeX."""
-    run = shutil.copytree(whole, tmp_path / "run")
-    (run / "circuit.json").write_text('{"verdict": "not faithful: x", "paths": []}')
-    with matplotlib.rc_context({"text.usetex": True, "savefig.format": "pdf"}):
-        out = output_of(analyze, run)
-    assert is_png(run / "curves.png") and "no circuit to draw: not faithful: x" in out
-
-
 def in_a_process(*command, **environment):
     """Run a command in this clone; return (exit code, stdout, stderr)."""
     how = dict(cwd=HERE, env=os.environ | environment, capture_output=True, timeout=300)
@@ -110,11 +100,15 @@ def test_how_threads_wait_is_set_before_torch(script):
     assert code == 0 and "GOMP_SPINCOUNT = '1000'" in err
 
 
-def test_figures_need_no_window_that_a_user_has_chosen(tmp_path, whole):
-    """In a notebook MPLBACKEND names what `!python analyze.py` cannot load."""
+def test_figures_are_ours_whatever_a_user_has_set(tmp_path, whole):
+    """LaTeX in a matplotlibrc where there is none; a window that cannot be loaded."""
     run = shutil.copytree(whole, tmp_path / "run")
-    code, _, err = in_a_process(sys.executable, "analyze.py", run, MPLBACKEND="module://nowhere")
+    (run / "circuit.json").write_text('{"verdict": "not faithful: x", "paths": []}')
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\n")
+    user = dict(MPLBACKEND="module://nowhere", MATPLOTLIBRC=str(tmp_path))
+    code, out, err = in_a_process(sys.executable, "analyze.py", run, **user)
     assert code == 0 and is_png(run / "curves.png"), err
+    assert "no circuit to draw: not faithful: x" in out
 
 
 def test_a_device_that_computes_other_sequences_is_refused(tmp_path, monkeypatch):
@@ -138,12 +132,10 @@ def test_an_unfinished_run_gets_its_losses_and_an_unknown_one_a_line(tmp_path, w
 
 
 def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
+    """Also of an object in state.pt that is no tensor, which is no damage."""
     monkeypatch.setattr(train, "make_optimizers", lambda *_: Path("no_file").read_text())
     with pytest.raises(FileNotFoundError, match="no_file"):
         run_main(train, *WHOLE, "--out", tmp_path / "run")
-
-
-def test_an_object_that_is_no_tensor_is_not_called_damage(tmp_path):
     train.write_file(tmp_path / "state.pt", dict(mine=Path))
     with pytest.raises(pickle.UnpicklingError, match="pathlib"):
         train.read_file(tmp_path / "state.pt")

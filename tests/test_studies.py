@@ -84,16 +84,18 @@ def test_which_paths_came_first(tmp_path):
     assert order.wait_and_fall(row) == (pytest.approx(132.5), pytest.approx(60))
 
 
-def test_a_late_read_is_as_if_the_token_were_not_there():
+@pytest.mark.parametrize("offset", [0, -2])
+def test_a_late_read_is_as_if_the_token_were_not_there(offset):
     flags = train.parse_flags(SMALL)
     torch.manual_seed(0)
     model, batch = train.build(flags), train.sequences(flags, torch.tensor([5]))
     for weights in model.parameters():
-        weights.data *= 9  # so that attention matters
-    late_heads = late.heads_without("1b -> 1a", flags, batch.positions)
+        weights.data *= 4  # so that attention matters
+    read = "1b -> 1a" + f"{offset or ''}"
+    late_heads = late.heads_without(read, flags, batch.positions)
     without, ever = model(batch.inputs, late_heads), model(batch.inputs)
-    reader, read = (flags.problem.names.index(name) for name in ("1b", "1a"))
-    model.mask[batch.positions[0, :, reader], batch.positions[0, :, read]] = -math.inf
+    reader, key = (flags.problem.names.index(name) for name in ("1b", "1a"))
+    model.mask[batch.positions[0, :, reader], batch.positions[0, :, key] + offset] = -math.inf
     torch.testing.assert_close(model(batch.inputs), without)
     assert not torch.allclose(ever, without, atol=1e-3)
 
@@ -201,9 +203,7 @@ def test_reads_of_the_token_itself_by_hand():
 # ---- places that say nothing
 
 
-@pytest.mark.parametrize(
-    ("task", "G", "N"), [("random20", 20, 2), ("fixed20", 20, 2), ("random6", 6, 4)]
-)
+@pytest.mark.parametrize("task, G, N", [("random20", 20, 2), ("fixed20", 20, 2), ("random6", 6, 4)])
 def test_pairs_stand_whole_among_distractors(task, G, N):
     """Who equals whom, what is asked, where pairs stand, what stays in place."""
     B, K, end = 1000, 4, 2 * N + G

@@ -62,9 +62,8 @@ def test_the_cluster_of_the_docstring(tmp_path):
     cluster = [subprocess.Popen(line.split(), **how) for line in text.strip().splitlines()[-2:]]
     try:
         with mock.patch.object(sweep, "PATIENCE", 100):  # the scheduler may still be starting
-            out = output_of(
-                sweep, "--layers", 1, "--seeds", 2, *TINY.split(), "--steps", 10, *where
-            )
+            words = "--layers", 1, "--seeds", 2, *TINY.split(), "--steps", 10, *where
+            out = output_of(sweep, *words)
     finally:
         for started in cluster:
             os.killpg(started.pid, signal.SIGKILL)

@@ -285,17 +285,8 @@ def heads_table():
             group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
             line.append(f"{sum(group)} of {len(group)}" if group else "")
         lines.append(line)
-    head = (
-        "symbol",
-        "layers",
-        "by content",
-        "N",
-        "N heads or fewer",
-        "N + 1 to 2N - 1",
-        "2N",
-        "more",
-    )
-    return markdown(head, *lines)
+    heads = "N heads or fewer", "N + 1 to 2N - 1", "2N", "more"
+    return markdown(("symbol", "layers", "by content", "N", *heads), *lines)
 
 
 def places_table():
@@ -319,10 +310,8 @@ def print_transfer(out):
     at = span([row["at_trained"] for row in cases[0]])
     n_one, n_two, n_random = map(len, cases)
     out(f"Moved to random places, models of fixed ones err by {one} (one layer, n = {n_one}; {at}")
-    out(
-        f"where the own pair stands as in training) and {two} (two layers, n = {n_two}); two layers"
-    )
-    out(f"of random places, moved to fixed ones, by {random} (n = {n_random}).")
+    out(f"where the own pair stands as in training) and {two} (two layers, n = {n_two}); two")
+    out(f"layers of random places, moved to fixed ones, by {random} (n = {n_random}).")
 
 
 def further_table():
