@@ -297,10 +297,8 @@ def candidates(reference, problem, floor):
     chains, named = len(marks) * problem.N, len(problem.names)  # chains of all sequences
     plain, stars = {}, {}
     for (layer, head), (pattern, _) in reference.reads.items():
-        to_others = pattern * (
-            1 - torch.eye(problem.T)
-        )  # what a token reads of itself is on no path
-        given = marks @ to_others[:, None]  # (B, N, ends, T) what each end attends to
+        others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself is on no path
+        given = marks @ others[:, None]  # (B, N, ends, T) what each end attends to
         own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / chains
         all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / chains
         surplus = own_chain - (all_chains - own_chain) / (problem.N - 1)  # over each other chain
