@@ -6,24 +6,26 @@ A path (the paper's word; others say attention edge) is a layer, a head, a reade
 L6H0: q -> 1b says that in layer 6, head 0, both counted from 0, the query reads token 1b of its own
 chain. q -> 1b* is a star: the query reads the tokens 1b of all chains. A circuit is a set of paths.
 
-To ablate what a token reads is to replace it, the sum of attention * value over the ablated tokens,
-by the same sum in held-out sequences: by its mean for this token (mean ablation), or by that of one
-other sequence, drawn for each sequence and the same for all heads. A circuit is tested by ablating
-everything outside of it, and its attention is computed under this ablation: so one loss tells
-whether its paths carry the answer, and whether they suffice to find what they read.
+To ablate tokens that a head reads is to replace their part of the sum of attention * value by the
+same part in held-out sequences, whose chains stand elsewhere: by its mean for this reader (mean
+ablation), or by that of one other sequence, drawn for each sequence and the same for all heads.
+
+A circuit is tested by ablating everything outside of it, and later heads attend from what that
+leaves: so one loss tells whether its paths carry the answer, and whether they suffice to find what
+they read.
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
 are lost, each with two standard errors. An answer is lost if its loss is above half of the plateau,
 0.375 for N = 4, where that of the full model is not.
 
 First the paths along which the model attends are candidates. The search starts with all of them,
-and drops every path without which the others are still faithful, the least attended first; here a
-symbol has to stay below 0.045, so that the result has a margin. Last it is validated if
+and drops paths as long as the others are still faithful; here a symbol has to stay below 0.045, so
+that the result has a margin. Last it is validated if
   1. on fresh sequences it is faithful, and the full model with its paths at their mean is not;
   2. its paths lead from each symbol to the query (Section 5).
-The circuit is asked to be faithful under both ablations or, if none is, under mean ablation alone.
-A validated one suffices, and is minimal among its candidates, for what tokens read of each other.
-What a token keeps of itself, MLPs and the residual stream stay open.
+The circuit is asked to be faithful under both ablations or, if none is validated, under mean
+ablation alone. A validated one suffices for what tokens read of each other, and in the search none
+of its paths could go. What a token keeps of itself, MLPs and the residual stream stay open.
 """
 
 import functools
@@ -50,7 +52,7 @@ import torch
 
 MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
 BOTH = MEAN, ANOTHER
-ATTENDED = 0.4, 0.1  # in 1/N: the least attention along a candidate, at a first and a second try
+ATTENDED = 0.4, 0.1  # times 1/N: the least attention of a candidate, at a first and a second try
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 LOST = 0.01  # of the answers on a symbol may be lost
 MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
@@ -132,7 +134,7 @@ def attention_on(pattern, path, problem, positions):
     """Return how much the reader of each chain attends to what it reads along a path, (..., B, N),
     in patterns (..., B, T, T)."""
     reader, read = path.marks(problem, positions)
-    return (reader @ pattern * read).sum(-1)
+    return ((reader @ pattern) * read).sum(-1)
 
 
 def read_report(run):
@@ -159,7 +161,7 @@ class Reference:
     @torch.no_grad()
     def __init__(self, model, flags, batch=None, n=256):
         self.batch = batch or sequences(flags, held_out("means", n, flags.device))
-        # in this order, in whichever a model calls them
+        # sorted by layer and head, in whatever order the model calls them
         self.reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
 
         def record(pattern, values, head):
@@ -179,8 +181,8 @@ class PatchedModel:
     reference, by default 256 held-out sequences. Gradients flow unless the caller forbids them.
 
     aligned: ANOTHER sequence is the one of the same number in the reference, such as a corrupted
-    twin; else one is drawn for each. metric: a function of the predictions (B, N, symbols*K) that
-    is returned in place of the losses of every answer (B, N, symbols)."""
+    twin; else one is drawn for each. metric: a function of the predictions (B, N, targets*K), whose
+    value is returned in place of the losses of every answer (B, N, targets)."""
 
     def __init__(self, model, flags, batch, reference=None, aligned=False, metric=None):
         self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
@@ -192,7 +194,7 @@ class PatchedModel:
         self.functions = {}  # those of `ablate`, since most circuits that are tried share them
 
     def losses_of_answers(self, predictions):
-        # (B, N, 1, symbols*K), since partial_losses takes the mean over the last but one
+        # (B, N, 1, targets*K), since partial_losses takes the mean over the last but one
         answers, targets = predictions[:, :, None], self.batch.targets[:, :, None]
         return partial_losses(answers, targets, self.flags.K)
 
@@ -208,9 +210,9 @@ class PatchedModel:
         return self.losses({})
 
     def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return a function for a head that ablates what it reads, except along these paths and of
-        the token itself (of a token without a path, the weight on itself is ablated); with
-        keep=False, only along these paths. by: MEAN or ANOTHER."""
+        """Return the f of a head that keeps what it reads along these paths and what a token reads
+        of itself, and replaces the rest by that of MEAN or ANOTHER; with keep=False, it replaces
+        what it reads along these paths, and keeps the rest."""
         key = head, frozenset(paths), keep, by
         if key in self.functions:
             return self.functions[key]
@@ -219,14 +221,12 @@ class PatchedModel:
         on_path = mask_of(paths, self.problem, self.batch.positions)  # (B, T, T)
         on_path_there = mask_of(paths, self.problem, self.reference.batch.positions)  # (n, T, T)
         itself = torch.eye(self.problem.T, dtype=torch.bool, device=on_path.device)
+        kept, kept_there = ~on_path, ~on_path_there
         if keep:
             kept, kept_there = on_path | itself, on_path_there | itself
-        else:
-            kept, kept_there = ~on_path, ~on_path_there
-
-        # How much a token reads of itself tells how much it reads of others. Where no path says
-        # what these are, this weight is ablated too, and what it weighs stays its own.
-        pathless = itself & ~on_path.any(-1, keepdim=True)
+            # how much a token reads of itself tells how much it reads of others: of a token without
+            # a path, this weight is replaced too, and what it weighs stays its own
+            pathless = itself & ~on_path.any(-1, keepdim=True)
 
         # what replaces the rest: of the reference's sequence `donor` for each of ours, or the mean
         pattern, values = self.reference.reads[head]
@@ -272,7 +272,7 @@ class PatchedModel:
         return self.losses(heads)
 
     def lost(self, losses):
-        """Return (B, N, symbols) 1 where an answer is lost that the full model has, else 0."""
+        """Return (B, N, targets) 1 where an answer is lost that the full model has, else 0."""
         bound = self.problem.lost_above
         return ((losses > bound) & (self.baseline <= bound)).float()
 
@@ -281,12 +281,12 @@ class PatchedModel:
 
 
 def candidates(reference, problem, floor):
-    """Return {Path: attention}: how much more its reader attends to what it reads in its own chain
-    than in another one, at least `floor`. Then come the stars, with the attention to all chains."""
+    """Return {Path: attention}, at least `floor`, the largest first: to what is read in the chain
+    of the reader, less that in another chain. Then the stars: to all chains together."""
     # mark the tokens of all roles and, after these, the intermediate tokens around each slot
-    ends = list(problem.names)
+    ends, named = list(problem.names), len(problem.names)
     for block in problem.blocks:
-        size = block.symbols.shape[1]  # tokens of a slot
+        size = block.symbols.shape[1]  # tokens of a slot; a chain may have several slots
         for offset in range(1, REACH + 1):
             ends += [f"{role}-{offset}" for role in block.roles[::size]]  # before its first token
             ends += [f"{role}+{offset}" for role in block.roles[size - 1 :: size]]  # after its last
@@ -294,11 +294,11 @@ def candidates(reference, problem, floor):
     marks = torch.stack([marks_of(end, problem, positions) for end in ends], 2)  # (B, N, ends, T)
 
     # the mean attention of end i to end j of its own chain, and to end j of all chains together
-    chains, named = len(marks) * problem.N, len(problem.names)  # chains of all sequences
+    chains = len(marks) * problem.N  # of all sequences
     plain, stars = {}, {}
     for (layer, head), (pattern, _) in reference.reads.items():
-        others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself is on no path
-        given = marks @ others[:, None]  # (B, N, ends, T) what each end attends to
+        of_others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself has no path
+        given = marks @ of_others[:, None]  # (B, N, ends, T) what each end attends to
         own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / chains
         all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / chains
         surplus = own_chain - (all_chains - own_chain) / (problem.N - 1)  # over each other chain
@@ -345,7 +345,7 @@ def search(few, many, ranked, ablations, limit):
     if not faithful(frozenset(ranked)):
         return None
 
-    # on `few`: what is needed of the first ranked paths that are faithful, a guess of the circuit
+    # on `few`: the first ranked paths that are faithful, pruned, are a guess of the circuit
     count = 0
     while count < len(ranked) and not faithful_on_few(frozenset(ranked[:count])):
         count += 1 + count // 4
@@ -381,7 +381,7 @@ def prune(order, size, test):
 
 
 def is_faithful(patched, losses, limit, sigmas=2):
-    """Return whether these losses of a circuit (B, N, symbols) are those of a faithful one, with so
+    """Return whether these losses of a circuit (B, N, targets) are those of a faithful one, with so
     many standard errors."""
     high = highest_end(intervals(losses, patched.flags, sigmas))
     lost = highest_end(intervals(patched.lost(losses), patched.flags, sigmas))
@@ -389,7 +389,7 @@ def is_faithful(patched, losses, limit, sigmas=2):
 
 
 def intervals(values, flags, sigmas=2):
-    """Return {symbol: [mean, low, high]} of values (B, N, symbols), so many standard errors below
+    """Return {symbol: [mean, low, high]} of values (B, N, targets), so many standard errors below
     and above. They are those of sequences, since the answers in one are not independent."""
     values = values.mean(1)
     mean, half = values.mean(0), sigmas * values.std(0) / len(values) ** 0.5
@@ -427,7 +427,7 @@ def verdict(fresh, paths, ablations, threshold):
     if is_faithful(fresh, without, threshold):
         reasons.append("the full model does as well without it")
     for k in sorted(set(flags.target_symbols) - reached(paths, fresh.problem)):
-        reasons.append(f"no path leads to x_{k}")
+        reasons.append(f"no paths lead from x_{k} to the query")
 
     kind = "both ablations" if ablations == BOTH else "mean ablation alone"
     said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
@@ -453,8 +453,9 @@ def reached(paths, problem):
 
 def rows_of(shown, paths, ablations, threshold):
     """Return the rows of the report on each path: its attention in the full model, how much the
-    loss of the full model rises without it (`cost`), the loss of the circuit without it under the
-    last of the ablations (`without`), and whether these sequences can do without it (`spare`)."""
+    loss of the full model rises with it at its mean (`cost`), the loss of the circuit without it,
+    under the last of the ablations (`without`), and whether these sequences can do without it
+    (`spare`)."""
     patterns = Reference(shown.model, shown.flags, shown.batch).reads
     rows = []
     for path in progress("paths of the circuit", sorted(paths)):
@@ -470,22 +471,22 @@ def rows_of(shown, paths, ablations, threshold):
 
 def papers_test(few, fresh, paths, threshold):
     """Return steps 5 and 6 of Appendix E, as mean losses. held: heads with paths attend hard along
-    them, each other one is uniform or the identity, whichever costs the full model less on `few`.
+    them, every other head is uniform or the identity, whichever hurts less on `few`.
     first_uniform: as held, but the head of the first path is uniform. removed: as held, without a
     path of a later layer, one by one. passed: held < threshold, and all of removed >= 0.17."""
     problem, positions, first = fresh.problem, fresh.batch.positions, min(paths)
     allowed = torch.ones(problem.T, problem.T).tril(0 if fresh.flags.causal else problem.T)
     uniform = attend(allowed / allowed.sum(-1, keepdim=True))
     identity = attend(torch.eye(problem.T))
-    pathless = {}  # what a head does without a path: nothing, if it had one
+    default = {}  # what a head does without a path: nothing, if it had one
     for head, group in few.heads_of(paths).items():
         if group:
-            pathless[head] = lambda _, values: 0 * values
+            default[head] = lambda _, values: 0 * values
         else:
-            pathless[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
+            default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
     def loss(kept, changed):
-        heads = dict(pathless)
+        heads = dict(default)
         heads.update(frozen_heads(kept, problem, positions))
         heads.update(changed)
         return round(fresh.losses(heads).mean().item(), 5)
@@ -503,8 +504,8 @@ def attend(pattern):
 
 
 def frozen_heads(paths, problem, positions):
-    """Return {(layer, head): f} for heads with paths, which attend hard: every reader to what it
-    reads alone, to each of it equally, and all other tokens to nothing."""
+    """Return {(layer, head): f} for heads with paths, which attend hard: a reader equally to the
+    tokens that it reads, all other tokens to nothing."""
     heads = {}
     for head, group in by_head(paths).items():
         mask = mask_of(group, problem, positions).float()
@@ -523,11 +524,11 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         full model, of the circuit under each ablation, of the full model with its paths ablated
     lost: {ablation: {symbol: [mean, low, high]}}, the shares of lost answers
     paths: as rows_of says, on path_sequences sequences; ablation: that of their `without`
-    attended: all paths to which the full model gives more than 0.5
+    attended: the last candidates, but for stars, that have more than 0.5
     validated, verdict, threshold, dtype, sequences; paper: as papers_test says
 
     model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
-    f}, and returns predictions (B, N, symbols*K) of x_1, x_2, ... at the last N tokens. flags: of a
+    f}, and returns predictions (B, N, targets*K) of x_1, x_2, ... at the last N tokens. flags: of a
     run, as train.load gives them, or train.parse_flags([...]). threshold: the loss below which a
     symbol is solved; count: the sequences to validate on. UserError for a run with one chain or
     without some target symbols, or a model that cannot be searched; its own errors keep their

@@ -12,7 +12,7 @@ yet, and gets its losses alone. emergence.json is a dict:
     paths: a row for each path of the circuit, and for others with much attention: layer, head,
         reader, read, and
         mean, low, high: the mean attention, its 10% and its 90% quantile over sequences
-        hits: the share of readers that attend to what they read more than to any other token
+        hits: the share of readers that attend to no token more than to what they read
 
 To add a figure, write a function draw_...(run) that returns a matplotlib figure, and add a row to
 FIGURES, with what the run must have for it.
@@ -198,9 +198,9 @@ def label_blocks(axes, problem, names):
 
 
 def columns_of(problem, paths):
-    """Return {end of a path: its column}: the roles in reading order, each amid the intermediate
-    tokens that are counted from it."""
-    order = [role for block in problem.blocks for role in block.roles]  # as a sequence shows them
+    """Return {end of a path: its column}: the roles in the order of the sequence, each among its
+    intermediate tokens (3b-1, 3b, 3b+1)."""
+    order = [role for block in problem.blocks for role in block.roles]
 
     def place(end):
         role, offset = parts_of(end)
@@ -428,9 +428,9 @@ def save_figure(figure, path):
         figure.savefig(path, dpi=130, format="png")
 
 
-def symbol_color(k, symbols):
+def symbol_color(k, last):
     """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
-    return matplotlib.colormaps["viridis"](0.9 * (k - 1) / max(1, symbols - 1))
+    return matplotlib.colormaps["viridis"](0.9 * (k - 1) / max(1, last - 1))
 
 
 # ---- the command line

@@ -47,8 +47,7 @@ class Block(NamedTuple):
 
     roles: list  # names of the tokens of a chain here: 2a and 2b
     symbols: torch.Tensor  # (slots, tokens per slot) the number of the symbol of each token
-    # which slots are those of chain 0, 1, ...: one each, or m each, (N, m); other slots show
-    # distractors, and their tokens have no role
+    # the slots of chain 0, 1, ...: one each, or (N, m) for m each; the others show distractors
     own: slice | torch.Tensor = slice(None)
 
 
@@ -124,14 +123,14 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     most = max(len(block.symbols) for block in problem.blocks)
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
-    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)[::-1]  # (B, most) of each block
+    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)  # (B, most) of each block, queries first
     vectors = draw_vectors(bits[:, drawn:].view(B, -1, K))
 
     # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
     # table stands at place 2, slot 1 at 0 and slot 2 at 1 (MPS sorts only what is contiguous)
     symbols, positions = [], []
     start = 0  # the first token of the block
-    for block, key in zip(problem.blocks, keys, strict=True):
+    for block, key in zip(problem.blocks, reversed(keys), strict=True):
         slots, size = block.symbols.shape
         slot_at = key[:, :slots].contiguous().argsort(1)  # (B, places)
         place_of = slot_at.argsort(1)  # (B, slots), the inverse
@@ -161,7 +160,7 @@ def draw_vectors(bits):
     return standard_normal(bits)
 
 
-LOSS = "mean squared error"  # in figures
+LOSS = "mean squared error"  # its name
 
 
 def partial_losses(predictions, targets, K):
@@ -185,20 +184,20 @@ def conditional(N, D=3):
     y of two chains shows a distractor: D1.2 stands after B1 and C2."""
     if D != 3:
         raise UserError("--task conditional is the same for every --D: leave --D out")
-    x = torch.arange(N * 4).view(N, 4)
+    number = torch.arange(N * 4).view(N, 4)  # of x_k of chain n
     triples, distractors = [], []
     for i in range(N):
         for j in range(N):
-            z = x[i, 3]
+            z = number[i, 3]
             if i != j:
                 z = 4 * N + len(distractors)
                 distractors.append(f"D{i + 1}.{j + 1}")
-            triples.append([x[i, 1], x[j, 2], z])
+            triples.append([number[i, 1], number[j, 2], z])
     blocks = [
         Block(["3a", "3b", "3c"], torch.tensor(triples), slice(None, None, N + 1)),  # i = j
-        Block(["2a", "2b"], x[:, [0, 2]]),
-        Block(["1a", "1b"], x[:, [0, 1]]),
-        Block(["q"], x[:, :1]),
+        Block(["2a", "2b"], number[:, [0, 2]]),
+        Block(["1a", "1b"], number[:, [0, 1]]),
+        Block(["q"], number[:, :1]),
     ]
     averages = [
         (N**2, f"$x_3$: averages all {N**2}"),

@@ -45,12 +45,12 @@ class Layer(nn.Module):
         """The residual stream of all tokens (B, T, width) -> that of the last ones, as many as
         `last`, after this layer (B, last, width), and what they attend to (B, heads, last, T).
         mask (T, T), or (heads, T, T), is added to the scores; angles (T, head_size/2) or None;
-        changed: {head: f} as in Transformer.forward, with last = T."""
+        changed: {head: f} as in Transformer.forward, if `last` is T."""
         # queries of the last tokens, keys and values of all
         normed = self.ln1(x)
         if last == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
-        else:  # the last layer, as a rule, of which only the queries of the problem are needed
+        else:  # in the last layer only the last N tokens are needed
             size = self.heads * self.head_size
             q_weight, kv_weight = self.qkv.weight[:size], self.qkv.weight[size:]
             q_bias, kv_bias = self.qkv.bias[:size], self.qkv.bias[size:]
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         self.embed = Linear(inputs, width)
         self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
         self.ln = LayerNorm(width)
-        self.head = Linear(width, outputs)
+        self.head = Linear(width, outputs)  # the unembedding, no attention head
         mask = torch.full((T, T), -math.inf if causal else 0, dtype=torch.float32).triu(1)
         self.register_buffer("mask", mask if bias is None else mask + bias, persistent=False)
         self.register_buffer("rotary", rotary, persistent=False)

@@ -81,7 +81,7 @@ def cost(flags):
     return flags.steps * flags.batch * flags.layers * flags.problem.T
 
 
-def left(runs, path):
+def unfinished(runs, path):
     """Return the runs that have no row in the table, or one with an error."""
     table = read_table(path)
     missing = []
@@ -195,8 +195,8 @@ def read_table(path):
 
 
 def section_7(rows):
-    """Return the runs of the kind that Section 7 trains, with and without implicit curriculum; a
-    circuit is that of extras/studies/frozen.py."""
+    """Return the runs of the kind that Section 7 trains, with and without implicit curriculum; of
+    extras/studies/frozen.py are those with a circuit."""
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
     return [row for row in rows if not (row["targets"] or row["init"] or row.get("circuit"))]
 
@@ -279,7 +279,7 @@ def main():
         path = folder / "results.jsonl"
 
         # run what has no row yet, the longest first
-        missing = left(runs, path)
+        missing = unfinished(runs, path)
         missing.sort(key=cost, reverse=True)
         lost = ""
         if missing:
@@ -296,7 +296,7 @@ def main():
             print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}")
         else:
             print("nothing to draw: no run ended that is of Section 7 (a causal chain)")
-        failed = left(runs, path)
+        failed = unfinished(runs, path)
         if failed:
             text = f"{lost}{len(failed)} runs failed or never ended, see {path}"
             raise UserError(f"{text}; the same command continues")

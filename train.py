@@ -45,7 +45,7 @@ class State:
     def __init__(self, flags):
         torch.manual_seed(flags.seed)
         self.model = build(flags).to(flags.device)
-        if flags.init and not (flags.out / "state.pt").exists():
+        if flags.init and not (flags.out / "state.pt").exists():  # which --resume loads
             weights = read_file(pathlib.Path(flags.init, "model.pt"))
             try:
                 self.model.load_state_dict(weights)
@@ -60,7 +60,7 @@ class State:
         self.train_loss = torch.zeros(2, device=flags.device)  # sum, count since the last row
 
     def state_dict(self):
-        """Return all of it; a running mean of yours goes in here, and out in load_state_dict."""
+        """Return all of it. Add what else you let training change, here and in load_state_dict."""
         return dict(
             model=self.model.state_dict(),
             averaged=self.averaged.state_dict(),
@@ -85,7 +85,7 @@ class State:
 
 def train(flags, state, stopped=(), intervene=None):
     """Train from `state` to the end and return True, or return False once `stopped` is not empty.
-    UserError if a loss is not finite; state.pt then keeps the last good state.
+    UserError if a loss in the log is not finite; state.pt then keeps the last good state.
 
     intervene: f(step, positions (B, N, roles)) -> heads as in Transformer.forward, or None, in
     every training step and evaluation."""
@@ -104,7 +104,7 @@ def train(flags, state, stopped=(), intervene=None):
 
         # evaluate and save
         if step % flags.eval_every == 0 or step == flags.steps:
-            row = evaluation(flags, state, intervene)
+            row = log_row(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
                 raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
             # saved before the row joins it, since --resume evaluates here again
@@ -167,7 +167,7 @@ def evaluate(model, flags, split="validation", n=1024, step=0, intervene=None):
     return torch.cat(losses).mean(0).tolist()
 
 
-def evaluation(flags, state, intervene=None):
+def log_row(flags, state, intervene=None):
     """Evaluate the averaged model and return the row for log.jsonl."""
     model, step = state.averaged.module, state.step
     losses = evaluate(model, flags, step=step, intervene=intervene)
@@ -230,7 +230,7 @@ def sequences(flags, index):
 
 def precision(flags):
     """Return a context in which activations and matrix products have the dtype of the flags.
-    Weights, attention scores, LayerNorm's statistics, the loss and averages stay float32."""
+    Weights, attention between its projections, LayerNorm, the loss and averages stay float32."""
     kind = torch.device(flags.device).type
     return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
@@ -260,7 +260,7 @@ def load(run, weights="model.pt", device="cpu"):
     "ckpt/000080.pt"."""
     flags = read_flags(run).replace(device=device)  # this machine, not the one it was trained on
     if native_dtype(device) == "float32":
-        flags.dtype = "float32"  # bfloat16 would be many times slower
+        flags.dtype = "float32"  # bfloat16 would be slower
     model = build(flags)
     model.load_state_dict(read_file(pathlib.Path(run, weights)))
     return model.to(device).eval(), flags
@@ -294,7 +294,7 @@ def checkpoints_of(run):
 
 def open_run(flags):
     """Make the directory of a run with its config.json; UserError if it holds a run with other
-    flags, or this run already, and there is no --resume."""
+    flags or, without --resume, this run already."""
     run = flags.out
     if not (run / "config.json").exists():
         write_file(run / "config.json", {**flags.settings, **provenance_of(flags)})
@@ -385,7 +385,7 @@ def read_file(path, device="cpu"):
 def parser():
     """Return the ArgumentParser of train.py. To add a flag, add a line."""
     p = command_line("train.py", __doc__)
-    count, size, rate = number(int, 1), number(int, 0), number(float, 0)
+    count, count_or_0, amount = number(int, 1), number(int, 0), number(float, 0)
     share, below_one = number(float, 0, 1), number(float, 0, 0.999999)
     seed = number(int, 0, 2**63 - 1)
     flag = p.add_argument
@@ -400,35 +400,35 @@ def parser():
     add("--K", count, 4, "numbers per symbol; even with --rotary input")
     flag("--no-ic", dest="ic", action="store_false", help="predict x_D alone: no curriculum")
     flag("--targets", type=int, nargs="+", default=[], help="predict only these: 1 3 for x_1, x_3")
-    add("--examples", size, 2**18, "training set; 0 = fresh examples only")
+    add("--examples", count_or_0, 2**18, "training set; 0 = fresh examples only")
 
     # the model (Section 8.1)
     flag("--rotary", default="input", choices=data.ENCODINGS, help="input: in the tokens; qk: RoPE")
     add("--layers", count, 12, "number of layers")
     add("--heads", count, 1, "attention heads per layer")
     add("--width", count, 128, "size of the residual stream")
-    add("--head-size", size, 0, "size of one head; 0 = width / heads")
+    add("--head-size", count_or_0, 0, "size of one head; 0 = width / heads")
     flag("--no-mlp", dest="mlp", action="store_false", help="leave out the MLPs")
     flag("--no-causal", dest="causal", action="store_false", help="leave out the causal mask")
 
     # training
     flag("--optimizer", default="muon", choices=["muon", "adamw"], help="the paper has adamw")
     add("--steps", count, 1200, "at most; the learning rate spans them")
-    add("--stop-below", rate, 0.01, "stop at this confirmed loss; 0 = never")
+    add("--stop-below", amount, 0.01, "stop at this confirmed loss; 0 = never")
     add("--batch", count, 128, "sequences per step")
-    add("--lr", rate, 1e-3, "learning rate, of Muon and of AdamW")
-    add("--warmup", size, 100, "steps over which the rate rises")
+    add("--lr", amount, 1e-3, "learning rate, of Muon and of AdamW")
+    add("--warmup", count_or_0, 100, "steps over which the rate rises")
     add("--decay", share, 0.5, "last share of the steps: the rate falls to 0")
     add("--beta2", below_one, 0.99, "Adam's second beta")
-    add("--weight-decay", rate, 0.1, "decoupled weight decay of the matrices")
+    add("--weight-decay", amount, 0.1, "decoupled weight decay of the matrices")
     add("--ema", below_one, 0.98, "decay of the averaged weights; 0 = no averaging")
-    add("--clip", rate, 0.1, "largest norm of the gradient; 0 = no clipping")
-    add("--qk-std", rate, 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
+    add("--clip", amount, 0.1, "largest norm of the gradient; 0 = no clipping")
+    add("--qk-std", amount, 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", str, "", "start from the weights of this run, which has the same shape")
     add("--seed", seed, 0, "of the data, their order, and the initial weights")
     flag("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="of products")
     add("--eval-every", count, 50, "steps between evaluations; each saves")
-    add("--save-every", size, 0, "steps between checkpoints in ckpt/; 0 = none")
+    add("--save-every", count_or_0, 0, "steps between checkpoints in ckpt/; 0 = none")
 
     # the machine and the folder, which are no settings of a run
     add("--device", str, "auto", "auto = cuda if there is one, else cpu; mps is not tested")
@@ -482,8 +482,8 @@ class Flags(argparse.Namespace):
 
 
 def parse_flags(arguments=None, folder="out"):
-    """Return the Flags of a run from the command line, with the device, the dtype and the run
-    directory settled, in this folder."""
+    """Return the Flags of a command line, with its device and dtype chosen, and its run directory,
+    by default one in `folder`."""
     flags = parser().parse_args(arguments, Flags())
     last = flags.problem.symbols - 1
     for k in flags.targets:
@@ -510,7 +510,7 @@ def parse_flags(arguments=None, folder="out"):
 def run_name(flags):
     """Return L12_H1_D3_s0, with other flags that differ from their defaults in the name, but those
     of evaluations and checkpoints."""
-    name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"
+    name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"  # D=3 becomes D3 below
     left_out = "layers", "heads", "task", "D", "seed", "eval_every", "save_every"
     for key, value in flags.settings.items():
         if key in left_out or value == DEFAULTS[key]:
@@ -528,8 +528,8 @@ def run_name(flags):
 
 
 def run_once(flags, stopped=(), intervene=None):
-    """Train the run in its directory, or continue it; return and raise what `train` does. What
-    intervenes is a setting of the run, but not in the default name of its folder."""
+    """Train the run in its directory, or continue it; return and raise what `train` does. The name
+    of `intervene` is a setting of the run; give such a run an --out of its own."""
     run = flags.out
     if intervene:
         flags.intervene = getattr(intervene, "__name__", "unnamed")
@@ -589,7 +589,7 @@ def main():
         signal.signal(signal.SIGTERM, stop)
         if not run_once(flags, stopped):
             words = [word for word in sys.orig_argv if word != "--resume"]
-            print(f"stopped and saved; to continue: {shlex.join(words)} --resume")
+            print(f"stopped; to continue: {shlex.join(words)} --resume")
             sys.exit(128 + stopped[0])
         print(summary(flags.out))
 

@@ -167,7 +167,7 @@ def test_no_tensor_is_on_a_wrong_device(text, monkeypatch):
         with torch.device("meta"):
             return build(flags)
 
-    def evaluation(flags, state, intervene):
+    def log_row(flags, state, intervene):
         outcomes.append(train.predict(state.averaged.module, flags, index)[0])
         return dict(step=state.step, val=0, train=0)
 
@@ -177,7 +177,7 @@ def test_no_tensor_is_on_a_wrong_device(text, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda kind, *more, **how: autocast("cpu", *more, **how))
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, fused, **how: adamw(*a, **how))
     monkeypatch.setattr(data, "batch_index", lambda *_: index)
-    monkeypatch.setattr(train, "evaluation", evaluation)
+    monkeypatch.setattr(train, "log_row", log_row)
     for name in "write_file", "print_row":
         monkeypatch.setattr(train, name, lambda *_: None)
 
