@@ -138,7 +138,6 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
         tokens = start + size * place_of[:, block.own, None] + torch.arange(size, device=device)
         positions.append(tokens.flatten(2))  # (B, N, roles of the block)
         start += slots * size
-    asked = slot_at  # (B, N) the chain of each query, since the queries are the last block
     symbols, positions = torch.cat(symbols, 1), torch.cat(positions[::-1], 2)  # q first
 
     # every token shows its symbol, followed by the numbers of its position
@@ -146,9 +145,9 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     numbers = ENCODINGS[rotary].numbers(problem.T, K, device).expand(B, -1, -1)
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
-    # the target symbols of the chain of each query
-    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, asked]
-    answers = chains[:, :, targets or [*range(1, problem.symbols)]]
+    # the target symbols of the chain of each query, whose numbers follow that of its x_0
+    wanted = torch.tensor(targets or range(1, problem.symbols), device=device)
+    answers = vectors[sequence[..., None], symbols[:, -N:, None] + wanted]
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
 
