@@ -288,10 +288,10 @@ SPLITS = {
 
 def held_out(split, n, device="cpu"):
     """(n,) the first n examples of a held-out split; ValueError if it has fewer."""
-    first, size = SPLITS[split].start, len(SPLITS[split])
-    if n > size:
-        raise ValueError(f"there are {size} sequences held out for {split}, not {n}")
-    return -1 - torch.arange(first, first + n, device=device)
+    examples = SPLITS[split]
+    if n > len(examples):
+        raise ValueError(f"there are {len(examples)} sequences held out for {split}, not {n}")
+    return -1 - torch.tensor(examples[:n], device=device)
 
 
 @functools.lru_cache(maxsize=32)
