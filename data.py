@@ -26,6 +26,7 @@ symbols are random vectors, new in every sequence. With N = 3 and D = 2:
 import argparse
 import contextlib
 import functools
+import itertools
 import math
 import os
 import sys
@@ -219,16 +220,14 @@ def describe(problem, batch):
 
     # the blocks, in the order of the sequence, N slots a line
     lines.append("roles     the tokens, in order")
-    start = 0
+    tokens = iter(names)
     for block in problem.blocks:
         slots, size = block.symbols.shape
-        end = start + slots * size
-        shown = [" ".join(names[token : token + size]) for token in range(start, end, size)]
+        shown = [" ".join(itertools.islice(tokens, size)) for _ in range(slots)]
         title = " ".join(block.roles)
         for first in range(0, slots, problem.N):
             lines.append(f"{title:8s}  " + "  ".join(shown[first : first + problem.N]))
             title = ""
-        start = end
 
     # the targets, query by query
     lines += ["", "What the model must predict at each query:"]
