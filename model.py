@@ -179,18 +179,21 @@ def make_optimizers(model, flags):
     return optimizers
 
 
+MOMENTUM = 0.95  # of Muon; the default of torch.optim.Muon
+
+
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
     as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon with adjust_lr_fn set to
     "match_rms_adamw", but computes in the given dtype: bfloat16 alone, as there, is 17 times slower
     on a processor that does not have it."""
 
-    def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
+    def __init__(self, matrices, lr, weight_decay, dtype):
         by_shape = {}  # all matrices of one shape are computed together
         for matrix in matrices:
             by_shape.setdefault(matrix.shape, []).append(matrix)
         groups = [dict(params=group) for group in by_shape.values()]
-        super().__init__(groups, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
+        super().__init__(groups, dict(lr=lr, weight_decay=weight_decay))
         self.dtype = dtype
 
     @torch.no_grad()
@@ -205,8 +208,8 @@ class Muon(torch.optim.Optimizer):
             # Nesterov momentum
             gradient = torch.stack(gradients)
             average = group.setdefault("average", torch.zeros_like(gradient))  # groups are saved
-            average.lerp_(gradient, 1 - group["momentum"])
-            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
+            average.lerp_(gradient, 1 - MOMENTUM)
+            update = gradient.lerp(average, MOMENTUM).to(self.dtype)
 
             # the root mean square of an update of Adam is near 0.2
             update = orthogonalize(update).float()
@@ -216,12 +219,12 @@ class Muon(torch.optim.Optimizer):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
 
 
-def orthogonalize(x, iterations=5):
+def orthogonalize(x):
     """Bring all singular values of x (B, rows, columns) close to 1 by Newton-Schulz iterations."""
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
+    for _ in range(5):
         square = x @ x.mT
         polynomial = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, polynomial, x, beta=3.4445)
