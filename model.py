@@ -52,8 +52,8 @@ class Layer(nn.Module):
             q, k, v = self.qkv(normed).chunk(3, -1)
         else:  # in the last layer only the last N tokens are needed
             size = self.heads * self.head_size
-            q_weight, kv_weight = self.qkv.weight[:size], self.qkv.weight[size:]
-            q_bias, kv_bias = self.qkv.bias[:size], self.qkv.bias[size:]
+            q_weight, kv_weight = self.qkv.weight.tensor_split([size])
+            q_bias, kv_bias = self.qkv.bias.tensor_split([size])
             q = F.linear(normed[:, -last:], q_weight, q_bias)
             k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, -1)
         x = x[:, -last:]
