@@ -200,10 +200,7 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             # a frozen matrix has no gradient, and stays as it is
-            gradients = []
-            for matrix in group["params"]:
-                frozen = matrix.grad is None
-                gradients.append(torch.zeros_like(matrix) if frozen else matrix.grad)
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
 
             # Nesterov momentum
             gradient = torch.stack(gradients)
