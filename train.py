@@ -255,15 +255,15 @@ def native_dtype(device):
 # ---- the run directory
 
 
-def load(run, weights="model.pt", device="cpu"):
-    """Return (model, flags) of a run directory, ready to evaluate; `weights` may name a checkpoint,
-    "ckpt/000080.pt"."""
-    flags = read_flags(run).replace(device=device)  # this machine, not the one it was trained on
-    if native_dtype(device) == "float32":
+def load(run, weights="model.pt"):
+    """Return (model, flags) of a run directory, ready to evaluate on the CPU; `weights` may name a
+    checkpoint, "ckpt/000080.pt"."""
+    flags = read_flags(run).replace(device="cpu")  # and not the one it was trained on
+    if native_dtype("cpu") == "float32":
         flags.dtype = "float32"  # bfloat16 would be slower
     model = build(flags)
     model.load_state_dict(read_file(pathlib.Path(run, weights)))
-    return model.to(device).eval(), flags
+    return model.eval(), flags
 
 
 def read_flags(run):
