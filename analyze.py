@@ -18,6 +18,7 @@ To add a figure, write a function draw_...(run) that returns a matplotlib figure
 FIGURES, with what the run must have for it.
 """
 
+import itertools
 import math
 import pathlib
 from typing import NamedTuple
@@ -81,10 +82,9 @@ def first_below(steps, losses, level):
     step if it begins there (with --init); None if it never does."""
     if losses and losses[0] < level:
         return steps[0]
-    for i in range(1, len(steps)):
-        before, after = losses[i - 1], losses[i]
+    for (start, before), (end, after) in itertools.pairwise(zip(steps, losses, strict=True)):
         if after < level <= before:
-            return steps[i - 1] + (steps[i] - steps[i - 1]) * (before - level) / (before - after)
+            return start + (end - start) * (before - level) / (before - after)
     return None
 
 
