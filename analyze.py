@@ -146,18 +146,16 @@ def draw_attention_maps(run):
     batch = sequences(run.flags, held_out("validation", 1))
     with precision(run.flags):
         _, layers = run.model(batch.inputs, return_patterns=True)
-    patterns = {}
-    for layer, heads in enumerate(layers):
-        for head, pattern in enumerate(heads[0]):
-            patterns[layer, head] = pattern
+    patterns = torch.cat(layers, 1)[0]  # (layers * heads, T, T)
     names = [run.problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
 
     # a panel for each head
     columns = run.flags.heads if run.flags.heads > 1 else min(4, len(patterns))
     figure, grid = panels(len(patterns), columns, 3.4, 3.2)
     circuit_heads = by_head(run.paths)
-    for axes, ((layer, head), pattern) in zip(grid, patterns.items(), strict=True):
-        image = axes.imshow(pattern.numpy(), cmap="Blues", vmin=0, vmax=1)
+    for i, axes in enumerate(grid):
+        layer, head = divmod(i, run.flags.heads)
+        image = axes.imshow(patterns[i].numpy(), cmap="Blues", vmin=0, vmax=1)
         label_blocks(axes, run.problem, names)
         color, width = "black", 0.8
         if (layer, head) in circuit_heads:
