@@ -248,12 +248,12 @@ def draw_losses(axes, rows, column, color, label, shift):
     for row in rows:
         if column in row:
             by_layers.setdefault(row["layers"] + shift, []).append(row[column])
+    layers, middle = [], []
     for x, losses in by_layers.items():
         axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4)
-    layers = list(by_layers)
-    middle = [statistics.median_low(losses) for losses in by_layers.values()]
-    middle += [statistics.median_high(losses) for losses in by_layers.values()]
-    axes.plot(layers + layers, middle, "_", color=color, ms=9, mew=2, label=label)
+        layers += [x, x]
+        middle += [statistics.median_low(losses), statistics.median_high(losses)]
+    axes.plot(layers, middle, "_", color=color, ms=9, mew=2, label=label)
 
 
 def main():
