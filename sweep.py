@@ -112,12 +112,9 @@ def sweep(runs, path, client):
     merge(path, {})  # makes the folder
     print(f"{len(runs)} runs to do; their progress is in {path.parent}/*.txt")
     began = time.time()
-    waiting = {}
-    for flags in runs:
-        future = client.submit(run_and_report, flags, pure=False)
-        waiting[future] = flags
+    waiting = {client.submit(run_and_report, flags, pure=False): flags for flags in runs}
     done, total = 0, sum(map(cost, runs))
-    for ended, future in enumerate(as_completed(list(waiting)), 1):
+    for ended, future in enumerate(as_completed(waiting), 1):
         flags = waiting[future]
         error = future.exception()  # of the cluster
         row = row_of(flags, error) if error else future.result()
