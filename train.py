@@ -223,9 +223,9 @@ def build(flags):
 
 def sequences(flags, index):
     """Return the Batch of the examples `index` of a run's problem and seed."""
-    sizes = flags.N, flags.D, flags.K
-    kind = flags.target_symbols, flags.rotary, flags.task
-    return data.make_batch(flags.seed, index, *sizes, *kind)
+    return data.make_batch(
+        flags.seed, index, flags.N, flags.D, flags.K, flags.target_symbols, flags.rotary, flags.task
+    )
 
 
 def precision(flags):
