@@ -375,12 +375,11 @@ def draw_paths(run):
     figure, grid = panels(len(steps), 4, 3.2, 2.1, sharex=True, sharey=True)
     for axes, (path, step), row in zip(grid, steps.items(), emergence["paths"], strict=True):
         # its attention
-        label = "10% to 90% of the sequences"
-        style = dict(color="tab:blue", alpha=0.25, label=label)
-        axes.fill_between(emergence["steps"], row["low"], row["high"], **style)
-        axes.plot(emergence["steps"], row["mean"], color="tab:blue", label="mean attention")
+        x, label = emergence["steps"], "10% to 90% of the sequences"
+        axes.fill_between(x, row["low"], row["high"], color="tab:blue", alpha=0.25, label=label)
+        axes.plot(x, row["mean"], color="tab:blue", label="mean attention")
         label = "share of readers that attend to it most"
-        axes.plot(emergence["steps"], row["hits"], color="tab:orange", lw=1, label=label)
+        axes.plot(x, row["hits"], color="tab:orange", lw=1, label=label)
 
         # the step at which it emerged
         axes.axhline(0.5, color="gray", ls=":", lw=1)
