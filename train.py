@@ -235,9 +235,8 @@ def precision(flags):
     return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
 
-CPU = {}  # what the processor can do and its name, if this torch tells
-if hasattr(torch.cpu, "get_capabilities"):
-    CPU = torch.cpu.get_capabilities()
+# what the processor can do and its name; empty if this torch does not tell
+CPU = getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def native_dtype(device):
