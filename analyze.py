@@ -375,7 +375,8 @@ def draw_paths(run):
     figure, grid = panels(len(steps), 4, 3.2, 2.1, sharex=True, sharey=True)
     for axes, (path, step), row in zip(grid, steps.items(), emergence["paths"], strict=True):
         # its attention
-        x, label = emergence["steps"], "10% to 90% of the sequences"
+        x = emergence["steps"]
+        label = "10% to 90% of the sequences"
         axes.fill_between(x, row["low"], row["high"], color="tab:blue", alpha=0.25, label=label)
         axes.plot(x, row["mean"], color="tab:blue", label="mean attention")
         label = "share of readers that attend to it most"

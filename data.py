@@ -113,9 +113,9 @@ class Batch(NamedTuple):
     symbols: torch.Tensor  # (B, T) the number of each token's symbol
 
 
-def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="chain"):
+def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"):
     """The Batch of the examples `index` (B,) of data set `seed`, on the device of `index`: a pure
-    function of both. targets: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all but
+    function of both. ks: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all but
     x_0); rotary: a key of ENCODINGS; task: a key of TASKS."""
     problem = TASKS[task](N, D)
     B, device = len(index), index.device
@@ -147,8 +147,8 @@ def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="c
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
     # the target symbols of the chain of each query, whose numbers follow that of its x_0
-    wanted = torch.tensor(targets or range(1, problem.symbols), device=device)
-    answers = vectors[sequence[..., None], symbols[:, -N:, None] + wanted]
+    ks = torch.tensor(ks or range(1, problem.symbols), device=device)
+    answers = vectors[sequence[..., None], symbols[:, -N:, None] + ks]
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
 

@@ -21,7 +21,7 @@ def test_batches_are_those_of_the_first_release():
     """By a sum that depends on the order of all numbers, within their last bits."""
     cases = [dict(task="conditional", rotary="qk")]
     for D in range(1, 9):
-        cases += [dict(N=4, D=D), dict(N=3, D=D, K=2, targets=[D], rotary="qk")]
+        cases += [dict(N=4, D=D), dict(N=3, D=D, K=2, ks=[D], rotary="qk")]
     index, total = torch.tensor([0, 1, 5, 12345, -1, -2, -1048577]), 0.0
     for how, seed in itertools.product(cases, (0, 7)):
         for tensor in data.make_batch(seed, index, **how):

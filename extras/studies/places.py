@@ -51,9 +51,9 @@ NEAR, FAR = "fixed20", "random20"
 make_chains = data.make_batch
 
 
-def make_batch(seed, index, N=4, D=3, K=4, targets=None, rotary="input", task="chain"):
+def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"):
     """data.make_batch, which moves the tokens before the queries in these tasks."""
-    batch = make_chains(seed, index, N, D, K, targets, rotary, task)
+    batch = make_chains(seed, index, N, D, K, ks, rotary, task)
     if task not in TASKS:
         return batch
 
