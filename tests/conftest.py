@@ -9,7 +9,7 @@ from tests.common import WHOLE, run_main
 import pytest
 
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait on tensors this small
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on another processor
     train.CPU = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")

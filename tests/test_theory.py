@@ -26,9 +26,8 @@ def test_depth_laws_against_the_simulation():
 
 
 def layers_by_sets(task, batch, causal=True, wide=False):
-    """The layers after which the first query holds each target symbol, by the assumptions of
-    Section 5 token by token. With distractors, a token is attended to if no other at its place of a
-    slot holds all that is shared. wide: whoever attends to a token reads its whole slot."""
+    """The layers after which the first query holds each target symbol, token by token (Section 5).
+    With distractors no other token of its place may hold all that is shared. wide: by slots."""
     shown = [tuple(symbol) for symbol in batch.inputs[0, :, :4].tolist()]
     answers = [tuple(symbol.tolist()) for symbol in batch.targets[0, 0].split(4)]
     known, slot_of, place_of = {}, {}, {}
