@@ -553,7 +553,8 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     report.update(path_sequences=len(shown.batch.inputs), full_model=full, lost={}, paths=[])
     if highest_end(full) >= limit:
         said = f"not searched: the full model has {worst_of(full)}, not surely below {limit:.3f}"
-        return dict(report, verdict=said)
+        report["verdict"] = said
+        return report
 
     # four tries: under both ablations, then under the mean alone, each with few candidates and then
     # with more. The first validated circuit ends them, or else the last that was found is reported

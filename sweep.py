@@ -264,7 +264,10 @@ def main():
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
     with program("sweep.py"):
         args, words = p.parse_known_args()  # words: the flags of train.py
-        if bool(args.preset) == bool(args.layers) or (args.preset and (words or args.seeds)):
+        wrong = not args.layers
+        if args.preset:
+            wrong = args.layers or args.seeds or words
+        if wrong:
             text = "give a --preset alone, or your own --layers, --seeds, flags of train.py"
             raise UserError(text)
         folder = args.out or pathlib.Path("out", args.preset or "sweep")

@@ -1,7 +1,7 @@
 """The repository in one specification: each stage against something independent of it.
 
 python test_all.py              # these smoke tests, half a minute
-python test_all.py data model   # those whose name contains one of the words: stages, say
+python test_all.py data model   # those with one of these words in their name
 python test_all.py --all        # those of tests/ too, on all cores, but for the slow ones
 python test_all.py --slow       # all of them: kills, searches, committed weights
 """

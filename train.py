@@ -437,9 +437,9 @@ def parser():
     return p
 
 
-DEFAULTS = vars(parser().parse_args([]))  # of what is fixed for a run
-for name in "device", "out", "resume":
-    del DEFAULTS[name]
+DEFAULTS = vars(parser().parse_args([]))  # of the settings, which are fixed for a run
+for flag in "device", "out", "resume":
+    del DEFAULTS[flag]
 
 
 class Flags(argparse.Namespace):
@@ -559,7 +559,7 @@ def summary(run):
     flags, last = read_flags(run), read_log(run)[-1]
     lines = ["---", f"run: {run}"]
     if flags.stop_below:
-        lines.append(f"solved: {last.get('confirmed', last['val']) < flags.stop_below}")
+        lines.append(f"solved: {last.get('confirmed', math.inf) < flags.stop_below}")
     for name in last:
         if name not in ("lr", "train"):
             lines.append(f"{name}: {last[name]:.5g}")
