@@ -56,17 +56,18 @@ late() {  # SEED READ UNTIL LOSS
   # shellcheck disable=SC2086
   [ -e "$run/model.pt" ] || python -m extras.studies.late "$2" "$3" $main --eval-every 10 --stop-below "$4" --seed "$1" --out "$run"
 }
-for seed in {1..5}; do
+for seed in {1..5} 10; do
   echo "9 loss onset/plain_s$seed $main --eval-every 10 --stop-below 0.6 --seed $seed"
 done | make_runs
 for seed in {1..10}; do
-  late "$seed" "1b -> 1a" 200 0.6
-done
-for seed in {1..5}; do
   late "$seed" "1b -> 1a" 100 0.6
   late "$seed" "1b -> 1a" 150 0.6
-  late "$seed" "2b -> 2a" 200 0.6
+  late "$seed" "1b -> 1a" 200 0.6
+  late "$seed" "1b -> 1a-2" 200 0.6
   late "$seed" "3b -> 3a" 200 0.6
+done
+for seed in {1..5}; do
+  late "$seed" "2b -> 2a" 200 0.6
 done
 for seed in {1..3}; do
   late "$seed" "q -> 1b" 200 0.72
@@ -276,21 +277,23 @@ done
 for task in random4 random6 random8; do
   diagram 3 1 2 1 4000 8 "--task $task"
 done
-diagram 1 1 2 1 4000 16 "--task random8"
-diagram 1 1 2 1 4000 16 "--task random20"
-diagram 1 1 4 1 4000 8 "--task random20"
-stop=0.01 diagram 1 2 4 1 4000 8 "--task random20"
-# larger k
-diagram 5 2 2 3 3000 8 ""
+diagram 3 1 2 1 4000 16 "--task random8"
+diagram 3 1 2 1 4000 16 "--task random20"
+diagram 5 1 4 1 4000 8 "--task random20"
+stop=0.01 diagram 5 2 4 1 4000 8 "--task random20"
+# larger k; of 12000 steps seed 4 alone
+diagram 5 2 2 3 3000 "8 16" ""
 diagram 5 1 2 2 3000 16 ""
 diagram 5 2 3 3 4000 8 ""
 diagram 5 3 2 5 5000 8 ""
-diagram 3 3 2 7 5000 8 ""
-diagram 3 2 4 3 6000 16 ""
-diagram 1 3 4 4 6000 16 ""
+diagram 5 3 2 7 5000 8 ""
+diagram 5 2 4 3 6000 16 ""
+diagram 4 2 4 3 12000 16 ""
+diagram 3 3 4 4 6000 16 ""
 diagram 3 3 4 4 4500 4 ""
 # other numbers of chains and head sizes
 diagram 1 1 3 1 4000 "3 4 6" ""
+diagram 1 1 6 1 4000 "6 7 12" ""
 diagram 1 1 2 1 3000 "1 2" "--head-size 64"
 diagram 1 1 2 1 3000 2 "--head-size 8"
 diagram 1 1 2 1 3000 "2 4" "--head-size 4"
@@ -299,6 +302,7 @@ diagram 1 1 4 1 4000 "4 8" "--head-size 8"
 diagram 1 1 4 1 4000 "4 8 16" "--head-size 4"
 diagram 1 1 8 1 4000 "4 8" "--head-size 64"
 diagram 1 1 8 1 4000 16 "--head-size 8"
+diagram 1 1 8 1 4000 "16 32" "--head-size 4"
 # one head of each layer held on the minimal circuit, then freed
 for seed in {1..8}; do
   for shape in "2 1 2" "2 8 2" "3 4 4"; do

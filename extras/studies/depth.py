@@ -315,20 +315,17 @@ def print_transfer(out):
 
 
 def further_table():
-    """Return the median losses of models of more steps than layers, with 2N heads or more; of the
-    cells that differ in the steps of training alone, the longest."""
-    lines = {}
-    for (other, layers, N, heads, D), group in sorted(cells().items(), key=lambda cell: cell[0][0]):
+    """Return the median losses of models of more steps than layers, with 2N heads or more."""
+    lines = []
+    for (other, layers, N, heads, D), group in cells().items():
         if other.split(" ")[0] in ("", "--steps") and heads >= 2 * N and layers < D:
             medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
             losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
             content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default=0)
-            steps = span([row["steps"] for row in group], "{}")
-            line = N, f"{layers}/{heads}", steps, solved_of(group), content, *losses
-            lines[N, layers, heads, D] = line
+            shape = N, f"{layers}/{heads}", max(row["steps"] for row in group)
+            lines.append((*shape, solved_of(group), content, *losses))
     head = "N", "layers/heads", "steps", "solve x_D", "content: k ≤"
-    head += tuple(f"x_{k}" for k in range(1, 8))
-    return markdown(head, *(lines[cell] for cell in sorted(lines)))
+    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *sorted(lines))
 
 
 def print_held(out):
@@ -595,8 +592,7 @@ def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
     figure.colorbar(image, label="attention")
     alike = cells()["", 1, row["N"], row["heads"], 1]
     title = f"One layer of {row['heads']} heads, {sum(map(has_address_and_values, alike))} of"
-    title += f" {len(alike)} seeds like this:"
-    title += f" mean attention of the queries ({how['n']} sequences)"
+    title += f" {len(alike)} seeds like this: mean attention of the queries ({how['n']} sequences)"
     figure.suptitle(title, fontsize="medium")
     analyze.save_figure(figure, path)
 
