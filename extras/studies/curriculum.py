@@ -140,14 +140,14 @@ def conditional_claim():
     later = [z - max(x, y) for x, y, z, _ in both if z is not None]
     never = [end - max(x, y) for x, y, z, end in both if z is None]
 
-    # runs that do not ask for all, with at least the steps in which their seed else learns all
+    # runs that do not ask for all, with at least the steps after which their seed else knows all
     enough = {}
     for row in whole:
         if len(row["known"]) == 3:
-            enough[row["flags"].seed] = row["flags"].steps
+            enough[row["flags"].seed] = max(row["learned"].values())
     part = [row for row in rows if len(row["learned"]) < 3]
     fair = [row for row in part if row["flags"].steps >= enough.get(row["flags"].seed, math.inf)]
-    known = sum(bool(row["known"]) for row in fair)
+    known = sum(bool(row["known"]) for row in part)
     also = sum(row["known"] == ["x_1", "x_2"] for row in left_out)
     return f"""\
 - **Either of x and y may come first**: {y_first} of {len(both)} runs that learn both learn y first.
@@ -155,8 +155,8 @@ def conditional_claim():
   most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run, with
   RoPE, knows both for its last {min(never):.0f} steps and does not learn z; nor does {also} of
   those left out.
-- **If x or y is not asked for**, {known} of {len(fair)} runs learn anything, with at least the
-  steps in which their seed learns all three; nor do {len(part) - len(fair)} more with fewer steps.
+- **If x or y is not asked for**, {known} of {len(part)} runs learn anything, {len(fair)} of them
+  with at least the steps after which their seed, in either precision, knows all three.
 
 {len(left_out)} runs are left out, shorter ones and repeats: a longest run of the same seed and
 flags is there."""

@@ -14,7 +14,7 @@ import re
 
 import analyze
 import train
-from ablate import PatchedModel, Path
+from ablate import PatchedModel, Path, paths_in
 from data import average_loss, held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
@@ -87,8 +87,9 @@ def order_claim():
     pairs, exceptions = other_limits()
     return f"""\
 **Symbols are learned in order in {sum(ordered for _, ordered in answers)} of {len(answers)} runs**
-of chains (settings and seeds) that learn their attention, ask for all, learn at least two, and were
-evaluated between any two of them. In {unresolved} more, two fall between the same evaluations.
+of chains (settings and seeds) that learn their attention, ask for all, learn at least two, and have
+a log that tells them apart. In {unresolved} more, two fall between the same evaluations; runs of
+[depth](depth.md) have no logs.
 
 The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
 symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
@@ -129,14 +130,16 @@ def wait_and_fall(row):
 
 
 def path_steps(row, level):
-    """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path that
-    matters at the end first passes a level, of those that do, the first one first."""
-    emergence, found = row["emergence"], []
-    for path in emergence["paths"]:
-        step = analyze.first_below(emergence["steps"], [-x for x in path["mean"]], -level)
+    """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path of the
+    circuit, or without a report of each that was measured, first passes a level, of those that do,
+    the first one first."""
+    emergence, circuit, found = row["emergence"], paths_in(row["report"]), []
+    measured = paths_in(emergence)
+    for path in circuit.keys() & measured.keys() if circuit else measured:
+        mean = measured[path]["mean"]
+        step = analyze.first_below(emergence["steps"], [-x for x in mean], -level)
         if step is not None:
-            head = path["layer"], path["head"]
-            found.append((step, head, "{reader} -> {read}".format(**path)))
+            found.append((step, (path.layer, path.head), f"{path.reader} -> {path.read}"))
     return sorted(found)
 
 
