@@ -155,7 +155,7 @@ def onset_table(folder=FOLDER):
 
 def signed(steps):
     """Return "+39 (-3 to +112)", the median and the range."""
-    return f"{statistics.median(steps):+.0f} ({min(steps):+.0f} to {max(steps):+.0f})"
+    return f"{round(statistics.median(steps)):+} ({min(steps):+.0f} to {max(steps):+.0f})"
 
 
 def slots_table():
