@@ -52,7 +52,8 @@ def row_of(run):
     row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
     if flags.task in places.TASKS:
         return row | places.transfer(run)
-    if exceeds_content(row) or flags.layers == flags.D == 1:
+    beyond = [k for k in range(1, flags.D + 1) if needed(row["other"], k) > flags.layers]
+    if any(knows(row, k) for k in beyond) or flags.layers == flags.D == 1:
         row["how"] = mechanism(run)
     return row
 
@@ -82,12 +83,6 @@ def knows(row, k):
 
 def solves(row, k=None):
     return row[f"x_{k or row['D']}"] < SOLVED
-
-
-def exceeds_content(row):
-    """Return whether a run learned a symbol that takes more layers by content."""
-    beyond = [k for k in range(1, row["D"] + 1) if needed(row["other"], k) > row["layers"]]
-    return any(knows(row, k) for k in beyond)
 
 
 # ---- how a model does it
@@ -217,9 +212,13 @@ def cells():
 
 
 def plain_rows():
-    """Return the rows of the recipe, with any number of steps."""
-    plain = [group for cell, group in cells().items() if cell[0].split(" ")[0] in ("", "--steps")]
-    return sum(plain, [])
+    """Return the rows of the recipe, of each shape and seed the longest run."""
+    longest = {}
+    for (other, *shape), group in cells().items():
+        for row in group if other.split(" ")[0] in ("", "--steps") else ():
+            key = *shape, row["seed"]
+            longest[key] = max(row, longest.get(key, row), key=lambda row: row["steps"])
+    return [*longest.values()]
 
 
 def one_layer_rows(sizes=False):
@@ -262,15 +261,15 @@ def print_answer(out):
     no_mlp = solved_of(groups["--no-mlp", 1, 4, 8, 1])
     rope = solved_of(groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1])
     x_3 = solved_of(groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3])
-    four = solved_of(groups["", 2, 4, 16, 3] + groups["--steps 6000", 2, 4, 16, 3])
+    short, long = (solved_of(groups[f"--steps {n}", 2, 4, 16, 3]) for n in (6000, 12000))
     x_5 = solved_of(groups["--steps 5000", 3, 2, 8, 5])
     one, two = (solved_of(groups[f"--task {places.FAR}", layers, 2, 8, 1]) for layers in (1, 2))
     out("**Enough heads replace one of these layers.** Asked for x_1 alone, which takes two,")
     out(f"{solved_of(wide_rows())} one-layer models with 2N heads or more of 32 numbers do")
     out(f"(N = 2 to 8); without MLPs {no_mlp}, with RoPE {rope}. Two layers of eight heads solve")
-    out(f"x_3 in {x_3} runs (N = 2, 3; with N = 4 and 16 heads {four}), three layers x_5 in {x_5}")
-    out("(N = 2). Where places say nothing, with two pairs anywhere among 20 distractors, eight")
-    out(f"heads solve x_1 in one layer in {one} runs, and in two in {two}.")
+    out(f"x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short} in")
+    out(f"6000; three layers solve x_5 in {x_5} (N = 2). With two pairs anywhere among 20 distractors,")
+    out(f"eight heads solve x_1 in one layer in {one} runs, and in two in {two}.")
 
 
 def heads_table():
@@ -316,16 +315,18 @@ def print_transfer(out):
 
 def further_table():
     """Return the median losses of models of more steps than layers, with 2N heads or more."""
-    lines = []
-    for (other, layers, N, heads, D), group in cells().items():
-        if other.split(" ")[0] in ("", "--steps") and heads >= 2 * N and layers < D:
-            medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
-            losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
-            content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default=0)
-            shape = N, f"{layers}/{heads}", max(row["steps"] for row in group)
-            lines.append((*shape, solved_of(group), content, *losses))
+    groups, lines = collections.defaultdict(list), []
+    for row in plain_rows():
+        if row["heads"] >= 2 * row["N"] and row["layers"] < row["D"]:
+            groups[row["N"], row["layers"], row["heads"], row["D"]].append(row)
+    for (N, layers, heads, D), group in sorted(groups.items()):
+        medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
+        losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
+        content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default=0)
+        steps = span([row["steps"] for row in group], "{}")
+        lines.append((N, f"{layers}/{heads}", steps, solved_of(group), content, *losses))
     head = "N", "layers/heads", "steps", "solve x_D", "content: k ≤"
-    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *sorted(lines))
+    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
 
 
 def print_held(out):

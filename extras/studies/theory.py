@@ -102,10 +102,8 @@ def shuffled_depths(D):
     """Return [{layers: share of the reading orders}, ...] for x_1, ..., x_D with a causal mask if
     every order of the D steps is as likely, as in --task shuffled."""
     orders = [*itertools.permutations(range(1, D + 1))]
-    counts = [
-        collections.Counter(column)
-        for column in zip(*(least_layers(in_order(order)) for order in orders), strict=True)
-    ]
+    columns = zip(*(least_layers(in_order(order)) for order in orders), strict=True)
+    counts = map(collections.Counter, columns)
     return [{layers: n / len(orders) for layers, n in sorted(count.items())} for count in counts]
 
 
