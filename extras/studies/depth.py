@@ -267,9 +267,9 @@ def print_answer(out):
     out("**Enough heads replace one of these layers.** Asked for x_1 alone, which takes two,")
     out(f"{solved_of(wide_rows())} one-layer models with 2N heads or more of 32 numbers do")
     out(f"(N = 2 to 8); without MLPs {no_mlp}, with RoPE {rope}. Two layers of eight heads solve")
-    out(f"x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short} in")
-    out(f"6000; three layers solve x_5 in {x_5} (N = 2). With two pairs anywhere among 20 distractors,")
-    out(f"eight heads solve x_1 in one layer in {one} runs, and in two in {two}.")
+    out(f"x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short}")
+    out(f"in 6000; three layers solve x_5 in {x_5} (N = 2). With two pairs anywhere among 20")
+    out(f"distractors, eight heads solve x_1 in one layer in {one} runs, and in two in {two}.")
 
 
 def heads_table():
