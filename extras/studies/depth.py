@@ -264,12 +264,12 @@ def print_answer(out):
     short, long = (solved_of(groups[f"--steps {n}", 2, 4, 16, 3]) for n in (6000, 12000))
     x_5 = solved_of(groups["--steps 5000", 3, 2, 8, 5])
     one, two = (solved_of(groups[f"--task {places.FAR}", layers, 2, 8, 1]) for layers in (1, 2))
-    out("**Enough heads replace one of these layers.** Asked for x_1 alone, which takes two,")
-    out(f"{solved_of(wide_rows())} one-layer models with 2N heads or more of 32 numbers do")
-    out(f"(N = 2 to 8); without MLPs {no_mlp}, with RoPE {rope}. Two layers of eight heads solve")
-    out(f"x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short}")
-    out(f"in 6000; three layers solve x_5 in {x_5} (N = 2). With two pairs anywhere among 20")
-    out(f"distractors, eight heads solve x_1 in one layer in {one} runs, and in two in {two}.")
+    out("**Enough heads replace a layer for x_1, and in some runs for larger k.** x_1 takes two")
+    out(f"layers by content. One layer solves it in {solved_of(wide_rows())} runs with 2N heads or")
+    out(f"more of 32 numbers (N = 2 to 8); without MLPs in {no_mlp}, with RoPE in {rope}. Two")
+    out(f"layers of eight heads solve x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long}")
+    out(f"do in 12000 steps, {short} in 6000; three layers solve x_5 in {x_5} (N = 2). With pairs")
+    out(f"anywhere among 20 distractors, one layer of eight heads solves x_1 in {one}, two in {two}.")
 
 
 def heads_table():
@@ -285,7 +285,7 @@ def heads_table():
             line.append(f"{sum(group)} of {len(group)}" if group else "")
         lines.append(line)
     heads = "N heads or fewer", "N + 1 to 2N - 1", "2N", "more"
-    return markdown(("symbol", "layers", "by content", "N", *heads), *lines)
+    return markdown(("symbol", "layers", "layers by content", "N", *heads), *lines)
 
 
 def places_table():
@@ -295,10 +295,10 @@ def places_table():
         task = other.removeprefix("--task ")
         if task in places.TASKS:
             G = len(places.TASKS[task](N, 1).distractors)
-            where = f"any of {2 * N + G - 1}" if "random" in task else f"{N} of {2 * N + G - 1}"
+            where = "random" if "random" in task else "fixed"
             lines.append((N, layers, heads, G, where, solved_of(group), losses_text(group, 1)))
-    lines = [line[:3] + line[4:] for line in sorted(lines)]
-    return markdown(("N", "layers", "heads", "places of pairs", "solved x_1", "loss"), *lines)
+    head = "N", "layers", "heads", "distractors", "places", "solved x_1", "loss"
+    return markdown(head, *sorted(lines))
 
 
 def print_transfer(out):
@@ -339,11 +339,11 @@ def print_held(out):
     held, freed = [row["x_4"] for row in groups["frozen"]], groups["--init frozen"]
     lost = f"{sum(not knows(row, 1) for row in freed)} of {len(freed)}"
     start = groups[""] + groups["--steps 4500"]
-    out("Training does not find all that a shape can: three layers of four heads (N = 4) bring x_4")
-    out(f"to {span(held)} in {len(held)} of {len(held)} runs while a head of each is held on the")
-    out(f"minimal circuit. Freed, {solved_of(freed)} solve it and {lost} lose x_1, in 3300 steps;")
     best = min(row["x_4"] for row in start)
-    out(f"from the start {solved_of(start)} do in 2500 or 4500 (best {best:.3f}).")
+    out("Training may miss what a shape can do. With one head per layer held on the minimal")
+    out(f"circuit, three layers of four heads (N = 4) bring x_4 to {span(held)} (n = {len(held)}).")
+    out(f"Freed, {solved_of(freed)} solve it and {lost} lose x_1, in 3300 steps in all; from the")
+    out(f"start {solved_of(start)} solve it in 2500 or 4500 (best {best:.3f}).")
 
 
 def print_heads(out):
@@ -370,18 +370,18 @@ def count(how, kind, layer=0):
 def print_swaps(out):
     """Print what becomes of the answers when the address heads, or all others, write what they
     write in another sequence."""
-    one = [row for row in one_layer_rows() if "swap" in row["how"]]
-    two = [row for row in plain_rows() if row["layers"] > 1 and solves(row) and "how" in row]
-    two = [row for row in two if "swap" in row["how"]]
-    lines = []
-    for layers, rows in ("one layer", one), ("two layers or more", two):
-        hows = [row["how"] for row in rows]
-        both = ("swap", "address heads"), ("swap_rest", "all others")
-        for name, heads in both if hows else ():
-            new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in hows])  # no -0
-            old = span([how[name][1] for how in hows])
-            lines.append((f"{layers}, n = {len(hows)}", heads, new, old))
-    out(markdown(("models", "swapped", "new value: excess error", "own value: error"), *lines))
+    one = [row["how"] for row in one_layer_rows() if "swap" in row["how"]]
+    two = [row["how"] for row in plain_rows() if row["layers"] > 1 and solves(row) and "how" in row]
+    two = [how for how in two if "swap" in how]
+    lines, deeper = [], []
+    for name, heads in ("swap", "address heads"), ("swap_rest", "all others"):
+        new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in one])  # no -0
+        lines.append((heads, new, span([how[name][1] for how in one])))
+        deeper.append(sum(how[name][0] - how["full"][-1] < SERVED for how in two))
+    head = f"swapped (n = {len(one)} models)", "new value: added loss", "own value: loss"
+    out(markdown(head, *lines))
+    out("\nIn deeper models (heads of the last layer, by content and not) the new value comes in")
+    out(f"{deeper[0]} and {deeper[1]} of {len(two)}, with an added loss below {SERVED}.")
 
 
 def print_few(out):
@@ -390,14 +390,14 @@ def print_few(out):
     two = [sorted(row["how"]["by_slot"]) for row in rows if row["heads"] == 2]
     slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
     out(f"**Few heads.** With two and N = 4 the losses of the slots, best first, are {slots}")
-    out(f"(n = {len(two)}): one head serves a slot, one mixes two, one slot is given up.")
+    out(f"(n = {len(two)}), as if one head served a slot, one mixed two, and one were given up.")
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
     out(f"Attention fixed by place raises the loss by {values} on 1b (values) and by {keys} on 1a")
-    out(f"(keys; n = {len(hows)}, one run each of 2 to 8 heads).")
+    out(f"(keys; n = {len(hows)}, of 2 to 8 heads).")
     one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
-    out("H mixtures of N Gaussian values leave 1 - H/N if weights depend on places and the query")
-    out(f"alone; with N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), not at 0.5.")
+    out(f"With N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), below the 1 - H/N of")
+    out("H mixtures of Gaussian values whose weights depend on places and the query alone.")
 
 
 def print_width(out):
@@ -455,7 +455,7 @@ def predictions_table():
             inside = [inside for inside, _ in filter(None, found)]
             texts.append(f"{sum(inside)} of {len(inside)}")
         lines.append((topic, *texts, [result for _, result in predictions].count(None)))
-    return markdown(("about", "inside, with a pilot", "without", "not run"), *lines)
+    return markdown(("about", "inside, after a pilot", "inside, no pilot", "not run"), *lines)
 
 
 def misses():
@@ -490,9 +490,10 @@ def print_sweep(out):
             more = [k for k in symbols if causal_depth(k) > row["layers"]]
             beyond += any(row[f"x_{k}"] < learned for k in more)
     runs = ", ".join(f"{count} runs at {number}" for number, count in sorted(steps.items()))
-    out("- Figure 4 has N = 4, eight heads and D = 5. Of our sweeps' runs with heads of 16 numbers")
-    out(f"  and too few layers for x_D by content ({runs} steps),")
-    out(f"  {beyond} learned more than content allows.")
+    x_2 = solved_of(cells()["", 1, 2, 16, 2])
+    out(f"- One layer (N = 2, 16 heads) solves x_2 in {x_2} runs, which no bound above allows.")
+    out(f"- In Figure 4's shape (N = 4, D = 5, eight heads of 16 numbers) {beyond} of our runs")
+    out(f"  with too few layers for x_D ({runs} steps) learned more than content allows.")
 
 
 # ---- the tables of the command
@@ -561,7 +562,7 @@ def draw_stair(path=FIGURES / "stair.png"):
         panel.set_xlabel("slot of the own pair, the best first")
         panel.set_title(f"N = {N} chains, n = {len(rows)} models", fontsize="medium")
         panel.tick_params(length=0)
-    figure.suptitle("One layer, a row per model: a head serves a slot", fontsize="medium")
+    figure.suptitle("One layer, a row per model: more heads serve more slots", fontsize="medium")
     label = "loss of $x_1$ in this slot (1: knows nothing)"
     figure.colorbar(image, ax=panels, label=label, shrink=0.8)
     analyze.save_figure(figure, path)
