@@ -269,7 +269,7 @@ def print_answer(out):
     out(f"more of 32 numbers (N = 2 to 8); without MLPs in {no_mlp}, with RoPE in {rope}. Two")
     out(f"layers of eight heads solve x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long}")
     out(f"do in 12000 steps, {short} in 6000; three layers solve x_5 in {x_5} (N = 2). With pairs")
-    out(f"anywhere among 20 distractors, one layer of eight heads solves x_1 in {one}, two in {two}.")
+    out(f"anywhere among 20 others, one layer of eight heads solves x_1 in {one}, two in {two}.")
 
 
 def heads_table():
