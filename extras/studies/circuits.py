@@ -204,7 +204,7 @@ def groups_table():
     for name in GROUPS:
         fitted, new = seeds(name), seeds(name, after=True)
         commits.update(row["report"]["search"] for row in new)
-        circuits = [paths_in(row["report"]) for row in fitted + new if row["report"]["paths"]]
+        circuits = [paths_in(row["report"]) for row in fitted + new if row["report"]["validated"]]
         stars = [sum(path.star for path in paths) for paths in circuits]
         sizes = span([*map(len, circuits)], "{}"), span(stars, "{}")
         lines.append([name, counted(fitted), by_earlier(fitted), counted(new), *sizes])

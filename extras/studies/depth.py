@@ -263,13 +263,15 @@ def print_answer(out):
     x_3 = solved_of(groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3])
     short, long = (solved_of(groups[f"--steps {n}", 2, 4, 16, 3]) for n in (6000, 12000))
     x_5 = solved_of(groups["--steps 5000", 3, 2, 8, 5])
-    one, two = (solved_of(groups[f"--task {places.FAR}", layers, 2, 8, 1]) for layers in (1, 2))
-    out("**Enough heads replace a layer for x_1, and in some runs for larger k.** x_1 takes two")
-    out(f"layers by content. One layer solves it in {solved_of(wide_rows())} runs with 2N heads or")
-    out(f"more of 32 numbers (N = 2 to 8); without MLPs in {no_mlp}, with RoPE in {rope}. Two")
-    out(f"layers of eight heads solve x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long}")
-    out(f"do in 12000 steps, {short} in 6000; three layers solve x_5 in {x_5} (N = 2). With pairs")
-    out(f"anywhere among 20 others, one layer of eight heads solves x_1 in {one}, two in {two}.")
+    far = f"--task {places.FAR}"
+    one, two = (solved_of(groups[far, n, 2, 8, 1] + groups[far, n, 4, 8, 1]) for n in (1, 2))
+    out(f"""\
+**Enough heads replace a layer for D = 1, and in some runs for larger k.** x_1 takes two layers by
+content. One layer solves D = 1 in {solved_of(wide_rows())} runs with 2N heads or more of 32 numbers
+(N = 2 to 8); with N = 4, {no_mlp} without MLPs, {rope} with RoPE. Two layers of eight heads solve
+x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short} in 6000;
+three layers solve x_5 in {x_5} (N = 2). With pairs anywhere among 20 others (N = 2, 4), one layer
+of eight heads solves D = 1 in {one}, two in {two}.""")
 
 
 def heads_table():
@@ -277,8 +279,7 @@ def heads_table():
     shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (5, 3, 2)
     lines, plain = [], plain_rows()
     for k, layers, N in shapes:
-        rows = [row for row in plain if (row["layers"], row["N"]) == (layers, N) and row["D"] >= k]
-        rows = [row for row in rows if row["D"] == min(row["D"] for row in rows)]
+        rows = [row for row in plain if (row["D"], row["layers"], row["N"]) == (k, layers, N)]
         line = [f"x_{k}", layers, causal_depth(k), N]
         for low, high in (1, N), (N + 1, 2 * N - 1), (2 * N, 2 * N), (2 * N + 1, math.inf):
             group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
@@ -338,12 +339,12 @@ def print_held(out):
             groups[row["other"]].append(row)
     held, freed = [row["x_4"] for row in groups["frozen"]], groups["--init frozen"]
     lost = f"{sum(not knows(row, 1) for row in freed)} of {len(freed)}"
-    start = groups[""] + groups["--steps 4500"]
+    start = [row for row in plain_rows() if row in groups[""] + groups["--steps 4500"]]
     best = min(row["x_4"] for row in start)
     out("Training may miss what a shape can do. With one head per layer held on the minimal")
     out(f"circuit, three layers of four heads (N = 4) bring x_4 to {span(held)} (n = {len(held)}).")
     out(f"Freed, {solved_of(freed)} solve it and {lost} lose x_1, in 3300 steps in all; from the")
-    out(f"start {solved_of(start)} solve it in 2500 or 4500 (best {best:.3f}).")
+    out(f"start {solved_of(start)} seeds solve it in 2500 or 4500 (best {best:.3f}).")
 
 
 def print_heads(out):
@@ -619,8 +620,7 @@ def draw_width(path=FIGURES / "width.png"):
     for heads, style in (1, ":"), (2, "-"):
         panel.axvline(heads, color="0.5", ls=style, lw=1, zorder=0, label=f"heads = {heads} N")
     panel.set(xscale="log", yscale="log", xlabel="heads / N", ylabel="head size", ylim=(2.8, 90))
-    ticks = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8]
-    panel.set_xticks(ticks, ["1/8", "1/4", "1/2", *"1248"])
+    panel.set_xticks([1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8], ["1/8", "1/4", "1/2", *"1248"])
     panel.set_yticks([4, 8, 16, 32, 64], [4, 8, 16, 32, 64])
     panel.minorticks_off()
     panel.set_title("One layer, $x_1$, K = 4: slots served, mean over seeds", fontsize="medium")

@@ -147,7 +147,9 @@ def onset_table(folder=FOLDER):
             found = [row["onsets"] for row in rows if row["onsets"][kind] is not None]
             line = [title, kind, studies.spread([onsets[kind] for onsets in found])]
             leads = [onsets["x_1"] - onsets[kind] for onsets in found]
+            never = len(rows) - len(found)
             before = f"{sum(lead > 0 for lead in leads)} of {len(rows)}"
+            before += f" ({never} never)" * bool(never)
             lines.append([*line, "", ""] if kind == "x_1" else [*line, before, signed(leads)])
     head = "runs", "", "onset (step)", "before x_1", "by (steps)"
     return studies.markdown(head, *lines)

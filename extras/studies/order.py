@@ -66,7 +66,7 @@ def count_orders():
 
 def other_limits():
     """Return (pairs, exceptions): of neighbouring symbols in all logs, at all LIMITS, how often the
-    later one is ever below the limit, and how often before the other one is."""
+    later one is ever below the limit, not just when the other one is, and how often before it."""
     pairs, exceptions = 0, 0
     rows = [row for row in committed("*") if row["flags"].task == "chain"]
     rows = [row for row in rows if asks_all(row["flags"])]
@@ -75,7 +75,7 @@ def other_limits():
         for name in row["learned"]:
             below = [number for number, entry in enumerate(row["log"]) if entry[name] < limit]
             first.append(below[0] if below else math.inf)
-        known = [(a, b) for a, b in itertools.pairwise(first) if b < math.inf]
+        known = [(a, b) for a, b in itertools.pairwise(first) if a != b < math.inf]
         pairs += len(known)
         exceptions += sum(a > b for a, b in known)
     return pairs, exceptions
@@ -93,7 +93,7 @@ a log that tells them apart. In {unresolved} more, two fall between the same eva
 
 The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
 symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
-two neighbouring symbols, a limit, and a log, of repeats too, in which the later one gets there)."""
+two neighbouring symbols, a limit, and a log, of repeats too, that tells them apart)."""
 
 
 def ended(row):
