@@ -21,7 +21,7 @@ are lost, each with two standard errors. An answer is lost if its loss is above 
 First the paths along which the model attends are candidates. The search starts with all of them,
 and drops paths as long as the others are still faithful; here a symbol has to stay below 0.045, so
 that the result has a margin. Last it is validated if
-  1. on fresh sequences it is faithful, and the full model with its paths at their mean is not;
+  1. on fresh sequences it is faithful, and the full model is not with these paths at their mean;
   2. its paths lead from each symbol to the query (Section 5).
 The circuit is asked to be faithful under both ablations or, if none is validated, under mean
 ablation alone. A validated one suffices for what tokens read of each other, and in the search none
@@ -52,7 +52,7 @@ import torch
 
 MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
 BOTH = MEAN, ANOTHER
-ATTENDED = 0.4, 0.1  # times 1/N: the least attention of a candidate, at a first and a second try
+SHARES = 0.4, 0.1  # of 1/N: the least attention of a candidate, at a first and a second try
 REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
 LOST = 0.01  # of the answers on a symbol may be lost
 MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
@@ -76,7 +76,8 @@ class Path(NamedTuple):
     @classmethod
     def parse(cls, text):
         """Return the Path that is printed like this, "L6H0: q -> 1b"; ValueError for other text."""
-        match = re.fullmatch(r"L(\d+)H(\d+): (\S+) -> (\S+)", text)
+        end = r"\w+(?:[+-]\d+)?"
+        match = re.fullmatch(rf"L(\d+)H(\d+): ({end}) -> ({end}\*?)", text)
         if not match:
             raise ValueError(f"a path is written like L6H0: q -> 1b, not {text}")
         return cls(int(match[1]), int(match[2]), match[3], match[4])
@@ -106,8 +107,8 @@ def parts_of(end):
 
 
 def marks_of(end, problem, positions):
-    """Return (B, N, T) 1 for the token of each chain that is this end of a path, else 0. A chain
-    whose intermediate token would stand outside of the sequence has none."""
+    """Return (B, N, T), one-hot: which token of each chain is this end of a path. All are 0 if it
+    is an intermediate token that would stand outside of the sequence."""
     role, offset = parts_of(end)
     tokens = positions[:, :, problem.names.index(role)] + offset  # (B, N)
     return (tokens[..., None] == torch.arange(problem.T, device=tokens.device)).float()
@@ -210,9 +211,9 @@ class PatchedModel:
         return self.losses({})
 
     def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return the f of a head that keeps what it reads along these paths and what a token reads
-        of itself, and replaces the rest by that of MEAN or ANOTHER; with keep=False, it replaces
-        what it reads along these paths, and keeps the rest."""
+        """Return the f of a head that keeps what tokens read along these paths, and their own
+        values, and replaces the rest by that of MEAN or ANOTHER; with keep=False, it replaces what
+        they read along these paths, and keeps the rest."""
         key = head, frozenset(paths), keep, by
         if key in self.functions:
             return self.functions[key]
@@ -224,18 +225,17 @@ class PatchedModel:
         kept, kept_there = ~on_path, ~on_path_there
         if keep:
             kept, kept_there = on_path | itself, on_path_there | itself
-            # how much a token reads of itself tells how much it reads of others: of a token without
-            # a path, this weight is replaced too, and what it weighs stays its own
+            # attention sums to 1, so a token's weight on itself tells that on others: without a
+            # path it is replaced too; the value that it weighs stays the token's own
             pathless = itself & ~on_path.any(-1, keepdim=True)
 
         # what replaces the rest: of the reference's sequence `donor` for each of ours, or the mean
         pattern, values = self.reference.reads[head]
         replacement = (pattern * ~kept_there) @ values  # (n, T, size)
         self_weight = pattern.diagonal(dim1=1, dim2=2)[..., None]  # (n, T, 1)
-        donor = self.drawn  # (B,)
+        donor = {ANOTHER: self.drawn, MEAN: slice(None)}[by]  # (B,); the mean is one for all
         if by == MEAN:
             replacement, self_weight = replacement.mean(0, True), self_weight.mean(0, True)
-            donor = slice(None)  # the only one, for all
 
         def write(pattern, values):
             pattern = pattern * kept
@@ -282,7 +282,7 @@ class PatchedModel:
 
 def candidates(reference, problem, floor):
     """Return {Path: attention}, at least `floor`, the largest first: to what is read in the chain
-    of the reader, less that in another chain. Then the stars: to all chains together."""
+    of the reader, less that in an average other chain. Then the stars: to all chains together."""
     # mark the tokens of all roles and, after these, the intermediate tokens around each slot
     ends, named = list(problem.names), len(problem.names)
     for block in problem.blocks:
@@ -329,8 +329,8 @@ def candidates(reference, problem, floor):
 
 def search(few, many, ranked, ablations, limit):
     """Return a set of the ranked paths that is faithful under these ablations on the sequences of
-    `many`, and is not so without any one of them; None if all paths together are not. What is done
-    on the sequences of `few` saves time: it guesses the circuit, and rejects most sets at once."""
+    `many`, and without any one of them is not; None if all paths together are not. What is done on
+    the sequences of `few` saves time: it guesses the circuit, and rejects most sets at once."""
 
     @functools.cache
     def faithful_on_few(paths):
@@ -339,13 +339,13 @@ def search(few, many, ranked, ablations, limit):
     @functools.cache
     def faithful(paths):
         if few.circuit(paths, ablations[0]).mean((0, 1)).max() > 2 * limit:
-            return False
+            return False  # by far
         return all(is_faithful(many, many.circuit(paths, by), limit) for by in ablations)
 
     if not faithful(frozenset(ranked)):
         return None
 
-    # on `few`: the first ranked paths that are faithful, pruned, are a guess of the circuit
+    # on `few`: about as many of the first paths as are faithful together, pruned, are a guess
     count = 0
     while count < len(ranked) and not faithful_on_few(frozenset(ranked[:count])):
         count += 1 + count // 4
@@ -362,7 +362,7 @@ def prune(order, size, test):
     are dropped in this order, `size` at once; a group that can go doubles the next one, and a group
     that cannot is halved, down to one path."""
     paths, before, size = frozenset(order), None, max(size, 1)
-    while paths != before:  # again, since without a later path an earlier one may go
+    while paths != before:  # until nothing goes: without a later path an earlier one may
         before, first = paths, 0
         order = [path for path in order if path in paths]
         while first < len(order):
@@ -441,8 +441,8 @@ def failure(losses, lost):
 
 
 def reached(paths, problem):
-    """Return the set of k for which x_k can reach the query along these paths, if every role starts
-    with the symbol that it shows, and takes all that a token holds when it reads it (Section 5)."""
+    """Return the k of all x_k that reach the query along these paths: each role holds the symbol
+    that it shows, and a reader also all that what it reads held before this layer (Section 5)."""
     holds = {role: {symbol} for role, symbol in problem.roles.items()}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]
@@ -478,7 +478,7 @@ def papers_test(few, fresh, paths, threshold):
     allowed = torch.ones(problem.T, problem.T).tril(0 if fresh.flags.causal else problem.T)
     uniform = attend(allowed / allowed.sum(-1, keepdim=True))
     identity = attend(torch.eye(problem.T))
-    default = {}  # what a head does without a path: nothing, if it had one
+    default = {}  # what a head does of which no path is kept: nothing, if it has any in `paths`
     for head, group in few.heads_of(paths).items():
         if group:
             default[head] = lambda _, values: 0 * values
@@ -559,8 +559,8 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     # four tries: under both ablations, then under the mean alone, each with few candidates and then
     # with more. The first validated circuit ends them, or else the last that was found is reported
     found = None
-    for ablations, attended in itertools.product((BOTH, (MEAN,)), ATTENDED):
-        ranked = candidates(reference, flags.problem, attended / flags.N)
+    for ablations, share in itertools.product((BOTH, (MEAN,)), SHARES):
+        ranked = candidates(reference, flags.problem, share / flags.N)
         report["attended"] = [str(path) for path in ranked if ranked[path] > 0.5 and not path.star]
         paths = search(few, many, list(ranked), ablations, limit)
         if paths is not None:
@@ -617,8 +617,8 @@ def check_model(model, flags):
             text = f"the model does not use what f of {head} returns"
             raise UserError(f"{text} (or give it values 0)")
 
-    # there is no way around the heads: with all of them silent a query does not notice that chain n
-    # shows the x_1, x_2, ... of chain n - 1
+    # nothing goes around the heads: with all of them silent, no answer changes if each chain gets
+    # the x_1, x_2, ... of another
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
     sequence, others = torch.arange(B)[:, None], inputs.clone()
     for column, k in enumerate(flags.problem.roles.values()):
@@ -669,7 +669,7 @@ def print_report(report):
 def main():
     p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
-    threshold, count = number(float, 1e-6, 1), number(int, 100, 10**5)
+    threshold, count = number(float, 1e-6, 0.5), number(int, 100, 10**5)
     p.add_argument("--threshold", type=threshold, default=0.05, help="loss of a solved symbol")
     p.add_argument("--sequences", type=count, default=1024, help="fresh ones to validate on")
     with program("ablate.py"):

@@ -62,12 +62,14 @@ class Task:
         self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
         self.T = sum(block.symbols.numel() for block in blocks)
 
-        # {name: k if the role shows x_k, -1 if a distractor}, the query first; chain 0 tells, since
-        # the number of its x_k is k
+        # {name: the k of the x_k that this role shows, or -1: a distractor}, the query first, by
+        # chain 0, whose x_k has the number k
         self.roles = {}
         for block in reversed(blocks):
             chain_0 = block.symbols[block.own][0].flatten().tolist()
             for name, number in zip(block.roles, chain_0, strict=True):
+                if name in self.roles:
+                    raise ValueError(f"two blocks have a role {name}")
                 self.roles[name] = number if number < symbols else -1
         self.names = list(self.roles)
 
@@ -124,14 +126,14 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
     most = max(len(block.symbols) for block in problem.blocks)
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
-    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)  # (B, most) of each block, queries first
+    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)[::-1]  # (B, most) of each block
     vectors = draw_vectors(bits[:, drawn:].view(B, -1, K))
 
-    # shuffle each block by its keys: 70 20 50 bring slots 1 2 0, in this order, so slot 0 of the
-    # table stands at place 2, slot 1 at 0 and slot 2 at 1 (MPS sorts only what is contiguous)
+    # shuffle each block by its keys: with 70 20 50, places 0 1 2 show slots 1 2 0, so that slots
+    # 0 1 2 stand at places 2 0 1 (MPS sorts only what is contiguous)
     symbols, positions = [], []
     start = 0  # the first token of the block
-    for block, key in zip(problem.blocks, reversed(keys), strict=True):
+    for block, key in zip(problem.blocks, keys, strict=True):
         slots, size = block.symbols.shape
         slot_at = key[:, :slots].contiguous().argsort(1)  # (B, places)
         place_of = slot_at.argsort(1)  # (B, slots), the inverse
@@ -139,6 +141,7 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
         tokens = start + size * place_of[:, block.own, None] + torch.arange(size, device=device)
         positions.append(tokens.flatten(2))  # (B, N, roles of the block)
         start += slots * size
+    asked = slot_at  # (B, N) the chain of each query, since the queries are the last block
     symbols, positions = torch.cat(symbols, 1), torch.cat(positions[::-1], 2)  # q first
 
     # every token shows its symbol, followed by the numbers of its position
@@ -146,9 +149,9 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
     numbers = ENCODINGS[rotary].numbers(problem.T, K, device).expand(B, -1, -1)
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
-    # the target symbols of the chain of each query, whose numbers follow that of its x_0
-    ks = torch.tensor(ks or range(1, problem.symbols), device=device)
-    answers = vectors[sequence[..., None], symbols[:, -N:, None] + ks]
+    # the target symbols of the chain of each query
+    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, asked]
+    answers = chains[:, :, ks or [*range(1, problem.symbols)]]
     return Batch(inputs, answers.flatten(2), positions, symbols)
 
 
@@ -164,7 +167,7 @@ LOSS = "mean squared error"  # its name
 
 
 def partial_losses(predictions, targets, K):
-    """The losses (..., target symbols), means over N, of two (..., N, target symbols * K)."""
+    """Two (..., N, target symbols * K) -> the losses (..., target symbols), means over N and K."""
     return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
 
 
@@ -326,8 +329,8 @@ def mix(x):
 def random_bits(seed, index, draws):
     """(B, draws) int64 random bits for the examples `index` (B,); the same on every device."""
     golden = 0x9E3779B97F4A7C15 - 2**64
-    seed = torch.as_tensor(seed, device=index.device)  # wraps around at 64 bits
-    stream = mix(mix(seed + golden) ^ (index * golden))  # (B,)
+    seed = torch.as_tensor(seed, device=index.device)
+    stream = mix(mix(seed + golden) ^ (index * golden))  # (B,); sums wrap around at 64 bits
     return mix(stream[:, None] + torch.arange(1, draws + 1, device=index.device) * golden)
 
 

@@ -99,9 +99,9 @@ class Transformer(nn.Module):
 
     rotary (T, head_size/2): the angles by which RoPE rotates queries and keys of each token, or
     None for no RoPE; bias (heads, T, T): added to the attention scores, as in ALiBi, or None.
-    qk_std: standard deviation of W_Q and W_K at the start; that of the attention scores is its
-    square times the width. All other weights start with 0.02, but for those that add to the
-    residual stream."""
+    qk_std: standard deviation of W_Q and W_K at the start; attention scores then have that of
+    qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
+    stream."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -185,8 +185,8 @@ MOMENTUM = 0.95  # of Muon; the default of torch.optim.Muon
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
     as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon with adjust_lr_fn set to
-    "match_rms_adamw", but computes in the given dtype: bfloat16 alone, as there, is 17 times slower
-    on a processor that does not have it."""
+    "match_rms_adamw", but computes in the given dtype: PyTorch's takes bfloat16, which is 17 times
+    slower on a processor that does not have it."""
 
     def __init__(self, matrices, lr, weight_decay, dtype):
         by_shape = {}  # all matrices of one shape are computed together

@@ -56,6 +56,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
+UNNAMED = "eval_every", "save_every"  # flags that no name of a run says
 PATIENCE = 15  # seconds, with a scheduler that does not answer
 GONE = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
 
@@ -65,11 +66,11 @@ GONE = (OSError, concurrent.futures.CancelledError)  # what a cluster raises tha
 
 def grid(words, layers, seeds, folder):
     """Return [Flags, ...], a run for each depth and seed; words: further flags of train.py, a list.
-    A wrong flag ends the program as in train.py."""
+    A flag that train.py does not read ends the program."""
     if any(word.startswith("--seed") for word in words):
         raise UserError("leave out --seed: the grid has seeds 0, 1, ..., as many as --seeds says")
     runs = []
-    for count in layers:
+    for count in sorted(set(layers)):
         for seed in range(seeds):
             point = f"--layers {count} --seed {seed} --resume".split()
             runs.append(parse_flags([*words, *point], folder))
@@ -89,6 +90,8 @@ def unfinished(runs, path):
         row = table.get(flags.out.name)
         if not row or row["error"]:
             missing.append(flags)
+        elif any(row[name] != flags.settings[name] for name in UNNAMED):
+            raise UserError(f"{flags.out} has other {' or '.join(UNNAMED)}: choose another --out")
     return missing
 
 
@@ -192,8 +195,8 @@ def read_table(path):
 
 
 def section_7(rows):
-    """Return the runs of the kind that Section 7 trains, with and without implicit curriculum; of
-    extras/studies/frozen.py are those with a circuit."""
+    """Return the rows of causal chains that ask for all symbols, or for x_D, and learn all of their
+    attention (of extras/studies/frozen.py are those with a circuit): Section 7 trains such runs."""
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
     return [row for row in rows if not (row["targets"] or row["init"] or row.get("circuit"))]
 

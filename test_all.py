@@ -324,7 +324,7 @@ def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
     # workers are threads of this process here, which need no second import of torch
     here = Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None)
     argv = ["sweep.py", *TINY.replace("--layers 2 ", "").replace("steps 40", "steps 10").split()]
-    argv += ["--layers", "1", "2", "--seeds", "1", "--out", str(tmp_path)]
+    argv += ["--layers", "1", "2", "2", "--seeds", "1", "--out", str(tmp_path)]
     silent = contextlib.redirect_stdout(io.StringIO())
     with mock.patch.object(sys, "argv", argv), mock.patch.object(sweep, "connect") as connect:
         connect.return_value = here
@@ -334,6 +334,8 @@ def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
     assert sorted(row["layers"] for row in table) == [1, 2]
     assert all(row["error"] is None and row["ended"] == 10 and row["x_1"] > 0 for row in table)
     assert is_png(tmp_path / "figure4.png")
+    code, _, err = run_main(sweep, shlex.join([*argv[1:], "--eval-every", "3"]))
+    assert code == 2 and "has other eval_every or save_every" in err
 
 
 # ---- all stages
@@ -371,8 +373,9 @@ def test_a_stage_imports_only_earlier_stages():
 
 
 def main():
-    words = [word for word in sys.argv[1:] if not word.startswith("--")]
-    command = ["-q", "--durations=5", __file__, "-k", " or ".join(words)]
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    options = {*sys.argv[1:]} - {*words, "--all", "--slow"}  # those of pytest
+    command = ["-q", "--durations=5", __file__, "-k", " or ".join(words), *options]
     if {"--all", "--slow"} & {*sys.argv}:
         command += [str(HERE / "tests"), "-n", "auto"]
         command += [] if "--slow" in sys.argv else ["-m", "not slow"]

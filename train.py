@@ -45,7 +45,7 @@ class State:
     def __init__(self, flags):
         torch.manual_seed(flags.seed)
         self.model = build(flags).to(flags.device)
-        if flags.init and not (flags.out / "state.pt").exists():  # which --resume loads
+        if flags.init and not (flags.out / "state.pt").exists():  # else --resume loads that
             weights = read_file(pathlib.Path(flags.init, "model.pt"))
             try:
                 self.model.load_state_dict(weights)
@@ -107,7 +107,7 @@ def train(flags, state, stopped=(), intervene=None):
             row = log_row(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
                 raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
-            # saved before the row joins it, since --resume evaluates here again
+            # without this row, since --resume evaluates this step again
             write_file(run / "state.pt", state.state_dict())
             state.rows.append(row)
             write_file(run / "log.jsonl", state.rows)
@@ -230,7 +230,7 @@ def sequences(flags, index):
 
 def precision(flags):
     """Return a context in which activations and matrix products have the dtype of the flags.
-    Weights, attention between its projections, LayerNorm, the loss and averages stay float32."""
+    Weights, attention between its projections, the loss and averages stay float32."""
     kind = torch.device(flags.device).type
     return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
@@ -542,6 +542,8 @@ def run_once(flags, stopped=(), intervene=None):
         state.load_state_dict(saved)
         torch.set_num_threads(saved["threads"])  # with another number the last bits differ
         print(f"resumed {run} at step {state.step}")
+    elif flags.resume:
+        print(f"nothing to resume in {run}: from the start")
     return train(flags, state, stopped, intervene)
 
 

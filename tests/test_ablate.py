@@ -54,9 +54,9 @@ def test_paths_against_loops(task):
         torch.testing.assert_close(given, expected)
         assert [*ablate.paths_in(dict(paths=[path._asdict()]))] == [path] == [Path.parse(str(path))]
         assert path.star == bool(star)
-    assert str(Path(3, 1, "q", "1b+1*")) == "L3H1: q -> 1b+1*"
-    with pytest.raises(ValueError, match="written like"):
-        Path.parse("L3H1 q -> 1b")
+    for text in "L3H1 q -> 1b", "L3H1: q* -> 1b", "L3H1: q -> 1b*+1":
+        with pytest.raises(ValueError, match="written like"):
+            Path.parse(text)
 
     paths = paths_from("0 q 1a", "0 q 1b+1", "0 1b 1a*", "0 1a+1 1b-1")
     mask = torch.zeros(3, T, T)

@@ -88,7 +88,7 @@ def search_copying(model, flags, heads, threshold, count=1024):
     few = Copying(model, flags, numbers[: ablate.FEW], heads, reference)
     many = Copying(model, flags, numbers[ablate.FEW :], heads, reference)
     fresh = Copying(model, flags, held_out("circuits", count), heads, donors)
-    for ablations, floor in itertools.product((BOTH, (MEAN,)), ablate.ATTENDED):
+    for ablations, floor in itertools.product((BOTH, (MEAN,)), ablate.SHARES):
         ranked = ablate.candidates(reference, flags.problem, floor / flags.N)
         ranked = [path for path in ranked if not path.star]
         paths = ablate.search(few, many, ranked, ablations, ablate.MARGIN * threshold)

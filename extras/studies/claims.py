@@ -48,7 +48,7 @@ range | E 6 | circuits | it is 0.17 to 0.89 without any one later path
 a path outside this range
 uniform | E 6 | circuits | it is 0.05 to 0.1 if the first useful head is uniform
 a loss outside this range
-slow | 9.2 i | emergence | D learns x_1 after 3600 slow steps
+slow | 9.2 i | emergence | transformer D learns x_1 after 3600 slow steps
 x_1 below 0.5 before step 3600
 abrupt | 9.2 i | emergence | then abruptly
 from 90% to 10% of its plateau in no fewer steps (beside) than to 90%

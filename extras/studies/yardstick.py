@@ -18,7 +18,7 @@ import statistics
 import ablate
 import analyze
 import train
-from ablate import ANOTHER, ATTENDED, BOTH, FEW, MANY, MARGIN, MEAN, PatchedModel, Reference
+from ablate import ANOTHER, BOTH, FEW, MANY, MARGIN, MEAN, SHARES, PatchedModel, Reference
 from data import held_out, progress
 from extras import studies
 from extras.studies.rows import RESULTS, name_of, rounded
@@ -45,7 +45,7 @@ def compare(family, model, flags, circuit):
 
     index, validated = held_out("search", FEW + MANY), held_out("circuits", 1024)
     few, many, fresh = patched(model, flags, index[:FEW], index[FEW:], validated)
-    attention = ablate.candidates(few.reference, few.problem, ATTENDED[1] / flags.N)
+    attention = ablate.candidates(few.reference, few.problem, SHARES[1] / flags.N)
     for method, found in rankings(few, attention):
         scores[method] = [*found.values()]
         if method in ("EAP-IG", "knock-out"):
@@ -82,7 +82,7 @@ def curves(row):
     """Return the row of a run."""
     model, flags = train.load(row["folder"])
     few, fresh = patched(model, flags, held_out("search", FEW), held_out("circuits", FEW))
-    attention, losses = ablate.candidates(few.reference, few.problem, ATTENDED[0] / flags.N), {}
+    attention, losses = ablate.candidates(few.reference, few.problem, SHARES[0] / flags.N), {}
     attention = {path: given for path, given in attention.items() if not path.star}
     for method, scores in itertools.islice(rankings(few, attention), 4):  # ACDC has no order
         ranked, losses[method] = sorted(scores, key=scores.get, reverse=True), {}
