@@ -351,6 +351,7 @@ def test_a_mistake_gets_one_line(tiny_run, tmp_path):
         (train, "--lay 3", "unrecognized"),
         (train, f"{TINY} --out {tiny_run}", "add --resume"),
         (train, f"{TINY} --steps 3 --out {tiny_run}", "steps 40, not 3"),
+        (train, f"{TINY} --heads 4 --init {tiny_run}", "a model of another shape"),
         (train, f"{TINY} --lr 1e9 --clip 0 --out {tmp_path}/blown", "the loss is not finite"),
         (ablate, f"{tmp_path}", "no run directory"),
         (ablate, f"{tiny_run} --threshold 2", "--threshold: must be"),

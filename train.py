@@ -47,10 +47,13 @@ class State:
         self.model = build(flags).to(flags.device)
         if flags.init and not (flags.out / "state.pt").exists():  # else --resume loads that
             weights = read_file(pathlib.Path(flags.init, "model.pt"))
+            alike = read_flags(flags.init).heads == flags.heads  # which weights do not tell
             try:
                 self.model.load_state_dict(weights)
             except RuntimeError:
-                raise UserError(f"--init {flags.init} is a model of another shape") from None
+                alike = False
+            if not alike:
+                raise UserError(f"--init {flags.init} is a model of another shape")
         average = get_ema_multi_avg_fn(flags.ema)
         self.averaged = AveragedModel(self.model, multi_avg_fn=average).eval()
         self.optimizers = make_optimizers(self.model, flags)
