@@ -3,7 +3,7 @@
 # after a stop the same command continues. Runs that start from the weights of another run with other targets ("then" in
 # curriculum.md) need commit 4dff4b6, whose --init fits the output layer.
 #
-#   bash results/reproduce.sh out/again          # about 15 core-hours, a night on a laptop
+#   bash results/reproduce.sh out/again          # about 80 core-hours, days on a laptop
 #   bash results/reproduce.sh out/again --all    # the long runs too, which take weeks without a GPU
 #
 # Runs are trained one at a time, on all cores. Minutes are those of one core of an AMD EPYC (Zen 4), November 2026.
@@ -281,15 +281,15 @@ diagram 3 1 2 1 4000 16 "--task random8"
 diagram 3 1 2 1 4000 16 "--task random20"
 diagram 5 1 4 1 4000 8 "--task random20"
 stop=0.01 diagram 5 2 4 1 4000 8 "--task random20"
-# larger k; of 12000 steps seed 4 alone
+# larger k
 diagram 5 2 2 3 3000 "8 16" ""
 diagram 5 1 2 2 3000 16 ""
 diagram 5 2 3 3 4000 8 ""
 diagram 5 3 2 5 5000 8 ""
-diagram 5 3 2 7 5000 8 ""
+diagram 2 3 2 7 5000 8 ""
 diagram 5 2 4 3 6000 16 ""
-diagram 4 2 4 3 12000 16 ""
-diagram 3 3 4 4 6000 16 ""
+diagram 5 2 4 3 12000 16 ""  # 20 minutes each
+diagram 1 3 4 4 12000 16 ""  # 30 minutes
 diagram 3 3 4 4 4500 4 ""
 # other numbers of chains and head sizes
 diagram 1 1 3 1 4000 "3 4 6" ""
