@@ -331,13 +331,13 @@ def with_emergence(run):
     return run._replace(emergence=emergence)
 
 
-def emergence_steps(emergence):
-    """Return {path: the step, linearly interpolated, at which its mean attention first passes 0.5,
-    or None}."""
-    # a curve that passes above 0.5 is one whose negative passes below -0.5
+def emergence_steps(emergence, level=0.5):
+    """Return {path: the step, linearly interpolated, at which its mean attention first passes the
+    level, or None}."""
+    # a curve that passes above the level is one whose negative passes below -level
     steps = {}
     for path, row in paths_in(emergence).items():
-        steps[path] = first_below(emergence["steps"], [-x for x in row["mean"]], -0.5)
+        steps[path] = first_below(emergence["steps"], [-x for x in row["mean"]], -level)
     return steps
 
 

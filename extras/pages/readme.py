@@ -65,4 +65,5 @@ def seconds():
 def one_layer():
     """Return in how many runs a single layer learned x_1."""
     runs = f"{depth.solved_of(depth.wide_rows())} runs"
-    return f"With 2N or more heads of 32 numbers one layer solved D = 1 in {runs}, not with RoPE."
+    heads = "With MLPs and 2N or more heads of 32 numbers"
+    return f"{heads} one layer solved D = 1 in {runs}, not with RoPE."

@@ -227,14 +227,8 @@ def compiled_table():
             cells.setdefault(said, []).append(f"{row['noise']:g}")
         found = "; ".join(f"{said} at {', '.join(noise)}" for said, noise in cells.items())
         lines.append([program, rows[0]["shape"], rows[0]["paths"], found, rows[0]["seconds"]])
-    head = (
-        "program",
-        "layers x heads",
-        "paths",
-        "at this noise (in deviations of the weights)",
-        "seconds",
-    )
-    return markdown(head, *lines)
+    head = "program", "layers x heads", "paths", "at this noise (in deviations of the weights)"
+    return markdown((*head, "seconds"), *lines)
 
 
 def papers_test():

@@ -60,7 +60,7 @@ def claim():
     both, first = x_1.values()
     delayed = [both[seed] > first[seed] for seed in first]
     return f"""\
-- **Without x_1**: {sum(no_x1)} of {len(no_x1)} runs that did not ask for x_1 learned a later
+- **Without x_1**: {sum(no_x1)} of {len(no_x1)} fresh runs that did not ask for x_1 learned a later
   symbol (D = 2, 3, 5). Left out are {no_x1_left}, whose seed learns none if asked for all either.
 - **Without x_2**: x_3 is learned in {sum("x_3" in row["known"] for row in whole)} of {len(whole)}
   seeds if all three are asked for, and in {sum("x_3" in row["known"] for row in no_x2)} of the same
@@ -141,11 +141,12 @@ def conditional_claim():
     never = [end - max(x, y) for x, y, z, end in both if z is None]
 
     # runs that do not ask for all, with at least the steps after which their seed else knows all
-    enough = {}
-    for row in whole:
-        if len(row["known"]) == 3:
-            enough[row["flags"].seed] = max(row["learned"].values())
     part = [row for row in rows if len(row["learned"]) < 3]
+    seeds, enough, dtypes = {row["flags"].seed for row in part}, {}, set()
+    for row in whole:
+        if len(row["known"]) == 3 and row["flags"].seed in seeds:
+            enough[row["flags"].seed] = max(row["learned"].values())
+            dtypes.add(row["flags"].dtype)
     fair = [row for row in part if row["flags"].steps >= enough.get(row["flags"].seed, math.inf)]
     known = sum(bool(row["known"]) for row in part)
     also = sum(row["known"] == ["x_1", "x_2"] for row in left_out)
@@ -156,7 +157,7 @@ def conditional_claim():
   RoPE, knows both for its last {min(never):.0f} steps and does not learn z; nor does {also} of
   those left out.
 - **If x or y is not asked for**, {known} of {len(part)} runs learn anything, {len(fair)} of them
-  with at least the steps after which their seed, in either precision, knows all three.
+  with at least the steps after which their seed, in {" or ".join(sorted(dtypes))}, knows all three.
 
 {len(left_out)} runs are left out, shorter ones and repeats: a longest run of the same seed and
 flags is there."""

@@ -305,13 +305,14 @@ def places_table():
 def print_transfer(out):
     """Print what models answer when the pairs move, those of fixed and of random places."""
     groups, near, far = cells(), f"--task {places.NEAR}", f"--task {places.FAR}"
-    cases = groups[near, 1, 2, 8, 1], groups[near, 2, 2, 8, 1], groups[far, 2, 2, 8, 1]
+    moved = groups[far, 2, 2, 8, 1] + groups[far, 2, 4, 8, 1]
+    cases = groups[near, 1, 2, 8, 1], groups[near, 2, 2, 8, 1], moved
     one, two, random = (span([row["moved"] for row in rows], "{:.3f}") for rows in cases)
     at = span([row["at_trained"] for row in cases[0]])
-    n_one, n_two, n_random = map(len, cases)
-    out(f"Moved to random places, models of fixed ones err by {one} (one layer, n = {n_one}; {at}")
-    out(f"where the own pair stands as in training) and {two} (two layers, n = {n_two}); two")
-    out(f"layers of random places, moved to fixed ones, by {random} (n = {n_random}).")
+    n = [len(rows) for rows in cases]
+    out(f"Moved to random places, models of fixed ones err by {one} (one layer, n = {n[0]}; {at}")
+    out(f"where the own pair stands as in training) and {two} (two layers, n = {n[1]}); two")
+    out(f"layers of random places, moved to fixed ones, by {random} (n = {n[2]}).")
 
 
 def further_table():
@@ -395,7 +396,7 @@ def print_few(out):
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
     out(f"Attention fixed by place raises the loss by {values} on 1b (values) and by {keys} on 1a")
-    out(f"(keys; n = {len(hows)}, of 2 to 8 heads).")
+    out(f"(keys; N = 4, n = {len(hows)}).")
     one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
     out(f"With N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), below the 1 - H/N of")
     out("H mixtures of Gaussian values whose weights depend on places and the query alone.")
@@ -564,8 +565,7 @@ def draw_stair(path=FIGURES / "stair.png"):
         panel.set_title(f"N = {N} chains, n = {len(rows)} models", fontsize="medium")
         panel.tick_params(length=0)
     figure.suptitle("One layer, a row per model: more heads serve more slots", fontsize="medium")
-    label = "loss of $x_1$ in this slot (1: knows nothing)"
-    figure.colorbar(image, ax=panels, label=label, shrink=0.8)
+    figure.colorbar(image, ax=panels, label="loss of $x_1$ (1: knows nothing)", shrink=0.8)
     analyze.save_figure(figure, path)
 
 

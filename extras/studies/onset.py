@@ -227,8 +227,9 @@ def late_claim():
 Repeats of a plain run learn x_1 at most {widest:.0f} steps apart ({seeds} seeds). In {len(after)}
 runs without 1b -> 1a ({len(after_seeds)} seeds) the read begins only after the ablation in the
 plain run, and x_1 is later by {signed(steps)}. The ablation gives something away: a reader that
-cannot see one of four tokens may tell which one is missing. In {len(masked)} runs without q -> 1b,
-stopped before it is free, x_1 costs {studies.span(masked)}, and {studies.span(as_ever)} with it."""
+cannot see one of four tokens may tell which one is missing. In those without q -> 1b that ended
+before it is free (n = {len(masked)}), x_1 costs {studies.span(masked)}, and with it
+{studies.span(as_ever)}."""
 
 
 def draw_onsets(folder):

@@ -88,8 +88,8 @@ def order_claim():
     return f"""\
 **Symbols are learned in order in {sum(ordered for _, ordered in answers)} of {len(answers)} runs**
 of chains (settings and seeds) that learn their attention, ask for all, learn at least two, and have
-a log that tells them apart. In {unresolved} more, two fall between the same evaluations; runs of
-[depth](depth.md) have no logs.
+a log that tells them apart. In {unresolved} more, two fall between the same evaluations. Few runs
+of [depth](depth.md) have logs.
 
 The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
 symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
@@ -133,13 +133,11 @@ def path_steps(row, level):
     """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path of the
     circuit, or without a report of each that was measured, first passes a level, of those that do,
     the first one first."""
-    emergence, circuit, found = row["emergence"], paths_in(row["report"]), []
-    measured = paths_in(emergence)
-    for path in circuit.keys() & measured.keys() if circuit else measured:
-        mean = measured[path]["mean"]
-        step = analyze.first_below(emergence["steps"], [-x for x in mean], -level)
-        if step is not None:
-            found.append((step, (path.layer, path.head), f"{path.reader} -> {path.read}"))
+    steps = analyze.emergence_steps(row["emergence"], level)
+    found = []
+    for path in paths_in(row["report"]) or steps:
+        if steps.get(path) is not None:
+            found.append((steps[path], (path.layer, path.head), f"{path.reader} -> {path.read}"))
     return sorted(found)
 
 
