@@ -289,7 +289,7 @@ diagram 5 3 2 5 5000 8 ""
 diagram 2 3 2 7 5000 8 ""
 diagram 5 2 4 3 6000 16 ""
 diagram 5 2 4 3 12000 16 ""  # 20 minutes each
-diagram 1 3 4 4 12000 16 ""  # 30 minutes
+diagram 1 3 4 4 12000 16 ""  # 45 minutes
 diagram 3 3 4 4 4500 4 ""
 # other numbers of chains and head sizes
 diagram 1 1 3 1 4000 "3 4 6" ""

@@ -270,8 +270,8 @@ def print_answer(out):
 content. One layer solves D = 1 in {solved_of(wide_rows())} runs with 2N heads or more of 32 numbers
 (N = 2 to 8); with N = 4, {no_mlp} without MLPs, {rope} with RoPE. Two layers of eight heads solve
 x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short} in 6000;
-three layers solve x_5 in {x_5} (N = 2). With pairs anywhere among 20 others (N = 2, 4), one layer
-of eight heads solves D = 1 in {one}, two in {two}.""")
+three layers solve x_5 in {x_5} (N = 2). With pairs anywhere among 20
+others (N = 2, 4), one layer of eight heads solves D = 1 in {one}, two in {two}.""")
 
 
 def heads_table():

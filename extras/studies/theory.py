@@ -112,10 +112,7 @@ def shuffled_depths(D):
 
 def least_power(base, bound):
     """Return the smallest t with base^t >= bound, in integers, where math.log would round."""
-    t = 0
-    while base**t < bound:
-        t += 1
-    return t
+    return next(t for t in itertools.count() if base**t >= bound)
 
 
 def paper_bound(D):
