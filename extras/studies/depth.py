@@ -263,6 +263,7 @@ def print_answer(out):
     x_3 = solved_of(groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3])
     short, long = (solved_of(groups[f"--steps {n}", 2, 4, 16, 3]) for n in (6000, 12000))
     x_5 = solved_of(groups["--steps 5000", 3, 2, 8, 5])
+    x_4 = solved_of(groups["--steps 12000", 3, 4, 16, 4])
     far = f"--task {places.FAR}"
     one, two = (solved_of(groups[far, n, 2, 8, 1] + groups[far, n, 4, 8, 1]) for n in (1, 2))
     out(f"""\
@@ -270,13 +271,13 @@ def print_answer(out):
 content. One layer solves D = 1 in {solved_of(wide_rows())} runs with 2N heads or more of 32 numbers
 (N = 2 to 8); with N = 4, {no_mlp} without MLPs, {rope} with RoPE. Two layers of eight heads solve
 x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short} in 6000;
-three layers solve x_5 in {x_5} (N = 2). With pairs anywhere among 20
+three layers solve x_5 in {x_5} (N = 2) and x_4 in {x_4} (N = 4). With pairs anywhere among 20
 others (N = 2, 4), one layer of eight heads solves D = 1 in {one}, two in {two}.""")
 
 
 def heads_table():
     """Return how many models solved a symbol that takes a layer more by content, by their heads."""
-    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (5, 3, 2)
+    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (4, 3, 4)
     lines, plain = [], plain_rows()
     for k, layers, N in shapes:
         rows = [row for row in plain if (row["D"], row["layers"], row["N"]) == (k, layers, N)]
