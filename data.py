@@ -304,11 +304,13 @@ def epoch_order(seed, epoch, examples):
 
 def batch_index(seed, step, batch, examples):
     """(batch,) the examples of a training step: each once per epoch, or new ones if examples=0."""
-    drawn = range(step * batch, (step + 1) * batch)
+    drawn = torch.arange(step * batch, (step + 1) * batch)
     if not examples:
-        return torch.tensor(drawn)
-    order = [epoch_order(seed, n // examples, examples)[n % examples] for n in drawn]
-    return torch.stack(order)
+        return drawn
+    epochs, parts = drawn // examples, []
+    for epoch in epochs.unique().tolist():
+        parts.append(epoch_order(seed, epoch, examples)[drawn[epochs == epoch] % examples])
+    return torch.cat(parts)
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone

@@ -33,6 +33,7 @@ from analyze import crossings, save_figure, symbol_color
 from data import LOSS, UserError, average_loss, command_line, number, program
 from train import (
     DEFAULTS,
+    UNNAMED,
     keep_freed_memory,
     parse_flags,
     read_file,
@@ -56,7 +57,6 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "night": [(WITH_IC, range(1, 9), 8), (WITHOUT_IC, range(1, 9), 3)],
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
-UNNAMED = "eval_every", "save_every"  # flags that no name of a run says
 PATIENCE = 15  # seconds, with a scheduler that does not answer
 GONE = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
 

@@ -509,11 +509,14 @@ def parse_flags(arguments=None, folder="out"):
     return flags
 
 
+UNNAMED = "eval_every", "save_every"  # settings that no name of a run says
+
+
 def run_name(flags):
     """Return L12_H1_D3_s0, with other flags that differ from their defaults in the name, but those
     of evaluations and checkpoints."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"  # D=3 becomes D3 below
-    left_out = "layers", "heads", "task", "D", "seed", "eval_every", "save_every"
+    left_out = "layers", "heads", "task", "D", "seed", *UNNAMED
     for key, value in flags.settings.items():
         if key in left_out or value == DEFAULTS[key]:
             continue
