@@ -8,20 +8,21 @@ chain. q -> 1b* is a star: the query reads the tokens 1b of all chains. A circui
 
 To ablate tokens that a head reads is to replace their part of the sum of attention * value by the
 same part in held-out sequences, whose chains stand elsewhere: by its mean for this reader (mean
-ablation), or by that of one other sequence, drawn for each sequence and the same for all heads.
+ablation), or by that of one other sequence, drawn for each sequence and the same for all heads. A
+token without a path in this head also takes its weight on itself from there.
 
 A circuit is tested by ablating everything outside of it, and later heads attend from what that
 leaves: so one loss tells whether its paths carry the answer, and whether they suffice to find what
 they read.
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
-are lost, each with two standard errors. An answer is lost if its loss is above half of the plateau,
+are lost, two standard errors included. An answer is lost if its loss is above half of the plateau,
 0.375 for N = 4, where that of the full model is not.
 
-First the paths along which the model attends are candidates. The search starts with all of them,
+The candidates are the paths along which the full model attends. The search starts with all of them,
 and drops paths as long as the others are still faithful; here a symbol has to stay below 0.045, so
-that the result has a margin. Last it is validated if
-  1. on fresh sequences it is faithful, and the full model is not with these paths at their mean;
+that the result has a margin. What is left is validated if
+  1. on fresh sequences it is faithful, and the full model with its paths at their mean is not;
   2. its paths lead from each symbol to the query (Section 5).
 The circuit is asked to be faithful under both ablations or, if none is validated, under mean
 ablation alone. A validated one suffices for what tokens read of each other, and in the search none
@@ -140,8 +141,7 @@ def attention_on(pattern, path, problem, positions):
 
 def read_report(run):
     """Return the report of find_circuit in a run directory; {} if there is none."""
-    file = pathlib.Path(run, "circuit.json")
-    return read_file(file) if file.exists() else {}
+    return read_file(pathlib.Path(run, "circuit.json"), {})
 
 
 def paths_in(report):
@@ -478,7 +478,9 @@ def papers_test(few, fresh, paths, threshold):
     allowed = torch.ones(problem.T, problem.T).tril(0 if fresh.flags.causal else problem.T)
     uniform = attend(allowed / allowed.sum(-1, keepdim=True))
     identity = attend(torch.eye(problem.T))
-    default = {}  # what a head does of which no path is kept: nothing, if it has any in `paths`
+
+    # heads of which no path is kept: with one in `paths` they write nothing
+    default = {}
     for head, group in few.heads_of(paths).items():
         if group:
             default[head] = lambda _, values: 0 * values

@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 
-CIRCUIT = "tab:red"  # the colour of the circuit in every figure
+CIRCUIT = "tab:red"  # the colour of its paths and heads
 ARROWS = "arrows point from the attended token to the token that reads it"
 
 
@@ -69,8 +69,7 @@ def read_run(folder):
     model = None
     if (folder / "model.pt").exists():
         model, flags = load(folder)
-    file = folder / "emergence.json"
-    emergence = read_file(file) if file.exists() else {}
+    emergence = read_file(folder / "emergence.json", {})
     return Run(folder, model, flags, flags.problem, log, report, paths_in(report), emergence)
 
 
@@ -322,9 +321,11 @@ def measure_emergence(folder, paths, n=32):
 def with_emergence(run):
     """Return a Run with the emergence of all its paths. Where there are checkpoints, and a path of
     circuit.json is not in emergence.json, measure all paths first and write the file."""
+    if not checkpoints_of(run.folder):
+        return run
     paths = set(run.paths)
     paths.update(map(Path.parse, run.report.get("attended", [])))
-    if not checkpoints_of(run.folder) or paths <= paths_in(run.emergence).keys():
+    if paths <= paths_in(run.emergence).keys():
         return run
     emergence = measure_emergence(run.folder, sorted(paths))
     write_file(run.folder / "emergence.json", emergence)
@@ -440,7 +441,7 @@ FIGURES = {
     "attention_maps.png": (draw_attention_maps, lambda run: run.model),
     "circuit.png": (draw_circuit, lambda run: run.paths),
     "emergence.png": (draw_emergence, lambda run: run.paths and run.emergence),
-    "paths.png": (draw_paths, lambda run: run.paths and run.emergence),
+    "paths.png": (draw_paths, lambda run: run.emergence),
 }
 
 

@@ -54,11 +54,9 @@ class Block(NamedTuple):
 
 class Task:
     """N chains of `symbols` symbols and the blocks that show them, the queries last. Symbol number
-    n * symbols + k is x_k of chain n; distractors, which no chain has, have the numbers after.
-    averages: (n, meaning) of each answer that is an average of n candidates, the largest n first;
-    by default that of N."""
+    n * symbols + k is x_k of chain n; distractors, which no chain has, have the numbers after."""
 
-    def __init__(self, title, N, symbols, blocks, distractors=(), averages=()):
+    def __init__(self, title, N, symbols, blocks, distractors=()):
         self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
         self.T = sum(block.symbols.numel() for block in blocks)
 
@@ -84,8 +82,7 @@ class Task:
         # the losses on which a model can stay, the highest first, and what it does then
         self.plateaus = [(average_loss(math.inf), "knows nothing")]
         if N > 1:
-            for n, meaning in averages or [(N, f"averages the {N} candidates")]:
-                self.plateaus.append((average_loss(n), meaning))
+            self.plateaus.append((average_loss(N), f"averages the {N} candidates"))
 
         # the losses below which a symbol is learned (0.5 if N = 4, as in the paper) and above which
         # it is lost
@@ -187,26 +184,22 @@ def conditional(N, D=3):
     y of two chains shows a distractor: D1.2 stands after B1 and C2."""
     if D != 3:
         raise UserError("--task conditional is the same for every --D: leave --D out")
-    number = torch.arange(N * 4).view(N, 4)  # of x_k of chain n
+    x = torch.arange(N * 4).view(N, 4)  # x[n, k] is the number of x_k of chain n
     triples, distractors = [], []
     for i in range(N):
         for j in range(N):
-            z = number[i, 3]
+            z = x[i, 3]
             if i != j:
                 z = 4 * N + len(distractors)
                 distractors.append(f"D{i + 1}.{j + 1}")
-            triples.append([number[i, 1], number[j, 2], z])
+            triples.append([x[i, 1], x[j, 2], z])
     blocks = [
         Block(["3a", "3b", "3c"], torch.tensor(triples), slice(None, None, N + 1)),  # i = j
-        Block(["2a", "2b"], number[:, [0, 2]]),
-        Block(["1a", "1b"], number[:, [0, 1]]),
-        Block(["q"], number[:, :1]),
+        Block(["2a", "2b"], x[:, [0, 2]]),
+        Block(["1a", "1b"], x[:, [0, 1]]),
+        Block(["q"], x[:, :1]),
     ]
-    averages = [
-        (N**2, f"$x_3$: averages all {N**2}"),
-        (N, f"averages {N} candidates; $x_3$: knows $x_1$ or $x_2$"),
-    ]
-    return Task("conditional", N, 4, blocks, distractors, averages)
+    return Task("conditional", N, 4, blocks, distractors)
 
 
 TASKS = {"chain": chain, "conditional": conditional}  # (N, D) -> Task

@@ -99,7 +99,7 @@ class Transformer(nn.Module):
 
     rotary (T, head_size/2): the angles by which RoPE rotates queries and keys of each token, or
     None for no RoPE; bias (heads, T, T): added to the attention scores, as in ALiBi, or None.
-    qk_std: standard deviation of W_Q and W_K at the start; attention scores then have that of
+    qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
     stream."""
 
@@ -204,7 +204,8 @@ class Muon(torch.optim.Optimizer):
 
             # Nesterov momentum
             gradient = torch.stack(gradients)
-            average = group.setdefault("average", torch.zeros_like(gradient))  # groups are saved
+            # in the group, so that state.pt has it
+            average = group.setdefault("average", torch.zeros_like(gradient))
             average.lerp_(gradient, 1 - MOMENTUM)
             update = gradient.lerp(average, MOMENTUM).to(self.dtype)
 

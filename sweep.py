@@ -2,8 +2,10 @@
 
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
 python sweep.py --preset night               # Figure 4, eight seeds with IC: four hours on 2 cores
-python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid; further flags are of train.py
-python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
+python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid
+python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper --device cuda
+
+Further flags are those of train.py, for every run of the grid.
 
 Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
 run ends. At the end the figure is drawn of all that ended. After a stop the same command continues,
@@ -187,8 +189,7 @@ def merge(path, rows):
 
 def read_table(path):
     """Return the table, {} without a file; a flag that did not exist then has its default."""
-    rows = read_file(path) if path.exists() else []
-    return {row["run"]: {**DEFAULTS, **row} for row in rows}
+    return {row["run"]: {**DEFAULTS, **row} for row in read_file(path, [])}
 
 
 # ---- Figure 4, from the table alone
@@ -196,9 +197,9 @@ def read_table(path):
 
 def section_7(rows):
     """Return the rows of causal chains that ask for all symbols, or for x_D, and learn all of their
-    attention (of extras/studies/frozen.py are those with a circuit): Section 7 trains such runs."""
+    attention: Section 7 trains such runs."""
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
-    return [row for row in rows if not (row["targets"] or row["init"] or row.get("circuit"))]
+    return [row for row in rows if not (row["targets"] or row["init"] or row["intervene"])]
 
 
 def figure_4(rows):
@@ -227,7 +228,7 @@ def figure_4(rows):
 
     # both: the losses of averages
     for axes, columns in (above, 1), (below, 3):
-        for N in sorted({row["N"] for row in rows}):
+        for N in sorted({row["N"] for row in rows} - {1}):
             label = f"average of {N} candidates"
             axes.axhline(average_loss(N), color="gray", ls=":", lw=1, label=label)
         axes.set(xlabel="layers", ylabel=f"validation {LOSS}")
@@ -260,25 +261,20 @@ def main():
     p, count = command_line("sweep.py", __doc__), number(int, 1, 10**4)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; or make your own:")
     p.add_argument("--layers", type=count, nargs="+", help="depths of the grid")
-    p.add_argument("--seeds", type=count, help="seeds 0, 1, ... per point; 3 if left out")
+    p.add_argument("--seeds", type=count, help="0, 1, ... per point; else 3, or the preset's")
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     cores = torch.get_num_threads()
     p.add_argument("--workers", type=count, default=cores, help="processes, with one thread each")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of processes here")
     with program("sweep.py"):
         args, words = p.parse_known_args()  # words: the flags of train.py
-        wrong = not args.layers
-        if args.preset:
-            wrong = args.layers or args.seeds or words
-        if wrong:
-            text = "give a --preset alone, or your own --layers, --seeds, flags of train.py"
-            raise UserError(text)
+        if bool(args.preset) == bool(args.layers):
+            raise UserError("give either a --preset, or the --layers of your own grid")
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
         runs = []
-        if args.layers:
-            runs = grid(words, args.layers, args.seeds or 3, folder.absolute())
-        for text, layers, seeds in PRESETS.get(args.preset, []):
-            runs += grid(text.split(), layers, seeds, folder.absolute())
+        for text, layers, seeds in PRESETS.get(args.preset, [("", args.layers, 3)]):
+            flags = [*text.split(), *words]
+            runs += grid(flags, layers, args.seeds or seeds, folder.absolute())
         path = folder / "results.jsonl"
 
         # run what has no row yet, the longest first

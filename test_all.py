@@ -356,8 +356,9 @@ def test_a_mistake_gets_one_line(tiny_run, tmp_path):
         (ablate, f"{tmp_path}", "no run directory"),
         (ablate, f"{tiny_run} --threshold 2", "--threshold: must be"),
         (analyze, f"{tmp_path}", "no run directory"),
-        (sweep, "", "give a --preset"),
+        (sweep, "", "give either a --preset"),
         (sweep, "--layers 1 --seed 3", "leave out --seed"),
+        (sweep, "--preset laptop --device cuda:99", "--device cuda:99"),
         (sweep, "--layers 1 --worker 3", "unrecognized"),
         (sweep, "--layers 1 --workers 0", "--workers: must be from 1"),
     ):

@@ -36,7 +36,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
-# ---- training; `flags` are the Flags below, in which flags.lr is --lr
+# ---- training; `flags` are the Flags below
 
 
 class State:
@@ -45,9 +45,10 @@ class State:
     def __init__(self, flags):
         torch.manual_seed(flags.seed)
         self.model = build(flags).to(flags.device)
-        if flags.init and not (flags.out / "state.pt").exists():  # else --resume loads that
+        if flags.init and not (flags.out / "state.pt").exists():
             weights = read_file(pathlib.Path(flags.init, "model.pt"))
-            alike = read_flags(flags.init).heads == flags.heads  # which weights do not tell
+            # that their shapes agree does not tell whether the numbers of heads do
+            alike = read_flags(flags.init).heads == flags.heads
             try:
                 self.model.load_state_dict(weights)
             except RuntimeError:
@@ -359,9 +360,12 @@ def writing(path):
         raise UserError(f"cannot write {path}: {error}") from None
 
 
-def read_file(path, device="cpu"):
-    """Return what write_file wrote; UserError if there is no such file, or it is damaged."""
+def read_file(path, default=None, device="cpu"):
+    """Return what write_file wrote, or `default` if there is one and no such file; UserError if
+    there is neither, or the file is damaged."""
     if not path.exists():
+        if default is not None:
+            return default
         text = "a run that is not finished goes on with python train.py ... --resume"
         raise UserError(f"there is no file {path}; {text}")
     try:
@@ -544,7 +548,7 @@ def run_once(flags, stopped=(), intervene=None):
     if (run / "model.pt").exists():
         return True
     if (run / "state.pt").exists():
-        saved = read_file(run / "state.pt", flags.device)
+        saved = read_file(run / "state.pt", device=flags.device)
         state.load_state_dict(saved)
         torch.set_num_threads(saved["threads"])  # with another number the last bits differ
         print(f"resumed {run} at step {state.step}")

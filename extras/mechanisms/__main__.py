@@ -15,7 +15,7 @@ NAMES = ("memories", "recall", "bigrams", "noise", "hops")
 
 def measure(tasks, path):
     """Write the results of these TASKS, row by row, and return them; rows in the file are kept."""
-    results = read_file(path) if path.exists() else {}
+    results = read_file(path, {})
     for function, seeds, rows, _ in tasks:
         measured = results.setdefault(function.__name__, [])
         for arguments in rows:

@@ -243,7 +243,7 @@ def data_of(run):
         paths=path_rows(run, steps, letters),
         emergence={name: run.emergence.get(name) for name in ("steps", "sequences", "ablation")},
         losses={name: [row[name] for row in run.log] for name in ("step", *flags.target_names)},
-        plateaus=[f"{loss:.3g}: {what.replace('$', '')}" for loss, what in task.plateaus],
+        plateaus=[f"{loss:.3g}: {what}" for loss, what in task.plateaus],
         missing=missing,
         first=first_choice(run, sequences, answers),
     )

@@ -22,7 +22,7 @@ def block(text):
 def sequence():
     """Return one sequence of the problem, as `python data.py` shows it."""
     lines = describe(chain(4, 3), make_batch(0, torch.arange(1))).splitlines()
-    return block("\n".join(lines[2:10]))
+    return block("\n".join([*lines[2:10], "  ..."]))
 
 
 def training():

@@ -38,8 +38,7 @@ def command(script, description, tables, draw=None):
 
 def rows_by(file, *names):
     """Return {these fields of a row: the row} of a file, {} without it, for others to be added."""
-    rows = read_file(file) if file.exists() else []
-    return {itemgetter(*names)(row): row for row in rows}
+    return {itemgetter(*names)(row): row for row in read_file(file, [])}
 
 
 # ---- the tables of sweep.py; rows.py has the runs

@@ -42,8 +42,7 @@ def row_of(run):
     row = dict(name=name, config=config, log=rounded(train.read_log(run)))
     if report := read_report(run):
         row["report"] = rounded(report)
-    if (file := run / "emergence.json").exists():
-        emergence = train.read_file(file)
+    if emergence := train.read_file(run / "emergence.json", {}):
         paths = [{key: path[key] for key in KEPT} for path in emergence["paths"]]
         row["emergence"] = dict(steps=emergence["steps"], paths=rounded(paths))
     return row
