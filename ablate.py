@@ -116,10 +116,11 @@ def marks_of(end, problem, positions):
 
 
 def by_head(paths):
-    """Return {(layer, head): [its paths]}."""
+    """Return {(layer, head): (path, ...)}, the paths of each head, sorted."""
     heads = {}
     for path in sorted(paths):
-        heads.setdefault((path.layer, path.head), []).append(path)
+        head = path.layer, path.head
+        heads[head] = (*heads.get(head, ()), path)
     return heads
 
 
@@ -192,7 +193,8 @@ class PatchedModel:
         B, n = len(batch.inputs), len(self.reference.batch.inputs)
         drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         self.drawn = torch.arange(B) if aligned else drawn  # for ANOTHER
-        self.functions = {}  # those of `ablate`, since most circuits that are tried share them
+        # most circuits that are tried have most of their functions in common
+        self.ablate = functools.lru_cache(128)(self.ablate)
 
     def losses_of_answers(self, predictions):
         # (B, N, 1, targets*K), since partial_losses takes the mean over the last but one
@@ -211,12 +213,11 @@ class PatchedModel:
         return self.losses({})
 
     def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return the f of a head that keeps what tokens read along these paths, and their own
-        values, and replaces the rest by that of MEAN or ANOTHER; with keep=False, it replaces what
-        they read along these paths, and keeps the rest."""
-        key = head, frozenset(paths), keep, by
-        if key in self.functions:
-            return self.functions[key]
+        """Return the f of a head that keeps what tokens read along these paths, a tuple, and their
+        own values, and replaces the rest by that of MEAN or ANOTHER; with keep=False, it replaces
+        what they read along these paths, and keeps the rest."""
+        if head not in self.reference.reads:
+            raise ValueError(f"the model has no head {head} (both count from 0)")
 
         # which token keeps what it reads of which, in our sequences and in those of the reference
         on_path = mask_of(paths, self.problem, self.batch.positions)  # (B, T, T)
@@ -243,32 +244,21 @@ class PatchedModel:
                 pattern = torch.where(pathless, self_weight[donor].to(pattern), pattern)
             return pattern @ values + replacement[donor].to(values)
 
-        self.functions[key] = write
         return write
-
-    def heads_of(self, paths):
-        """Return {(layer, head): [its paths]} of all heads; ValueError for a path of no head."""
-        heads = dict.fromkeys(self.reference.reads, ())
-        for head, group in by_head(paths).items():
-            if head not in heads:
-                raise ValueError(f"the model has no head of {group[0]} (both count from 0)")
-            heads[head] = group
-        return heads
 
     def circuit(self, paths, by=MEAN, changed=None):
         """Return the losses with all outside of these paths ablated, and with changed {head: f}."""
-        heads = {}
-        for head, group in self.heads_of(paths).items():
-            heads[head] = self.ablate(head, group, by=by)
+        groups = dict.fromkeys(self.reference.reads, ())  # of paths, of every head
+        groups.update(by_head(paths))
+        heads = {head: self.ablate(head, group, by=by) for head, group in groups.items()}
         heads.update(changed or {})
         return self.losses(heads)
 
     def knock_out(self, paths, by=MEAN):
         """Return the losses of the full model with only these paths ablated."""
         heads = {}
-        for head, group in self.heads_of(paths).items():
-            if group:
-                heads[head] = self.ablate(head, group, keep=False, by=by)
+        for head, group in by_head(paths).items():
+            heads[head] = self.ablate(head, group, keep=False, by=by)
         return self.losses(heads)
 
     def lost(self, losses):
@@ -480,9 +470,9 @@ def papers_test(few, fresh, paths, threshold):
     identity = attend(torch.eye(problem.T))
 
     # heads of which no path is kept: with one in `paths` they write nothing
-    default = {}
-    for head, group in few.heads_of(paths).items():
-        if group:
+    default, circuit_heads = {}, by_head(paths)
+    for head in few.reference.reads:
+        if head in circuit_heads:
             default[head] = lambda _, values: 0 * values
         else:
             default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())

@@ -123,14 +123,14 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
     most = max(len(block.symbols) for block in problem.blocks)
     drawn = most * len(problem.blocks)
     bits = random_bits(seed, index, drawn + len(problem.labels) * K)
-    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)[::-1]  # (B, most) of each block
+    keys = bits[:, :drawn].view(B, most, -1).unbind(-1)  # (B, most) of each block, the last first
     vectors = draw_vectors(bits[:, drawn:].view(B, -1, K))
 
     # shuffle each block by its keys: with 70 20 50, places 0 1 2 show slots 1 2 0, so that slots
     # 0 1 2 stand at places 2 0 1 (MPS sorts only what is contiguous)
     symbols, positions = [], []
     start = 0  # the first token of the block
-    for block, key in zip(problem.blocks, keys, strict=True):
+    for block, key in zip(problem.blocks, keys[::-1], strict=True):
         slots, size = block.symbols.shape
         slot_at = key[:, :slots].contiguous().argsort(1)  # (B, places)
         place_of = slot_at.argsort(1)  # (B, slots), the inverse

@@ -185,7 +185,7 @@ def test_reads_of_the_token_itself_by_hand():
     change = values[sequence, read] - values[sequence, q]
     expected[sequence, q] += pattern[sequence, q, read][..., None] * change
     for by in MEAN, ANOTHER:
-        written = patched.ablate(head, [path], by=by)(pattern, values)
+        written = patched.ablate(head, (path,), by=by)(pattern, values)
         torch.testing.assert_close(written, expected)
 
     (rest, values_there), there = patched.reference.reads[head], patched.reference.batch.positions

@@ -42,7 +42,7 @@ def attributions(few, paths, shares):
 
         def write(pattern, values, head, share=share, seen=seen, written=written):
             mixed = share * (pattern @ values)
-            mixed = mixed + (1 - share) * few.ablate(head, [])(pattern, values)
+            mixed = mixed + (1 - share) * few.ablate(head, ())(pattern, values)
             seen[head], written[head] = (pattern.detach(), values.detach()), mixed.requires_grad_()
             return mixed
 
@@ -53,7 +53,7 @@ def attributions(few, paths, shares):
         gradients = dict(zip(written, gradients, strict=True))
         for path in paths:
             head, (pattern, values) = path[:2], seen[path[:2]]
-            change = few.ablate(head, [path], keep=False)(pattern, values) - pattern @ values
+            change = few.ablate(head, (path,), keep=False)(pattern, values) - pattern @ values
             totals[path] += (gradients[head] * change).sum().item() / len(shares)
     return {path: abs(total) for path, total in totals.items()}
 
