@@ -73,7 +73,7 @@ class Layer(nn.Module):
             written = pattern @ v  # (B * heads, last, head_size)
             for head, write in changed.items():
                 own = slice(head, None, self.heads)  # dimension 0 is sequence * heads + head
-                new = write(pattern[own], v[own])
+                new = write(pattern[own].clone(), v[own])  # f may write into its pattern
                 if new.shape != written[own].shape:
                     raise ValueError(f"a head writes {[*written[own].shape]}, not {[*new.shape]}")
                 written[own] = new

@@ -169,11 +169,17 @@ def test_model_heads_can_be_read_and_replaced():
         seen.append(pattern)
         return pattern @ values
 
+    def silent(pattern, values):
+        pattern *= 0
+        return pattern @ values
+
     predictions, patterns = model(x, return_patterns=True)
     torch.testing.assert_close(model(x, heads={(1, 0): same}), predictions)
     assert torch.equal(seen[0], patterns[1][:, 0])
     torch.testing.assert_close(patterns[1].sum(-1), torch.ones(3, 2, 12))
-    assert not torch.allclose(model(x, heads={(1, 0): lambda _, values: 0 * values}), predictions)
+    changed, changed_patterns = model(x, heads={(1, 0): silent}, return_patterns=True)
+    assert not torch.allclose(changed, predictions)
+    assert torch.equal(changed_patterns[1], patterns[1])  # f had a copy
 
 
 # ---- train

@@ -278,18 +278,20 @@ for task in random4 random6 random8; do
   diagram 3 1 2 1 4000 8 "--task $task"
 done
 diagram 3 1 2 1 4000 16 "--task random8"
-diagram 3 1 2 1 4000 16 "--task random20"
-diagram 5 1 4 1 4000 8 "--task random20"
-stop=0.01 diagram 5 2 4 1 4000 8 "--task random20"
+diagram 5 1 2 1 4000 16 "--task random20"
+diagram 5 1 4 1 4000 "8 16" "--task random20"
+stop=0.01 diagram 5 2 2 1 4000 16 "--task random20"  # the first seed to 0.002
+stop=0.01 diagram 5 2 4 1 4000 "8 16" "--task random20"
 # larger k
 diagram 5 2 2 3 3000 "8 16" ""
 diagram 5 1 2 2 3000 16 ""
+diagram 5 1 2 2 10000 16 ""
 diagram 5 2 3 3 4000 8 ""
 diagram 5 3 2 5 5000 8 ""
-diagram 2 3 2 7 5000 8 ""
+diagram 5 3 2 7 5000 8 ""
 diagram 5 2 4 3 6000 16 ""
 diagram 5 2 4 3 12000 16 ""  # 20 minutes each
-diagram 1 3 4 4 12000 16 ""  # 45 minutes
+diagram 5 3 4 4 12000 16 ""  # 45 minutes each
 diagram 3 3 4 4 4500 4 ""
 # other numbers of chains and head sizes
 diagram 1 1 3 1 4000 "3 4 6" ""

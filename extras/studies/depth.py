@@ -257,22 +257,21 @@ def solved_of(rows):
 
 def print_answer(out):
     """Print how many models solve x_1 with many heads, larger k, and where places say nothing."""
-    groups = cells()
-    no_mlp = solved_of(groups["--no-mlp", 1, 4, 8, 1])
-    rope = solved_of(groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1])
-    x_3 = solved_of(groups["", 2, 2, 8, 3] + groups["", 2, 3, 8, 3])
-    short, long = (solved_of(groups[f"--steps {n}", 2, 4, 16, 3]) for n in (6000, 12000))
-    x_5 = solved_of(groups["--steps 5000", 3, 2, 8, 5])
-    x_4 = solved_of(groups["--steps 12000", 3, 4, 16, 4])
-    far = f"--task {places.FAR}"
-    one, two = (solved_of(groups[far, n, 2, 8, 1] + groups[far, n, 4, 8, 1]) for n in (1, 2))
+    groups, far = cells(), collections.defaultdict(list)
+    for (other, layers, *_), group in groups.items():
+        far[layers] += group if other == f"--task {places.FAR}" else []
+    rope = groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1]
+    other = groups["--no-mlp", 1, 4, 8, 1] + rope
+    x_3 = [row for row in plain_rows() if (row["layers"], row["D"]) == (2, 3)]
+    few = [row for row in x_3 if row["N"] < 4]
+    four = [row for row in x_3 if row["N"] == 4]
     out(f"""\
 **Enough heads replace a layer for D = 1, and in some runs for larger k.** x_1 takes two layers by
 content. One layer solves D = 1 in {solved_of(wide_rows())} runs with 2N heads or more of 32 numbers
-(N = 2 to 8); with N = 4, {no_mlp} without MLPs, {rope} with RoPE. Two layers of eight heads solve
-x_3 in {x_3} runs (N = 2, 3); of 16 heads with N = 4, {long} do in 12000 steps, {short} in 6000;
-three layers solve x_5 in {x_5} (N = 2) and x_4 in {x_4} (N = 4). With pairs anywhere among 20
-others (N = 2, 4), one layer of eight heads solves D = 1 in {one}, two in {two}.""")
+(N = 2 to 8), but without MLPs or with RoPE in {solved_of(other)} (N = 4). Two layers solve x_3,
+which takes three, in {solved_of(few)} runs with N = 2 or 3, but with N = 4 in {solved_of(four)}.
+One layer works by place: with the pairs anywhere among 20 others (N = 2, 4), one layer solves D = 1 in
+{solved_of(far[1])} runs, two layers in {solved_of(far[2])}.""")
 
 
 def heads_table():
