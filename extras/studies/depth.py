@@ -270,8 +270,8 @@ def print_answer(out):
 content. One layer solves D = 1 in {solved_of(wide_rows())} runs with 2N heads or more of 32 numbers
 (N = 2 to 8), but without MLPs or with RoPE in {solved_of(other)} (N = 4). Two layers solve x_3,
 which takes three, in {solved_of(few)} runs with N = 2 or 3, but with N = 4 in {solved_of(four)}.
-One layer works by place: with the pairs anywhere among 20 others (N = 2, 4), one layer solves D = 1 in
-{solved_of(far[1])} runs, two layers in {solved_of(far[2])}.""")
+One layer works by place: with the pairs anywhere among 20 others (N = 2, 4), it solves D = 1 in
+{solved_of(far[1])} runs, two layers do in {solved_of(far[2])}.""")
 
 
 def heads_table():
