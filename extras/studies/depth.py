@@ -257,21 +257,20 @@ def solved_of(rows):
 
 def print_answer(out):
     """Print how many models solve x_1 with many heads, larger k, and where places say nothing."""
-    groups, far = cells(), collections.defaultdict(list)
+    groups, far, wide = cells(), collections.defaultdict(list), wide_rows()
     for (other, layers, *_), group in groups.items():
         far[layers] += group if other == f"--task {places.FAR}" else []
-    rope = groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1]
-    other = groups["--no-mlp", 1, 4, 8, 1] + rope
+    chains = ", ".join(str(N) for N in sorted({row["N"] for row in wide}))
+    no_mlp = solved_of(groups["--no-mlp", 1, 4, 8, 1])
+    rope = solved_of(groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1])
     x_3 = [row for row in plain_rows() if (row["layers"], row["D"]) == (2, 3)]
-    few = [row for row in x_3 if row["N"] < 4]
-    four = [row for row in x_3 if row["N"] == 4]
+    few = solved_of([row for row in x_3 if row["N"] < 4])
+    four = solved_of([row for row in x_3 if row["N"] == 4])
     out(f"""\
-**Enough heads replace a layer for D = 1, and in some runs for larger k.** x_1 takes two layers by
-content. One layer solves D = 1 in {solved_of(wide_rows())} runs with 2N heads or more of 32 numbers
-(N = 2 to 8), but without MLPs or with RoPE in {solved_of(other)} (N = 4). Two layers solve x_3,
-which takes three, in {solved_of(few)} runs with N = 2 or 3, but with N = 4 in {solved_of(four)}.
-One layer works by place: with the pairs anywhere among 20 others (N = 2, 4), it solves D = 1 in
-{solved_of(far[1])} runs, two layers do in {solved_of(far[2])}.""")
+One layer solves D = 1 in {solved_of(wide)} runs with 2N heads or more of 32 numbers (N = {chains}),
+but without MLPs in {no_mlp} and with RoPE in {rope} (N = 4). Two layers solve x_3 in {few} runs
+with N = 2 or 3, but with N = 4 in {four}. With the pairs anywhere among 20 distractors (N = 2, 4),
+one layer solves D = 1 in {solved_of(far[1])} runs, two layers do in {solved_of(far[2])}.""")
 
 
 def heads_table():
@@ -280,13 +279,13 @@ def heads_table():
     lines, plain = [], plain_rows()
     for k, layers, N in shapes:
         rows = [row for row in plain if (row["D"], row["layers"], row["N"]) == (k, layers, N)]
-        line = [f"x_{k}", layers, causal_depth(k), N]
+        line = [k, causal_depth(k), layers, N]
         for low, high in (1, N), (N + 1, 2 * N - 1), (2 * N, 2 * N), (2 * N + 1, math.inf):
             group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
             line.append(f"{sum(group)} of {len(group)}" if group else "")
         lines.append(line)
     heads = "N heads or fewer", "N + 1 to 2N - 1", "2N", "more"
-    return markdown(("symbol", "layers", "layers by content", "N", *heads), *lines)
+    return markdown(("D", "layers by content", "layers", "N", *heads), *lines)
 
 
 def places_table():
@@ -295,10 +294,11 @@ def places_table():
     for (other, layers, N, heads, _), group in cells().items():
         task = other.removeprefix("--task ")
         if task in places.TASKS:
-            G = len(places.TASKS[task](N, 1).distractors)
-            where = "random" if "random" in task else "fixed"
-            lines.append((N, layers, heads, G, where, solved_of(group), losses_text(group, 1)))
-    head = "N", "layers", "heads", "distractors", "places", "solved x_1", "loss"
+            kind, number = "fixed", N
+            if "random" in task:
+                kind, number = "random", len(places.TASKS[task](N, 1).distractors) + 2 * N - 1
+            lines.append((N, layers, heads, number, kind, solved_of(group), losses_text(group, 1)))
+    head = "N", "layers", "heads", "places of a 1b", "they are", "solve D = 1", "loss"
     return markdown(head, *sorted(lines))
 
 
@@ -310,24 +310,26 @@ def print_transfer(out):
     one, two, random = (span([row["moved"] for row in rows], "{:.3f}") for rows in cases)
     at = span([row["at_trained"] for row in cases[0]])
     n = [len(rows) for rows in cases]
-    out(f"Moved to random places, models of fixed ones err by {one} (one layer, n = {n[0]}; {at}")
-    out(f"where the own pair stands as in training) and {two} (two layers, n = {n[1]}); two")
-    out(f"layers of random places, moved to fixed ones, by {random} (n = {n[2]}).")
+    out(f"At random places, models of fixed ones have a loss of {one} (one layer, n = {n[0]}; {at}")
+    out(f"where the own pair stands as in training) or {two} (two layers, n = {n[1]}). At fixed")
+    out(f"places, two layers trained at random ones have {random} (n = {n[2]}).")
 
 
 def further_table():
-    """Return the median losses of models of more steps than layers, with 2N heads or more."""
+    """Return the median losses of models of more steps than layers, with 2N heads or more, of
+    shapes that were trained more than once."""
     groups, lines = collections.defaultdict(list), []
     for row in plain_rows():
         if row["heads"] >= 2 * row["N"] and row["layers"] < row["D"]:
             groups[row["N"], row["layers"], row["heads"], row["D"]].append(row)
     for (N, layers, heads, D), group in sorted(groups.items()):
+        if len(group) == 1:
+            continue
         medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
         losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
-        content = max([k for k in range(1, 9) if causal_depth(k) <= layers], default=0)
         steps = span([row["steps"] for row in group], "{}")
-        lines.append((N, f"{layers}/{heads}", steps, solved_of(group), content, *losses))
-    head = "N", "layers/heads", "steps", "solve x_D", "content: k ≤"
+        lines.append((N, D, layers, heads, steps, solved_of(group), *losses))
+    head = "N", "D", "layers", "heads", "training steps", "solve x_D"
     return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
 
 
@@ -339,23 +341,21 @@ def print_held(out):
         if (row["layers"], row["heads"], row["N"], row["D"]) == (3, 4, 4, 4):
             groups[row["other"]].append(row)
     held, freed = [row["x_4"] for row in groups["frozen"]], groups["--init frozen"]
-    lost = f"{sum(not knows(row, 1) for row in freed)} of {len(freed)}"
     start = [row for row in plain_rows() if row in groups[""] + groups["--steps 4500"]]
     best = min(row["x_4"] for row in start)
-    out("Training may miss what a shape can do. With one head per layer held on the minimal")
-    out(f"circuit, three layers of four heads (N = 4) bring x_4 to {span(held)} (n = {len(held)}).")
-    out(f"Freed, {solved_of(freed)} solve it and {lost} lose x_1, in 3300 steps in all; from the")
-    out(f"start {solved_of(start)} seeds solve it in 2500 or 4500 (best {best:.3f}).")
+    out("Training may miss what a shape can do. While one head per layer is held on the minimal")
+    out(f"circuit, three layers of four heads (N = 4) learn x_4 to {span(held)} (n = {len(held)}).")
+    out(f"Freed, {solved_of(freed)} solve it (3300 steps in all);")
+    out(f"without this help {solved_of(start)} do in 2500 or 4500 (best {best:.3f}).")
 
 
 def print_heads(out):
     """Print how many models of one layer read by an address and the values of all places."""
-    for name, heads in ("N + 1", {2: 3, 4: 5, 8: 9}), ("2N", {2: 4, 4: 8, 8: 16}):
-        texts = []
-        for shape in heads.items():
-            group = [row for row in one_layer_rows() if (row["N"], row["heads"]) == shape]
-            texts.append(f"{sum(map(has_address_and_values, group))} of {len(group)}")
-        out(f"- with {name} heads {', '.join(texts)}")
+    for name, times, more in ("N + 1", 1, 1), ("2N", 2, 0):
+        rows = [row for row in one_layer_rows() if row["heads"] == times * row["N"] + more]
+        both = sum(map(has_address_and_values, rows))
+        out(f"With {name} heads {solved_of(rows)} models of one layer solve D = 1,")
+        out(f"and {both} have an address head and N place heads.")
 
 
 def has_address_and_values(row):
@@ -380,10 +380,10 @@ def print_swaps(out):
         new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in one])  # no -0
         lines.append((heads, new, span([how[name][1] for how in one])))
         deeper.append(sum(how[name][0] - how["full"][-1] < SERVED for how in two))
-    head = f"swapped (n = {len(one)} models)", "new value: added loss", "own value: loss"
-    out(markdown(head, *lines))
-    out("\nIn deeper models (heads of the last layer, by content and not) the new value comes in")
-    out(f"{deeper[0]} and {deeper[1]} of {len(two)}, with an added loss below {SERVED}.")
+    head = f"swapped ({len(one)} models with an address head)", "loss of this value: added"
+    out(markdown((*head, "loss of the unswapped one"), *lines))
+    out("\nIn deeper models the swaps do not carry over: in the last layer")
+    out(f"{deeper[0]} and {deeper[1]} of {len(two)} answer this value (added loss below {SERVED}).")
 
 
 def print_few(out):
@@ -391,15 +391,12 @@ def print_few(out):
     rows = [row for row in one_layer_rows() if row["N"] == 4]
     two = [sorted(row["how"]["by_slot"]) for row in rows if row["heads"] == 2]
     slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
-    out(f"**Few heads.** With two and N = 4 the losses of the slots, best first, are {slots}")
-    out(f"(n = {len(two)}), as if one head served a slot, one mixed two, and one were given up.")
+    out(f"**Few heads.** With two heads and N = 4 the losses of the slots are {slots}")
+    out(f"(n = {len(two)}), as if one head served one, one mixed two, and the last were given up.")
     hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
     values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
-    out(f"Attention fixed by place raises the loss by {values} on 1b (values) and by {keys} on 1a")
-    out(f"(keys; N = 4, n = {len(hows)}).")
-    one = [row for row in one_layer_rows() if (row["heads"], row["N"]) == (1, 2)]
-    out(f"With N = 2 one head ends at {losses_text(one, 1)} (n = {len(one)}), below the 1 - H/N of")
-    out("H mixtures of Gaussian values whose weights depend on places and the query alone.")
+    out("Values are read by place, keys by content: the loss rises if attention is at its mean")
+    out(f"on all 1b by {values}, on all 1a by {keys} (N = 4, 2 to 8 heads, n = {len(hows)}).")
 
 
 def print_width(out):
@@ -411,8 +408,9 @@ def print_width(out):
         counts = []
         for size in sorted(groups):
             rows = [row for row in groups[size] if low <= row["heads"] / row["N"] <= high]
-            counts.append(f"{solved_of(rows)} ({size})")
-        out(f"- with {text}: {', '.join(counts)}")
+            if rows:
+                counts.append(f"size {size}: {solved_of(rows)}")
+        out(f"- with {text}, {', '.join(counts)}")
 
 
 def size_of(row):
@@ -457,7 +455,7 @@ def predictions_table():
             inside = [inside for inside, _ in filter(None, found)]
             texts.append(f"{sum(inside)} of {len(inside)}")
         lines.append((topic, *texts, [result for _, result in predictions].count(None)))
-    return markdown(("about", "inside, after a pilot", "inside, no pilot", "not run"), *lines)
+    return markdown(("about", "after a pilot", "without one", "not run"), *lines)
 
 
 def misses():
@@ -479,7 +477,8 @@ def print_constructed(out, n=2048):
         with torch.no_grad():
             losses.append((constructed(N)(batch.inputs) - batch.targets).square().mean())
     losses = ", ".join(f"{loss:.0e}" for loss in losses)
-    out(f"Its losses for N = 2, 4, 8 and 16 are {losses}.")
+    out("Set by hand (`theory.constructed`), one layer of N + 1 heads solves D = 1: its losses for")
+    out(f"N = 2, 4, 8 and 16 are {losses}.")
 
 
 def print_sweep(out):
@@ -493,7 +492,7 @@ def print_sweep(out):
             beyond += any(row[f"x_{k}"] < learned for k in more)
     runs = ", ".join(f"{count} runs at {number}" for number, count in sorted(steps.items()))
     x_2 = solved_of(cells()["", 1, 2, 16, 2])
-    out(f"- One layer (N = 2, 16 heads) solves x_2 in {x_2} runs, which no bound above allows.")
+    out(f"- One layer (N = 2, 16 heads) solves x_2 in {x_2} runs; reading whole slots takes two.")
     out(f"- In Figure 4's shape (N = 4, D = 5, eight heads of 16 numbers) {beyond} of our runs")
     out(f"  with too few layers for x_D ({runs} steps) learned more than content allows.")
 
@@ -591,7 +590,7 @@ def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
     left.set_xticks(tokens, names, fontsize=7)
     left.set_title("by place: to the token that stands there", fontsize="medium")
     right.set_xticks([0], ["own 1a"], fontsize=7)
-    right.set_title("of these, to", fontsize="medium")
+    right.set_title("by content: to", fontsize="medium")
     figure.colorbar(image, label="attention")
     alike = cells()["", 1, row["N"], row["heads"], 1]
     title = f"One layer of {row['heads']} heads, {sum(map(has_address_and_values, alike))} of"
@@ -611,7 +610,7 @@ def draw_width(path=FIGURES / "width.png"):
     for number, N in enumerate(sorted(groups)):
         shared = collections.defaultdict(list)
         for heads, size, served in groups[N]:
-            shared[heads, size * 1.09 ** (number - 2)].append(served)  # N stand above each other
+            shared[heads, size * 1.09**number].append(served)  # N stand above each other
         share = [statistics.mean(served) for served in shared.values()]
         style = dict(marker="ovsD^P"[number], s=50, cmap="Blues", vmin=0, vmax=1, ec="black")
         label = f"N = {N}, n = {len(groups[N])}"
@@ -619,7 +618,7 @@ def draw_width(path=FIGURES / "width.png"):
     panel.plot([1 / 16, 8], [64, 0.5], "r--", lw=1, label="heads x size = N K, the values' numbers")
     for heads, style in (1, ":"), (2, "-"):
         panel.axvline(heads, color="0.5", ls=style, lw=1, zorder=0, label=f"heads = {heads} N")
-    panel.set(xscale="log", yscale="log", xlabel="heads / N", ylabel="head size", ylim=(2.8, 90))
+    panel.set(xscale="log", yscale="log", xlabel="heads / N", ylabel="head size", ylim=(3, 120))
     panel.set_xticks([1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8], ["1/8", "1/4", "1/2", *"1248"])
     panel.set_yticks([4, 8, 16, 32, 64], [4, 8, 16, 32, 64])
     panel.minorticks_off()
