@@ -163,19 +163,23 @@ class Reference:
     @torch.no_grad()
     def __init__(self, model, flags, batch=None, n=256):
         self.batch = batch or sequences(flags, held_out("means", n, flags.device))
-        # sorted by layer and head, in whatever order the model calls them
-        self.reads = dict.fromkeys(itertools.product(range(flags.layers), range(flags.heads)))
+        reads = {}
 
         def record(pattern, values, head):
-            if self.reads[head]:
+            if head in reads:
                 raise UserError(f"the model calls f of {head} twice")
             # copies, since a model may use the same memory again
-            self.reads[head] = pattern.float().clone(), values.float().clone()
+            reads[head] = pattern.float().clone(), values.float().clone()
             return pattern @ values
 
-        heads = {head: functools.partial(record, head=head) for head in self.reads}
+        every_head = itertools.product(range(flags.layers), range(flags.heads))
+        heads = {head: functools.partial(record, head=head) for head in every_head}
         with precision(flags):
             model(self.batch.inputs, heads=heads)
+        for head in heads:
+            if head not in reads:
+                raise UserError(f"the model never calls f of {head}")
+        self.reads = dict(sorted(reads.items()))  # in whatever order the model calls them
 
 
 class PatchedModel:
@@ -339,22 +343,21 @@ def search(few, many, ranked, ablations, limit):
     count = 0
     while count < len(ranked) and not faithful_on_few(frozenset(ranked[:count])):
         count += 1 + count // 4
-    guess = prune(ranked[:count][::-1], 1, faithful_on_few)
+    guess = prune(ranked[:count], 1, faithful_on_few)
 
-    # on `many`: drop from all paths first those outside of the guess, if possible at once, then
-    # those inside it; of either kind the least attended first
-    order = sorted(ranked[::-1], key=lambda path: path in guess)
-    return prune(order, len(ranked) - len(guess), faithful)
+    # on `many`: drop first the paths outside of the guess, if possible at once, then those inside
+    ranked = sorted(ranked, key=lambda path: path not in guess)  # of either kind as they were
+    return prune(ranked, len(ranked) - len(guess), faithful)
 
 
-def prune(order, size, test):
+def prune(ranked, size, test):
     """Return a set of these paths that passes a test, and does not without any one of them. They
-    are dropped in this order, `size` at once; a group that can go doubles the next one, and a group
-    that cannot is halved, down to one path."""
-    paths, before, size = frozenset(order), None, max(size, 1)
+    are dropped from the last one on, `size` at once; a group that can go doubles the next one, and
+    a group that cannot is halved, down to one path."""
+    paths, before, size = frozenset(ranked), None, max(size, 1)
     while paths != before:  # until nothing goes: without a later path an earlier one may
         before, first = paths, 0
-        order = [path for path in order if path in paths]
+        order = [path for path in ranked[::-1] if path in paths]
         while first < len(order):
             show(f"search: {first} of {len(order)} paths tried")
             group = order[first : first + size]
@@ -477,15 +480,15 @@ def papers_test(few, fresh, paths, threshold):
         else:
             default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
-    def loss(kept, changed):
-        heads = dict(default)
-        heads.update(frozen_heads(kept, problem, positions))
-        heads.update(changed)
+    def loss(kept):
+        heads = {**default, **frozen_heads(kept, problem, positions)}
         return round(fresh.losses(heads).mean().item(), 5)
 
-    held = loss(paths, {})
-    first_uniform = loss(paths, {(first.layer, first.head): uniform})
-    removed = sorted(loss(paths - {path}, {}) for path in paths if path.layer > first.layer)
+    held = loss(paths)
+    removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
+    first_head = first.layer, first.head
+    default[first_head] = uniform
+    first_uniform = loss(paths.difference(circuit_heads[first_head]))
     passed = held < threshold and all(mse >= REMOVAL for mse in removed)
     return dict(held=held, first_uniform=first_uniform, removed=removed, passed=passed)
 
@@ -579,10 +582,7 @@ def check_model(model, flags):
     B, T = 16, flags.problem.T
     reference = Reference(model, flags, n=B)
     inputs, shape = reference.batch.inputs, reference.batch.targets.shape
-    for head, read in reference.reads.items():
-        if not read:
-            raise UserError(f"the model never calls f of {head}")
-        pattern, values = read
+    for head, (pattern, values) in reference.reads.items():
         if pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
             text = f"the model must give f of {head} a pattern (B, T, T) and values (B, T, size)"
             raise UserError(text)
