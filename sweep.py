@@ -3,18 +3,16 @@
 python sweep.py --preset laptop              # a small Figure 4, an hour on 2 cores
 python sweep.py --preset night               # Figure 4, eight seeds with IC: four hours on 2 cores
 python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid
-python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper --device cuda
+python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
-Further flags are those of train.py, for every run of the grid.
-
-Every run is a run directory as train.py leaves it, and one row of results.jsonl, written when the
-run ends. At the end the figure is drawn of all that ended. After a stop the same command continues,
+Further flags are those of train.py, for every run. Each is a run directory as train.py leaves it,
+and one row of results.jsonl, written when it ends. At the end the figure is drawn of all that ended. After a stop the same command continues,
 and a second grid with the same --out joins the table and the figure.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
 clone of this repository; --device and --dtype, if left out, are those of the machine that starts
-the sweep. Whoever reaches a scheduler can run any code on its workers: keep it in a
-network of your own, or add Dask's TLS.
+the sweep. Whoever reaches a scheduler can run any code on its workers: keep it in a network of your
+own, or add Dask's TLS.
 
 python -m dask scheduler --host tcp://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
 python -m dask worker tcp://10.0.0.1:8786 --nthreads 1 --nworkers 16
