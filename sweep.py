@@ -6,8 +6,9 @@ python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
 Further flags are those of train.py, for every run. Each is a run directory as train.py leaves it,
-and one row of results.jsonl, written when it ends. At the end the figure is drawn of all that ended. After a stop the same command continues,
-and a second grid with the same --out joins the table and the figure.
+and one row of results.jsonl, written when it ends. At the end the figure is drawn of all that
+ended. After a stop the same command continues, and a second grid with the same --out joins the
+table and the figure.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
 clone of this repository; --device and --dtype, if left out, are those of the machine that starts
