@@ -8,12 +8,12 @@ chain. q -> 1b* is a star: the query reads the tokens 1b of all chains. A circui
 
 To ablate tokens that a head reads is to replace their part of the sum of attention * value by the
 same part in held-out sequences, whose chains stand elsewhere: by its mean for this reader (mean
-ablation), or by that of one other sequence, drawn for each sequence and the same for all heads. A
-token without a path in this head also takes its weight on itself from there.
+ablation), or by that of one other sequence, drawn for each sequence and the same for all heads.
 
-A circuit is tested by ablating everything outside of it, and later heads attend from what that
-leaves: so one loss tells whether its paths carry the answer, and whether they suffice to find what
-they read.
+A circuit is tested by ablating, in all heads at once, what tokens read of others outside of its
+paths; a token without a path in a head then has the weight on itself from there too. Later heads
+attend from what is left: so one loss tells whether the paths carry the answer, and whether they
+find what they read.
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
 are lost, two standard errors included. An answer is lost if its loss is above half of the plateau,
@@ -53,10 +53,10 @@ import torch
 
 MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
 BOTH = MEAN, ANOTHER
-SHARES = 0.4, 0.1  # of 1/N: the least attention of a candidate, at a first and a second try
-REACH = 4  # tokens from the slot of a chain within which intermediate tokens are looked for
+SHARES = 0.4, 0.1  # of 1/N: the least attention of a candidate; the second if the first fails
+REACH = 4  # intermediate tokens are at most so far before or after a chain's slot
 LOST = 0.01  # of the answers on a symbol may be lost
-MARGIN = 0.9  # of the threshold is the limit of the search, which fresh sequences then keep
+MARGIN = 0.9  # of the threshold: the search keeps below, so that fresh sequences do too
 FEW, MANY, SHOWN = 64, 512, 256  # sequences to reject a circuit, to accept it, to measure a path
 REMOVAL = 0.17  # the lowest loss after the removal of a path in Appendix E
 
@@ -92,8 +92,8 @@ class Path(NamedTuple):
         return self.read.endswith("*")
 
     def marks(self, problem, positions):
-        """Return two (B, N, T): 1 at the token that reads in each chain, 1 at what it reads; else
-        0. positions (B, N, roles) as in a Batch."""
+        """Return two (B, N, T) of 0 and 1: which token of each chain reads, and what it reads.
+        positions (B, N, roles) as in a Batch."""
         reader = marks_of(self.reader, problem, positions)
         read = marks_of(self.read, problem, positions)
         if self.star:
@@ -157,8 +157,8 @@ def paths_in(report):
 
 
 class Reference:
-    """What the heads of a model read in a batch, which replaces what is ablated: reads {(layer,
-    head): (pattern (n, T, T), values (n, T, size))}. The batch: by default n held-out sequences."""
+    """What the heads of a model read in a batch, by default n held-out sequences, which replaces
+    what is ablated: reads {(layer, head): (pattern (n, T, T), values (n, T, size))}."""
 
     @torch.no_grad()
     def __init__(self, model, flags, batch=None, n=256):
@@ -188,7 +188,7 @@ class PatchedModel:
 
     aligned: ANOTHER sequence is the one of the same number in the reference, such as a corrupted
     twin; else one is drawn for each. metric: a function of the predictions (B, N, targets*K), whose
-    value is returned in place of the losses of every answer (B, N, targets)."""
+    value is returned in place of the losses of every answer (B, N, targets); `lost` needs these."""
 
     def __init__(self, model, flags, batch, reference=None, aligned=False, metric=None):
         self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
@@ -197,11 +197,11 @@ class PatchedModel:
         B, n = len(batch.inputs), len(self.reference.batch.inputs)
         drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         self.drawn = torch.arange(B) if aligned else drawn  # for ANOTHER
-        # most circuits that are tried have most of their functions in common
-        self.ablate = functools.lru_cache(128)(self.ablate)
+        # keep the functions of the last circuits, since the next one differs in few heads
+        self.ablate = functools.lru_cache(64 + 2 * len(self.reference.reads))(self.ablate)
 
     def losses_of_answers(self, predictions):
-        # (B, N, 1, targets*K), since partial_losses takes the mean over the last but one
+        # (B, N, 1, targets*K): an axis of one, over which partial_losses takes the mean
         answers, targets = predictions[:, :, None], self.batch.targets[:, :, None]
         return partial_losses(answers, targets, self.flags.K)
 
@@ -217,28 +217,30 @@ class PatchedModel:
         return self.losses({})
 
     def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return the f of a head that keeps what tokens read along these paths, a tuple, and their
-        own values, and replaces the rest by that of MEAN or ANOTHER; with keep=False, it replaces
-        what they read along these paths, and keeps the rest."""
+        """Return the f of a head that replaces, by that of MEAN or ANOTHER, what tokens read of
+        others outside of these paths, a tuple, and the weight on itself of a token without one;
+        with keep=False, what they read along these paths, and nothing else."""
         if head not in self.reference.reads:
             raise ValueError(f"the model has no head {head} (both count from 0)")
 
-        # which token keeps what it reads of which, in our sequences and in those of the reference
-        on_path = mask_of(paths, self.problem, self.batch.positions)  # (B, T, T)
-        on_path_there = mask_of(paths, self.problem, self.reference.batch.positions)  # (n, T, T)
-        itself = torch.eye(self.problem.T, dtype=torch.bool, device=on_path.device)
-        kept, kept_there = ~on_path, ~on_path_there
+        # the weights that are replaced in our sequences, and those of the reference that do so
+        along = mask_of(paths, self.problem, self.batch.positions)  # (B, T, T)
+        along_there = mask_of(paths, self.problem, self.reference.batch.positions)  # (n, T, T)
+        replaced, replacing = along, along_there
         if keep:
-            kept, kept_there = on_path | itself, on_path_there | itself
+            itself = torch.eye(self.problem.T, dtype=torch.bool, device=along.device)
+            replaced, replacing = ~(along | itself), ~(along_there | itself)
             # attention sums to 1, so a token's weight on itself tells that on others: without a
             # path it is replaced too; the value that it weighs stays the token's own
-            pathless = itself & ~on_path.any(-1, keepdim=True)
+            pathless = itself & ~along.any(-1, keepdim=True)
+        kept = ~replaced
 
-        # what replaces the rest: of the reference's sequence `donor` for each of ours, or the mean
+        # what is written instead: in sequence `donor` of the reference, for each of ours, or the
+        # mean, which is one for all
         pattern, values = self.reference.reads[head]
-        replacement = (pattern * ~kept_there) @ values  # (n, T, size)
+        replacement = (pattern * replacing) @ values  # (n, T, size)
         self_weight = pattern.diagonal(dim1=1, dim2=2)[..., None]  # (n, T, 1)
-        donor = {ANOTHER: self.drawn, MEAN: slice(None)}[by]  # (B,); the mean is one for all
+        donor = {ANOTHER: self.drawn, MEAN: slice(None)}[by]  # (B,)
         if by == MEAN:
             replacement, self_weight = replacement.mean(0, True), self_weight.mean(0, True)
 
@@ -275,33 +277,36 @@ class PatchedModel:
 
 
 def candidates(reference, problem, floor):
-    """Return {Path: attention}, at least `floor`, the largest first: to what is read in the chain
-    of the reader, less that in an average other chain. Then the stars: to all chains together."""
+    """Return {Path: attention} of all paths with at least `floor`, the largest first. That of a
+    plain path is what its reader gives to its own chain, less what it gives to an average other
+    one; that of a star, which come after these, is the sum over all chains."""
     # mark the tokens of all roles and, after these, the intermediate tokens around each slot
     ends, named = list(problem.names), len(problem.names)
     for block in problem.blocks:
-        size = block.symbols.shape[1]  # tokens of a slot; a chain may have several slots
+        size = block.symbols.shape[1]  # a slot's tokens; a chain with several has roles for each
         for offset in range(1, REACH + 1):
             ends += [f"{role}-{offset}" for role in block.roles[::size]]  # before its first token
             ends += [f"{role}+{offset}" for role in block.roles[size - 1 :: size]]  # after its last
     positions = reference.batch.positions
     marks = torch.stack([marks_of(end, problem, positions) for end in ends], 2)  # (B, N, ends, T)
 
-    # the mean attention of end i to end j of its own chain, and to end j of all chains together
-    chains = len(marks) * problem.N  # of all sequences
+    # the mean attention of end i to end j of its own chain, and to end j summed over all chains
+    count = len(marks) * problem.N  # of chains in all sequences
     plain, stars = {}, {}
+    itself = torch.eye(problem.T, device=marks.device)
     for (layer, head), (pattern, _) in reference.reads.items():
-        of_others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself has no path
+        of_others = pattern * (1 - itself)  # what a token reads of itself has no path
         given = marks @ of_others[:, None]  # (B, N, ends, T) what each end attends to
-        own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / chains
-        all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / chains
+        own_chain = torch.einsum("bnit,bnjt->ij", given, marks) / count
+        all_chains = torch.einsum("bnit,bjt->ij", given, marks.sum(1)) / count
         surplus = own_chain - (all_chains - own_chain) / (problem.N - 1)  # over each other chain
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(layer, head, ends[i], ends[j])] = surplus[i, j].item()
         for i, j in (all_chains[:named, :named] >= floor).nonzero().tolist():
             stars[Path(layer, head, ends[i], ends[j] + "*")] = all_chains[i, j].item()
 
-    # an intermediate token must have read something before it is read, and be read after it reads
+    # an intermediate token is read only after an earlier layer's path has written to it, and it
+    # reads only what a later layer's path reads of it
     def connected(path):
         fed = any(path.read == other.reader and path.layer > other.layer for other in plain)
         used = any(path.reader == other.read and path.layer < other.layer for other in plain)
@@ -328,62 +333,71 @@ def search(few, many, ranked, ablations, limit):
 
     @functools.cache
     def faithful_on_few(paths):
-        return all(is_faithful(few, few.circuit(paths, by), limit, sigmas=0) for by in ablations)
+        return all(is_faithful(measure(few, few.circuit(paths, by), 0), limit) for by in ablations)
 
     @functools.cache
     def faithful(paths):
         if few.circuit(paths, ablations[0]).mean((0, 1)).max() > 2 * limit:
             return False  # by far
-        return all(is_faithful(many, many.circuit(paths, by), limit) for by in ablations)
+        return all(is_faithful(measure(many, many.circuit(paths, by)), limit) for by in ablations)
 
     if not faithful(frozenset(ranked)):
         return None
 
-    # on `few`: about as many of the first paths as are faithful together, pruned, are a guess
+    # on `few`: about as many of the first paths as are faithful together, pruned, are a guess; if
+    # not even all of them are, it is a worse one, and `many` decides
     count = 0
     while count < len(ranked) and not faithful_on_few(frozenset(ranked[:count])):
         count += 1 + count // 4
     guess = prune(ranked[:count], 1, faithful_on_few)
 
-    # on `many`: drop first the paths outside of the guess, if possible at once, then those inside
-    ranked = sorted(ranked, key=lambda path: path not in guess)  # of either kind as they were
+    # on `many`: drop first the paths outside of the guess, if possible at once, then those inside;
+    # of either kind the least attended first
+    ranked = sorted(ranked, key=lambda path: path not in guess)
     return prune(ranked, len(ranked) - len(guess), faithful)
 
 
 def prune(ranked, size, test):
-    """Return a set of these paths that passes a test, and does not without any one of them. They
-    are dropped from the last one on, `size` at once; a group that can go doubles the next one, and
-    a group that cannot is halved, down to one path."""
+    """Return what is left of these paths, which pass a test, when none can go alone. They are tried
+    from the last one on, `size` at once; after a group that went the next is twice as large, and
+    one that could not go is halved, down to one path."""
     paths, before, size = frozenset(ranked), None, max(size, 1)
-    while paths != before:  # until nothing goes: without a later path an earlier one may
-        before, first = paths, 0
-        order = [path for path in ranked[::-1] if path in paths]
-        while first < len(order):
-            show(f"search: {first} of {len(order)} paths tried")
-            group = order[first : first + size]
-            rest = paths.difference(group)
-            if test(rest):
-                paths, first, size = rest, first + len(group), 2 * len(group)
+    while paths != before:  # a path that had to stay may go once others went
+        before = paths
+        left = [path for path in reversed(ranked) if path in paths]  # to be tried
+        while left:
+            show(f"search: {len(before) - len(left)} of {len(before)} paths tried")
+            group = left[:size]
+            if test(paths.difference(group)):
+                paths = paths.difference(group)
+                left = left[size:]
+                size = 2 * len(group)
             elif len(group) > 1:
                 size = len(group) // 2
             else:
-                first += 1  # this path stays
+                left = left[1:]  # this path stays
         size = 1
     show()
     return paths
 
 
-def is_faithful(patched, losses, limit, sigmas=2):
-    """Return whether these losses of a circuit (B, N, targets) are those of a faithful one, with so
-    many standard errors."""
-    high = highest_end(intervals(losses, patched.flags, sigmas))
-    lost = highest_end(intervals(patched.lost(losses), patched.flags, sigmas))
-    return high < limit and lost <= LOST
+def measure(patched, losses, sigmas=2):
+    """Return the intervals of these losses of a circuit (B, N, targets), and of the shares of
+    answers that are lost."""
+    lost = patched.lost(losses)
+    return intervals(losses, patched.flags, sigmas), intervals(lost, patched.flags, sigmas)
+
+
+def is_faithful(measured, limit):
+    """Return whether what `measure` returns is that of a faithful circuit."""
+    losses, lost = measured
+    return highest_end(losses) < limit and highest_end(lost) <= LOST
 
 
 def intervals(values, flags, sigmas=2):
     """Return {symbol: [mean, low, high]} of values (B, N, targets), so many standard errors below
-    and above. They are those of sequences, since the answers in one are not independent."""
+    and above. They are those over sequences, since the answers in one are not independent. What is
+    compared with a limit is rounded too."""
     values = values.mean(1)
     mean, half = values.mean(0), sigmas * values.std(0) / len(values) ** 0.5
     ends = torch.stack([mean, mean - half, mean + half], 1).tolist()
@@ -409,17 +423,17 @@ def worst_of(rows):
 
 def verdict(fresh, paths, ablations, threshold):
     """Return what the report says of a circuit as a whole."""
-    flags, part, reasons = fresh.flags, dict(lost={}), []
+    part, reasons = dict(lost={}), []
     for by in BOTH:
-        losses = fresh.circuit(paths, by)
-        part[by], part["lost"][by] = intervals(losses, flags), intervals(fresh.lost(losses), flags)
-        if by in ablations and not is_faithful(fresh, losses, threshold):
-            reasons.append(f"with {by} for all else, {failure(part[by], part['lost'][by])}")
-    without = fresh.knock_out(paths)
-    part["knocked_out"] = intervals(without, flags)
-    if is_faithful(fresh, without, threshold):
+        measured = measure(fresh, fresh.circuit(paths, by))
+        part[by], part["lost"][by] = measured
+        if by in ablations and not is_faithful(measured, threshold):
+            reasons.append(f"with {by} for all else, {failure(measured)}")
+    without = measure(fresh, fresh.knock_out(paths))
+    part["knocked_out"], _ = without
+    if is_faithful(without, threshold):
         reasons.append("the full model does as well without it")
-    for k in sorted(set(flags.target_symbols) - reached(paths, fresh.problem)):
+    for k in sorted(set(fresh.flags.target_symbols) - reached(paths, fresh.problem)):
         reasons.append(f"no paths lead from x_{k} to the query")
 
     kind = "both ablations" if ablations == BOTH else "mean ablation alone"
@@ -427,15 +441,17 @@ def verdict(fresh, paths, ablations, threshold):
     return dict(part, validated=not reasons, verdict=said)
 
 
-def failure(losses, lost):
-    """Return the symbols of the highest loss and the most lost answers as text."""
+def failure(measured):
+    """Return the symbols of the highest mean loss and the most lost answers as text."""
+    losses, lost = measured
     name = max(lost, key=lambda name: lost[name][0])
     return f"{worst_of(losses)}, {lost[name][0]:.1%} of the answers on {name} lost"
 
 
 def reached(paths, problem):
     """Return the k of all x_k that reach the query along these paths: each role holds the symbol
-    that it shows, and a reader also all that what it reads held before this layer (Section 5)."""
+    that it shows; a path adds to its reader what the token that it reads held before this layer
+    (Section 5)."""
     holds = {role: {symbol} for role, symbol in problem.roles.items()}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
         taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]
@@ -445,10 +461,10 @@ def reached(paths, problem):
 
 
 def rows_of(shown, paths, ablations, threshold):
-    """Return the rows of the report on each path: its attention in the full model, how much the
-    loss of the full model rises with it at its mean (`cost`), the loss of the circuit without it,
-    under the last of the ablations (`without`), and whether these sequences can do without it
-    (`spare`)."""
+    """Return the rows of the report on each path: its attention in the full model; `cost`, how much
+    the loss of the full model rises when it is ablated by its mean; `without`, the loss of the
+    circuit without it, under the last of the ablations; `spare`, whether the circuit without it is
+    still faithful on these sequences."""
     patterns = Reference(shown.model, shown.flags, shown.batch).reads
     rows = []
     for path in progress("paths of the circuit", sorted(paths)):
@@ -456,7 +472,7 @@ def rows_of(shown, paths, ablations, threshold):
         given = attention_on(pattern, path, shown.problem, shown.batch.positions)
         cost = intervals(shown.knock_out([path]) - shown.baseline, shown.flags)
         losses = [shown.circuit(paths - {path}, by) for by in ablations]
-        spare = all(is_faithful(shown, each, threshold) for each in losses)
+        spare = all(is_faithful(measure(shown, each), threshold) for each in losses)
         row = dict(path._asdict(), attention=round(given.mean().item(), 4), spare=spare)
         rows.append(dict(row, cost=cost, without=intervals(losses[-1], shown.flags)))
     return rows
@@ -472,7 +488,7 @@ def papers_test(few, fresh, paths, threshold):
     uniform = attend(allowed / allowed.sum(-1, keepdim=True))
     identity = attend(torch.eye(problem.T))
 
-    # heads of which no path is kept: with one in `paths` they write nothing
+    # what a head does while none of its paths is kept: nothing if it has any in the circuit
     default, circuit_heads = {}, by_head(paths)
     for head in few.reference.reads:
         if head in circuit_heads:
@@ -487,7 +503,7 @@ def papers_test(few, fresh, paths, threshold):
     held = loss(paths)
     removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
     first_head = first.layer, first.head
-    default[first_head] = uniform
+    default[first_head] = uniform  # from here on
     first_uniform = loss(paths.difference(circuit_heads[first_head]))
     passed = held < threshold and all(mse >= REMOVAL for mse in removed)
     return dict(held=held, first_uniform=first_uniform, removed=removed, passed=passed)
@@ -519,7 +535,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
         full model, of the circuit under each ablation, of the full model with its paths ablated
     lost: {ablation: {symbol: [mean, low, high]}}, the shares of lost answers
     paths: as rows_of says, on path_sequences sequences; ablation: that of their `without`
-    attended: the last candidates, but for stars, that have more than 0.5
+    attended: the candidates of the last try, but for stars, with an attention above 0.5
     validated, verdict, threshold, dtype, sequences; paper: as papers_test says
 
     model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
@@ -546,7 +562,7 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     full = intervals(fresh.baseline, flags)
     report = dict(validated=False, threshold=threshold, dtype=flags.dtype, sequences=count)
     report.update(path_sequences=len(shown.batch.inputs), full_model=full, lost={}, paths=[])
-    if highest_end(full) >= limit:
+    if not highest_end(full) < limit:
         said = f"not searched: the full model has {worst_of(full)}, not surely below {limit:.3f}"
         report["verdict"] = said
         return report
@@ -555,18 +571,19 @@ def find_circuit(model, flags, threshold=0.05, count=1024):
     # with more. The first validated circuit ends them, or else the last that was found is reported
     found = None
     for ablations, share in itertools.product((BOTH, (MEAN,)), SHARES):
-        ranked = candidates(reference, flags.problem, share / flags.N)
-        report["attended"] = [str(path) for path in ranked if ranked[path] > 0.5 and not path.star]
-        paths = search(few, many, list(ranked), ablations, limit)
+        attention = candidates(reference, flags.problem, share / flags.N)
+        ranked = list(attention)
+        attended = [path for path in ranked if attention[path] > 0.5 and not path.star]
+        report["attended"] = [str(path) for path in attended]
+        paths = search(few, many, ranked, ablations, limit)
         if paths is not None:
             found, found_under = paths, ablations
             report["ablation"] = ablations[-1]
             report.update(verdict(fresh, paths, ablations, threshold))
             if report["validated"]:
                 break
-        elif found is None:
-            losses = many.circuit(ranked)
-            said = failure(intervals(losses, flags), intervals(many.lost(losses), flags))
+        elif found is None:  # of the last try, under the mean, this is reported
+            said = failure(measure(many, many.circuit(ranked)))
             report["verdict"] = f"not validated: all {len(ranked)} candidates leave {said}"
 
     # what is said of each path; the paper's test, not of stars, which hard attention would average
@@ -610,7 +627,7 @@ def check_model(model, flags):
             raise UserError(f"{text} (or give it values 0)")
 
     # nothing goes around the heads: with all of them silent, no answer changes if each chain gets
-    # the x_1, x_2, ... of another
+    # the x_1, x_2, ... of the one before it, at all tokens that show them
     silent = dict.fromkeys(reference.reads, lambda _, values: 0 * values)
     sequence, others = torch.arange(B)[:, None], inputs.clone()
     for column, k in enumerate(flags.problem.roles.values()):

@@ -119,9 +119,9 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     assert patched.lost(losses).tolist() == [[[1, 0], [0, 1], [0, 0]], [[0, 0]] * 3]
     rows = ablate.intervals(patched.lost(losses), patched.flags)
     assert [rows[name][0] for name in rows] == [pytest.approx(1 / 6, abs=1e-5)] * 2
-    assert not ablate.is_faithful(patched, 0 * losses + 0.2, 0.1)
-    assert not ablate.is_faithful(patched, losses, 10)  # a sixth is lost
-    assert ablate.is_faithful(patched, 0 * losses + 0.05, 0.1)
+    for values, limit, faithful in (0 * losses + 0.2, 0.1, 0), (0 * losses + 0.05, 0.1, 1):
+        assert ablate.is_faithful(ablate.measure(patched, values), limit) == faithful
+    assert not ablate.is_faithful(ablate.measure(patched, losses), 10)  # a sixth is lost
 
 
 def test_a_path_of_no_head_is_refused(patched):
