@@ -11,7 +11,7 @@ same part in held-out sequences, whose chains stand elsewhere: by its mean for t
 ablation), or by that of one other sequence, drawn for each sequence and the same for all heads.
 
 A circuit is tested by ablating, in all heads at once, what tokens read of others outside of its
-paths; a token without a path in a head then has the weight on itself from there too. Later heads
+paths; of a token that has no path in a head, the weight on itself is replaced too. Later heads
 attend from what is left: so one loss tells whether the paths carry the answer, and whether they
 find what they read.
 

@@ -290,16 +290,18 @@ def heads_table():
 
 def places_table():
     """Return what was learned where places say nothing, and at fixed places."""
-    lines = []
+    cases = collections.defaultdict(dict)
     for (other, layers, N, heads, _), group in cells().items():
         task = other.removeprefix("--task ")
         if task in places.TASKS:
             kind, number = "fixed", N
             if "random" in task:
                 kind, number = "random", len(places.TASKS[task](N, 1).distractors) + 2 * N - 1
-            lines.append((N, layers, heads, number, kind, solved_of(group), losses_text(group, 1)))
-    head = "N", "layers", "heads", "places of a 1b", "they are", "solve D = 1", "loss"
-    return markdown(head, *sorted(lines))
+            text = f"{solved_of(group)}: {losses_text(group, 1)}"
+            cases[N, layers, number, kind][heads] = text
+    lines = [(*case, cases[case].get(8, ""), cases[case].get(16, "")) for case in sorted(cases)]
+    head = "N", "layers", "places of a 1b", "they are", "8 heads: solve D = 1, loss", "16 heads"
+    return markdown(head, *lines)
 
 
 def print_transfer(out):
