@@ -94,6 +94,15 @@ def losses_by_place(model, flags, task, n=4096):
     return errors.mean().item(), by_place
 
 
+def loss_of_average(row):
+    """Return the loss of answering the average of all tokens before the queries, on the validation
+    sequences of a row of depth_width.jsonl."""
+    task, index = row["other"].removeprefix("--task "), held_out("validation", 1024)
+    batch = make_batch(row["seed"], index, row["N"], 1, task=task)
+    average = batch.inputs[:, : -row["N"], :4].mean(1, keepdim=True)
+    return (average - batch.targets).square().mean().item()
+
+
 def transfer(run):
     """Return what a run answers when the pairs move, a dict. moved: its loss on the other of the
     two tasks; by_place: its loss at random places, of the queries whose own 1b stands at place 1,
