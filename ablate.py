@@ -91,6 +91,11 @@ class Path(NamedTuple):
         """Whether the token is read in all chains."""
         return self.read.endswith("*")
 
+    @property
+    def token(self):
+        """What is read, without the star."""
+        return self.read.rstrip("*")
+
     def marks(self, problem, positions):
         """Return two (B, N, T) of 0 and 1: which token of each chain reads, and what it reads.
         positions (B, N, roles) as in a Batch."""
@@ -454,7 +459,7 @@ def reached(paths, problem):
     (Section 5)."""
     holds = {role: {symbol} for role, symbol in problem.roles.items()}
     for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
-        taken = [(path.reader, holds.get(path.read.rstrip("*"), set())) for path in layer]
+        taken = [(path.reader, holds.get(path.token, set())) for path in layer]
         for reader, symbols in taken:
             holds[reader] = holds.get(reader, set()) | symbols
     return holds[problem.names[0]]

@@ -8,9 +8,9 @@ stay in emergence.json, so that the checkpoints may be deleted. A run that was s
 yet, and gets its losses alone. emergence.json is a dict:
 
     sequences: the number of held-out sequences that each checkpoint was measured on
-    steps: the steps of the checkpoints; every list below has a number for each of them
-    paths: a row for each path of the circuit, and for others with much attention: layer, head,
-        reader, read, and
+    steps: the steps of the checkpoints
+    paths: a row for each path of the circuit and of "attended" in circuit.json: layer, head,
+        reader, read, and lists with a number for each step:
         mean, low, high: the mean attention, its 10% and its 90% quantile over sequences
         hits: the share of readers that attend to no token more than to what they read
 
@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 
-CIRCUIT = "tab:red"  # the colour of its paths and heads
+CIRCUIT = "tab:red"  # the colour of its paths and heads, and of the steps in paths.png
 ARROWS = "arrows point from the attended token to the token that reads it"
 
 
@@ -88,7 +88,7 @@ def first_below(steps, losses, level):
 
 
 def crossings(rows, flags):
-    """Return {symbol: the step at which it was learned, or None} from the rows of a log."""
+    """Return {x_1: the step at which it was learned, or None, ...} from the rows of a log."""
     steps = [row["step"] for row in rows]
     level = flags.problem.learned_below
     found = {}
@@ -106,7 +106,7 @@ def draw_curves(run):
     left, right = figure.subplots(1, 2)
     figure.suptitle(f"{flags.title}: validation loss {validation[-1]:.4f} at step {steps[-1]}")
 
-    # left: all symbols together
+    # left: all symbols together; the first row has no training loss
     left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
     left.plot(steps, validation, color="black", label="validation, 1024 sequences")
     if flags.stop_below:
@@ -139,8 +139,8 @@ def draw_curves(run):
 
 @torch.no_grad()
 def draw_attention_maps(run):
-    """The attention pattern of every head on one held-out sequence; the heads of the circuit are
-    framed."""
+    """The attention pattern of every head on one held-out sequence; those of the circuit have red
+    frames."""
     # the patterns of all heads, and the names of the tokens
     batch = sequences(run.flags, held_out("validation", 1))
     with precision(run.flags):
@@ -148,7 +148,7 @@ def draw_attention_maps(run):
     patterns = torch.cat(layers, 1)[0]  # (layers * heads, T, T)
     names = [run.problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
 
-    # a panel for each head
+    # a panel for each head, a row for each layer or for four of one head
     columns = run.flags.heads if run.flags.heads > 1 else min(4, len(patterns))
     figure, grid = panels(len(patterns), columns, 3.4, 3.2)
     circuit_heads = by_head(run.paths)
@@ -173,7 +173,8 @@ def draw_attention_maps(run):
 
 
 def label_blocks(axes, problem, names):
-    """Draw lines where blocks begin; write the roles large and the names of the tokens small."""
+    """Draw lines where blocks begin; write the roles large and, of 40 tokens or fewer, the names
+    small."""
     middles, roles = [], []
     start = 0
     for block in problem.blocks:
@@ -182,10 +183,11 @@ def label_blocks(axes, problem, names):
         middles.append(start + (block.symbols.numel() - 1) / 2)
         roles.append(" ".join(block.roles))
         start += block.symbols.numel()
-    small = {} if len(names) > 40 else dict(labels=names)
-    for set_ticks in axes.set_xticks, axes.set_yticks:
-        set_ticks(range(len(names)), minor=True, **small)
-        set_ticks(middles, roles)
+    for axis in axes.xaxis, axes.yaxis:
+        axis.remove_overlapping_locs = False  # a role may stand at the middle token
+        axis.set_ticks(middles, roles)
+        if len(names) <= 40:
+            axis.set_ticks(range(len(names)), names, minor=True)
     axes.tick_params(which="minor", labelsize=5.5, length=0)
     axes.tick_params(axis="x", which="minor", labelrotation=90)
     axes.tick_params(which="major", length=0, pad=16, labelsize=11)
@@ -205,19 +207,20 @@ def columns_of(problem, paths):
 
     ends = set(order)
     for path in paths:
-        ends.update([path.reader, path.read.rstrip("*")])
+        ends.update([path.reader, path.token])
     return {end: column for column, end in enumerate(sorted(ends, key=place))}
 
 
 def diagram_size(problem, paths):
     """Return (width, height) in inches of the diagram of these paths, with room for a title."""
     layers, columns = len({path.layer for path in paths}), len(columns_of(problem, paths))
-    return max(8, 1.2 * columns + 1), (1.3 if layers < 7 else 0.95) * layers + 1.6
+    row_height = 1.3 if layers < 7 else 0.95
+    return max(8, 1.2 * columns + 1), row_height * layers + 1.6
 
 
 def draw_diagram(axes, problem, paths, labels, colors):
     """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
-    path; labels and colors: {path: of its arrow}. Return {path: (arrow, label)}."""
+    path; labels and colors: {path: that of its arrow}. Return {path: (arrow, label)}."""
     layers = sorted({path.layer for path in paths})
     columns = columns_of(problem, paths)
     name_heads = any(path.head for path in paths)
@@ -228,8 +231,8 @@ def draw_diagram(axes, problem, paths, labels, colors):
         axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
         axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
         role, offset = parts_of(end)
-        symbol = problem.roles[role]
-        text = f"{problem.labels[symbol][0]} = $x_{{{symbol}}}$" if symbol >= 0 else "distractor"
+        k = problem.roles[role]  # x_k of the first chain has the number k, and its label
+        text = f"{problem.labels[k][0]} = $x_{{{k}}}$" if k >= 0 else "distractor"
         names.append(f"{'intermediate' if offset else text}\n{end}")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
@@ -238,25 +241,20 @@ def draw_diagram(axes, problem, paths, labels, colors):
     axes.set(xlabel=f"symbol and role{more}", ylabel="layer")
     axes.spines[:].set_visible(False)
 
-    def across(path):
-        return columns[path.read.rstrip("*")], columns[path.reader]
-
+    # upward from what is read to its reader, the shortest arrows first
     drawn = {}
-    for path in sorted(paths, key=lambda path: max(across(path)) - min(across(path))):
-        # upward from what is read to its reader; bent if another head of the layer has this path
-        (x0, x1), y = across(path), layers.index(path.layer)
-        same_path = [other for other in drawn if other._replace(head=path.head) == path]
-        bend = f"arc3,rad={0.15 * len(same_path)}"
+    for path in sorted(paths, key=lambda path: abs(columns[path.reader] - columns[path.token])):
+        x0, x1, y = columns[path.token], columns[path.reader], layers.index(path.layer)
+
+        # where others end: bent if another head has the same path, and with a lower label
+        others = [end for end in drawn if (end.layer, end.reader) == (path.layer, path.reader)]
+        bend = 0.15 * sum(other.read == path.read for other in others)
+        share = 0.7 - 0.15 * (len(others) % 4)
+        style = dict(color=colors[path], ls="--" if path.star else "-")
         shape = dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
-        line = "--" if path.star else "-"
-        style = dict(color=colors[path], ls=line, connectionstyle=bend)
+        shape["connectionstyle"] = f"arc3,rad={bend}"
         arrow = FancyArrowPatch((x0, y), (x1, y + 1), **style, **shape)
         axes.add_patch(arrow)
-
-        # the label on the arrow, lower where a shorter arrow ends at the same place
-        end = path.layer, path.reader
-        same_end = [other for other in drawn if (other.layer, other.reader) == end]
-        share = 0.7 - 0.15 * (len(same_end) % 4)
         text = f"H{path.head}: {labels[path]}" if name_heads else labels[path]
         label = axes.text(x0 + share * (x1 - x0), y + share, text, ha="center", va="center")
         box = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
@@ -293,21 +291,19 @@ def draw_circuit(run):
 
 
 @torch.no_grad()
-def measure_emergence(folder, paths, n=32):
+def measure_emergence(run, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
-    flags, files = read_flags(folder), checkpoints_of(folder)
-    problem = flags.problem
-    batch, rows = sequences(flags, held_out("emergence", n)), []
-    for path in paths:
-        rows.append(dict(path._asdict(), mean=[], low=[], high=[], hits=[]))
+    batch, files = sequences(run.flags, held_out("emergence", n)), checkpoints_of(run.folder)
+    rows = [dict(path._asdict(), mean=[], low=[], high=[], hits=[]) for path in paths]
     for file in progress("checkpoints", files):
-        model, loaded = load(folder, f"ckpt/{file.name}")
-        with precision(loaded):
+        model, flags = load(run.folder, f"ckpt/{file.name}")  # with the dtype of this machine
+        with precision(flags):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
-            # the attention of each chain's reader to all tokens, and that along the path
-            reader, read = path.marks(problem, batch.positions)
-            given = reader @ patterns[path.layer][:, path.head].float()  # (B, N, T)
+            # the attention of each chain's reader to all tokens, and that along the path; all of it
+            # is 0 if the reader, an intermediate token, would stand outside of the sequence
+            reader, read = path.marks(run.problem, batch.positions)
+            given = reader @ patterns[path.layer][:, path.head]  # (B, N, T)
             along = given * read
             attention, largest = along.sum(-1), given.amax(-1)
             hits = ((along.amax(-1) == largest) & (largest > 0)).float().mean().item()
@@ -327,7 +323,7 @@ def with_emergence(run):
     paths.update(map(Path.parse, run.report.get("attended", [])))
     if paths <= paths_in(run.emergence).keys():
         return run
-    emergence = measure_emergence(run.folder, sorted(paths))
+    emergence = measure_emergence(run, sorted(paths))
     write_file(run.folder / "emergence.json", emergence)
     return run._replace(emergence=emergence)
 
@@ -335,7 +331,7 @@ def with_emergence(run):
 def emergence_steps(emergence, level=0.5):
     """Return {path: the step, linearly interpolated, at which its mean attention first passes the
     level, or None}."""
-    # a curve that passes above the level is one whose negative passes below -level
+    # first_below of the negatives is the first above
     steps = {}
     for path, row in paths_in(emergence).items():
         steps[path] = first_below(emergence["steps"], [-x for x in row["mean"]], -level)
@@ -357,11 +353,9 @@ def draw_emergence(run):
     scale = ScalarMappable(Normalize(min(known, default=0), max(known, default=1)), shades)
     for path in run.paths:
         step = steps.get(path)
-        labels[path], colors[path] = "not measured", "lightgray"
+        labels[path], colors[path] = "never" if path in steps else "not measured", "lightgray"
         if step is not None:
             labels[path], colors[path] = f"{step:.0f}", scale.to_rgba(step)
-        elif path in steps:
-            labels[path] = "never"
     draw_diagram(right, run.problem, run.paths, labels, colors)
     n = run.emergence["sequences"]
     right.set_title(f"step at which mean attention first passes 0.5 (n = {n})", fontsize=10)
@@ -373,7 +367,8 @@ def draw_emergence(run):
 def draw_paths(run):
     """Appendix D: the attention of each path over training."""
     emergence, steps = run.emergence, emergence_steps(run.emergence)
-    figure, grid = panels(len(steps), 4, 3.2, 2.1, sharex=True, sharey=True)
+    columns = 4
+    figure, grid = panels(len(steps), columns, 3.2, 2.1, sharex=True, sharey=True)
     for axes, (path, step), row in zip(grid, steps.items(), emergence["paths"], strict=True):
         # its attention
         x = emergence["steps"]
@@ -392,7 +387,7 @@ def draw_paths(run):
         axes.set_title(str(path), fontsize=10)
         axes.set(ylim=(-0.03, 1.03))
 
-    for axes in grid[-4:]:  # sharex hides what is not in the last row
+    for axes in grid[-columns:]:  # sharex hides what is not in the last row
         axes.set_xlabel("training step")
         axes.tick_params(labelbottom=True)
     figure.supylabel("attention, or share of readers", fontsize=10)
@@ -428,7 +423,7 @@ def save_figure(figure, path):
 
 
 def symbol_color(k, last):
-    """Return the colour of x_k in every figure: x_1 is dark, the last symbol is bright."""
+    """Return the colour of x_k in all figures: x_1 is dark, the last symbol is bright."""
     return matplotlib.colormaps["viridis"](0.9 * (k - 1) / max(1, last - 1))
 
 

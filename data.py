@@ -35,7 +35,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads of torch sleep, and free a core
+# before torch is imported: its waiting threads sleep, and free a core
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 
@@ -48,7 +49,7 @@ class Block(NamedTuple):
 
     roles: list  # names of the tokens of a chain here: 2a and 2b
     symbols: torch.Tensor  # (slots, tokens per slot) the number of the symbol of each token
-    # the slots of chain 0, 1, ...: one each, or (N, m) for m each; the others show distractors
+    # the slot of chain 0, 1, ..., or (N, m) for the m slots of each; other slots show distractors
     own: slice | torch.Tensor = slice(None)
 
 
@@ -60,8 +61,8 @@ class Task:
         self.title, self.N, self.symbols, self.blocks = title, N, symbols, blocks
         self.T = sum(block.symbols.numel() for block in blocks)
 
-        # {name: the k of the x_k that this role shows, or -1: a distractor}, the query first, by
-        # chain 0, whose x_k has the number k
+        # {role: the k of the x_k that it shows, or -1 for a distractor}, the query first; as in
+        # chain 0, where x_k has the number k
         self.roles = {}
         for block in reversed(blocks):
             chain_0 = block.symbols[block.own][0].flatten().tolist()
@@ -84,8 +85,8 @@ class Task:
         if N > 1:
             self.plateaus.append((average_loss(N), f"averages the {N} candidates"))
 
-        # the losses below which a symbol is learned (0.5 if N = 4, as in the paper) and above which
-        # it is lost
+        # the losses below which training has learned a symbol (0.5 if N = 4, as in the paper), and
+        # above which an ablation has lost it
         lowest, _ = self.plateaus[-1]
         self.learned_below = lowest * 2 / 3
         self.lost_above = lowest / 2
@@ -107,15 +108,15 @@ class Batch(NamedTuple):
     """B sequences of T tokens, the last N of which are the queries."""
 
     inputs: torch.Tensor  # (B, T, K + appended numbers) each token's symbol, then its position
-    targets: torch.Tensor  # (B, N, target symbols * K) in the order of the queries
-    positions: torch.Tensor  # (B, N, roles) the token of each role, in the order of the chains
+    targets: torch.Tensor  # (B, N, target symbols * K) by query: n is that of token T - N + n
+    positions: torch.Tensor  # (B, N, roles) by chain: the tokens of chain n, role by role
     symbols: torch.Tensor  # (B, T) the number of each token's symbol
 
 
 def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"):
     """The Batch of the examples `index` (B,) of data set `seed`, on the device of `index`: a pure
-    function of both. ks: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all but
-    x_0); rotary: a key of ENCODINGS; task: a key of TASKS."""
+    function of the arguments. ks: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all
+    but x_0); rotary: a key of ENCODINGS; task: a key of TASKS."""
     problem = TASKS[task](N, D)
     B, device = len(index), index.device
 
@@ -127,19 +128,18 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
     vectors = draw_vectors(bits[:, drawn:].view(B, -1, K))
 
     # shuffle each block by its keys: with 70 20 50, places 0 1 2 show slots 1 2 0, so that slots
-    # 0 1 2 stand at places 2 0 1 (MPS sorts only what is contiguous)
+    # 0 1 2 stand at places 2 0 1
     symbols, positions = [], []
-    start = 0  # the first token of the block
-    for block, key in zip(problem.blocks, keys[::-1], strict=True):
+    start = problem.T
+    for block, key in zip(problem.blocks[::-1], keys, strict=True):  # from the queries on, as roles
         slots, size = block.symbols.shape
-        slot_at = key[:, :slots].contiguous().argsort(1)  # (B, places)
+        start -= slots * size  # the first token of the block
+        slot_at = key[:, :slots].contiguous().argsort(1)  # (B, places); MPS sorts nothing else
         place_of = slot_at.argsort(1)  # (B, slots), the inverse
         symbols.append(block.symbols.to(device)[slot_at].flatten(1))
         tokens = start + size * place_of[:, block.own, None] + torch.arange(size, device=device)
         positions.append(tokens.flatten(2))  # (B, N, roles of the block)
-        start += slots * size
-    asked = slot_at  # (B, N) the chain of each query, since the queries are the last block
-    symbols, positions = torch.cat(symbols, 1), torch.cat(positions[::-1], 2)  # q first
+    symbols, positions = torch.cat(symbols[::-1], 1), torch.cat(positions, 2)
 
     # every token shows its symbol, followed by the numbers of its position
     sequence = torch.arange(B, device=device)[:, None]
@@ -147,6 +147,7 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
     inputs = torch.cat([vectors[sequence, symbols], numbers], -1)
 
     # the target symbols of the chain of each query
+    asked = symbols[:, -N:] // problem.symbols  # (B, N) this chain
     chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, asked]
     answers = chains[:, :, ks or [*range(1, problem.symbols)]]
     return Batch(inputs, answers.flatten(2), positions, symbols)
@@ -272,7 +273,7 @@ ENCODINGS = {"input": Encoding(rotary_numbers), "qk": Encoding(angles=rotary_ang
 
 SPLITS = {
     "validation": range(1024),
-    "confirmation": range(1024, 2**20),  # at the end of a run
+    "confirmation": range(1024, 2**20),  # whether a run is solved
     "search": range(2**20, 2**20 + 2**16),  # to search circuits on
     "means": range(2**20 + 2**16, 2**21),  # of what heads read
     "circuits": range(2**21, 2**22),  # to validate them on
@@ -291,7 +292,7 @@ def held_out(split, n, device="cpu"):
 
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
-    """(examples,) a random permutation, drawn with ~seed, which is negative as no seed is."""
+    """(examples,) a random permutation. No data set has the seed ~seed, which is negative."""
     return random_bits(~seed, torch.tensor([epoch]), examples)[0].argsort()
 
 
@@ -426,7 +427,7 @@ def main():
     p.add_argument("--N", type=count, default=4, help="chains per sequence")
     p.add_argument("--D", type=count, default=3, help="retrieval steps per chain")
     p.add_argument("--K", type=count, default=4, help="numbers per symbol, even")
-    p.add_argument("--seed", type=number(int, 0), default=0, help="which sequence to show")
+    p.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="which sequence")
     with program("data.py"):
         flags = p.parse_args()
         problem = TASKS[flags.task](flags.N, flags.D)

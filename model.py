@@ -42,20 +42,18 @@ class Layer(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).float().flatten(0, 1)
 
     def forward(self, x, mask, angles, last, changed):
-        """The residual stream of all tokens (B, T, width) -> that of the last ones, as many as
-        `last`, after this layer (B, last, width), and what they attend to (B, heads, last, T).
-        mask (T, T), or (heads, T, T), is added to the scores; angles (T, head_size/2) or None;
-        changed: {head: f} as in Transformer.forward, if `last` is T."""
+        """x (B, T, width), the residual stream -> that after this layer (B, last, width), and the
+        attention (B, heads, last, T), both of as many last tokens as `last` says. mask (T, T), or
+        (heads, T, T), is added to the scores; angles (T, head_size/2) or None; changed: {head: f}
+        as in Transformer.forward, empty unless `last` is T."""
         # queries of the last tokens, keys and values of all
         normed = self.ln1(x)
         if last == x.shape[1]:
             q, k, v = self.qkv(normed).chunk(3, -1)
         else:  # in the last layer only the last N tokens are needed
-            size = self.heads * self.head_size
-            q_weight, kv_weight = self.qkv.weight.tensor_split([size])
-            q_bias, kv_bias = self.qkv.bias.tensor_split([size])
-            q = F.linear(normed[:, -last:], q_weight, q_bias)
-            k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, -1)
+            size, weight, bias = self.heads * self.head_size, self.qkv.weight, self.qkv.bias
+            q = F.linear(normed[:, -last:], weight[:size], bias[:size])
+            k, v = F.linear(normed, weight[size:], bias[size:]).chunk(2, -1)
         x = x[:, -last:]
 
         # Explicit products: on a CPU, at T < 100, they beat the fused attention op. They are
@@ -97,15 +95,15 @@ class Transformer(nn.Module):
     """A transformer that reads T tokens of `inputs` numbers and predicts `outputs` numbers at each
     of the last N tokens, the queries.
 
-    rotary (T, head_size/2): the angles by which RoPE rotates queries and keys of each token, or
-    None for no RoPE; bias (heads, T, T): added to the attention scores, as in ALiBi, or None.
+    angles (T, head_size/2): those by which RoPE rotates queries and keys of each token, or None
+    for no RoPE; bias (heads, T, T): added to the attention scores, as in ALiBi, or None.
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
     stream."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
-        mlp=True, causal=True, rotary=None, bias=None, qk_std=0.02,
+        mlp=True, causal=True, angles=None, bias=None, qk_std=0.02,
     ):  # fmt: skip
         super().__init__()
         self.N = N
@@ -115,10 +113,10 @@ class Transformer(nn.Module):
         self.head = Linear(width, outputs)  # the unembedding, no attention head
         mask = torch.full((T, T), -math.inf if causal else 0, dtype=torch.float32).triu(1)
         self.register_buffer("mask", mask if bias is None else mask + bias, persistent=False)
-        self.register_buffer("rotary", rotary, persistent=False)
+        self.register_buffer("angles", angles, persistent=False)
 
-        # as in GPT-2, weights that write to the residual stream, which are known by their names,
-        # start smaller in a deeper model
+        # as in GPT-2, weights of layers that write to the residual stream, which are known by their
+        # names, start smaller in a deeper model
         additions = layers * (2 if mlp else 1)
         for name, p in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):
@@ -138,19 +136,19 @@ class Transformer(nn.Module):
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
         (B, T, head_size) replaces pattern @ values, what this head writes before the output matrix
         (z of TransformerLens). ValueError for a head that does not exist."""
-        changed = [{} for _ in self.blocks]
-        for (layer, head), write in (heads or {}).items():
+        heads = heads or {}
+        for layer, head in heads:
             if not (0 <= layer < len(self.blocks) and 0 <= head < self.blocks[layer].heads):
                 raise ValueError(f"there is no head {head} in layer {layer} (both count from 0)")
-            changed[layer][head] = write
 
         x = self.embed(x)
         patterns = []
-        for layer, block in enumerate(self.blocks):
+        for number, block in enumerate(self.blocks):
+            changed = {head: heads[layer, head] for layer, head in heads if layer == number}
             last = x.shape[1]  # all tokens
-            if layer == len(self.blocks) - 1 and not (return_patterns or changed[layer]):
+            if number == len(self.blocks) - 1 and not (return_patterns or changed):
                 last = self.N  # only the queries reach the loss
-            x, pattern = block(x, self.mask, self.rotary, last, changed[layer])
+            x, pattern = block(x, self.mask, self.angles, last, changed)
             patterns.append(pattern)
         predictions = self.head(self.ln(x[:, -self.N :]))
         return (predictions, patterns) if return_patterns else predictions
@@ -209,12 +207,13 @@ class Muon(torch.optim.Optimizer):
             average.lerp_(gradient, 1 - MOMENTUM)
             update = gradient.lerp(average, MOMENTUM).to(self.dtype)
 
-            # the root mean square of an update of Adam is near 0.2
+            # an orthogonal matrix (r, c) has the root mean square 1 / sqrt(max(r, c)), an update of
+            # Adam about 0.2
             update = orthogonalize(update).float()
-            size = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
+            rate = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
             for matrix, change in zip(group["params"], update, strict=True):
                 if matrix.grad is not None:
-                    matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=size)
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=rate)
 
 
 def orthogonalize(x):

@@ -5,9 +5,9 @@ python sweep.py --preset night               # Figure 4, eight seeds with IC: fo
 python sweep.py --layers 2 3 4 --seeds 5 --heads 8 --D 4  # any grid
 python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 
-Further flags are those of train.py, for every run. Each is a run directory as train.py leaves it,
-and one row of results.jsonl, written when it ends. At the end the figure is drawn of all that
-ended. After a stop the same command continues, and a second grid with the same --out joins the
+Further flags are those of train.py, for every run. A run is a run directory as train.py leaves it
+and, when it ends, a row of results.jsonl. At the end the figure is drawn of all rows that are of
+Section 7. After a stop the same command continues, and a second grid with the same --out joins the
 table and the figure.
 
 On a Dask cluster all machines see the folder under the same name, and every command is started in a
@@ -59,7 +59,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
     "paper": [(f"{PAPER} --D 5", range(1, 9), 8), (f"{PAPER} --D 3 --no-ic", range(1, 9), 8)],
 }
 PATIENCE = 15  # seconds, with a scheduler that does not answer
-GONE = (OSError, concurrent.futures.CancelledError)  # what a cluster raises that has gone
+GONE = (OSError, concurrent.futures.CancelledError)  # raised when the cluster is lost
 
 
 # ---- running
@@ -71,9 +71,9 @@ def grid(words, layers, seeds, folder):
     if any(word.startswith("--seed") for word in words):
         raise UserError("leave out --seed: the grid has seeds 0, 1, ..., as many as --seeds says")
     runs = []
-    for count in sorted(set(layers)):
+    for depth in sorted(set(layers)):
         for seed in range(seeds):
-            point = f"--layers {count} --seed {seed} --resume".split()
+            point = f"--layers {depth} --seed {seed} --resume".split()
             runs.append(parse_flags([*words, *point], folder))
     return runs
 
@@ -84,7 +84,8 @@ def cost(flags):
 
 
 def unfinished(runs, path):
-    """Return the runs that have no row in the table, or one with an error."""
+    """Return the runs that have no row in the table, or one with an error; UserError if a row has
+    another setting that no name says."""
     table = read_table(path)
     missing = []
     for flags in runs:
@@ -120,7 +121,7 @@ def sweep(runs, path, client):
     done, total = 0, sum(map(cost, runs))
     for ended, future in enumerate(as_completed(waiting), 1):
         flags = waiting[future]
-        error = future.exception()  # of the cluster
+        error = future.exception()  # of the cluster; run_and_report catches those of the run
         row = row_of(flags, error) if error else future.result()
         merge(path, {row["run"]: row})
 
@@ -162,12 +163,11 @@ def connect(scheduler, workers):
 
 
 def row_of(flags, error=None):
-    """Return the row of a run: its flags, its error or None, its final losses (means over the
-    evaluations of the last 100 steps), and the step at which each symbol was learned."""
-    row = dict(flags.settings, run=flags.out.name, error=None)
+    """Return the row of a run: its flags, and its error or its final losses (means over the
+    evaluations of the last 100 steps) and the step at which each symbol was learned."""
     if error:
-        row["error"] = f"{type(error).__name__}: {error}"
-        return row
+        return dict(flags.settings, run=flags.out.name, error=f"{type(error).__name__}: {error}")
+    row = dict(flags.settings, run=flags.out.name, error=None)
     log = read_log(flags.out)
     row["seconds"], row["ended"] = log[-1]["seconds"], log[-1]["step"]
     last = [entry for entry in log if entry["step"] > row["ended"] - 100]
@@ -195,10 +195,10 @@ def read_table(path):
 
 
 def section_7(rows):
-    """Return the rows of causal chains that ask for all symbols, or for x_D, and learn all of their
-    attention: Section 7 trains such runs."""
-    rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
-    return [row for row in rows if not (row["targets"] or row["init"] or row["intervene"])]
+    """Return the rows of runs as in Section 7: causal chains that predict all symbols or x_D alone,
+    from random weights, without an intervention."""
+    causal = [row for row in rows if row["task"] == "chain" and row["causal"]]
+    return [row for row in causal if not (row["targets"] or row["init"] or row["intervene"])]
 
 
 def figure_4(rows):
@@ -218,7 +218,8 @@ def figure_4(rows):
     for k in range(1, last + 1):
         shift = 0.15 * (k - (1 + last) / 2)
         draw_losses(below, with_ic, f"x_{k}", symbol_color(k, last), f"$x_{k}$", shift)
-        by_depth.setdefault(k.bit_length() + 1, []).append(f"$x_{k}$")
+        depth = k.bit_length() + 1  # floor(log2 k) + 2
+        by_depth.setdefault(depth, []).append(f"$x_{k}$")
     style = dict(textcoords="offset points", ha="center", fontsize="small")
     style["arrowprops"] = dict(arrowstyle="->")
     for depth, names in by_depth.items():
@@ -243,7 +244,10 @@ def label_of(name, rows):
 
 
 def draw_losses(axes, rows, column, color, label, shift):
-    """Draw every run as a dot, shifted sideways, and bars at the middle run, or the middle two."""
+    """Draw every run as a dot, shifted sideways, and bars at the middle run, or the middle two;
+    nothing without runs."""
+    if not rows:
+        return
     by_layers = {}
     for row in rows:
         if column in row:
@@ -270,15 +274,15 @@ def main():
         if bool(args.preset) == bool(args.layers):
             raise UserError("give either a --preset, or the --layers of your own grid")
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
-        runs = []
+        runs = {}  # by folder, since flags may make two grids of a preset alike
         for text, layers, seeds in PRESETS.get(args.preset, [("", args.layers, 3)]):
             flags = [*text.split(), *words]
-            runs += grid(flags, layers, args.seeds or seeds, folder.absolute())
+            for run in grid(flags, layers, args.seeds or seeds, folder.absolute()):
+                runs[run.out] = run
         path = folder / "results.jsonl"
 
         # run what has no row yet, the longest first
-        missing = unfinished(runs, path)
-        missing.sort(key=cost, reverse=True)
+        missing = sorted(unfinished(runs.values(), path), key=cost, reverse=True)
         lost = ""
         if missing:
             try:
@@ -294,7 +298,7 @@ def main():
             print(f"{len(rows)} of {len(table)} runs: {folder / 'figure4.png'}")
         else:
             print("nothing to draw: no run ended that is of Section 7 (a causal chain)")
-        failed = unfinished(runs, path)
+        failed = unfinished(runs.values(), path)
         if failed:
             text = f"{lost}{len(failed)} runs failed or never ended, see {path}"
             raise UserError(f"{text}; the same command continues")

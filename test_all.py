@@ -135,14 +135,21 @@ def rotated(x, angles):
     return torch.cat([turned.real, turned.imag], -1)
 
 
+def small(layers, **options):
+    """A model of 12 tokens of 6 numbers, the last 2 queries, with 2 heads of 8 numbers."""
+    torch.manual_seed(0)
+    sizes = dict(T=12, N=2, inputs=6, outputs=5, heads=2, width=16, head_size=8, qk_std=1)
+    return Transformer(layers=layers, **sizes, **options)
+
+
 def test_model_layers_are_pytorchs_own_attention_and_mlp():
     angles = data.rotary_angles(12, 8)
     for causal, rotary in (True, None), (False, None), (True, angles), (False, angles):
-        torch.manual_seed(0)
-        model = Transformer(12, 2, 6, 5, 1, 2, 16, 8, causal=causal, rotary=rotary, qk_std=1)
+        model = small(1, causal=causal, angles=rotary)
         x, block = torch.randn(3, 12, 6), model.blocks[0]
         stream = model.embed(x)
-        q, k, v = block.qkv(block.ln1(stream)).view(3, 12, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        q, k, v = block.qkv(block.ln1(stream)).chunk(3, -1)
+        q, k, v = (x.view(3, 12, 2, 8).transpose(1, 2) for x in (q, k, v))  # (B, heads, T, size)
         if rotary is not None:
             q, k = rotated(q, angles), rotated(k, angles)
         written = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -153,8 +160,7 @@ def test_model_layers_are_pytorchs_own_attention_and_mlp():
 
 
 def test_model_knows_nothing_of_later_tokens():
-    torch.manual_seed(0)
-    model, x = Transformer(12, 2, 6, 5, 3, 2, 16, 8, qk_std=1), torch.randn(3, 12, 6)
+    model, x = small(3), torch.randn(3, 12, 6)
     changed = x.clone()
     changed[:, 11] += 100  # the second query
     before, after = model(x), model(changed)
@@ -162,8 +168,7 @@ def test_model_knows_nothing_of_later_tokens():
 
 
 def test_model_heads_can_be_read_and_replaced():
-    torch.manual_seed(0)
-    model, x, seen = Transformer(12, 2, 6, 5, 3, 2, 16, 8, qk_std=1), torch.randn(3, 12, 6), []
+    model, x, seen = small(3), torch.randn(3, 12, 6), []
 
     def same(pattern, values):
         seen.append(pattern)
@@ -191,7 +196,7 @@ def test_train_learns_one_retrieval_step(tmp_path):
     code, out, err = run_main(train, flags)
     assert code == 0 and "solved: True" in out, out + err
 
-    # other sequences, with answers that are found by comparing symbols; no retrieval gives 0.5
+    # other sequences, with answers that are found by comparing symbols; their average has 0.5
     model, flags = train.load(tmp_path / "run")
     batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
     answers = torch.stack([follow(tokens, 2, 1, 4) for tokens in batch.inputs])
@@ -200,7 +205,7 @@ def test_train_learns_one_retrieval_step(tmp_path):
 
 
 def train_until(step, arguments):
-    """Train, and stop as a signal does that comes when this step is evaluated."""
+    """Train, with a signal to stop during the evaluation of this step."""
     flags, stopped = train.parse_flags(shlex.split(arguments)), []
 
     def print_row(flags, rows):
@@ -240,26 +245,26 @@ def planted(x, heads):
 
 
 def address_and_values(x, heads):
-    """A model of one layer with five heads that solves N=4, D=1: head 0 tells the query in which
-    slot its own 1a stands, heads 1 to 4 bring the values of all slots, and this slot's is taken."""
+    """A model of one layer with five heads that solves N=4, D=1: head 0 tells the query at which
+    place its own 1a stands, heads 1 to 4 bring the values of all places; this one's is taken."""
     symbols, T, queries, keys = x[..., :4], x.shape[1], slice(8, 12), slice(0, 8, 2)
     itself = torch.eye(T).repeat(len(x), 1, 1)
 
-    # head 0: to the token 1a of the same symbol, which brings its slot, one-hot
+    # head 0: to the token 1a of the same symbol, which brings its place, one-hot
     pattern = itself.clone()
     pattern[:, queries] = 0
     distance = torch.cdist(symbols[:, queries], symbols[:, keys])
     pattern[:, queries, keys] = (-50 * distance.square()).softmax(-1)
-    slots = torch.eye(T)[:, keys].expand(len(x), T, 4)
-    own_slot = heads.get((0, 0), torch.matmul)(pattern, slots)[:, queries]
+    places = torch.eye(T)[:, keys].expand(len(x), T, 4)
+    own_place = heads.get((0, 0), torch.matmul)(pattern, places)[:, queries]
 
-    # the others: to the token 1b of one slot, whatever chain stands there
+    # the others: to the token 1b of one place, whatever chain stands there
     answers = 0
-    for slot in range(4):
+    for place in range(4):
         pattern = itself.clone()
-        pattern[:, queries] = torch.eye(T)[2 * slot + 1]
-        value = heads.get((0, 1 + slot), torch.matmul)(pattern, symbols)[:, queries]
-        answers = answers + own_slot[:, :, slot, None] * value
+        pattern[:, queries] = torch.eye(T)[2 * place + 1]
+        value = heads.get((0, 1 + place), torch.matmul)(pattern, symbols)[:, queries]
+        answers = answers + own_place[:, :, place, None] * value
     return answers
 
 
@@ -271,15 +276,15 @@ def address_and_values(x, heads):
         (address_and_values, 1, 5, ["L0H0: q -> 1a", *(f"L0H{h}: q -> 1b*" for h in range(1, 5))]),
     ],
 )
-def test_a_planted_circuit_is_found_and_another_is_not_faithful(model, layers, heads, circuit):
-    flags = f"--layers {layers} --heads {heads} --head-size 8 --D 1 --device cpu --dtype float32"
+def test_ablate_finds_a_planted_circuit_and_no_other_is_faithful(model, layers, heads, circuit):
+    flags = f"--layers {layers} --heads {heads} --D 1 --device cpu --dtype float32"
     flags = train.parse_flags(flags.split())
     report = ablate.find_circuit(model, flags)
     paths = {*ablate.paths_in(report)}
     assert sorted(map(str, paths)) == circuit, report["verdict"]
     assert report["verdict"] == "validated under both ablations"
 
-    # without a path, or with a path of another head or between other tokens in its place
+    # without a path, or with another in its place: of another head, or of the reader to itself
     batch = train.sequences(flags, data.held_out("circuits", 64))
     patched = ablate.PatchedModel(model, flags, batch)
     for path in paths:
@@ -288,7 +293,7 @@ def test_a_planted_circuit_is_found_and_another_is_not_faithful(model, layers, h
             assert patched.circuit(paths - {path} | {*wrong}).mean() > 0.05
 
 
-def test_the_circuit_of_transformer_a_is_needed():
+def test_ablate_keeps_what_transformer_a_needs():
     model, flags = train.load(HERE / "results/A")
     paths = {*ablate.paths_in(ablate.read_report(HERE / "results/A"))}
     batch = train.sequences(flags, data.held_out("circuits", 64))
@@ -310,37 +315,31 @@ def test_analyze_draws_every_figure(tiny_run, tmp_path):
     for name in "config.json", "log.jsonl", "model.pt", "ckpt":
         (run / name).symlink_to(tiny_run / name)
     assert "run python ablate.py" in run_main(analyze, str(run))[1]
-    losses, paths = dict(x_1=[0.5, 0.4, 0.6]), []
+    report = dict(validated=True, verdict="validated under both ablations", attended=[], paths=[])
     for path in ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*"):
-        paths.append(dict(path._asdict(), attention=0.5))
-    report = dict(
-        paths=paths, validated=True, verdict="validated under both ablations", attended=[]
-    )
-    report |= dict(sequences=9, path_sequences=9, mean=losses)
+        report["paths"].append(dict(path._asdict(), attention=0.5))
+    report |= dict(sequences=9, path_sequences=9, mean=dict(x_1=[0.5, 0.4, 0.6]))
     (run / "circuit.json").write_text(json.dumps(report))
     assert run_main(analyze, str(run))[0] == 0
     assert len(json.loads((run / "emergence.json").read_text())["steps"]) == 3
-    for name in "curves attention_maps circuit emergence paths".split():
-        assert is_png(run / f"{name}.png"), name
+    for name in analyze.FIGURES:
+        assert is_png(run / name), name
 
 
 def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
     from distributed import Client
 
-    # workers are threads of this process here, which need no second import of torch
+    # the worker is a thread of this process here, which needs no second import of torch
     here = Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None)
-    argv = ["sweep.py", *TINY.replace("--layers 2 ", "").replace("steps 40", "steps 10").split()]
-    argv += ["--layers", "1", "2", "2", "--seeds", "1", "--out", str(tmp_path)]
-    silent = contextlib.redirect_stdout(io.StringIO())
-    with mock.patch.object(sys, "argv", argv), mock.patch.object(sweep, "connect") as connect:
-        connect.return_value = here
-        with silent:
-            sweep.main()
+    grid = f"{TINY} --steps 10 --layers 1 2 2 --seeds 1 --out {tmp_path}"  # the last flag counts
+    with mock.patch.object(sweep, "connect", return_value=here):
+        code, _, err = run_main(sweep, grid)
+    assert code == 0, err
     table = sweep.read_table(tmp_path / "results.jsonl").values()
     assert sorted(row["layers"] for row in table) == [1, 2]
     assert all(row["error"] is None and row["ended"] == 10 and row["x_1"] > 0 for row in table)
     assert is_png(tmp_path / "figure4.png")
-    code, _, err = run_main(sweep, shlex.join([*argv[1:], "--eval-every", "3"]))
+    code, _, err = run_main(sweep, f"{grid} --eval-every 3")
     assert code == 2 and "has other eval_every or save_every" in err
 
 
@@ -382,7 +381,7 @@ def test_a_stage_imports_only_earlier_stages():
 
 def main():
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    options = {*sys.argv[1:]} - {*words, "--all", "--slow"}  # those of pytest
+    options = [word for word in sys.argv[1:] if word not in (*words, "--all", "--slow")]  # pytest's
     command = ["-q", "--durations=5", __file__, "-k", " or ".join(words), *options]
     if {"--all", "--slow"} & {*sys.argv}:
         command += [str(HERE / "tests"), "-n", "auto"]

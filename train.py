@@ -47,7 +47,7 @@ class State:
         self.model = build(flags).to(flags.device)
         if flags.init and not (flags.out / "state.pt").exists():
             weights = read_file(pathlib.Path(flags.init, "model.pt"))
-            # that their shapes agree does not tell whether the numbers of heads do
+            # models with other numbers of heads may have the same shapes
             alike = read_flags(flags.init).heads == flags.heads
             try:
                 self.model.load_state_dict(weights)
@@ -111,7 +111,7 @@ def train(flags, state, stopped=(), intervene=None):
             row = log_row(flags, state, intervene)
             if not math.isfinite(row["val"] + (row["train"] or 0)):
                 raise UserError(f"the loss is not finite at step {step}: is --lr too high?")
-            # without this row, since --resume evaluates this step again
+            # without this row, and with the sum of train_loss: --resume evaluates this step again
             write_file(run / "state.pt", state.state_dict())
             state.rows.append(row)
             write_file(run / "log.jsonl", state.rows)
@@ -142,8 +142,12 @@ def train(flags, state, stopped=(), intervene=None):
 def is_last(flags, row):
     """Return whether training ends with this row of the log. To stop when x_1 is learned, add
     `or row.get("x_1", 1) < 0.5`."""
-    solved = row.get("confirmed", math.inf) < flags.stop_below
-    return solved or row["step"] == flags.steps
+    return is_solved(flags, row) or row["step"] == flags.steps
+
+
+def is_solved(flags, row):
+    """Return whether the confirmed loss of a row of the log is below --stop-below."""
+    return row.get("confirmed", math.inf) < flags.stop_below
 
 
 def schedule(step, flags):
@@ -219,7 +223,7 @@ def build(flags):
         head_size=head_size,
         mlp=flags.mlp,
         causal=flags.causal,
-        rotary=encoding.angles and encoding.angles(T, head_size),
+        angles=encoding.angles and encoding.angles(T, head_size),
         bias=encoding.bias and encoding.bias(T, flags.heads),
         qk_std=flags.qk_std,
     )
@@ -239,19 +243,21 @@ def precision(flags):
     return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
 
 
-# what the processor can do and its name; empty if this torch does not tell
+# what the processor can do and its name; {} if this torch does not tell
 CPU = getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def native_dtype(device):
     """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
     processors only those with AMX do; the others take twice as long."""
-    kind, native = torch.device(device).type, False
+    kind = torch.device(device).type
     if kind == "cuda":
         native = torch.cuda.get_device_capability(device) >= (8, 0)
-    if kind == "cpu":
+    elif kind == "cpu":
         amd = "AMD" in CPU.get("cpu_name", "")
         native = CPU.get("amx_bf16") or (amd and CPU.get("avx512_bf16"))
+    else:
+        native = False
     return "bfloat16" if native else "float32"
 
 
@@ -261,7 +267,7 @@ def native_dtype(device):
 def load(run, weights="model.pt"):
     """Return (model, flags) of a run directory, ready to evaluate on the CPU; `weights` may name a
     checkpoint, "ckpt/000080.pt"."""
-    flags = read_flags(run).replace(device="cpu")  # and not the one it was trained on
+    flags = read_flags(run).replace(device="cpu")  # config.json has that of the training
     if native_dtype("cpu") == "float32":
         flags.dtype = "float32"  # bfloat16 would be slower
     model = build(flags)
@@ -270,7 +276,8 @@ def load(run, weights="model.pt"):
 
 
 def read_flags(run):
-    """Return the Flags of a run; a flag that did not exist then has its default."""
+    """Return the Flags of a run, with the device and what else config.json says; a flag that did
+    not exist then has its default."""
     path = pathlib.Path(run, "config.json")
     if not path.exists():
         raise UserError(f"{run} is no run directory: it has no config.json; train.py makes one")
@@ -300,6 +307,8 @@ def open_run(flags):
     flags or, without --resume, this run already."""
     run = flags.out
     if not (run / "config.json").exists():
+        if (run / "state.pt").exists():
+            raise UserError(f"{run} has lost the config.json of its run: choose another --out")
         write_file(run / "config.json", {**flags.settings, **provenance_of(flags)})
         return
     saved = read_flags(run)
@@ -312,7 +321,7 @@ def open_run(flags):
 
 
 def provenance_of(flags):
-    """Return what config.json says beside the flags; git is empty outside of a clone."""
+    """Return what config.json says beside the flags; git is empty where there is no repository."""
     git = ["git", "-C", pathlib.Path(__file__).parent, "describe", "--always", "--dirty"]
     try:
         version = subprocess.run(git, capture_output=True, text=True).stdout.strip()
@@ -436,17 +445,18 @@ def parser():
     add("--eval-every", count, 50, "steps between evaluations; each saves")
     add("--save-every", count_or_0, 0, "steps between checkpoints in ckpt/; 0 = none")
 
+    p.set_defaults(intervene="")  # a setting without a flag: the name of run_once's function
+
     # the machine and the folder, which are no settings of a run
     add("--device", str, "auto", "auto = cuda if there is one, else cpu; mps is not tested")
     add("--out", pathlib.Path, None, "run directory; by default named by the flags")
     flag("--resume", action="store_true", help="continue from state.pt, if it exists")
-    p.set_defaults(intervene="")  # the name of the function that run_once is given
     return p
 
 
-DEFAULTS = vars(parser().parse_args([]))  # of the settings, which are fixed for a run
-for flag in "device", "out", "resume":
-    del DEFAULTS[flag]
+DEFAULTS = vars(parser().parse_args([]))
+for name in "device", "out", "resume":
+    del DEFAULTS[name]  # what is left are the settings, which are fixed for a run
 
 
 class Flags(argparse.Namespace):
@@ -506,10 +516,9 @@ def parse_flags(arguments=None, folder="out"):
         torch.zeros(1, device=flags.device).item()
     except Exception:  # torch refuses in many ways
         raise UserError(f"--device {flags.device} cannot be used here: choose another") from None
-    if flags.dtype == "auto" and (flags.out / "config.json").exists():
-        flags.dtype = read_flags(flags.out).dtype  # a run goes on as it began
-    elif flags.dtype == "auto":
-        flags.dtype = native_dtype(flags.device)
+    if flags.dtype == "auto":
+        begun = (flags.out / "config.json").exists()  # then it goes on as it began
+        flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
     return flags
 
 
@@ -517,8 +526,8 @@ UNNAMED = "eval_every", "save_every"  # settings that no name of a run says
 
 
 def run_name(flags):
-    """Return L12_H1_D3_s0, with other flags that differ from their defaults in the name, but those
-    of evaluations and checkpoints."""
+    """Return L12_H1_D3_s0, with all other settings before the seed that differ from their
+    defaults, but for UNNAMED ones."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"  # D=3 becomes D3 below
     left_out = "layers", "heads", "task", "D", "seed", *UNNAMED
     for key, value in flags.settings.items():
@@ -558,7 +567,7 @@ def run_once(flags, stopped=(), intervene=None):
 
 
 def check_device(flags):
-    """UserError if the device makes other sequences than the CPU, as a bug of it may in silence."""
+    """UserError if the device makes other sequences than the CPU, as a silent bug of it would."""
     index = torch.arange(16)
     here, there = sequences(flags, index), sequences(flags, index.to(flags.device))
     for expected, made in zip(here, there, strict=True):
@@ -571,10 +580,10 @@ def summary(run):
     flags, last = read_flags(run), read_log(run)[-1]
     lines = ["---", f"run: {run}"]
     if flags.stop_below:
-        lines.append(f"solved: {last.get('confirmed', math.inf) < flags.stop_below}")
+        lines.append(f"solved: {is_solved(flags, last)}")
     for name in last:
         if name not in ("lr", "train"):
-            lines.append(f"{name}: {last[name]:.5g}")
+            lines.append(f"{name}: {round(last[name], 5)}")
     return "\n".join(lines)
 
 
@@ -590,8 +599,8 @@ def main():
     stopped = []
 
     def stop(kind, frame):
-        stopped.append(kind)  # after this step
-        signal.signal(kind, signal.SIG_DFL)  # a second time at once
+        stopped.append(kind)  # after the step that it is in
+        signal.signal(kind, signal.SIG_DFL)  # the second signal stops at once
 
     with program("train.py"):
         flags = parse_flags()

@@ -150,7 +150,7 @@ def new_symbols(run):
         before = {place: set(symbols) for place, symbols in known.items()}
         for path in layer:
             source = before.get(path.reader, set())
-            read = before.get(path.read.rstrip("*"), set())
+            read = before.get(path.token, set())
             brought[path] = sorted(read - source)
             known.setdefault(path.reader, set()).update(brought[path])
     return brought
@@ -162,7 +162,7 @@ def path_rows(run, steps, letters):
     histories = paths_in(run.emergence)
     for path, measured in run.paths.items():
         row = dict(title=str(path), layer=path.layer, head=path.head)
-        row |= dict(reader=columns[path.reader], read=columns[path.read.rstrip("*")])
+        row |= dict(reader=columns[path.reader], read=columns[path.token])
         row |= dict(brings=[letters[k] for k in brought[path]])
         row |= dict(cost=measured["cost"], without=measured["without"])
         means = {}
