@@ -270,10 +270,12 @@ def print_answer(out):
     x_3 = [row for row in plain_rows() if (row["layers"], row["D"]) == (2, 3)]
     few = solved_of([row for row in x_3 if row["N"] < 4])
     four = solved_of([row for row in x_3 if row["N"] == 4])
+    short, long = (solved_of(groups[steps, 1, 2, 16, 2]) for steps in ("", "--steps 10000"))
     out(f"""\
 One layer solves D = 1 in {solved_of(wide)} runs with 2N heads or more of 32 numbers (N = {chains}),
 but without MLPs in {no_mlp} and with RoPE in {rope} (N = 4). Two layers solve x_3 in {few} runs
-with N = 2 or 3, but with N = 4 in {four}. With the pairs anywhere among 20 distractors (N = 2, 4),
+with N = 2 or 3, but with N = 4 in {four}; one layer of 16 heads (N = 2) solves x_2 in {long} runs
+of 10000 steps, {short} of 3000. With the pairs anywhere among 20 distractors (N = 2, 4),
 one layer solves D = 1 in {solved_of(far_rows(1))} runs, two do in {solved_of(far_rows(2))}.""")
 
 
