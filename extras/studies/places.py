@@ -95,8 +95,7 @@ def losses_by_place(model, flags, task, n=4096):
 
 
 def loss_of_average(row):
-    """Return the loss of answering the average of all tokens before the queries, on the validation
-    sequences of a row of depth_width.jsonl."""
+    """Return the loss, on a row's validation sequences, of answering the average of all pairs."""
     task, index = row["other"].removeprefix("--task "), held_out("validation", 1024)
     batch = make_batch(row["seed"], index, row["N"], 1, task=task)
     average = batch.inputs[:, : -row["N"], :4].mean(1, keepdim=True)
