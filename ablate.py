@@ -478,10 +478,11 @@ def rows_of(shown, paths, ablations, threshold):
         pattern, _ = patterns[path.layer, path.head]
         given = attention_on(pattern, path, shown.problem, shown.batch.positions)
         cost = intervals(shown.knock_out([path]) - shown.baseline, shown.flags)
-        losses = [shown.circuit(paths - {path}, by) for by in ablations]
-        spare = all(is_faithful(measure(shown, each), threshold) for each in losses)
+        measured = [measure(shown, shown.circuit(paths - {path}, by)) for by in ablations]
+        spare = all(is_faithful(each, threshold) for each in measured)
+        without, _ = measured[-1]
         row = dict(path._asdict(), attention=round(given.mean().item(), 4), spare=spare)
-        rows.append(dict(row, cost=cost, without=intervals(losses[-1], shown.flags)))
+        rows.append(dict(row, cost=cost, without=without))
     return rows
 
 
@@ -503,15 +504,15 @@ def papers_test(few, fresh, paths, threshold):
         else:
             default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
-    def loss(kept, default=default):
-        heads = {**default, **frozen_heads(kept, problem, positions)}
+    def loss(kept, others):
+        heads = {**others, **frozen_heads(kept, problem, positions)}
         return round(fresh.losses(heads).mean().item(), 5)
 
-    held = loss(paths)
-    removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
+    held = loss(paths, default)
+    removed = sorted(loss(paths - {path}, default) for path in paths if path.layer > first.layer)
     first_head = first.layer, first.head
-    others = paths.difference(circuit_heads[first_head])
-    first_uniform = loss(others, {**default, first_head: uniform})
+    kept = paths.difference(circuit_heads[first_head])
+    first_uniform = loss(kept, {**default, first_head: uniform})
     passed = held < threshold and min(removed, default=0) >= REMOVAL
     return dict(held=held, first_uniform=first_uniform, removed=removed, passed=passed)
 

@@ -71,7 +71,7 @@ def grid(words, layers, seeds, folder):
     if any(word.startswith("--seed") for word in words):
         raise UserError("leave out --seed: the grid has seeds 0, 1, ..., as many as --seeds says")
     runs = []
-    for depth in sorted(set(layers)):
+    for depth in layers:
         for seed in range(seeds):
             point = f"--layers {depth} --seed {seed} --resume".split()
             runs.append(parse_flags([*words, *point], folder))
@@ -165,9 +165,10 @@ def connect(scheduler, workers):
 def row_of(flags, error=None):
     """Return the row of a run: its flags, and its error or its final losses (means over the
     evaluations of the last 100 steps) and the step at which each symbol was learned."""
+    said = f"{type(error).__name__}: {error}" if error else None
+    row = dict(flags.settings, run=flags.out.name, error=said)
     if error:
-        return dict(flags.settings, run=flags.out.name, error=f"{type(error).__name__}: {error}")
-    row = dict(flags.settings, run=flags.out.name, error=None)
+        return row
     log = read_log(flags.out)
     row["seconds"], row["ended"] = log[-1]["seconds"], log[-1]["step"]
     last = [entry for entry in log if entry["step"] > row["ended"] - 100]
@@ -274,7 +275,7 @@ def main():
         if bool(args.preset) == bool(args.layers):
             raise UserError("give either a --preset, or the --layers of your own grid")
         folder = args.out or pathlib.Path("out", args.preset or "sweep")
-        runs = {}  # by folder, since flags may make two grids of a preset alike
+        runs = {}  # by folder, since a depth, or with more flags a grid, may be there twice
         for text, layers, seeds in PRESETS.get(args.preset, [("", args.layers, 3)]):
             flags = [*text.split(), *words]
             for run in grid(flags, layers, args.seeds or seeds, folder.absolute()):

@@ -203,6 +203,7 @@ def kind_of(how, name):
 # ---- the committed rows
 
 
+@functools.cache
 def cells():
     """Return {(other flags, layers, N, heads, D): [row, ...]} of the committed rows, sorted."""
     groups, names = collections.defaultdict(list), ("other", "layers", "N", "heads", "D")
@@ -303,8 +304,7 @@ def places_table():
             kind, number = "fixed", N
             if "random" in task:
                 kind, number = "random", len(places.TASKS[task](N, 1).distractors) + 2 * N - 1
-            text = f"{solved_of(group)}: {losses_text(group, 1)}"
-            cases[N, layers, number, kind][heads] = text
+            cases[N, layers, number, kind][heads] = f"{solved_of(group)}: {losses_text(group, 1)}"
     lines = [(*case, cases[case].get(8, ""), cases[case].get(16, "")) for case in sorted(cases)]
     head = "N", "layers", "places of a 1b", "", "8 heads: solve D = 1, loss", "16 heads"
     return markdown(head, *lines)
