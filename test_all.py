@@ -1,16 +1,13 @@
-"""The repository in one specification: each stage against something independent of it.
+"""Smoke tests: each stage once, small, against something independent of it.
 
-python test_all.py              # these smoke tests, half a minute
-python test_all.py data model   # those with one of these words in their name
-python test_all.py --all        # those of tests/ too, on all cores, but for the slow ones
-python test_all.py --slow       # all of them: kills, searches, committed weights
+    python test_all.py              # these, in ten seconds
+    python test_all.py -k model     # those of a stage; further options are pytest's
+    python -m pytest tests          # all others
 """
 
 import contextlib
 import io
-import json
 import pathlib
-import re
 import shlex
 import sys
 from unittest import mock
@@ -28,18 +25,9 @@ import torch.nn.functional as F
 
 
 HERE = pathlib.Path(__file__).parent
-STAGES = "data model train ablate analyze sweep test_all".split()
 TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10"
 TINY = f"{TINY} --stop-below 0 --warmup 5 --save-every 20 --device cpu"
-
-
-# ---- helpers
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """More threads only wait on tensors this small."""
-    torch.set_num_threads(1)
+torch.set_num_threads(1)  # more only wait on tensors this small
 
 
 def run_main(module, arguments):
@@ -51,7 +39,9 @@ def run_main(module, arguments):
         try:
             module.main()
         except SystemExit as stop:
-            code = stop.code or 0
+            code = stop.code
+    if isinstance(code, str):  # Python prints it, and exits with 1
+        code, err = 1, io.StringIO(f"{code}\n")
     return code, out.getvalue(), err.getvalue()
 
 
@@ -77,13 +67,6 @@ def follow(tokens, N, D, K):
     return torch.cat(answers, -1)
 
 
-def is_png(path):
-    return path.read_bytes().startswith(b"\x89PNG")
-
-
-# ---- data
-
-
 def test_data_has_the_targets_that_following_the_pairs_finds():
     for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
         batch = data.make_batch(1, torch.arange(20), N, D, K)
@@ -91,28 +74,9 @@ def test_data_has_the_targets_that_following_the_pairs_finds():
             assert torch.equal(targets, follow(tokens, N, D, K))
 
 
-def test_data_has_the_targets_that_searching_the_triples_finds():
-    """16 triples of x, y and z, then 4 pairs of a and y, 4 pairs of a and x, and 4 queries a."""
-    batch = data.make_batch(1, torch.arange(20), task="conditional")
-    for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
-        symbols = [tuple(token[:4].tolist()) for token in tokens]
-        x_of, y_of, z_of = {}, {}, {}
-        for i in range(0, 48, 3):
-            x, y, z = symbols[i : i + 3]
-            z_of[x, y] = z
-        for i in range(0, 8, 2):
-            y_of[symbols[48 + i]] = symbols[49 + i]
-            x_of[symbols[56 + i]] = symbols[57 + i]
-        for query, target in zip(symbols[64:], targets, strict=True):
-            x, y = x_of[query], y_of[query]
-            assert torch.equal(target, torch.tensor([*x, *y, *z_of[x, y]]))
-
-
 def test_data_is_a_function_of_seed_and_number():
-    whole = data.make_batch(5, torch.arange(10))
-    for number in range(10):
-        alone = data.make_batch(5, torch.tensor([number]))
-        assert torch.equal(alone.inputs[0], whole.inputs[number])
+    whole, alone = data.make_batch(5, torch.arange(10)), data.make_batch(5, torch.tensor([7]))
+    assert torch.equal(alone.inputs[0], whole.inputs[7])
     assert not torch.equal(data.make_batch(6, torch.arange(10)).inputs, whole.inputs)
 
 
@@ -121,12 +85,7 @@ def test_data_of_an_epoch_is_each_example_once_and_none_held_out():
     for epoch in torch.cat(steps).split(24):
         assert sorted(epoch.tolist()) == [*range(24)]
     assert not torch.equal(steps[0], steps[4])
-    assert torch.equal(data.batch_index(0, 3, 16, examples=0), torch.arange(48, 64))  # no epochs
-    seen = [data.held_out(split, 1000) for split in data.SPLITS]
-    assert len(torch.cat(seen).unique()) == 1000 * len(seen) and torch.cat(seen).max() < 0
-
-
-# ---- model
+    assert all((data.held_out(split, 1000) < 0).all() for split in data.SPLITS)
 
 
 def rotated(x, angles):
@@ -159,35 +118,23 @@ def test_model_layers_are_pytorchs_own_attention_and_mlp():
         torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_model_knows_nothing_of_later_tokens():
-    model, x = small(3), torch.randn(3, 12, 6)
-    changed = x.clone()
-    changed[:, 11] += 100  # the second query
-    before, after = model(x), model(changed)
-    assert torch.equal(before[:, 0], after[:, 0]) and not torch.equal(before[:, 1], after[:, 1])
-
-
 def test_model_heads_can_be_read_and_replaced():
-    model, x, seen = small(3), torch.randn(3, 12, 6), []
+    model, x = small(3), torch.randn(3, 12, 6)
+    predictions, patterns = model(x, return_patterns=True)
+    torch.testing.assert_close(patterns[1].sum(-1), torch.ones(3, 2, 12))
 
     def same(pattern, values):
-        seen.append(pattern)
+        assert torch.equal(pattern, patterns[1][:, 0])
         return pattern @ values
 
     def silent(pattern, values):
-        pattern *= 0
-        return pattern @ values
+        return 0 * values
 
-    predictions, patterns = model(x, return_patterns=True)
     torch.testing.assert_close(model(x, heads={(1, 0): same}), predictions)
-    assert torch.equal(seen[0], patterns[1][:, 0])
-    torch.testing.assert_close(patterns[1].sum(-1), torch.ones(3, 2, 12))
-    changed, changed_patterns = model(x, heads={(1, 0): silent}, return_patterns=True)
-    assert not torch.allclose(changed, predictions)
-    assert torch.equal(changed_patterns[1], patterns[1])  # f had a copy
-
-
-# ---- train
+    assert not torch.allclose(model(x, heads={(1, 0): silent}), predictions)
+    for head, f in ((3, 0), silent), ((0, 2), silent), ((1, 0), lambda pattern, values: pattern):
+        with pytest.raises(ValueError, match="head"):
+            model(x, heads={head: f})
 
 
 def test_train_learns_one_retrieval_step(tmp_path):
@@ -204,31 +151,19 @@ def test_train_learns_one_retrieval_step(tmp_path):
         assert (model(batch.inputs) - answers).square().mean() < 0.22
 
 
-def train_until(step, arguments):
-    """Train, with a signal to stop during the evaluation of this step."""
-    flags, stopped = train.parse_flags(shlex.split(arguments)), []
-
-    def print_row(flags, rows):
-        if rows[-1]["step"] == step:
-            stopped.append(2)
-
-    with mock.patch.object(train, "print_row", print_row):
-        assert not train.run_once(flags, stopped)
-
-
-def test_train_resumes_a_stopped_run_to_the_same_bits(tmp_path, tiny_run):
-    train_until(20, f"{TINY} --out {tmp_path}/run")
-    assert not (tmp_path / "run/model.pt").exists()
-    code, out, err = run_main(train, f"{TINY} --out {tmp_path}/run --resume")
+def test_train_resumes_a_killed_run_to_the_same_bits(tmp_path, tiny_run):
+    run = tmp_path / "run"
+    with mock.patch.object(train, "print_row", side_effect=[None, None, KeyboardInterrupt]):
+        with pytest.raises(KeyboardInterrupt):  # at the evaluation of step 20
+            run_main(train, f"{TINY} --out {run}")
+    assert not (run / "model.pt").exists()
+    code, out, err = run_main(train, f"{TINY} --out {run} --resume")
     assert code == 0 and "resumed" in out, err
-    for row, other in zip(train.read_log(tiny_run), train.read_log(tmp_path / "run"), strict=True):
+    for row, other in zip(train.read_log(tiny_run), train.read_log(run), strict=True):
         assert {**row, "seconds": 0} == {**other, "seconds": 0}
-    weights = train.load(tmp_path / "run")[0].state_dict()
+    weights = train.load(run)[0].state_dict()
     for name, weight in train.load(tiny_run)[0].state_dict().items():
         assert torch.equal(weight, weights[name]), name
-
-
-# ---- ablate
 
 
 def planted(x, heads):
@@ -293,101 +228,70 @@ def test_ablate_finds_a_planted_circuit_and_no_other_is_faithful(model, layers, 
             assert patched.circuit(paths - {path} | {*wrong}).mean() > 0.05
 
 
-def test_ablate_keeps_what_transformer_a_needs():
-    model, flags = train.load(HERE / "results/A")
-    paths = {*ablate.paths_in(ablate.read_report(HERE / "results/A"))}
-    batch = train.sequences(flags, data.held_out("circuits", 64))
-    reference = ablate.Reference(model, flags, n=128)
-    patched = ablate.PatchedModel(model, flags, batch, reference)
-    for by in ablate.MEAN, ablate.ANOTHER:
-        assert patched.circuit(paths, by).mean((0, 1)).max() < 0.03
-        assert patched.circuit([], by).mean((0, 1)).min() > 0.5
-    for path in paths:
-        assert patched.circuit(paths - {path}, ablate.ANOTHER).mean((0, 1)).max() > 0.04
+def test_ablate_refuses_a_model_that_it_would_measure_wrongly():
+    def without_head_0(x, heads):
+        return planted(x, {(1, 0): heads[1, 0]})
+
+    def with_head_0_twice(x, heads):
+        planted(x, heads)
+        return planted(x, heads)
+
+    def with_one_answer(x, heads):
+        return planted(x, heads)[:, :1]
+
+    flags = train.parse_flags("--layers 2 --D 1 --device cpu --dtype float32".split())
+    for model in without_head_0, with_head_0_twice, with_one_answer:
+        with pytest.raises(ValueError, match="the model"):
+            ablate.find_circuit(model, flags)
 
 
-# ---- analyze and sweep
+def test_analyze_draws_every_figure(tiny_run):
+    assert "run python ablate.py" in run_main(analyze, str(tiny_run))[1]
 
-
-def test_analyze_draws_every_figure(tiny_run, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    for name in "config.json", "log.jsonl", "model.pt", "ckpt":
-        (run / name).symlink_to(tiny_run / name)
-    assert "run python ablate.py" in run_main(analyze, str(run))[1]
-    report = dict(validated=True, verdict="validated under both ablations", attended=[], paths=[])
-    for path in ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*"):
-        report["paths"].append(dict(path._asdict(), attention=0.5))
-    report |= dict(sequences=9, path_sequences=9, mean=dict(x_1=[0.5, 0.4, 0.6]))
-    (run / "circuit.json").write_text(json.dumps(report))
-    assert run_main(analyze, str(run))[0] == 0
-    assert len(json.loads((run / "emergence.json").read_text())["steps"]) == 3
-    for name in analyze.FIGURES:
-        assert is_png(run / name), name
+    # with a report of a circuit, whose second path reads all chains
+    paths = ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*")
+    rows = [dict(path._asdict(), attention=0.5) for path in paths]
+    report = dict(validated=True, verdict="validated", sequences=9, paths=rows, mean=dict(x_1=0.5))
+    train.write_file(tiny_run / "circuit.json", report)
+    code, _, err = run_main(analyze, str(tiny_run))
+    assert code == 0, err
+    assert train.read_file(tiny_run / "emergence.json")["steps"] == [0, 20, 40]
+    for name in "curves", "attention_maps", "circuit", "emergence", "paths":
+        assert (tiny_run / f"{name}.png").exists()
 
 
 def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
-    from distributed import Client
+    grid = f"{TINY} --steps 10 --layers 1 2 --seeds 1 --workers 2 --out {tmp_path}"
+    code, out, err = run_main(sweep, grid)
+    assert code == 0, out + err
+    rows = train.read_file(tmp_path / "results.jsonl")
+    assert [row["layers"] for row in rows] == [1, 2]
+    assert all(row["ended"] == 10 and row["x_1"] > 0 for row in rows)
+    assert (tmp_path / "figure4.png").exists()
 
-    # the worker is a thread of this process here, which needs no second import of torch
-    here = Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None)
-    grid = f"{TINY} --steps 10 --layers 1 2 2 --seeds 1 --out {tmp_path}"  # the last flag counts
-    with mock.patch.object(sweep, "connect", return_value=here):
-        code, _, err = run_main(sweep, grid)
-    assert code == 0, err
-    table = sweep.read_table(tmp_path / "results.jsonl").values()
-    assert sorted(row["layers"] for row in table) == [1, 2]
-    assert all(row["error"] is None and row["ended"] == 10 and row["x_1"] > 0 for row in table)
-    assert is_png(tmp_path / "figure4.png")
-    code, _, err = run_main(sweep, f"{grid} --eval-every 3")
-    assert code == 2 and "has other eval_every or save_every" in err
+    # nothing is trained twice, and no row is lost
+    assert "0 runs to do" in run_main(sweep, grid)[1]
+    (tmp_path / rows[0]["run"]).rename(tmp_path / "elsewhere")
+    assert "is gone" in run_main(sweep, grid)[2]
 
 
-# ---- all stages
-
-
-def test_a_mistake_gets_one_line(tiny_run, tmp_path):
+def test_a_mistake_gets_one_line(tiny_run):
     for module, arguments, says in (
-        (data, "--K 3", "even"),
-        (train, "--K 3", "must be even"),
-        (train, "--lr nan", "--lr: must be from 0"),
-        (train, "--device cuda:99", "--device cuda:99"),
-        (train, "--heads 3", "divisible by --heads 3"),
+        (train, "--K 3", "even"),
+        (train, "--targets 4", "among 1 to 3"),
+        (train, "--lr fast", "invalid float"),
         (train, "--lay 3", "unrecognized"),
         (train, f"{TINY} --out {tiny_run}", "add --resume"),
-        (train, f"{TINY} --steps 3 --out {tiny_run}", "steps 40, not 3"),
-        (train, f"{TINY} --heads 4 --init {tiny_run}", "a model of another shape"),
-        (train, f"{TINY} --lr 1e9 --clip 0 --out {tmp_path}/blown", "the loss is not finite"),
-        (ablate, f"{tmp_path}", "no run directory"),
-        (ablate, f"{tiny_run} --threshold 2", "--threshold: must be"),
-        (analyze, f"{tmp_path}", "no run directory"),
+        (train, f"{TINY} --steps 3 --out {tiny_run}", "another steps"),
+        (ablate, "", "required: run"),
+        (analyze, "", "required: run"),
         (sweep, "", "give either a --preset"),
         (sweep, "--layers 1 --seed 3", "leave out --seed"),
-        (sweep, "--preset laptop --device cuda:99", "--device cuda:99"),
         (sweep, "--layers 1 --worker 3", "unrecognized"),
-        (sweep, "--layers 1 --workers 0", "--workers: must be from 1"),
     ):
         code, _, err = run_main(module, arguments)
-        assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)
-
-
-def test_a_stage_imports_only_earlier_stages():
-    for number, stage in enumerate(STAGES):
-        text = (HERE / f"{stage}.py").read_text()
-        imported = {*re.findall(r"^ *(?:import|from) (\w+)", text, re.M)}
-        local = {path.stem for path in HERE.glob("*.py")} | {"extras", "tests"}
-        assert imported & local <= {*STAGES[:number]}, stage
-
-
-def main():
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    options = [word for word in sys.argv[1:] if word not in (*words, "--all", "--slow")]  # pytest's
-    command = ["-q", "--durations=5", __file__, "-k", " or ".join(words), *options]
-    if {"--all", "--slow"} & {*sys.argv}:
-        command += [str(HERE / "tests"), "-n", "auto"]
-        command += [] if "--slow" in sys.argv else ["-m", "not slow"]
-    sys.exit(pytest.main(command))
+        assert code in (1, 2) and says in err and err.count("\n") == 1, (module, arguments, err)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(pytest.main([__file__, "-q", "--durations=5", *sys.argv[1:]]))

@@ -33,16 +33,9 @@ for seed in {0..9}; do
   echo "8 circuit runs/default/s$seed $main --seed $seed --save-every 10"
 done | make_runs
 
-# the main command in float32 (circuits.md); with a checkpoint every 2 steps until x_1 is learned, and without a read until step
-# 200 (emergence.md)
+# the main command in float32 (circuits.md); until x_1 is learned, with RoPE and AdamW (emergence.md)
 for seed in 1 2 3; do
   echo "20 circuit runs/onset/s$seed $main --seed $seed --dtype float32"
-done | make_runs
-for seed in {0..9}; do
-  echo "10 loss onset/s$seed $main --save-every 2 --eval-every 10 --stop-below 0.6 --seed $seed"
-done | make_runs
-for seed in {0..9}; do
-  echo "9 loss onset/rope_s$seed $main --rotary qk --save-every 2 --eval-every 20 --stop-below 0.6 --seed $seed"
 done | make_runs
 for seed in {0..9}; do
   echo "5 loss reads/rope_s$seed $main --rotary qk --save-every 10 --eval-every 20 --stop-below 0.6 --seed $seed"
@@ -51,28 +44,6 @@ for seed in 0 1 2 10; do
   adamw="$main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000"
   echo "9 loss reads/adamw_s$seed $adamw --save-every 20 --eval-every 20 --stop-below 0.6 --seed $seed"
 done | make_runs
-late() {  # SEED READ UNTIL LOSS
-  run="$folder/onset/${2// -> /_}_$3_s$1"
-  # shellcheck disable=SC2086
-  [ -e "$run/model.pt" ] || python -m extras.studies.late "$2" "$3" $main --eval-every 10 --stop-below "$4" --seed "$1" --out "$run"
-}
-for seed in {1..5} 10; do
-  echo "9 loss onset/plain_s$seed $main --eval-every 10 --stop-below 0.6 --seed $seed"
-done | make_runs
-for seed in {1..10}; do
-  late "$seed" "1b -> 1a" 100 0.6
-  late "$seed" "1b -> 1a" 150 0.6
-  late "$seed" "1b -> 1a" 200 0.6
-  late "$seed" "1b -> 1a-2" 200 0.6
-  late "$seed" "3b -> 3a" 200 0.6
-done
-for seed in {1..5}; do
-  late "$seed" "2b -> 2a" 200 0.6
-done
-for seed in {1..3}; do
-  late "$seed" "q -> 1b" 200 0.72
-done
-
 # the same, where W_Q and W_K start as small as all other weights (emergence.md)
 for seed in {0..8}; do
   echo "8 circuit runs/qk_std0.02/s$seed $main --qk-std 0.02 --seed $seed"
@@ -355,7 +326,7 @@ for name in memories recall bigrams noise hops; do
   [ -e "$folder/mechanisms/$name.json" ] || python -m extras.mechanisms "$name" --out "$folder/mechanisms"
 done
 
-# rows of all runs, then the figures of studies, and the explorer
+# rows of all runs, then the figures of studies
 make_rows() {
   for group in "$runs"/*/; do
     python -m extras.studies.rows "$(basename "$group")" "$group"* --out "$runs"
@@ -364,13 +335,9 @@ make_rows() {
 make_rows
 figures="$folder/figures"
 python -m extras.studies.order "$runs"/default/s? "$folder"/reads/* --out "$figures"
-python -m extras.studies.onset "$folder"/onset/* --out "$figures"
 python -m extras.studies.metrics "$folder"/metrics/* "$folder"/depth_width/L1_H16_N2_D2_s? "$folder"/A "$runs"/default/s0 --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"
-python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 "$runs"/rope/s4 --out "$figures"
-python -m extras.pages.explore "$folder/A" "$runs/rope/s4" --out "$folder/explorer.html"
-chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,830 --screenshot="$folder/explorer.png" \
-  "file://$(realpath "$folder")/explorer.html" || echo "explorer.png, the README's picture, needs chromium"
+python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 --out "$figures"
 
 [ "${2:-}" = --all ] || exit 0
 
@@ -390,14 +357,10 @@ python sweep.py --preset night --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
 make_rows
 python -m extras.studies.circuits "$folder/D" --out "$figures"
-python -m extras.pages.removal "$folder/D"
-python -m extras.pages.explore "$folder/A" "$folder/D" --out "$folder/explorer.html"
 
 # two small language models; the packages, and how to serve them for answers.jsonl, are in extras/llm/README.md
 for model in SmolLM2-135M-Instruct gemma-3-270m; do
   python -m extras.llm.weights choices --model "$model" --out "$folder/llm"
-  python -m extras.llm.weights hops --model "$model" --seed 1 --out "$folder/llm"
   python -m extras.llm.weights late --model "$model" --out "$folder/llm"
 done
-python -m extras.llm.inside --out "$folder/llm"
 python -m extras.llm --plot "$folder"/llm/*.jsonl.gz --out "$folder/llm"

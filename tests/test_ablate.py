@@ -8,7 +8,6 @@ import data
 import train
 from ablate import ANOTHER, MEAN, PatchedModel, Path, mask_of
 from data import chain, conditional, held_out, make_batch, partial_losses
-from extras.studies.scores import attributions
 from test_all import address_and_values, planted
 from tests.common import TINY, assert_refused, output_of
 from tests.other_tasks import MIXED, TRIPLES, distracted, sequences_of
@@ -140,34 +139,6 @@ def test_aligned_twins_and_gradients(patched):
     summed = PatchedModel(model, flags, batch, twins, metric=torch.sum).knock_out(paths)
     [gradient] = torch.autograd.grad(summed, model.embed.weight)
     assert summed.shape == () and gradient.abs().sum() > 0
-
-
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_attributions_are_finite_differences(patched, share):
-    """Of the loss by how much of a path is at its mean, if heads keep a share of all else."""
-    task, reference, little = patched.problem, patched.reference, 0.03
-    itself = torch.eye(task.T)
-
-    def loss(path, amount):
-        heads = {}
-        for head, (pattern, values) in reference.reads.items():
-            paths = [path] if path[:2] == head else []
-            here = mask_of(paths, task, patched.batch.positions)
-            there = mask_of(paths, task, reference.batch.positions)
-            gone = ((pattern * there) @ values).mean(0)
-            rest, weight = ((pattern * (1 - itself)) @ values).mean(0), (pattern * itself).mean(0)
-
-            def write(p, v, here=here, gone=gone, rest=rest, weight=weight):
-                kept = share * (p @ v) + (1 - share) * (weight @ v + rest)
-                return kept + amount * (gone - (p * here) @ v)
-
-            heads[head] = write
-        return patched.losses(heads).mean().item()
-
-    paths = paths_from("0.1 q 1b", "0 1b 1a*", "1 q 2b+1")
-    for path, found in attributions(patched, paths, [share]).items():
-        expected = abs(loss(path, little) - loss(path, -little)) / (2 * little)
-        assert expected > 1e-4 and found == pytest.approx(expected, rel=0.02)
 
 
 # ---- the search

@@ -8,7 +8,6 @@ import analyze
 import train
 from ablate import Path, attention_on, paths_in
 from data import held_out
-from extras.pages import explore
 from model import Transformer
 from tests.other_tasks import MIXED, TASKS, sequences_of, write_circuit
 
@@ -51,21 +50,6 @@ def test_attention_maps_of_any_task(name, whole, monkeypatch):
     texts = [label.get_text() for label in grid[0].get_yticklabels(minor=True)]
     for n, (number, role) in itertools.product(range(task.N), enumerate(task.roles.values())):
         assert texts[batch.positions[0, n, number]] == f"{'ABC'[role]}{n + 1}"
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_information_before_any_layer_is_lemma_2(name, whole, monkeypatch):
-    """Each role holds its own symbol and no other; no hook is left; layers may share weights."""
-    run, batch = run_of(whole, TASKS[name]), sequences_of(TASKS[name], 256)
-    monkeypatch.setattr(train, "sequences", lambda flags, index: batch)
-    scores = explore.information(run.model, run.problem, batch, 4)
-    shown = torch.tensor([*run.problem.roles.values()])
-    shows = shown[:, None] == torch.arange(run.problem.symbols)
-    assert scores.shape == (3, *shows.shape)
-    assert (scores[0][shows] > 0.99).all() and (scores[0][~shows] < 0.1).all(), scores[0]
-    assert not any(module._forward_hooks for module in run.model.modules())
-    run.model.blocks = torch.nn.ModuleList([run.model.blocks[0]] * 4)
-    assert len(explore.residual_streams(run.model, batch.inputs)) == 5
 
 
 def test_arrows_point_from_the_attended_token_to_the_token_that_reads_it(whole):

@@ -12,7 +12,6 @@ import ablate
 import analyze
 import data
 import train
-from extras.pages import removal
 from test_all import HERE, is_png
 from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of, run_main
 from tests.other_tasks import write_circuit
@@ -33,7 +32,6 @@ import torch
         (train, "--beta2 1", "--beta2: must be from 0 to 0.999999"),
         (train, "--init {whole}", "--init {whole} is a model of another shape"),
         (train, "--out {whole}/log.jsonl/run", "cannot write {whole}/log.jsonl/run/config.json"),
-        (removal, "{whole}", "has no checkpoints"),
     ],
 )
 def test_a_mistake_leaves_nothing(module, flags, says, tmp_path, whole, monkeypatch):

@@ -4,16 +4,14 @@ import contextlib
 import gzip
 import hashlib
 import http.server
-import itertools
 import json
-import random
 import re
 import threading
 import time
 from unittest import mock
 
 from extras.llm import __main__ as llm
-from extras.llm import inside, weights
+from extras.llm import weights
 from extras.llm.questions import FORMULATIONS, make_question
 from tests.common import assert_refused, contents, output_of, run_main, start, wait_for
 
@@ -178,17 +176,6 @@ def test_llm_user_errors_are_one_line(tmp_path):
     assert_refused(llm, "--plot", tmp_path / "none", says="FileNotFoundError")
     for flags in "--n 0", "--temperature nan", "--extra [1]", "--extra {", "--show F1":
         assert_refused(llm, "--model", "m", *flags.split(), says="llm: ")
-    assert_refused(weights, "hops", "--n", 30, says="--n must be 4 or a multiple of it")
+    assert_refused(weights, "late", "--n", 0, says="--n must be positive")
     with mock.patch.dict("sys.modules", transformers=None):
-        assert_refused(inside, says="a package is missing")
-
-
-def test_hop_questions_are_answered_by_following_the_chain():
-    for N, D, shuffled in itertools.product((2, 4), (1, 2, 5), (False, True)):
-        drawn = weights.hop_question(random.Random(N + D), ("->", ", "), N, D, shuffled)
-        *facts, question = drawn[0].split(", ")
-        old, word = dict(fact.split(" -> ") for fact in facts), question.removesuffix(" ->")
-        assert len(facts) == len(old) == N * D
-        for _ in range(D):
-            word = old[word]
-        assert f" {word}" == drawn[1] in drawn[2]
+        assert_refused(weights, "late", says="a package is missing")

@@ -2,22 +2,16 @@
 print of committed runs is pinned by test_results.py."""
 
 import json
-import math
 
 import data
 import train
-from ablate import ANOTHER, MEAN, Path, Reference, find_circuit
-from data import held_out
-from extras.studies import circuits, claims, late, metrics, order, places, rows
-from tests import adversaries
+from extras.studies import claims, metrics, order, places, rows
 from tests.common import output_of
-from tests.planted import paths_from, settings
 
 import pytest
 import torch
 
 
-SMALL = "--layers 2 --heads 2 --width 16 --D 2 --N 3 --dtype float32 --device cpu".split()
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
@@ -84,40 +78,6 @@ def test_which_paths_came_first(tmp_path):
     assert order.wait_and_fall(row) == (pytest.approx(132.5), pytest.approx(60))
 
 
-@pytest.mark.parametrize("offset", [0, -2])
-def test_a_late_read_is_as_if_the_token_were_not_there(offset):
-    flags = train.parse_flags(SMALL)
-    torch.manual_seed(0)
-    model, batch = train.build(flags), train.sequences(flags, torch.tensor([5]))
-    for weights in model.parameters():
-        weights.data *= 4  # so that attention matters
-    read = "1b -> 1a" + f"{offset or ''}"
-    late_heads = late.heads_without(read, flags, batch.positions)
-    without, ever = model(batch.inputs, late_heads), model(batch.inputs)
-    reader, key = (flags.problem.names.index(name) for name in ("1b", "1a"))
-    model.mask[batch.positions[0, :, reader], batch.positions[0, :, key] + offset] = -math.inf
-    torch.testing.assert_close(model(batch.inputs), without)
-    assert not torch.allclose(ever, without, atol=1e-3)
-
-
-def test_a_late_read_is_free_from_its_step_on(tmp_path, monkeypatch):
-    """In training and in evaluation, of 4 batches at steps 0, 2, 4, 6."""
-    words = "--layers 1 --width 8 --D 1 --N 2 --batch 4 --steps 6 --eval-every 2 --device cpu"
-    heads_without, seen = late.heads_without, []
-
-    def recorded(read, flags, positions):
-        def write(pattern, values):
-            seen.append(torch.is_grad_enabled())
-            return heads[0, 0](pattern, values)
-
-        heads = heads_without(read, flags, positions)
-        return {(0, 0): write}
-
-    monkeypatch.setattr(late, "heads_without", recorded)
-    late.run_once(train.parse_flags([*words.split(), "--out", str(tmp_path)]), "1b -> 1a", 4)
-    assert seen.count(True) == 4 and seen.count(False) == 2 * 4
-
-
 # ---- claims
 
 
@@ -145,59 +105,6 @@ def test_metrics_agree_with_all_distances():
         found = metrics.measures(predictions, targets)
         torch.testing.assert_close([*found["mse"]], [own, others - own])
         torch.testing.assert_close([found["nearest"][0], found["cosine"][0]], [nearest, cosine])
-
-
-# ---- circuits
-
-
-def copying_heads(model, flags):
-    errors = circuits.errors(Reference(model, flags))
-    return [head for head in errors if errors[head] < 1]
-
-
-@torch.no_grad()
-def test_a_head_that_copies_the_own_symbol_is_told_from_heads_that_cancel():
-    """If two that cancel read themselves, it would seem that neither star is needed."""
-    model, flags = adversaries.key_that_is_harmless_at_its_mean, settings(1, 2, 2)
-    assert copying_heads(model, flags) == [(1, 1)]
-    paths, part = circuits.search_copying(model, flags, [(1, 1)], 0.05, count=256)
-    assert paths == {*paths_from("0 1b 1a", "1 q 1b")} and part["validated"]
-    losses = circuits.replaced(model, flags, [(1, 1)], n=64)
-    assert losses["nothing"] < 0.01 and losses["itself"] < 0.01 < 0.5 < losses[ANOTHER]
-
-    model, flags = adversaries.canceller(torch.ones_like), settings(1, 2, 2)
-    assert copying_heads(model, flags) == []
-    assert find_circuit(model, flags, count=256)["validated"]
-    wrong, part = circuits.search_copying(model, flags, [(1, 0), (1, 1)], 0.05, count=256)
-    assert part["validated"] and wrong == {*paths_from("0 1b 1a", "1 q 1b")}
-
-
-@torch.no_grad()
-def test_reads_of_the_token_itself_by_hand():
-    """A copying head reads the token itself outside of its paths; or the mean of all else."""
-    flags = train.parse_flags(SMALL)
-    torch.manual_seed(0)
-    model, head, path = train.build(flags), (1, 0), Path(1, 0, "q", "1b")
-    patched = circuits.Copying(model, flags, held_out("circuits", 3), [head])
-    sequence, (q, _, read) = torch.arange(3)[:, None], patched.batch.positions[..., :3].unbind(-1)
-    pattern, values = torch.rand(3, 15, 15), torch.randn(3, 15, 8)
-    expected = pattern.sum(-1, keepdim=True) * values
-    change = values[sequence, read] - values[sequence, q]
-    expected[sequence, q] += pattern[sequence, q, read][..., None] * change
-    for by in MEAN, ANOTHER:
-        written = patched.ablate(head, (path,), by=by)(pattern, values)
-        torch.testing.assert_close(written, expected)
-
-    (rest, values_there), there = patched.reference.reads[head], patched.reference.batch.positions
-    rest, along = rest.clone(), torch.zeros(3, 15, 15)
-    rest[torch.arange(len(there))[:, None], there[..., 0], there[..., 2]] = 0
-    along[sequence, q, read] = 1
-
-    def changed(pattern, values):
-        return (pattern * along) @ values + (rest @ values_there).mean(0).to(values)
-
-    losses = circuits.without_own_tokens(patched, frozenset([path]), head)
-    torch.testing.assert_close(losses, patched.circuit([path], changed={head: changed}))
 
 
 # ---- places that say nothing

@@ -81,19 +81,6 @@ def test_any_reading_order_against_sets_on_shuffled_sequences():
     assert theory.shuffled_depths(4)[-1] == pytest.approx({k: last.count(k) / 24 for k in (3, 4)})
 
 
-# ---- width
-
-
-def test_gates_err_as_much_as_is_simulated_and_lengths_of_values_are_worth_more():
-    """With LayerNorm, and the own slot told, a linear readout errs by 1/K less than 1 - H/N."""
-    for N, H in ((2, 1), (4, 1), (4, 3), (8, 2), (8, 7)):
-        assert theory.gates_simulated(N, H) == pytest.approx(theory.gates_error(N, H), abs=0.02)
-    for N, H in ((2, 1), (3, 1), (4, 2)):
-        error = theory.gates_error(N, H) - 1 / 4
-        assert theory.normed_error(N, H) == pytest.approx(error, abs=0.01), (N, H)
-    assert theory.gates_simulated(4, 4) < 1e-4 and theory.normed_error(2, 2) < 1e-3
-
-
 def test_minimal_circuits_reach_what_the_laws_allow():
     """At every depth all symbols that it allows and no more, only along what the mask shows."""
     for D, layers, causal in itertools.product((1, 2, 3, 5, 8, 17), range(1, 6), (True, False)):

@@ -11,6 +11,7 @@ OPENAI_BASE_URL to use another server (and OPENAI_API_KEY too if that server wan
 import asyncio
 import gzip
 import json
+import math
 import os
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -18,7 +19,6 @@ from pathlib import Path
 from analyze import panels, save_figure
 from data import UserError, command_line, program, progress
 from extras.llm.questions import FORMULATIONS, make_question
-from extras.studies.stats import wilson
 
 import numpy as np
 import openai
@@ -151,6 +151,13 @@ def count_outcomes(path):
         raise UserError(f"{path} has no finished question")
     kinds = sorted(counts, key=lambda kind: (NAMES.index(kind[0]), kind[1] or 0))
     return attempts[0]["settings"], {kind: counts[kind] for kind in kinds}
+
+
+def wilson(successes, n, z=1.959964):
+    """Return Wilson's 95% interval (low, high) of the share behind `successes` of n."""
+    middle = successes + z * z / 2
+    half = z * math.sqrt(successes * (n - successes) / n + z * z / 4)
+    return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
 
 
 def print_counts(path):

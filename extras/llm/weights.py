@@ -1,6 +1,5 @@
 """Language models from their weights, without a server: what they would choose (Section 4).
 
-    python -m extras.llm.weights hops --model gemma-3-270m       # how many hops it makes
     python -m extras.llm.weights choices --model gemma-3-270m    # the questions of extras.llm
     python -m extras.llm.weights late --model gemma-3-270m       # without its late MLPs
 
@@ -8,32 +7,24 @@
 of transformers. Each writes its rows, one per line, into --out.
 """
 
-import copy
 import importlib.util
-import itertools
 import os
-import random
-import string
 import warnings
 from pathlib import Path
 
 from data import UserError, command_line, program, progress
-from extras.llm.__main__ import count_outcomes
-from extras.llm.questions import FORMULATIONS, chain_question, make_question
+from extras.llm.__main__ import count_outcomes, wilson
+from extras.llm.questions import FORMULATIONS, make_question
 from extras.studies import markdown
-from extras.studies.stats import wilson
 from train import read_file, write_file
 
 import torch
 
 
-FORMS = {"SmolLM2-135M-Instruct": ("=", ". ")}  # a = red. b = blue. a =
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
 CITIES = "Madrid Spain, Paris France, Rome Italy, Berlin Germany, Tokyo Japan, Cairo Egypt, "
 CITIES += "Moscow Russia, Athens Greece, Beijing China, Lisbon Portugal, Vienna Austria"
-COLOURS = " red, blue, green, white, black, yellow, brown, pink".split(",")  # with the space
 FOLDER = Path("results/llm")  # what the README shows
-GROUP = 4  # so many questions share their solved examples, which the model then reads once
 
 
 def load(name):
@@ -67,25 +58,17 @@ def tokens(tokenizer, text):
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def last_logits(model, ids, cache=None):
-    """Return the logits (B, vocabulary) after questions (B, T), which follow what is cached."""
-    if cache:
-        cache = copy.deepcopy(cache)
-        cache.batch_repeat_interleave(len(ids))
-    return model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+def last_logits(model, ids):
+    """Return the logits (B, vocabulary) after texts (B, T)."""
+    return model(ids, logits_to_keep=1).logits[:, -1]
 
 
-def likeliest(model, tokenizer, questions, cache=None):
-    """Return the likeliest of `words` for each of the questions (text, answer, words), which all
-    have one length in tokens, by the first token in which these words differ."""
-    ids, firsts = [], []  # of each question: its tokens, and of each word the first that differs
-    for text, _, words in questions:
-        ends = [tokens(tokenizer, word) for word in words]
-        same = os.path.commonprefix(ends)
-        ids.append(tokens(tokenizer, text) + same)
-        firsts.append([end[len(same)] for end in ends])
-    logits = last_logits(model, torch.tensor(ids), cache).gather(1, torch.tensor(firsts))
-    return [words[best] for (_, _, words), best in zip(questions, logits.argmax(1), strict=True)]
+def likeliest(model, tokenizer, text, words):
+    """Return the likeliest of these words after a text, by the first token in which they differ."""
+    ends = [tokens(tokenizer, word) for word in words]
+    same = os.path.commonprefix(ends)
+    logits = last_logits(model, torch.tensor([tokens(tokenizer, text) + same]))[0]
+    return max(zip(logits[[end[len(same)] for end in ends]].tolist(), words, strict=True))[1]
 
 
 def choices(model, tokenizer, name, n, seed):
@@ -100,47 +83,8 @@ def choices(model, tokenizer, name, n, seed):
             text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
             space = "" if text.endswith("\n") else " "
             answer, words = space + answer, [space + word for word in words]
-            [word] = likeliest(model, tokenizer, [(text, answer, words)])
-            correct += word == answer
+            correct += likeliest(model, tokenizer, text, words) == answer
         rows.append(dict(formulation=formulation, D=D, correct=correct))
-    return rows
-
-
-def hop_question(rng, form, N, D, shuffled=False):
-    """Return (text, answer, words): N chains of D statements such as a -> red, then a ->"""
-    sign, stop = form
-    letters, ends = rng.sample(string.ascii_lowercase, N * D), rng.sample(COLOURS, N)
-    steps = [" ".join(letters[k::D]) + f": {{new}} {sign} {{old}}" for k in range(D)]
-    chain = "\n".join(["".join(ends), *steps, f"{{queried}} {sign}"])
-    text, answer, _ = chain_question(rng, chain)
-    *lines, question = text.split("\n")
-    if shuffled:
-        rng.shuffle(lines)
-    return stop.join([*lines, question]), f" {answer}", ends
-
-
-def draw(model, tokenizer, rng, name, shots, *setting):
-    """Return GROUP questions, and the cache of what the model keeps of their solved examples."""
-    form = FORMS.get(name, ("->", ", "))
-    drawn = [hop_question(rng, form, *setting) for _ in range(shots + GROUP)]
-    ids = tokenizer("").input_ids  # a token of the beginning, if the model is used to one
-    ids += tokens(tokenizer, "".join(f"{text}{answer}\n" for text, answer, _ in drawn[:shots]))
-    cache = model(torch.tensor([ids]), logits_to_keep=1).past_key_values if ids else None
-    return drawn[shots:], cache
-
-
-def hops(model, tokenizer, name, n, seed):
-    """Return a row per N, D and examples: how many of n questions are right, by order of lines."""
-    rows, cells = [], itertools.product((2, 4), range(1, 6), (0, 4))
-    for N, D, shots in progress("cell", list(cells)):
-        rows.append({"N": N, "D": D, "shots": shots, "by step": 0, "shuffled": 0})
-        for order, shuffled in ("by step", False), ("shuffled", True):
-            rng = random.Random(f"{seed} {N} {D} {shots} {shuffled}")
-            for _ in range(0, n, GROUP):
-                questions, cache = draw(model, tokenizer, rng, name, shots, N, D, shuffled)
-                answers = [answer for _, answer, _ in questions]
-                chosen = likeliest(model, tokenizer, questions, cache)
-                rows[-1][order] += sum(map(str.__eq__, chosen, answers))
     return rows
 
 
@@ -192,26 +136,6 @@ def choices_table():
     return markdown(head, *(key + tuple(cells) for key, cells in lines.items()))
 
 
-def hops_table():
-    """Return the share of right answers by D, both orders of the lines together, marked where its
-    interval lies above or below chance, and how many marks there are."""
-    lines, counts, text = {}, [], "{} is above chance in {} cells with one hop and {} with more"
-    text += ", below in {} and {}"
-    for model in MODELS:
-        marks = [], []  # of cells with one hop, and with more
-        for row in read_file(FOLDER / f"hops_{model}.jsonl"):
-            correct, n = row["by step"] + row["shuffled"], 2 * row["n"]
-            mark = beside_chance(correct, n, 1 / row["N"])
-            cells = lines.setdefault((model, row["N"], row["shots"]), [])
-            cells.append(f"{correct / n:.2f}{mark}")
-            marks[row["D"] > 1].append(mark)
-        found = [f"{part.count(mark)} of {len(part)}" for mark in "*<" for part in marks]
-        counts.append(text.format(model, *found))
-    head = ["", "N", "examples", *(f"D={D}" for D in range(1, 6))]
-    lines = markdown(head, *((*key, *cells) for key, cells in lines.items()))
-    return f"{lines}\n\nn = {n} a cell, chance 1/N. {'; '.join(counts)}."
-
-
 def late_table():
     """Return in how many sentences late() finds the country likeliest, with the last MLPs cut, and
     the range over all other windows of as many; and how often "the" is likeliest if none is cut."""
@@ -227,29 +151,23 @@ def late_table():
     return f"{table}\n\nIf none is cut, *the* is the likeliest word in {' and '.join(whole)}."
 
 
-def run(name, description, measurements):
-    """Run a command line for these measurements of a model, {word: function(model, tokenizer, name
-    of the model, n, seed) -> rows}. Returns the rows and the folder into which they are written."""
+def main():
+    measurements, name = dict(choices=choices, late=late), "python -m extras.llm.weights"
     with program(name), torch.no_grad():
-        p = command_line(name, description)
-        p.add_argument("what", nargs="?", choices=measurements, default=next(iter(measurements)))
+        p = command_line(name, __doc__)
+        p.add_argument("what", choices=measurements)
         p.add_argument("--model", default=MODELS[-1], help="name, .gguf file or folder")
         p.add_argument("--n", type=int, default=100, help="questions")
         p.add_argument("--seed", type=int, default=0, help="seed of the questions")
         p.add_argument("--out", type=Path, default=Path("out"), help="folder for the rows")
         args = p.parse_args()
-        if args.n < GROUP or args.n % GROUP:
-            p.error(f"--n must be {GROUP} or a multiple of it, since so many share their examples")
+        if args.n < 1:
+            p.error("--n must be positive")
         warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
         model, short = load(args.model), Path(args.model).name
         rows = measurements[args.what](*model, short, args.n, args.seed)
         rows = [dict(model=short, n=args.n, seed=args.seed) | row for row in rows]
         write_file(args.out / f"{args.what}_{short}.jsonl", rows)
-        return rows, args.out
-
-
-def main():
-    run("python -m extras.llm.weights", __doc__, dict(hops=hops, choices=choices, late=late))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,15 @@
-"""The circuits that ablate.py found in many runs, and what else is asked of their weights.
+"""The circuits that ablate.py found in many runs, and whether a second search finds them again.
 
     python -m extras.studies.circuits results/runs/default.jsonl            # prints the tables
-    python -m extras.studies.circuits results/[ABCD] --out results/figures  # asks the weights
+    python -m extras.studies.circuits results/[ABCD] --out results/figures  # searches again
 
-A run whose weights are asked is a row of circuits.jsonl:
-
-    error: of each head, how far what it reads of other tokens is from the same attention on the
-        token itself, relative to how far it is from its mean over sequences
-    losses, found: of the heads in which this is below 1, if there are any: the highest loss of a
-        symbol of the full model if what they read of other tokens is replaced, and the circuit that
-        the search finds if they read the token itself outside of their paths
-    again, own: of other runs with a circuit, the number of paths that a search on other sequences
-        finds, and of ours among them; the heads in which the circuit needs what a token reads of
-        itself
+circuits.jsonl has a row for each run with weights and a circuit: paths, their number; again, how
+many paths a search on other sequences finds, and how many of ours are among them.
 """
-
-import itertools
 
 import ablate
 import train
-from ablate import ANOTHER, BOTH, MEAN, PatchedModel, Reference, by_head, mask_of, paths_in
-from data import held_out, progress
+from ablate import BOTH, paths_in
 from extras.studies import command, markdown, rows_by, span
 from extras.studies.rows import RESULTS, committed, name_of
 
@@ -40,112 +29,16 @@ GROUPS = {
 }
 
 
-# ---- heads that read of other tokens what the token itself shows
-
-
-def errors(reference):
-    """Return {head: error} of what each head reads of other tokens in a Reference. The error is the
-    squared distance to the same attention on the token itself, relative to that to the mean over
-    sequences: below 1 in a head that copies a symbol from tokens that show the same one. A head
-    that reads nothing has none."""
-    found = {}
-    for head, (pattern, values) in reference.reads.items():
-        others = pattern - torch.diag_embed(pattern.diagonal(dim1=1, dim2=2))
-        read, given = others @ values, others.sum(-1, keepdim=True)  # (n, T, size), (n, T, 1)
-        from_itself = (read - given * values).square().sum()
-        from_mean = (read - read.mean(0)).square().sum()
-        if from_mean > 0:
-            found[head] = (from_itself / from_mean).item()
-    return found
-
-
-class Copying(PatchedModel):
-    """A patched model in which some heads read nothing of a reference: what a token attends to
-    outside of their paths, it reads of itself."""
-
-    def __init__(self, model, flags, numbers, heads, reference=None):
-        super().__init__(model, flags, train.sequences(flags, numbers), reference)
-        self.copying = heads
-
-    def ablate(self, head, paths, keep=True, by=MEAN):
-        if not keep or head not in self.copying:
-            return super().ablate(head, paths, keep, by)
-        along = mask_of(paths, self.problem, self.batch.positions)
-
-        def write(pattern, values):
-            outside = (pattern * ~along).sum(-1, keepdim=True)
-            return (pattern * along) @ values + outside * values
-
-        return write
-
-
-def search_copying(model, flags, heads, threshold, count=1024):
-    """Return (paths, part of the report) as find_circuit does, with these heads copying. Stars are
-    no candidates: in rope_s4, on which this was developed, they cost over 1% of the answers."""
-    reference = Reference(model, flags)
-    donors = Reference(model, flags, train.sequences(flags, held_out("means", 512)[256:]))
-    numbers = held_out("search", ablate.FEW + ablate.MANY)
-    few = Copying(model, flags, numbers[: ablate.FEW], heads, reference)
-    many = Copying(model, flags, numbers[ablate.FEW :], heads, reference)
-    fresh = Copying(model, flags, held_out("circuits", count), heads, donors)
-    for ablations, floor in itertools.product((BOTH, (MEAN,)), ablate.SHARES):
-        ranked = ablate.candidates(reference, flags.problem, floor / flags.N)
-        ranked = [path for path in ranked if not path.star]
-        paths = ablate.search(few, many, ranked, ablations, ablate.MARGIN * threshold)
-        if paths is not None:
-            return paths, ablate.verdict(fresh, paths, ablations, threshold)
-    return frozenset(), dict(verdict="not validated")
-
-
-def replaced(model, flags, heads, n=256):
-    """Return {what replaces what these heads read of other tokens: the full model's worst loss}."""
-    patched = Copying(model, flags, held_out("circuits", n), ())
-    copying = Copying(model, flags, held_out("circuits", n), heads, patched.reference)
-    found = dict(nothing=patched.baseline)
-    for by in BOTH:
-        found[by] = patched.losses({head: patched.ablate(head, (), by=by) for head in heads})
-    found["itself"] = copying.losses({head: copying.ablate(head, ()) for head in heads})
-    return {by: round(losses.mean((0, 1)).max().item(), 4) for by, losses in found.items()}
-
-
-# ---- what else is asked of a circuit
-
-
-def without_own_tokens(patched, paths, head):
-    """Return the losses of a circuit in which a head reads along its paths alone, and all else at
-    its mean over sequences, what a token reads of itself too."""
-    group, (pattern, values) = by_head(paths).get(head, ()), patched.reference.reads[head]
-    along = mask_of(group, patched.problem, patched.batch.positions)
-    there = mask_of(group, patched.problem, patched.reference.batch.positions)
-    mean = ((pattern * ~there) @ values).mean(0)  # (T, size)
-
-    def write(pattern, values):
-        return (pattern * along) @ values + mean.to(values)
-
-    return patched.circuit(paths, changed={head: write})
+# ---- a second search
 
 
 @torch.no_grad()
-def ask(row, n=64):
-    """Return the row of circuits.jsonl of a run directory with weights; n: sequences for own."""
+def search_again(row):
+    """Return the row of circuits.jsonl of a run directory with weights."""
     model, flags = train.load(row["folder"])
-    paths, threshold = frozenset(paths_in(row["report"])), row["report"]["threshold"]
-    patched = PatchedModel(model, flags, train.sequences(flags, held_out("circuits", n)))
-    error = errors(patched.reference)
-    answers = dict(run=name_of(row), verdict=row["report"]["verdict"], paths=len(paths))
-    answers["error"] = {"L{}H{}".format(*head): float(f"{error[head]:.3g}") for head in error}
-    if heads := [head for head in error if error[head] < 1]:
-        found, part = search_copying(model, flags, heads, threshold)
-        answers["losses"] = replaced(model, flags, heads)
-        answers["found"] = dict(paths=[*map(str, sorted(found))], **part)
-    elif paths:
-        answers.update(own=[])
-        for head in progress("head", [*patched.reference.reads]):
-            if without_own_tokens(patched, paths, head).mean((0, 1)).max() >= threshold:
-                answers["own"].append("L{}H{}".format(*head))
-        other = paths_in(ablate.find_circuit(model, flags.replace(seed=10**6), threshold))
-        answers["again"] = [len(other), len(paths & other.keys())]
-    return answers
+    paths, threshold = paths_in(row["report"]).keys(), row["report"]["threshold"]
+    other = paths_in(ablate.find_circuit(model, flags.replace(seed=10**6), threshold)).keys()
+    return dict(run=name_of(row), paths=len(paths), again=[len(other), len(paths & other)])
 
 
 # ---- tables of the reports
@@ -197,6 +90,21 @@ def counted(rows):
     return f"{' / '.join(map(str, counts))} of {len(rows)}" if rows else "none"
 
 
+def both(name, after=False):
+    rows = seeds(name, after)
+    return f"{sum('both' in row['report']['verdict'] for row in rows)} of {len(rows)}"
+
+
+def answer():
+    """Return in how many runs a circuit is validated."""
+    return f"""\
+**Answer.** A circuit is validated under both ablations in {both("main command")} seeds of the main
+command on which the search was fitted, and in {both("main command", True)} fresh ones, searched
+once after it was frozen. With RoPE it is in {both("AdamW with RoPE")} and
+{both("AdamW with RoPE", True)}, in conditional retrieval in {both("conditional retrieval")} runs (5
+seeds)."""
+
+
 def groups_table():
     """Return a row per group of committed runs: the counts on seeds on which the search was fitted,
     and on seeds searched once after it was frozen; how large the circuits are."""
@@ -242,51 +150,23 @@ def papers_test():
 ({by_earlier(rows)} of the reports are by the search of {EARLIER})."""
 
 
-# ---- tables of circuits.jsonl
-
-
-def asked(key):
-    """Return the rows of the committed circuits.jsonl that have an answer of this name."""
-    return [row for row in train.read_file(RESULTS / "figures/circuits.jsonl") if key in row]
-
-
-def asked_table():
-    """Return a row per run that has a circuit, and no head that copies the token's own symbol."""
-    lines = []
-    for row in asked("again"):
-        cells = f"{min(row['error'].values()):.2f}", " ".join(row["own"]) or "none"
-        lines.append([row["run"], row["paths"], *cells, "{1} of {0}".format(*row["again"])])
-    ends = "lowest error", "needed of the token itself in", "ours of those of a second search"
-    return markdown(["run", "paths", *ends], *lines)
-
-
-def copying_table():
-    """Return a row per run with RoPE: its heads that copy the token's own symbol, if any."""
-    lines = []
-    for row in (row for row in asked("error") if row["run"].startswith("rope")):
-        found = row.get("found", dict(verdict=""))
-        heads = ", ".join(f"{head} {x:.2f}" for head, x in row["error"].items() if x < 1)
-        rest = min(error for error in row["error"].values() if error >= 1)
-        cells = [f"{loss:.3f}" for loss in row.get("losses", {}).values()] or [""] * 4
-        for report in row, found:
-            cells.append(report["verdict"].removeprefix("validated under ").partition(":")[0])
-        lines.append([row["run"], f"{heads or 'none'} ({rest:.2f})", *cells])
-    head = "run", "heads, error (lowest of others)", "full model", "by mean", f"by {ANOTHER}"
-    return markdown([*head, "by itself", "validated under", "with itself"], *lines)
+def again_table():
+    """Return a row per run that was searched a second time."""
+    rows = train.read_file(RESULTS / "figures/circuits.jsonl")
+    lines = [(row["run"], row["paths"], "{1} of {0}".format(*row["again"])) for row in rows]
+    return markdown(["run", "paths", "ours of those of a second search"], *lines)
 
 
 # ---- the command line
 
 
 def draw(rows, out):
-    """Put into circuits.jsonl what is asked of the runs that have weights and were searched; a row
-    replaces the one of the same run."""
+    """Put into circuits.jsonl the runs that have weights and a circuit, the others stay."""
     file = out / "circuits.jsonl"
     kept = rows_by(file, "run")
     for row in rows:
-        solved = not row["report"].get("verdict", "not searched").startswith("not searched")
-        if row["folder"] and solved:
-            kept[name_of(row)] = ask(row)
+        if row["folder"] and row["report"].get("paths"):
+            kept[name_of(row)] = search_again(row)
             train.write_file(file, [kept[run] for run in sorted(kept)])
     return file
 

@@ -12,7 +12,6 @@ from ablate import by_head, parts_of, paths_in
 from data import command_line, program
 from extras import studies
 from extras.studies import metrics, order
-from extras.studies.onset import with_onsets
 from extras.studies.rows import RESULTS, committed, once, settings_of
 from extras.studies.theory import least_layers, paper_bound
 from train import DEFAULTS, Flags, read_file
@@ -295,18 +294,12 @@ def sections_9_and_10():
     for row in with_circuit():
         reuse.append(lost_without(row, "1b -> 1a", row["flags"].target_names[1:]))
         control.append(lost_without(row, "{0}b -> {0}a".format(row["flags"].D), ["x_1"]))
-    begun = []
-    for rotary in "input", "qk":
-        onsets = [row["onsets"] for row in with_onsets(rotary)]
-        sooner = [row["1b -> 1a"] is None or row["1b -> 1a"] > row["x_1"] for row in onsets]
-        begun.append(f"{sum(sooner)} of {len(sooner)}")
     first, first_by = scan(rows, order.induction_first)
-    without = "x_1 began before 1b -> 1a did: {} (Muon), {} (RoPE)".format(*begun)
     return dict(
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], f"at steps {learned}"),
         abrupt=([(flags, fall < wait) for flags, (wait, fall) in falls], "", medians),
         first=(first, f"{first_by}; of {older} without a report, all measured paths"),
-        needs=(needs_both(), without),
+        needs=(needs_both(), ""),
         reuse=(reuse, f"control: x_1 lost without the last kb -> ka: {count(control)}"),
         reads=scan(rows, order.reads_in_order),
         one=scan(rows, lambda row, level: {*order.new_heads(row, level)} == {1}),

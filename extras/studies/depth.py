@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 
 
 ROWS = Path("results/runs/depth_width.jsonl")
-PREDICTED = Path("results/runs/depth_predicted.jsonl")  # written before the runs; see its commits
 FIGURES = Path("results/figures")
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
 SERVED = 0.25  # the loss below which a slot is served; an unserved one has about 1
@@ -222,20 +221,13 @@ def plain_rows():
     return [*longest.values()]
 
 
-def one_layer_rows(sizes=False):
-    """Return the rows of one layer, one step and the recipe; sizes: with other head sizes too."""
+def one_layer_rows():
+    """Return the rows of one layer, one step and the recipe."""
     found = []
     for (other, layers, *_, D), group in cells().items():
-        if layers == D == 1 and (not other or sizes and "--head-size" in other):
+        if layers == D == 1 and not other:
             found += group
     return found
-
-
-def name_of(cell):
-    """Return 2/4/4 `--task shuffled`, layers/heads/N, with D if it is not the number of layers."""
-    other, layers, N, heads, D = cell
-    text = f"{layers}/{heads}/{N}" + (f" D={D}" if layers != D else "")
-    return text + f" `{other}`" * bool(other)
 
 
 def losses_text(group, k):
@@ -391,86 +383,6 @@ def print_swaps(out):
     out(f"{SERVED}) in {deeper[0]} and {deeper[1]} of {len(two)}.")
 
 
-def print_few(out):
-    """Print what few heads do: the slots that they serve, and what they read by place."""
-    rows = [row for row in one_layer_rows() if row["N"] == 4]
-    two = [sorted(row["how"]["by_slot"]) for row in rows if row["heads"] == 2]
-    slots = ", ".join(span(losses) for losses in zip(*two, strict=True))
-    out(f"**Few heads.** With two heads and N = 4 the losses of the slots are {slots}")
-    out(f"(n = {len(two)}), as if one head served one, one mixed two, and the last were given up.")
-    hows = [row["how"] for row in rows if "fixed_values" in row["how"]]
-    values, keys = (span([how[name] for how in hows]) for name in ("fixed_values", "fixed_keys"))
-    out("Values are read mostly by place, keys by content: with the mean attention to all 1b the")
-    out(f"loss rises by {values}, to all 1a by {keys} (N = 4, 2 to 8 heads, n = {len(hows)}).")
-
-
-def print_width(out):
-    """Print how many models solve x_1 with heads of each size."""
-    groups = collections.defaultdict(list)
-    for row in one_layer_rows(sizes=True):
-        groups[size_of(row)].append(row)
-    for text, low, high in ("N heads or fewer", 0, 1), ("2N or more", 2, math.inf):
-        counts = []
-        for size in sorted(groups):
-            rows = [row for row in groups[size] if low <= row["heads"] / row["N"] <= high]
-            if rows:
-                counts.append(f"size {size}: {solved_of(rows)}")
-        out(f"- with {text}, {', '.join(counts)}")
-
-
-def size_of(row):
-    """Return the head size of a row of one layer."""
-    return int(row["other"].split()[-1]) if row["other"] else 32
-
-
-def prediction_of(line, groups):
-    """Return (inside, text) of a prediction: whether the runs came out as predicted, and what was
-    predicted and came out; None if there is no such run."""
-    cell = tuple(line[name] for name in ("other", "layers", "N", "heads", "D"))
-    found = [{**row, **row.get("how", {})} for row in groups.get(cell, [])]
-    values = [row[line["loss"]] for row in found if line["loss"] in row]
-    if not values:
-        return None
-    value = dict(median=statistics.median, min=min, max=max)[line["of"]](values)
-    interval = f"{line['low']:g} to {line['high']:g}"
-    text = f"{name_of(cell)} {line['loss']}: {line['of']} {value:.3f}, not {interval}"
-    return line["low"] <= value <= line["high"], text
-
-
-def predictions_table():
-    """Return how many predictions came out as they were written down, those whose cell had a pilot
-    and the others."""
-    groups, topics = cells(), collections.defaultdict(list)
-    for line in train.read_file(PREDICTED):
-        topic = "larger k"
-        if line["written"] < "2026-11-26 06":
-            topic = "heads and layers"
-        elif "fixed_" in line["loss"]:
-            topic = "values and keys"
-        elif "--task" in line["other"]:
-            topic = "places that say nothing"
-        elif line["layers"] == line["D"] == 1:
-            topic = "width"
-        topics[topic].append((line, prediction_of(line, groups)))
-    lines = []
-    for topic, predictions in topics.items():
-        texts = []
-        for piloted in True, False:
-            found = [result for line, result in predictions if bool(line["pilots"]) == piloted]
-            inside = [inside for inside, _ in filter(None, found)]
-            texts.append(f"{sum(inside)} of {len(inside)}" if inside else "")
-        lines.append((topic, *texts, [result for _, result in predictions].count(None)))
-    return markdown(("about", "after a pilot", "without one", "not run"), *lines)
-
-
-def misses():
-    """Yield the predictions that did not come out, with what was measured."""
-    for line in train.read_file(PREDICTED):
-        result = prediction_of(line, cells())
-        if result and not result[0]:
-            yield result[1]
-
-
 # ---- what the page prints of the laws and of the sweep
 
 
@@ -521,28 +433,6 @@ def diagram_table():
     return markdown(head, *table)
 
 
-def mechanism_table():
-    """Return the table of what the heads of models do that solved x_D in fewer layers than it takes
-    by content: ranges of the numbers of heads, layer by layer, and of the errors after a swap."""
-    lines = []
-    for cell, group in cells().items():
-        hows = [row["how"] for row in group if "how" in row and solves(row)]
-        if not hows:
-            continue
-        line = [name_of(cell), len(hows)]
-        for kind in "content", "place":
-            layers = range(cell[1])
-            counts = [[count(how, kind, layer) for how in hows] for layer in layers]
-            line.append(", ".join(span(numbers, "{}") for numbers in counts))
-        line.append(sum(bool(how.get("address")) for how in hows))
-        for name in "swap", "swap_rest":
-            pairs = [how[name] for how in hows if name in how]
-            line.append("/".join(span(errors) for errors in zip(*pairs, strict=True)))
-        lines.append(line)
-    head = "layers/heads/N", "n", "content heads", "place heads", "with an address"
-    return markdown((*head, "swapped: new/own", "all others: new/own"), *lines)
-
-
 # ---- figures
 
 
@@ -571,73 +461,11 @@ def draw_stair(path=FIGURES / "stair.png"):
     analyze.save_figure(figure, path)
 
 
-def draw_address(name="L1_H5_N4_D1_s1", path=FIGURES / "address.png"):
-    """Draw where the queries of one model look: the mean attention of each head to each token of a
-    pair, and to the 1a of the own chain, wherever it stands."""
-    rows = train.read_file(ROWS)
-    row = next(row for row in rows if row["run"] == name)
-    how, tokens = row["how"], range(2 * row["N"])
-    most = {head: reads.index(max(reads)) for head, reads in how["reads"].items()}
-    heads = sorted(most, key=lambda head: (head in how["address"], most[head]))
-    figure = Figure(figsize=(7, 2.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[len(tokens), 1.6])
-    reads = [how["reads"][head][: len(tokens)] for head in heads]
-    for panel, table in (left, reads), (right, [[how["own"][head]] for head in heads]):
-        image = panel.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-        for y, values in enumerate(table):
-            for x, value in enumerate(values):
-                color = "white" if value > 0.5 else "black"
-                panel.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
-        panel.set_yticks(range(len(table)), [f"head {head[3:]}" for head in heads])
-    names = [f"1{'ab'[token % 2]} of\nslot {token // 2}" for token in tokens]
-    left.set_xticks(tokens, names, fontsize=7)
-    left.set_title("by place: to the token that stands there", fontsize="medium")
-    right.set_xticks([0], ["own 1a"], fontsize=7)
-    right.set_title("by content: to", fontsize="medium")
-    figure.colorbar(image, label="attention")
-    alike = cells()["", 1, row["N"], row["heads"], 1]
-    title = f"One layer of {row['heads']} heads, {sum(map(has_address_and_values, alike))} of"
-    title += f" {len(alike)} seeds like this: mean attention of the queries ({how['n']} sequences)"
-    figure.suptitle(title, fontsize="medium")
-    analyze.save_figure(figure, path)
-
-
-def draw_width(path=FIGURES / "width.png"):
-    """Draw how many slots models of one layer serve, by their heads and the size of a head."""
-    groups = collections.defaultdict(list)
-    for row in one_layer_rows(sizes=True):
-        served = sum(loss < SERVED for loss in row["how"]["by_slot"]) / row["N"]
-        groups[row["N"]].append((row["heads"] / row["N"], size_of(row), served))
-    figure = Figure(figsize=(7.4, 4.6), layout="constrained")
-    panel = figure.subplots()
-    for number, N in enumerate(sorted(groups)):
-        shared = collections.defaultdict(list)
-        for heads, size, served in groups[N]:
-            shared[heads, size * 1.09**number].append(served)  # N stand above each other
-        share = [statistics.mean(served) for served in shared.values()]
-        style = dict(marker="ovsD^P"[number], s=50, cmap="Blues", vmin=0, vmax=1, ec="black")
-        label = f"N = {N}, n = {len(groups[N])}"
-        image = panel.scatter(*zip(*shared, strict=True), c=share, label=label, **style)
-    panel.plot([1 / 16, 8], [64, 0.5], "r--", lw=1, label="heads x size = N K, the values' numbers")
-    for heads, style in (1, ":"), (2, "-"):
-        panel.axvline(heads, color="0.5", ls=style, lw=1, zorder=0, label=f"heads = {heads} N")
-    panel.set(xscale="log", yscale="log", xlabel="heads / N", ylabel="head size", ylim=(3, 120))
-    panel.set_xticks([1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8], ["1/8", "1/4", "1/2", *"1248"])
-    panel.set_yticks([4, 8, 16, 32, 64], [4, 8, 16, 32, 64])
-    panel.minorticks_off()
-    panel.set_title("One layer, $x_1$, K = 4: slots served, mean over seeds", fontsize="medium")
-    figure.colorbar(image, label=f"share of the N slots with a loss below {SERVED}")
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    analyze.save_figure(figure, path)
-
-
 if __name__ == "__main__":
     with program("python -m extras.studies.depth"):
         p = command_line("python -m extras.studies.depth", __doc__)
         p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
         measure(p.parse_args().run)
-        print(diagram_table(), mechanism_table(), *misses(), sep="\n\n")
+        print(diagram_table())
         draw_stair()
-        draw_address()
-        draw_width()
         places.draw_transfer(train.read_file(ROWS), FIGURES / "places.png")

@@ -11,13 +11,6 @@ from data import command_line, program
 from extras.studies.theory import frozen_paths
 
 
-def run_with(flags, intervene, **note):
-    """Train a run, or continue it, like train.run_once; note: what config.json says besides."""
-    train.run_once(flags, intervene=intervene)
-    file = flags.out / "config.json"
-    train.write_file(file, train.read_file(file) | note)
-
-
 if __name__ == "__main__":
     with program("python -m extras.studies.frozen"):
         p = command_line("python -m extras.studies.frozen", __doc__)
@@ -29,5 +22,7 @@ if __name__ == "__main__":
         def intervene(step, positions):
             return frozen_heads(paths, flags.problem, positions)
 
-        run_with(flags, intervene, circuit=args.circuit)
+        train.run_once(flags, intervene=intervene)
+        file = flags.out / "config.json"
+        train.write_file(file, train.read_file(file) | dict(circuit=args.circuit))
         print(train.summary(flags.out))

@@ -11,7 +11,6 @@ above: by how many standard errors each is better than for the x_k of other chai
 import train
 from data import held_out, progress
 from extras import studies
-from extras.studies.onset import own_above_others
 from extras.studies.rows import RESULTS
 from extras.studies.theory import paper_bound
 
@@ -20,6 +19,13 @@ import torch.nn.functional as F
 
 
 SHOWN = 3  # standard errors from which on a metric shows that a symbol is learned
+
+
+def own_above_others(values):
+    """Return by how much those on the diagonal of values (..., N, N) are above the others."""
+    N = values.shape[-1]
+    own = values.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (own - (values.sum((-2, -1)) - own) / (N - 1)) / N
 
 
 def measures(predictions, targets):

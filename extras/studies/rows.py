@@ -68,6 +68,8 @@ def load(sources):
             row = dict(report={}, emergence={}) | row
             row["folder"] = None if many else source
             row["group"] = source.stem if many else source.absolute().parent.name
+            if "/" in row["name"]:  # of others.jsonl, which holds small groups
+                row["group"], row["name"] = row["name"].split("/")
             row["flags"] = flags = Flags(**(DEFAULTS | row["config"]))
             row["settings"] = settings_of(flags)
             last, level = row["log"][-1], flags.problem.learned_below

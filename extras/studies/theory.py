@@ -168,60 +168,7 @@ def wide_depth(D):
     return D.bit_length()
 
 
-# ---- the law with heads: width in place of depth
-
-
-def gates_error(N, heads):
-    """Return the least error of x_1 in one layer if every head brings one mixture of N Gaussian
-    values whose ratios do not depend on which pair is the own one (two values of 1 or -1 can be
-    told from one sum). Gates reach it, without an MLP: a head reads its values by place, unless a
-    key of another slot matches the query and draws all of its attention.
-
-    Why: let attention to values depend on their places and the query's symbol alone, and let heads
-    read values linearly. Which pair is the own one can scale what a head brings, but not the ratio
-    of its values, so the span of the mixtures does not depend on the own slot. Given the mixtures,
-    the covariance of the N independent values is the projection onto the complement of the span,
-    with trace at least N - heads; averaged over the own slot this is the error. LayerNorm breaks
-    the conditions, see `normed_error`, and so does attention that depends on values."""
-    return 1 - min(heads, N) / N
-
-
-def normed_error(N, heads, K=4, scale=1000, n=2**15):
-    """Return the least error, over n sequences, of a readout that knows the own slot and is linear,
-    if every head brings one mixture of values that LayerNorm has divided by their lengths. The
-    length is that of the value and of a vector of its place. If this is long, it tells one number
-    of each value; a head brings the N lengths beside the mixture. For N <= K these are of different
-    directions, and leave 1 - H/N - 1/K."""
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(n, N, K, generator=generator, dtype=torch.double)
-    places = scale * torch.eye(N, K, dtype=torch.double)
-    inverse = 1 / (values + places).norm(dim=2)  # (n, N)
-    brought = [inverse]
-    for weights in torch.rand(heads, N, generator=generator, dtype=torch.double):
-        brought.append((weights[:, None] * values * inverse[:, :, None]).sum(1))  # (n, K)
-    brought = torch.cat(brought, 1) * scale
-    brought = brought - brought.mean(0)
-    answers = values.flatten(1)
-    solution = torch.linalg.lstsq(brought, answers).solution
-    return (brought @ solution - answers).square().mean().item()
-
-
-@torch.no_grad()
-def gates_simulated(N, heads, sharpness=1e4, n=4096, K=4):
-    """Return the error of the gates over n sequences, with attention scores and what is read taken
-    as any function of the two tokens (no LayerNorm): head h attends to the values of the slots h,
-    h + heads, ..., unless the key of another slot matches, which writes nothing."""
-    keys, values = torch.randn(2, n, N, K, generator=torch.Generator().manual_seed(0))
-    slots, own, answer = torch.arange(N), torch.arange(n) % N, 0
-    distance = (keys - keys[range(n), own, None]).square().sum(-1)
-    for first in range(heads):
-        group = slots % heads == first
-        scores = torch.stack([-sharpness * distance, torch.full((n, N), -0.05 * sharpness)], 2)
-        scores[:, group, 0] = -math.inf
-        scores[:, ~group, 1] = -math.inf
-        pattern = scores.flatten(1).softmax(1).view(n, N, 2)
-        answer = answer + (pattern[:, :, 1:] * values).sum(1)
-    return (answer - values[range(n), own]).square().mean().item()
+# ---- one layer by hand
 
 
 @torch.no_grad()
@@ -349,10 +296,6 @@ def main():
         unmasked, causal = (least_layers(chain(1, D), mask)[-1] for mask in (False, True))
         laws = paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal
         print(row(D, *laws, wide_depth(D), least_layers(chain(1, D), wide=True)[-1]))
-    for N, heads in (2, 1), (4, 1), (4, 2):
-        errors = gates_error(N, heads), gates_simulated(N, heads), normed_error(N, heads)
-        text = "N = {}, heads {}: mixtures leave {:.2f}, simulated {:.2f}; with LayerNorm {:.2f}"
-        print(text.format(N, heads, *errors))
 
 
 def draw_flow(path, D=5):
