@@ -69,12 +69,6 @@ class Path(NamedTuple):
         """What is read, without the star."""
         return self.read.rstrip("*")
 
-    def marks(self, problem, positions):
-        """Return two (B, N, T) of 0 and 1, which token of each chain reads and what it reads;
-        positions (B, N, roles) as in a Batch."""
-        reader = marks_of(self.reader, problem, positions)
-        return reader, marks_of(self.read, problem, positions)
-
 
 def parts_of(end):
     """Return (role, offset) of an end of a path: ("3b", 1) of 3b+1, ("3b", 0) of 3b and 3b*."""
@@ -84,7 +78,8 @@ def parts_of(end):
 
 def marks_of(end, problem, positions):
     """Return (B, N, T) of 0 and 1: which token of each chain is this end of a path; of a star, the
-    tokens of all chains. None is where it would stand behind the sequence."""
+    tokens of all chains. None is where it would stand behind the sequence. positions (B, N, roles)
+    as in a Batch."""
     role, offset = parts_of(end)
     tokens = positions[:, :, problem.names.index(role)] + offset  # (B, N)
     marks = (tokens[..., None] == torch.arange(problem.T, device=tokens.device)).float()
@@ -97,16 +92,16 @@ def mask_of(paths, problem, positions):
     """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
     count = torch.zeros(len(positions), problem.T, problem.T, device=positions.device)
     for path in paths:
-        reader, read = path.marks(problem, positions)
-        count += reader.mT @ read
+        reader = marks_of(path.reader, problem, positions)
+        count += reader.mT @ marks_of(path.read, problem, positions)
     return count > 0
 
 
 def attention_on(pattern, path, problem, positions):
     """Return the attention (..., B, N) of each chain's reader to what it reads along a path, in
     patterns (..., B, T, T)."""
-    reader, read = path.marks(problem, positions)
-    return ((reader @ pattern) * read).sum(-1)
+    given = marks_of(path.reader, problem, positions) @ pattern  # (..., B, N, T)
+    return (given * marks_of(path.read, problem, positions)).sum(-1)
 
 
 def by_head(paths):

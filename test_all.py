@@ -270,7 +270,7 @@ def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
     assert (tmp_path / "figure4.png").exists()
 
     # nothing is trained twice, and no row is lost
-    assert "0 runs to do" in run_main(sweep, grid)[1]
+    assert "0 to do" in run_main(sweep, grid)[1]
     (tmp_path / rows[0]["run"]).rename(tmp_path / "elsewhere")
     assert "is gone" in run_main(sweep, grid)[2]
 

@@ -36,12 +36,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 # ---- training; `flags` are the Flags below
 
 
-def run_once(flags, intervene=None):
+def run_once(flags):
     """Train a run in its directory, or continue it. FileExistsError as open_run says;
-    FloatingPointError if the loss is not finite.
-
-    intervene: f(step, positions (B, N, roles)) -> heads as in Transformer.forward, or None, in
-    every training step and evaluation."""
+    FloatingPointError if the loss is not finite."""
     run = flags.out
     open_run(flags)
     if (run / "model.pt").exists():
@@ -80,7 +77,7 @@ def run_once(flags, intervene=None):
         # evaluate and log
         lr = flags.lr * schedule(step, flags)
         if evaluates:
-            parts = evaluate(averaged.module, flags, step=step, intervene=intervene)
+            parts = evaluate(averaged.module, flags)
             row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
             if recent:
                 row["train"], row["grad_norm"] = torch.stack(recent).mean(0).tolist()
@@ -91,7 +88,7 @@ def run_once(flags, intervene=None):
 
             # the lowest of many validation losses is biased: more sequences confirm it
             if last or row["val"] < flags.stop_below:
-                parts = evaluate(averaged.module, flags, "confirmation", 8192, step, intervene)
+                parts = evaluate(averaged.module, flags, "confirmation", 8192)
                 row["confirmed"] = sum(parts) / len(parts)
                 last = last or row["confirmed"] < flags.stop_below
             rows, recent = [*rows, row], []
@@ -105,7 +102,7 @@ def run_once(flags, intervene=None):
         # one step: forward, backward, clip, update
         torch.manual_seed(hash((flags.seed, step)))  # a resumed run has the same dropout
         index = data.batch_index(flags.seed, step, flags.batch, flags.examples)
-        loss = losses_of(model, flags, index, step, intervene).mean()
+        loss = losses_of(model, flags, index).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip or math.inf)
         for optimizer in optimizers:
@@ -125,20 +122,19 @@ def schedule(step, flags):
     return min(warmup, 1, decay)
 
 
-def losses_of(model, flags, index, step=0, intervene=None):
+def losses_of(model, flags, index):
     """Return the partial losses (B, target symbols) of a model on the examples `index` (B,)."""
     batch = sequences(flags, index.to(flags.device))
-    heads = intervene(step, batch.positions) if intervene else None
     with precision(flags):
-        predictions = model(batch.inputs, heads=heads)  # (B, N, target symbols * K)
+        predictions = model(batch.inputs)  # (B, N, target symbols * K)
     return data.partial_losses(predictions, batch.targets, flags.K)
 
 
 @torch.no_grad()
-def evaluate(model, flags, split="validation", n=1024, step=0, intervene=None):
+def evaluate(model, flags, split="validation", n=1024):
     """Return the list of partial losses on n sequences that training never sees."""
     parts = data.held_out(split, n).split(256)
-    losses = [losses_of(model, flags, index, step, intervene) for index in parts]
+    losses = [losses_of(model, flags, index) for index in parts]
     return torch.cat(losses).mean(0).tolist()
 
 
