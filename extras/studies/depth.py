@@ -14,9 +14,9 @@ from pathlib import Path
 import analyze
 import sweep
 import train
-from data import command_line, held_out, make_batch, partial_losses, program, progress
+from data import command_line, held_out, partial_losses, progress
 from extras.studies import committed, load_rows, markdown, places, span, spread
-from extras.studies.theory import causal_depth, constructed, shuffled_depths
+from extras.studies.theory import causal_depth
 from train import Flags
 
 import torch
@@ -50,7 +50,7 @@ def row_of(run):
     before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
     row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
     if flags.task in places.TASKS:
-        return row | places.transfer(run)
+        return row
     beyond = [k for k in range(1, flags.D + 1) if needed(row["other"], k) > flags.layers]
     if any(knows(row, k) for k in beyond) or flags.layers == flags.D == 1:
         row["how"] = mechanism(run)
@@ -72,7 +72,7 @@ def measure(folders):
 def needed(other, k):
     """Return the layers that x_k takes by content, with pairs read from step D to step 1, or, if
     steps are shuffled, in the best order."""
-    return min(shuffled_depths(k)[-1]) if "shuffled" in other else causal_depth(k)
+    return causal_depth(k)
 
 
 def knows(row, k):
@@ -245,7 +245,7 @@ def wide_rows():
 
 def far_rows(layers):
     """Return the rows of so many layers where pairs stand anywhere among 20 distractors."""
-    kind = f"--task {places.FAR}", layers
+    kind = f"--task random20", layers
     return [row for cell, rows in cells().items() if cell[:2] == kind for row in rows]
 
 
@@ -295,21 +295,11 @@ def places_table():
         if task in places.TASKS:
             kind, number = "fixed", N
             if "random" in task:
-                kind, number = "random", len(places.TASKS[task](N, 1).distractors) + 2 * N - 1
+                kind, number = "random", int(task[6:]) + 2 * N - 1
             cases[N, layers, number, kind][heads] = f"{solved_of(group)}: {losses_text(group, 1)}"
     lines = [(*case, cases[case].get(8, ""), cases[case].get(16, "")) for case in sorted(cases)]
     head = "N", "layers", "places of a 1b", "", "8 heads: solve D = 1, loss", "16 heads"
     return markdown(head, *lines)
-
-
-def print_transfer(out):
-    """Print what one layer answers at many random places, trained at them or at fixed ones."""
-    many, fixed = far_rows(1), cells()[f"--task {places.NEAR}", 1, 2, 8, 1]
-    gap = max(abs(row["x_1"] - places.loss_of_average(row)) for row in many)
-    moved, still = (span([row[name] for row in fixed]) for name in ("moved", "at_trained"))
-    out("At 23 or 27 places, one layer has the loss of answering the average of all tokens, within")
-    out(f"{gap:.3f} (n = {len(many)}). Trained at fixed places, it has {moved} at random ones, but")
-    out(f"{still} where the own pair stands as in training (n = {len(fixed)}).")
 
 
 def further_table():
@@ -386,18 +376,6 @@ def print_swaps(out):
 # ---- what the page prints of the laws and of the sweep
 
 
-def print_constructed(out, n=2048):
-    """Print the loss of the constructed model."""
-    losses = []
-    for N in (2, 4, 8, 16):
-        batch = make_batch(0, torch.arange(n), N, 1, 4)
-        with torch.no_grad():
-            losses.append((constructed(N)(batch.inputs) - batch.targets).square().mean())
-    losses = ", ".join(f"{loss:.0e}" for loss in losses)
-    out("Set by hand (`theory.constructed`), one layer of N + 1 heads solves D = 1: its losses for")
-    out(f"N = 2, 4, 8 and 16 are {losses}.")
-
-
 def print_sweep(out):
     """Print what the runs of our sweeps learned with implicit curriculum, beside content."""
     steps, beyond = collections.Counter(), 0
@@ -462,10 +440,8 @@ def draw_stair(path=FIGURES / "stair.png"):
 
 
 if __name__ == "__main__":
-    with program("python -m extras.studies.depth"):
-        p = command_line("python -m extras.studies.depth", __doc__)
-        p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
-        measure(p.parse_args().run)
-        print(diagram_table())
-        draw_stair()
-        places.draw_transfer(train.read_file(ROWS), FIGURES / "places.png")
+    p = command_line("python -m extras.studies.depth", __doc__)
+    p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
+    measure(p.parse_args().run)
+    print(diagram_table())
+    draw_stair()
