@@ -245,7 +245,7 @@ def wide_rows():
 
 def far_rows(layers):
     """Return the rows of so many layers where pairs stand anywhere among 20 distractors."""
-    kind = f"--task random20", layers
+    kind = "--task random20", layers
     return [row for cell, rows in cells().items() if cell[:2] == kind for row in rows]
 
 
