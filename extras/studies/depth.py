@@ -183,40 +183,45 @@ def solved_of(rows, form="{} of {}"):
 
 def answer():
     """Return what heads replace, what it costs, and where it stops."""
+    seeds = collections.defaultdict(set)
     wide = [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
-    chains = ", ".join(str(N) for N in sorted({row["N"] for row in wide}))
-    at_15 = (
-        [at_random(15, heads) for heads in HEADS],
-        [at_random(15, heads, led=True) for heads in HEADS],
-    )
-    scratch, led = (", ".join(map(solved_of, groups)) for groups in at_15)
-    at_23, two = [], []
+    for row in wide:
+        seeds[row["N"]].add(row["seed"])
+    chains = ", ".join(map(str, sorted(seeds)))
+    of_each = ", ".join(str(len(seeds[N])) for N in sorted(seeds))
+    scratch, led, far, two = [], [], [], []
     for heads in HEADS:
-        at_23 += at_random(23, heads) + at_random(23, heads, led=True)
+        far += at_random(23, heads) + at_random(23, heads, led=True)
         two += cells().get(("--task random20", 2, 2, heads, 1, 4000), [])
-    best = min(losses_of(at_23))
+        if heads > 15:
+            scratch += at_random(15, heads)
+            led += at_random(15, heads, led=True)
     return f"""\
-Where pairs stand at few places, enough heads replace a layer: one layer solves x_1 in
-{solved_of(wide)} runs with 2N heads or more (N = {chains}), where attention by shared content takes
-two. It costs about a head for each place, and training: at 15 places 8, 16 and 32 heads solve it in
-{scratch} runs from scratch, and in {led} that start from the weights of fewer places. It stops at
-23 places, which one layer solves in {solved_of(at_23)} runs (best loss {best:.2f}), and two layers
-in {solved_of(two)} runs."""
+**Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
+takes two by shared content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with
+{of_each} seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads
+solve x_1 in {solved_of(scratch)} runs from scratch and in {solved_of(led)} that start from the
+weights of fewer places. It stops at 23 places, which one layer of up to 32 heads solves in
+{solved_of(far)} runs (best loss {min(losses_of(far)):.2f}), and two layers in {solved_of(two)}
+({len({row["seed"] for row in two})} seeds)."""
 
 
 def heads_table():
     """Return which models solve a symbol that takes more layers by shared content, by their heads:
-    of each shape that SEEDS runs or more have."""
-    lines = collections.defaultdict(list)
+    of each shape that has more than N heads and SEEDS runs or more."""
+    lines = collections.defaultdict(dict)
     for (other, layers, N, heads, D, steps), rows in cells().items():
         if not other and len(rows) >= SEEDS and layers < causal_depth(D):
-            lines[D, causal_depth(D), layers, N, steps].append(
-                f"{heads}: {solved_of(rows, '{}/{}')}"
-            )
+            lines[D, causal_depth(D), layers, N, steps][heads] = solved_of(rows, "{}/{}")
     table = []
     for (k, content, layers, N, steps), solved in sorted(lines.items()):
-        table.append([k, content, layers, N, f"{steps:,}", ", ".join(solved)])
-    head = "k", "layers by content", "layers", "N", "steps", "heads: runs that solve x_k"
+        if max(solved) > N:
+            parts = []
+            for text, heads in itertools.groupby(solved, solved.get):
+                first, *more = heads
+                parts.append(f"{first}-{more[-1]}: {text} each" if more else f"{first}: {text}")
+            table.append([k, f"{layers} ({content})", N, f"{steps:,}", ", ".join(parts)])
+    head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
 
 
@@ -224,83 +229,91 @@ def limits():
     """Return what was not learned without MLPs, and with RoPE."""
     without = cells()["--no-mlp", 1, 4, 8, 1, 4000]
     deeper = cells()["--no-mlp", 2, 4, 8, 2, 10_000]
-    rope = [row for heads in (8, 16) for row in cells()["--rotary qk", 1, 4, heads, 1, 4000]]
+    rope = cells()["--rotary qk", 1, 4, 8, 1, 4000] + cells()["--rotary qk", 1, 4, 16, 1, 4000]
     falling = sum(row["fell"] > SOLVED for row in rope)
     return f"""\
-In 4,000 steps (N = 4, 8 or 16 heads) one layer solves x_1 in {solved_of(without)} runs without MLPs
-and in {solved_of(rope)} with RoPE, of which {falling} were still falling. Without MLPs two layers
-of 8 heads solve x_2 in {solved_of(deeper)} runs of 10,000 steps."""
+For N = 4, one layer of 8 heads without MLPs solves x_1 in {solved_of(without)} runs of 4,000 steps,
+one of 8 or 16 heads with RoPE in {solved_of(rope)} ({falling} still falling). Two layers of 8 heads
+without MLPs solve x_2 in {solved_of(deeper)} runs of 10,000 steps."""
 
 
 def swaps():
     """Return how models of one layer that solve x_1 read, and what becomes of their answers when
     their address heads, or all others, write what they write in another sequence."""
     solved = [row["how"] for row in one_layer() if solves(row)]
-    found = [how for how in solved if how["address"]]
-    memory = sum(len(how["place"]) >= len(how["by_place"]) for how in found)
-    swapped = [(how["full"], *how[name]) for how in found for name in ("swap", "swap_rest")]
+    both = [how for how in solved if how["address"] and len(how["place"]) >= len(how["by_place"])]
+    swapped = [(how["full"], *how[name]) for how in both for name in ("swap", "swap_rest")]
     added = max(new - full for full, new, _ in swapped)
     own = span([old for _, _, old in swapped], "{:.1f}")
     return f"""\
-Of {len(solved)} models that solve x_1, {len(found)} have an address head, and {memory} of these a
-place head for each of the N places. In all of them both swaps bring the expected symbol (the loss
-rises by at most {added:.2f}) and not the own one (loss {own})."""
+Of {len(solved)} models that solve x_1, {len(both)} have an address head and for each of the N
+places a place head. In these both swaps bring the expected symbol (the loss rises by at most
+{added:.2f}) and not the own one (loss {own})."""
 
 
 def places_table():
     """Return what one layer learned where pairs stand anywhere: solved runs, and median losses."""
     lines = []
-    for places in PLACES:
-        line = [places]
-        for led, heads in itertools.product((False, True), HEADS):
+    for places, led in itertools.product(PLACES, (False, True)):
+        if led and places == PLACES[0]:
+            continue  # the others start from its weights
+        line = [f"{places}, {'led' if led else 'scratch'}"]
+        for heads in HEADS:
             rows = at_random(places, heads, led)
-            text = solved_of(rows, "{}/{}: ") + spread(losses_of(rows), "{:.2f}") if rows else ""
-            line.append(text)
+            line.append(
+                f"{solved_of(rows)}: {statistics.median(losses_of(rows)):.2f}" if rows else ""
+            )
         lines.append(line)
-    names = [f"{led}{heads} heads" for led in ("", "led, ") for heads in HEADS]
-    return markdown(["places", *names], *lines)
+    return markdown(["places", *(f"{heads} heads" for heads in HEADS)], *lines)
 
 
 def waits():
     """Return after how many steps from scratch x_1 is learned."""
-    texts = []
+    texts, medians = [], []
     for places in PLACES:
         rows = [row for heads in HEADS for row in at_random(places, heads)]
         steps = [row["learned"][0] for row in rows if row["learned"][0]]
-        median = f", after {statistics.median(steps):.0f} steps" if steps else ""
-        texts.append(f"{places} places in {len(steps)} of {len(rows)} runs{median}")
-    return f"From scratch, x_1 falls below 1/3 at {'; '.join(texts)} (medians)."
+        texts.append(f"{len(steps)} of {len(rows)} at {places} places")
+        medians += [f"{statistics.median(steps):,.0f}"] if steps else []
+    return f"""\
+From scratch, x_1 falls below 1/3 in {", ".join(texts)} (median steps {", ".join(medians)})."""
 
 
 def place_heads():
     """Return how many place heads the solved models have, and what others serve of 23 places."""
-    solved, far = [], []
+    solved, swapped, far = [], [], []
     for places in PLACES:
         hows = []
         for led, heads in itertools.product((False, True), HEADS):
             hows += [row["how"] for row in at_random(places, heads, led) if solves(row)]
+        swapped += [how["swap"][0] for how in hows if "swap" in how]
         if hows:
             solved.append(f"{span([len(how['place']) for how in hows], '{}')} at {places} places")
     for heads in HEADS:
         hows = [row["how"] for row in at_random(23, heads, led=True)]
         served = [sum(loss < SERVED for loss in how["by_place"]) for how in hows]
-        kept = span([len(how["place"]) for how in hows], "{}")
-        far.append(f"{heads} heads serve {span(served, '{}')} with {kept} place heads")
+        if hows:
+            kept = span([len(how["place"]) for how in hows], "{}")
+            far.append(f"{heads} heads serve {span(served, '{}')} with {kept} place heads")
     return f"""\
-Models that solve x_1 have {", ".join(solved)}. Of 23 places, led models of {", of ".join(far)}."""
+Models that solve x_1 have this many place heads: {", ".join(solved)}. Of 23 places, led models of
+{", of ".join(far)} (served: a loss below {SERVED}). Here the first swap brings the expected symbol
+in part (error {span(swapped)})."""
 
 
 def sweeps():
     """Return what runs of our sweeps learned beyond shared content, with too few layers for x_D."""
-    beyond = []
+    beyond, nothing = [], 0
     for row in sweep.section_7(load_rows(committed("*"))):
-        symbols, below = range(1, row["D"] + 1), Flags(**row).problem.learned_below
-        known = [k for k in symbols if row[f"x_{k}"] < below] if row["ic"] else ()
-        if known and row["layers"] < causal_depth(row["D"]) and not row["circuit"]:
-            beyond.append(any(causal_depth(k) > row["layers"] for k in known))
+        if row["ic"] and row["layers"] < causal_depth(row["D"]) and not row["circuit"]:
+            below = Flags(**row).problem.learned_below
+            known = [k for k in range(1, row["D"] + 1) if row[f"x_{k}"] < below]
+            nothing += not known
+            if known:
+                beyond.append(any(causal_depth(k) > row["layers"] for k in known))
     return f"""\
-In Figure 4's shape (N = 4, D = 5, 8 heads of 16 numbers) {sum(beyond)} of the {len(beyond)} runs
-that learn a symbol with too few layers for x_5 learn more than content allows."""
+In Figure 4's shape (N = 4, 8 heads of 16 numbers), {sum(beyond)} of {len(beyond)} runs with
+too few layers for x_5 learn more than content allows; {nothing} more learn nothing."""
 
 
 # ---- what the command prints
@@ -343,24 +356,27 @@ def predictions():
 
 def draw_places(path=FIGURE):
     """Draw the loss of x_1 by places: a dot a run, a panel for each number of heads."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
     panels = figure.subplots(1, len(HEADS), sharey=True)
-    kinds = (False, -0.25, "tab:red", "o", "from scratch"), (True, 0.25, "tab:blue", "^", "led")
     for panel, heads in zip(panels, HEADS, strict=True):
-        for led, shift, color, marker, name in kinds:
-            rows = [(places, row) for places in PLACES for row in at_random(places, heads, led)]
-            x = [places + shift for places, _ in rows]
-            losses = [row["x_1"] for _, row in rows]
-            label = f"{name}, n = {len(rows)}"
-            panel.plot(x, losses, marker, color=color, ms=6, alpha=0.6, mew=0, label=label)
-        panel.axhline(SOLVED, color="gray", ls=":", lw=1)
-        panel.set_title(f"{heads} heads", fontsize="medium")
+        counts = []
+        for led, shift, style in (False, -0.25, "o"), (True, 0.25, "^"):
+            x, losses = [], []
+            for places in PLACES:
+                rows = at_random(places, heads, led)
+                x += [places + shift] * len(rows)
+                losses += losses_of(rows)
+            name = "led: from the weights of fewer places" if led else "from scratch"
+            color = "tab:blue" if led else "tab:red"
+            panel.plot(x, losses, style, color=color, ms=6, alpha=0.6, mew=0, label=name)
+            counts.append(len(x))
+        panel.axhline(SOLVED, color="gray", ls=":", lw=1, label="solved below")
+        panel.set_title(f"{heads} heads, n = {counts[0]} and {counts[1]}", fontsize="medium")
         panel.set(xlabel="places where the own 1b may stand", xticks=PLACES)
         panel.set(xlim=(7.5, 24.5), ylim=(-0.03, 1.03))
-        panel.legend(fontsize="small", loc="upper left")
     panels[0].set_ylabel(f"loss of $x_1$ ({LOSS})")
-    title = "One layer, two pairs among distractors: a dot per run; solved below the dotted line"
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle("One layer, two pairs among distractors: a dot per run", fontsize="medium")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     analyze.save_figure(figure, path)
 
 
