@@ -248,14 +248,15 @@ def measure_emergence(run, paths, n=32):
             row["mean"].append(round(attention.mean().item(), 4))
             row["low"].append(round(attention.quantile(0.1).item(), 4))
             row["high"].append(round(attention.quantile(0.9).item(), 4))
-    return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
+    steps = [int(file.stem) for file in files]
+    return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 
 
 def emergence_of(run, paths):
     """Return what emergence.json holds, measured anew where there are checkpoints; {} if there is
     neither."""
     if not checkpoints_of(run):
-        return train.read_file(run / "emergence.json", {})
+        return read_report(run, "emergence.json")
     emergence = measure_emergence(run, sorted(paths))
     train.write_file(run / "emergence.json", emergence)
     return emergence
@@ -372,7 +373,7 @@ def figures_of(run):
 
 def main():
     p = command_line("analyze.py", __doc__)
-    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+    p.add_argument("run", type=train.run_directory, help="run directory of train.py")
     run = p.parse_args().run
     for name, figure in figures_of(run):
         save_figure(figure, run / name)
