@@ -217,9 +217,12 @@ def heads_table():
     for (k, content, layers, N, steps), solved in sorted(lines.items()):
         if max(solved) > N:
             parts = []
-            for text, heads in itertools.groupby(solved, solved.get):
-                first, *more = heads
-                parts.append(f"{first}-{more[-1]}: {text} each" if more else f"{first}: {text}")
+            for text, group in itertools.groupby(solved, solved.get):
+                heads = list(group)
+                more = len(heads) > 1
+                parts.append(
+                    f"{heads[0]}-{heads[-1]}: {text} each" if more else f"{heads[0]}: {text}"
+                )
             table.append([k, f"{layers} ({content})", N, f"{steps:,}", ", ".join(parts)])
     head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
