@@ -19,11 +19,6 @@ from torch.nn.functional import cross_entropy
 
 
 SOLVED, LIMIT = 0.95, 1600  # accuracy, steps
-REGIMES = ("mixture", "curriculum", "hard")
-GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
-GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
-SMALL = [(2, 6), (2, 8), (2, 2), (3, 2), (4, 2), (8, 2), (2, 3), (3, 3), (4, 3), (3, 4)]  # k, N
-GRID += [(k, N, regime, False) for k, N in SMALL for regime in ("mixture", "hard")]
 WIDTH, HEADS, BATCH, EVERY = 64, 2, 64, 25  # steps between evaluations
 
 
@@ -108,6 +103,12 @@ def train(seed, k, N, regime, hop_token, steps):
     return rows
 
 
+def by_setting(rows):
+    """{(k, N, regime, hop token): the runs of all seeds}."""
+    keys = "k", "N", "regime", "hop_token"
+    return {tuple(row[key] for key in keys): row["values"] for row in rows}
+
+
 def steps_to_solve(run):
     """The last step of a run, or infinity if it is not SOLVED by then."""
     return run[-1][0] if run[-1][-1] >= SOLVED else math.inf
@@ -115,7 +116,7 @@ def steps_to_solve(run):
 
 def table(rows):
     """The steps to SOLVED at k hops for each seed; a dash stands for never."""
-    runs = {tuple(row[key] for key in KEYS): row["values"] for row in rows}
+    runs = by_setting(rows)
     regimes = [*dict.fromkeys(key[2:] for key in runs)]
     names = (regime + ", hop token" * token for regime, token in regimes)
     cells = [("numbers N", "hops k", *names)]
@@ -128,14 +129,10 @@ def table(rows):
     return cells
 
 
-KEYS = ("k", "N", "regime", "hop_token")
-TASKS = [(train, 3, [dict(zip(KEYS, row, strict=True), steps=LIMIT) for row in GRID], table)]
-
-
 def draw(results):
     """Plot the steps of every seed by k, and the accuracies of a mixture during training."""
     figure, (left, right) = panels(2, 2, 4.5, 3)
-    runs = {tuple(row[key] for key in KEYS): row["values"] for row in results["train"]}
+    runs = by_setting(results["train"])
     for color, N in zip(COLORS, (2, 3, 4), strict=False):
         for regime, line, mark in ("hard", "-", "o"), ("mixture", "--", "x"):
             ks = [k for k in (2, 3, 4, 8) if (k, N, regime, False) in runs]
@@ -164,3 +161,12 @@ def draw(results):
     right.set_title(f"Mixture, k = {k}, N = {N}, every seed")
     right.legend(fontsize="small", loc="lower center", ncol=3)
     return figure
+
+
+REGIMES = ("mixture", "curriculum", "hard")
+GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
+GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
+SMALL = [(2, 6), (2, 8), (2, 2), (3, 2), (4, 2), (8, 2), (2, 3), (3, 3), (4, 3), (3, 4)]  # k, N
+GRID += [(k, N, regime, False) for k, N in SMALL for regime in ("mixture", "hard")]
+ROWS = [dict(k=k, N=N, regime=r, hop_token=token, steps=LIMIT) for k, N, r, token in GRID]
+TASKS = [(train, 3, ROWS, table)]
