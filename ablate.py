@@ -26,8 +26,8 @@ import pathlib
 import re
 from typing import NamedTuple
 
+import train
 from data import LOSS, command_line, held_out, partial_losses, show
-from train import keep_freed_memory, load, precision, read_file, sequences, write_file
 
 import torch
 
@@ -54,6 +54,12 @@ class Path(NamedTuple):
     def __str__(self):
         return f"L{self.layer}H{self.head}: {self.reader} -> {self.read}"
 
+    @classmethod
+    def parse(cls, text):
+        """Return the Path whose str() is this text; AttributeError if there is none."""
+        layer, head, reader, read = re.fullmatch(r"L(\d+)H(\d+): (\S+) -> (\S+)", text).groups()
+        return cls(int(layer), int(head), reader, read)
+
     @property
     def star(self):
         return self.read.endswith("*")
@@ -62,12 +68,6 @@ class Path(NamedTuple):
     def token(self):
         """What is read, without the star."""
         return self.read.rstrip("*")
-
-    def marks(self, problem, positions):
-        """Return two (B, N, T) of 0 and 1, which token of each chain reads and what it reads;
-        positions (B, N, roles) as in a Batch."""
-        reader = marks_of(self.reader, problem, positions)
-        return reader, marks_of(self.read, problem, positions)
 
 
 def parts_of(end):
@@ -78,7 +78,8 @@ def parts_of(end):
 
 def marks_of(end, problem, positions):
     """Return (B, N, T) of 0 and 1: which token of each chain is this end of a path; of a star, the
-    tokens of all chains. None is where it would stand behind the sequence."""
+    tokens of all chains. None is where it would stand behind the sequence. positions (B, N, roles)
+    as in a Batch."""
     role, offset = parts_of(end)
     tokens = positions[:, :, problem.names.index(role)] + offset  # (B, N)
     marks = (tokens[..., None] == torch.arange(problem.T, device=tokens.device)).float()
@@ -91,16 +92,16 @@ def mask_of(paths, problem, positions):
     """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
     count = torch.zeros(len(positions), problem.T, problem.T, device=positions.device)
     for path in paths:
-        reader, read = path.marks(problem, positions)
-        count += reader.mT @ read
+        reader = marks_of(path.reader, problem, positions)
+        count += reader.mT @ marks_of(path.read, problem, positions)
     return count > 0
 
 
 def attention_on(pattern, path, problem, positions):
     """Return the attention (..., B, N) of each chain's reader to what it reads along a path, in
     patterns (..., B, T, T)."""
-    reader, read = path.marks(problem, positions)
-    return ((reader @ pattern) * read).sum(-1)
+    given = marks_of(path.reader, problem, positions) @ pattern  # (..., B, N, T)
+    return (given * marks_of(path.read, problem, positions)).sum(-1)
 
 
 def by_head(paths):
@@ -112,9 +113,13 @@ def by_head(paths):
     return heads
 
 
-def read_report(run):
-    """Return the report of find_circuit in a run directory; {} if there is none."""
-    return read_file(pathlib.Path(run, "circuit.json"), {})
+def read_report(run, name="circuit.json"):
+    """Return the report of find_circuit in a run directory, or another that has its paths; {} if
+    there is none. ValueError if the run has been given other weights since."""
+    report = train.read_file(pathlib.Path(run, name), {})
+    if "weights" in report and report["weights"] != train.weights_hash(run):
+        raise ValueError(f"{run}/{name} was made of other weights: make it anew, or delete it")
+    return report
 
 
 def paths_in(report):
@@ -134,12 +139,12 @@ class Reference:
 
     @torch.no_grad()
     def __init__(self, model, flags, batch=None):
-        self.batch = batch or sequences(flags, held_out("means", 256, flags.device))
+        self.batch = batch or train.sequences(flags, held_out("means", 256, flags.device))
         self.reads, heads = {}, {}
         for layer in range(flags.layers):
             for head in range(flags.heads):
                 heads[layer, head] = functools.partial(self.record, head=(layer, head))
-        with precision(flags):
+        with train.precision(flags):
             model(self.batch.inputs, heads=heads)
         for head in heads:
             if head not in self.reads:
@@ -157,26 +162,34 @@ class Reference:
 
 class PatchedModel:
     """A model on a batch of B sequences, with some of what its heads read replaced by that of a
-    reference, by default 256 held-out sequences. Gradients flow unless the caller forbids them."""
+    reference, by default 256 held-out sequences; ANOTHER takes one of them for each of ours, drawn
+    at random or, if `aligned`, of the same number (clean/corrupted patching). Gradients flow unless
+    the caller forbids them. For a metric of your own, set `score`."""
 
-    def __init__(self, model, flags, batch, reference=None):
+    def __init__(self, model, flags, batch, reference=None, aligned=False):
         self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
         self.reference = reference or Reference(model, flags)
-        # for ANOTHER: the number of one sequence of the reference for each of ours
         n, generator = len(self.reference.batch.inputs), torch.Generator().manual_seed(0)
         self.drawn = torch.randint(n, (len(batch.inputs),), generator=generator)
+        if aligned:
+            self.drawn = torch.arange(len(batch.inputs))
         # cached, since the next circuit differs in few heads
         self.ablate = functools.lru_cache(100)(self.ablate)
 
     def losses(self, heads):
         """Return the losses (B, N, targets) with these head functions, {(layer, head): f}."""
-        targets = self.batch.targets  # (B, N, targets*K)
-        with precision(self.flags):
+        with train.precision(self.flags):
             predictions = self.model(self.batch.inputs, heads=heads)
-        if predictions.shape != targets.shape or not predictions.isfinite().all():
-            raise ValueError(f"the model must return finite predictions {tuple(targets.shape)}")
-        # (B, N, 1, targets*K): an axis of one, over which partial_losses takes the mean
-        return partial_losses(predictions[:, :, None], targets[:, :, None], self.flags.K)
+        shape = self.batch.targets.shape
+        if predictions.shape != shape or not predictions.isfinite().all():
+            raise ValueError(f"the model must return finite predictions {tuple(shape)}")
+        return self.score(predictions)
+
+    def score(self, predictions):
+        """Return the losses (B, N, targets) of predictions (B, N, targets*K)."""
+        # an axis of one, over which partial_losses takes the mean: (B, N, 1, targets*K)
+        predictions, targets = predictions[:, :, None], self.batch.targets[:, :, None]
+        return partial_losses(predictions, targets, self.flags.K)
 
     @functools.cached_property
     def baseline(self):
@@ -422,9 +435,9 @@ def find_circuit(model, flags, threshold=0.05, count=512):
 
     # sequences to search on, and fresh ones for what is reported
     reference = Reference(model, flags)
-    batch = sequences(flags, held_out("search", SEARCHED))
+    batch = train.sequences(flags, held_out("search", SEARCHED))
     searched = PatchedModel(model, flags, batch, reference)
-    batch = sequences(flags, held_out("circuits", count))
+    batch = train.sequences(flags, held_out("circuits", count))
     fresh = PatchedModel(model, flags, batch, reference)
     full = means(fresh.baseline, flags)
     report = dict(validated=False, threshold=threshold, dtype=flags.dtype, sequences=count)
@@ -473,14 +486,14 @@ def print_report(report):
 
 def main():
     p = command_line("ablate.py", __doc__)
-    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+    p.add_argument("run", type=train.run_directory, help="run directory of train.py")
     p.add_argument("--threshold", type=float, default=0.05, help="loss of a solved symbol")
     args = p.parse_args()
-    keep_freed_memory()
-    model, flags = load(args.run)
+    train.keep_freed_memory()
+    model, flags = train.load(args.run)
     report = find_circuit(model, flags, args.threshold)
     print_report(report)
-    write_file(args.run / "circuit.json", report)
+    train.write_file(args.run / "circuit.json", dict(report, weights=train.weights_hash(args.run)))
     print(f"circuit: {args.run / 'circuit.json'}")
 
 

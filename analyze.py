@@ -56,7 +56,7 @@ def draw_curves(flags, rows):
     validation = [row["val"] for row in rows]
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    figure.suptitle(f"{title_of(flags)}: validation loss {validation[-1]:.4f} at step {steps[-1]}")
+    add_title(figure, flags, f"validation loss {validation[-1]:.4f} at step {steps[-1]}")
 
     # left: all symbols together; the first row has no training loss
     left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
@@ -248,14 +248,15 @@ def measure_emergence(run, paths, n=32):
             row["mean"].append(round(attention.mean().item(), 4))
             row["low"].append(round(attention.quantile(0.1).item(), 4))
             row["high"].append(round(attention.quantile(0.9).item(), 4))
-    return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
+    steps = [int(file.stem) for file in files]
+    return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 
 
 def emergence_of(run, paths):
     """Return what emergence.json holds, measured anew where there are checkpoints; {} if there is
     neither."""
     if not checkpoints_of(run):
-        return train.read_file(run / "emergence.json", {})
+        return read_report(run, "emergence.json")
     emergence = measure_emergence(run, sorted(paths))
     train.write_file(run / "emergence.json", emergence)
     return emergence
@@ -323,16 +324,10 @@ def panels(count, columns, width, height, **options):
     return figure, list(grid.flat[:count])
 
 
-def title_of(flags):
-    """Return 12 layers x 1 head, D=3, seed 0."""
-    layers = f"{flags.layers} layer{'s' * (flags.layers > 1)}"
-    heads = f"{flags.heads} head{'s' * (flags.heads > 1)}"
-    return f"{layers} x {heads}, {flags.problem.title}, seed {flags.seed}"
-
-
 def add_title(figure, flags, caption):
     """Name the run above a figure, and say there what the figure shows."""
-    figure.suptitle(f"{title_of(flags)}\n{caption}", fontsize=10)
+    run = f"layers {flags.layers}, heads {flags.heads}, {flags.problem.title}, seed {flags.seed}"
+    figure.suptitle(f"{run}\n{caption}", fontsize=10)
 
 
 def save_figure(figure, path):
@@ -372,7 +367,7 @@ def figures_of(run):
 
 def main():
     p = command_line("analyze.py", __doc__)
-    p.add_argument("run", type=pathlib.Path, help="run directory of train.py")
+    p.add_argument("run", type=train.run_directory, help="run directory of train.py")
     run = p.parse_args().run
     for name, figure in figures_of(run):
         save_figure(figure, run / name)

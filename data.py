@@ -174,7 +174,6 @@ SPLITS = {
     "means": range(2**20 + 2**16, 2**21),  # of what heads read
     "circuits": range(2**21, 2**22),  # to validate them on
     "emergence": range(2**22, 2**23),
-    "information": range(2**23, 2**24),
 }
 
 

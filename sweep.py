@@ -30,7 +30,6 @@ import train
 from analyze import crossings, save_figure, symbol_color
 from data import LOSS, average_loss, command_line
 
-import torch
 from matplotlib.figure import Figure
 
 
@@ -70,15 +69,6 @@ def train_in_a_process(line, out):
         printed.seek(0)
         last = "".join(printed.readlines()[-1:]).strip()
     return f"exit code {code}, {last}" if code else ""
-
-
-def connect(scheduler, workers):
-    """Return an Executor: threads, each to wait for one process, here or of a Dask cluster."""
-    if not scheduler:
-        return ThreadPoolExecutor(workers)
-    from distributed import Client
-
-    return Client(scheduler, timeout=15).get_executor()  # OSError if there is no cluster
 
 
 def sweep(runs, pool):
@@ -182,8 +172,7 @@ def main():
     p.add_argument("--layers", type=int, nargs="+", help="depths of the grid")
     p.add_argument("--seeds", type=int, help="0, 1, ... per point; else 3, or the preset's")
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
-    cores = torch.get_num_threads()
-    p.add_argument("--workers", type=int, default=cores, help="runs at once, one thread each")
+    p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
     args, words = p.parse_known_args()  # words: the flags of train.py
     if bool(args.preset) == bool(args.layers):
@@ -203,13 +192,22 @@ def main():
     missing = []
     for flags, line in runs.values():
         if (flags.out / "model.pt").exists():
-            train.open_run(flags)  # FileExistsError if it was trained with other flags
+            train.open_run(flags)  # FileExistsError if it has other flags
         else:
             missing.append((flags, line))
     missing.sort(key=lambda run: run[0].layers, reverse=True)
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"{len(missing)} runs to do; their progress is in {folder}/*.txt")
-    with connect(args.scheduler, args.workers) as pool:
+    done = len(runs) - len(missing)
+    print(f"{done} runs have finished before, {len(missing)} to do: see {folder}/*.txt")
+    pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
+    if args.scheduler:
+        from distributed import Client
+
+        try:
+            pool = Client(args.scheduler, timeout=15).get_executor()
+        except OSError as error:
+            p.error(f"no Dask cluster at {args.scheduler}: {error}")
+    with pool:
         failed = sweep(missing, pool)
 
     # the table and the figure of all that is in the folder

@@ -11,14 +11,16 @@ load(run) gives them the model.
 """
 
 import argparse
+import contextlib
 import ctypes
+import hashlib
 import json
 import math
 import os
 import pathlib
 import platform
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -34,17 +36,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 # ---- training; `flags` are the Flags below
 
 
-def run_once(flags, stopped=(), intervene=None):
-    """Train a run in its directory, or continue it, and return True when it has finished; once
-    `stopped` is not empty, save and return False. FloatingPointError if the loss is not finite.
-
-    intervene: f(step, positions (B, N, roles)) -> heads as in Transformer.forward, or None, in
-    every training step and evaluation."""
+def run_once(flags):
+    """Train a run in its directory, or continue it. FileExistsError as open_run says;
+    FloatingPointError if the loss is not finite."""
     run = flags.out
     open_run(flags)
     if (run / "model.pt").exists():
-        print(f"{run} has finished (git {read_flags(run).git}): nothing to do")
-        return True
+        print(f"{run} has finished before (git {read_flags(run).git}): nothing was done")
+        return
 
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
@@ -60,7 +59,6 @@ def run_once(flags, stopped=(), intervene=None):
         step, seconds, rows, recent = state["progress"]
         for part, saved in zip(changing, state["changing"], strict=True):
             part.load_state_dict(saved)
-        torch.set_num_threads(state["threads"])  # with another number the last bits differ
         print(f"resumed {run} at step {step}", flush=True)
     start = time.monotonic() - seconds
 
@@ -69,19 +67,17 @@ def run_once(flags, stopped=(), intervene=None):
         last = step == flags.steps
         evaluates = last or step % flags.eval_every == 0
         seconds = time.monotonic() - start
-        if evaluates or stopped:
-            state = dict(progress=(step, seconds, rows, recent), threads=torch.get_num_threads())
-            state["changing"] = [part.state_dict() for part in changing]
+        if evaluates:
+            parts = [part.state_dict() for part in changing]
+            state = dict(progress=(step, seconds, rows, recent), changing=parts)
             write_file(run / "state.pt", state)
-        if stopped:
-            return False
         if flags.save_every and step % flags.save_every == 0:
             write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
 
         # evaluate and log
         lr = flags.lr * schedule(step, flags)
         if evaluates:
-            parts = evaluate(averaged.module, flags, step=step, intervene=intervene)
+            parts = evaluate(averaged.module, flags)
             row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
             if recent:
                 row["train"], row["grad_norm"] = torch.stack(recent).mean(0).tolist()
@@ -92,7 +88,7 @@ def run_once(flags, stopped=(), intervene=None):
 
             # the lowest of many validation losses is biased: more sequences confirm it
             if last or row["val"] < flags.stop_below:
-                parts = evaluate(averaged.module, flags, "confirmation", 8192, step, intervene)
+                parts = evaluate(averaged.module, flags, "confirmation", 8192)
                 row["confirmed"] = sum(parts) / len(parts)
                 last = last or row["confirmed"] < flags.stop_below
             rows, recent = [*rows, row], []
@@ -101,12 +97,12 @@ def run_once(flags, stopped=(), intervene=None):
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
             print(summary(run))
-            return True
+            return
 
         # one step: forward, backward, clip, update
         torch.manual_seed(hash((flags.seed, step)))  # a resumed run has the same dropout
         index = data.batch_index(flags.seed, step, flags.batch, flags.examples)
-        loss = losses_of(model, flags, index, step, intervene).mean()
+        loss = losses_of(model, flags, index).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip or math.inf)
         for optimizer in optimizers:
@@ -126,20 +122,19 @@ def schedule(step, flags):
     return min(warmup, 1, decay)
 
 
-def losses_of(model, flags, index, step=0, intervene=None):
+def losses_of(model, flags, index):
     """Return the partial losses (B, target symbols) of a model on the examples `index` (B,)."""
     batch = sequences(flags, index.to(flags.device))
-    heads = intervene(step, batch.positions) if intervene else None
     with precision(flags):
-        predictions = model(batch.inputs, heads=heads)  # (B, N, target symbols * K)
+        predictions = model(batch.inputs)  # (B, N, target symbols * K)
     return data.partial_losses(predictions, batch.targets, flags.K)
 
 
 @torch.no_grad()
-def evaluate(model, flags, split="validation", n=1024, step=0, intervene=None):
+def evaluate(model, flags, split="validation", n=1024):
     """Return the list of partial losses on n sequences that training never sees."""
     parts = data.held_out(split, n).split(256)
-    losses = [losses_of(model, flags, index, step, intervene) for index in parts]
+    losses = [losses_of(model, flags, index) for index in parts]
     return torch.cat(losses).mean(0).tolist()
 
 
@@ -199,22 +194,28 @@ CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch does no
 
 
 def open_run(flags):
-    """Make the directory of a run with its config.json; FileExistsError if it holds a run with
-    other flags or, without --resume, this run already."""
-    config = flags.out / "config.json"
-    if not config.exists():
-        text = json.dumps(flags.settings | provenance_of(flags), indent=1)
-        flags.out.mkdir(parents=True, exist_ok=True)
-        with config.open("x") as file:  # x: of two trainings started at once, one fails
-            file.write(text + "\n")
+    """Make the directory of a run with its config.json. FileExistsError if there is something else:
+    other files, a run with other flags or, without --resume, this run."""
+    run = flags.out
+    if not (run / "config.json").exists():
+        # it appears whole, and of two trainings that start at once the second fails
+        new = run.with_name(f"{run.name}.{os.getpid()}.new")
+        write_file(new / "config.json", flags.settings | provenance_of(flags))
+        try:
+            os.rename(new, run)
+        except OSError as error:
+            shutil.rmtree(new)
+            raise FileExistsError(f"{run}: {error.strerror}: choose another --out") from None
         return
-    saved = read_flags(flags.out).settings
-    other = [name for name in DEFAULTS if saved[name] != flags.settings[name]]
+
+    saved = read_flags(run)
+    other = [name for name in DEFAULTS if saved.settings[name] != flags.settings[name]]
     if other:
-        text = f"{flags.out} holds a run with another {', '.join(other)}"
-        raise FileExistsError(f"{text}: choose another --out")
+        raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
     if not flags.resume:
-        raise FileExistsError(f"{flags.out} exists: add --resume, or choose another --out")
+        finished = (run / "model.pt").exists()
+        says = "has finished before:" if finished else "was begun before: add --resume, or"
+        raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
 
 
 def provenance_of(flags):
@@ -239,11 +240,23 @@ def load(run, weights="model.pt"):
     return model.eval(), flags
 
 
+def run_directory(text):
+    """The type of an argument that names a run."""
+    if not pathlib.Path(text, "config.json").exists():
+        raise argparse.ArgumentTypeError(f"{text} is no run directory of train.py")
+    return pathlib.Path(text)
+
+
 def read_flags(run):
     """Return the Flags of a run, with the device and what else config.json says; a flag that did
     not exist then has its default."""
     run = pathlib.Path(run)
     return Flags(**{**DEFAULTS, **read_file(run / "config.json"), "out": run})
+
+
+def weights_hash(run):
+    """Return a hash of the final weights: what is measured of them says whose it is."""
+    return hashlib.sha256(pathlib.Path(run, "model.pt").read_bytes()).hexdigest()[:16]
 
 
 def read_log(run):
@@ -356,7 +369,7 @@ class Flags(argparse.Namespace):
     def target_symbols(self):
         """The k of the symbols x_k that each query predicts, in order."""
         last = self.problem.symbols - 1
-        return sorted(self.targets) or list(range(1 if self.ic else last, last + 1))
+        return sorted({*self.targets}) or list(range(1 if self.ic else last, last + 1))
 
     @property
     def target_names(self):
@@ -370,6 +383,11 @@ def parse_flags(words=None, folder="out"):
     """Return the Flags of a command line, with device, dtype and run directory chosen."""
     p = parser()
     flags = p.parse_args(words, Flags())
+    for name, value in flags.settings.items():
+        if isinstance(value, (int, float)) and value < 0:
+            p.error(f"--{name.replace('_', '-')} must not be negative")
+    if flags.ema >= 1:
+        p.error("--ema must be below 1, or the averaged weights never change")
     if flags.K % 2 and flags.rotary == "input":
         p.error("--K must be even: rotary encodings turn pairs of numbers")
     if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
@@ -414,30 +432,24 @@ def summary(run):
 
 def keep_freed_memory():
     """Let glibc reuse freed memory: to return it costs each step thousands of page faults."""
-    if sys.platform == "linux":
+    with contextlib.suppress(OSError, AttributeError):  # no glibc, nothing to set
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(-4, 0)  # M_MMAP_MAX: no tensor in a mapping of its own
         glibc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes
 
 
 def main():
-    flags, stopped = parse_flags(), []
+    flags = parse_flags()
     keep_freed_memory()
-
-    def stop(kind, frame):
-        stopped.append(kind)  # after the step that it is in
-        signal.signal(kind, signal.SIG_DFL)  # the second signal stops at once
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
     try:
-        finished = run_once(flags, stopped)
-    except (FileExistsError, FloatingPointError) as error:
+        run_once(flags)
+    except FileExistsError as error:
+        parser().error(error)
+    except FloatingPointError as error:
         sys.exit(f"train.py: {error}")
-    if not finished:
-        words = [word for word in sys.orig_argv if word != "--resume"]
-        print(f"stopped; to continue: {shlex.join(words)} --resume")
-        sys.exit(128 + stopped[0])
+    except KeyboardInterrupt:
+        rows = read_file(flags.out / "log.jsonl", [{"step": 0}])
+        sys.exit(f"train.py: stopped; --resume goes on from step {rows[-1]['step']}")
 
 
 if __name__ == "__main__":
