@@ -167,6 +167,8 @@ def draw_figure2(paths):
     width = 0.8 / len(paths)  # models stand side by side
     for i, path in enumerate(paths):
         settings, counts = print_counts(path)
+        n = max(count.total() for count in counts.values())  # all kinds have as many, or one less
+        name = f"{settings['model']}, {n} questions a point"
         by_D = {D: count for (_, D), count in counts.items() if D}
         by_name = {NAMES.index(name): counts[name, D] for name, D in counts if D in (None, 5)}
         for above, bars, points, line in (left, below, by_D, "-"), (right, names, by_name, ""):
@@ -174,11 +176,11 @@ def draw_figure2(paths):
             rows = [(count["right"], count.total()) for count in points.values()]
             share = np.array([100 * number / n for number, n in rows])
             intervals = 100 * np.array([wilson(*row) for row in rows]).reshape(-1, 2)
-            style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=settings["model"])
+            style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=name)
             above.errorbar(x, share, np.abs(intervals.T - share), **style)
             bottom = np.zeros(len(points))
-            for name, hatch in zip(FAILURES, ("", "///"), strict=True):
-                failed = [100 * count[name] / count.total() for count in points.values()]
+            for failure, hatch in zip(FAILURES, ("", "///"), strict=True):
+                failed = [100 * count[failure] / count.total() for count in points.values()]
                 bars.bar(x, failed, width, bottom, color=f"C{i}", ec="white", hatch=hatch)
                 bottom += failed
     left.axhline(25, color="black", ls="--", lw=1, label="random guessing: 1/4, relatives 1/16")

@@ -30,11 +30,12 @@ def read_results(path):
 
 
 def table_of(name, function):
-    """The table of the committed results for the page, with the number of seeds."""
+    """The table of the committed results for the page; its first cell has the number of seeds."""
     rows = read_results(Path("results/mechanisms", f"{name}.jsonl"))[function]
     tasks = importlib.import_module(f"{__name__}.{name}").TASKS
     [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
-    return f"{markdown(*table(rows))}\n\n*{len(rows[0]['values'])} seeds.*"
+    (first, *head), *lines = table(rows)
+    return markdown([f"{first} ({len(rows[0]['values'])} seeds)", *head], *lines)
 
 
 def mean(values, digits=2):

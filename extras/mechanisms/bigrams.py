@@ -199,9 +199,7 @@ def draw(results):
         for i, color in enumerate(("black", *COLORS[:3]), 2):
             draw_seeds(panel, values[0, :, 0], values[:, :, i], COLUMNS[i], color=color)
         panel.set(xlabel="training step", ylabel="share recalled or predicted", ylim=(-0.03, 1.03))
-        panel.set_title(
-            f"{row['triggers']} triggers: mean and range of {len(values)} seeds"
-        )
+        panel.set_title(f"{row['triggers']} triggers: mean and range of {len(values)} seeds")
         panel.legend(fontsize="small", loc="lower right")
     return figure
 
