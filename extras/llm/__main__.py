@@ -130,13 +130,14 @@ async def benchmark(args):
 
 def count_outcomes(path):
     """Return the settings of an answers file, and a Counter of outcomes per (formulation, D)."""
-    counts = defaultdict(Counter)
-    for (*kind, _), attempts in read_answers(path).items():
+    counts, answers = defaultdict(Counter), read_answers(path)
+    for (*kind, _), attempts in answers.items():
         ended = outcome(attempts)
         if ended:
             counts[tuple(kind)][ended] += 1
     kinds = sorted(counts, key=lambda kind: (NAMES.index(kind[0]), kind[1] or 0))
-    return attempts[0]["settings"], {kind: counts[kind] for kind in kinds}
+    first, *_ = answers.values()
+    return first[0]["settings"], {kind: counts[kind] for kind in kinds}
 
 
 def wilson(successes, n, z=1.959964):

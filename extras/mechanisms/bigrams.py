@@ -1,6 +1,6 @@
 """The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
-    python -m extras.mechanisms bigrams                           # about 13 minutes on one core
+    python -m extras.mechanisms bigrams                           # about 10 minutes on one core
 
 Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
 sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
