@@ -75,9 +75,9 @@ def path_rows(problem, report, positions):
     for path, measured in paths.items():
         cost, without = measured["cost"], measured["without"]
         most, worst = max(cost, key=cost.get), max(without, key=without.get)
-        text = f"On {report['sequences']} sequences, without {path}, the full model's loss on"
-        text += f" {most} rises by {cost[most]:.2f}; the circuit's loss on {worst} is then"
-        text += f" {without[worst]:.2f}."
+        text = f"After training, on {report['sequences']} sequences: without {path}, the full"
+        text += f" model's loss on {most} rises by {cost[most]:.2f}, and the loss of the circuit on"
+        text += f" {worst} is {without[worst]:.2f}."
         row = dict(title=str(path), text=text, layer=path.layer, head=path.head, cost=cost[most])
         row.update(x0=columns[path.token], x1=columns[path.reader])
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
@@ -105,7 +105,8 @@ def data_of(run):
     columns = []
     for end in analyze.columns_of(problem, paths):
         role, offset = parts_of(end)
-        columns.append([end, "" if offset else problem.labels[problem.roles[role]][0]])
+        k = problem.roles[role]  # -1 if it shows none of the chain
+        columns.append([end, "" if offset or k < 0 else problem.labels[k][0]])
 
     verdict = report.get("verdict", f"run python ablate.py {run} first")
     return dict(

@@ -201,7 +201,7 @@ document.addEventListener("click", ({ target }) => {
   if (layer) Object.assign(at, { layer: Number(layer), head: Number(head) });
   draw();
 });
-document.addEventListener("input", ({ target }) => {
+document.addEventListener("change", ({ target }) => {
   at[target.dataset.choose] = Number(target.value);
   if (target.dataset.choose === "run") begin(at.run);
   else draw();
