@@ -23,7 +23,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     """Errors on each query; no sideways scrolling at two widths; a click changes what is shown."""
     run, page = tmp_path / "run", tmp_path / "page.html"
     train.run_once(train.parse_flags([*test_all.TINY.split(), "--out", str(run)]))
-    rows = [dict(path, cost=dict(x_1=0.5), without=dict(x_1=0.7)) for path in PATHS]
+    rows = [dict(path, cost=dict(x_1=0.5)) for path in PATHS]
     train.write_file(run / "circuit.json", dict(paths=rows, sequences=512, verdict="validated"))
     code, _, err = test_all.run_main(explore, f"{run} --out {page}")
     assert code == 0, err
