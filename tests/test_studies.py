@@ -3,9 +3,8 @@ print of committed runs is pinned by test_results.py."""
 
 import json
 
-import data
 import train
-from extras.studies import claims, metrics, order, places, rows
+from extras.studies import claims, metrics, order, rows
 from tests.common import output_of
 
 import pytest
@@ -105,43 +104,3 @@ def test_metrics_agree_with_all_distances():
         found = metrics.measures(predictions, targets)
         torch.testing.assert_close([*found["mse"]], [own, others - own])
         torch.testing.assert_close([found["nearest"][0], found["cosine"][0]], [nearest, cosine])
-
-
-# ---- places that say nothing
-
-
-@pytest.mark.parametrize("task, G, N", [("random20", 20, 2), ("fixed20", 20, 2), ("random6", 6, 4)])
-def test_pairs_stand_whole_among_distractors(task, G, N):
-    """Who equals whom, what is asked, where pairs stand, what stays in place."""
-    B, K, end = 1000, 4, 2 * N + G
-    batch = data.make_batch(3, torch.arange(B), N, 1, K, task=task)
-    again = data.make_batch(3, torch.arange(B - 7, B), N, 1, K, task=task)
-    assert torch.equal(again.inputs, batch.inputs[-7:])
-    shown, sequence = batch.inputs[..., :K], torch.arange(B)[:, None]
-    query, key, value = batch.positions.unbind(-1)  # (B, N)
-    assert torch.equal(value, key + 1) and value.max() < end <= query.min()
-    assert torch.equal(shown[sequence, query], shown[sequence, key])
-    assert torch.equal(batch.targets[sequence, query - end], shown[sequence, value])
-    for tokens, numbers in zip(shown.tolist(), batch.symbols.tolist(), strict=True):
-        assert len({*map(tuple, tokens)}) == len({*numbers}) == end == len(tokens) - N
-    assert torch.equal(batch.inputs[..., K:], batch.inputs[:1, :, K:].expand(B, -1, -1))
-    assert abs(shown.mean()) < 0.02
-    assert {*key.flatten().tolist()} == ({5, 17} if task == "fixed20" else {*range(end - 1)})
-    if task == "random20":  # each place is as likely as any other, but for the ends
-        counts = key.flatten().bincount()[1:-1]
-        assert counts.min() > 0.6 * counts.float().mean()
-
-
-def test_losses_are_sorted_by_the_place_of_the_value(tmp_path):
-    """Of a model that answers with the token at place 6, whatever is asked."""
-    flags = train.parse_flags("--task fixed20 --N 2 --D 1 --device cpu".split())
-
-    def model(inputs):
-        return inputs[:, 6:7, :4].expand(-1, 2, -1)
-
-    loss, by_place = places.losses_by_place(model, flags, "random20")
-    assert {*by_place} == {*range(1, 24)} and by_place[6] < 1e-3
-    elsewhere = min(by_place[place] for place in by_place if place != 6)
-    assert elsewhere > 1.7 and 1.7 < loss < 2.1
-    _, by_place = places.losses_by_place(model, flags, "fixed20")
-    assert {*by_place} == {6, 18} and by_place[6] < 1e-3

@@ -9,13 +9,15 @@ import statistics
 from operator import itemgetter
 from pathlib import Path
 
-import sweep
-from data import command_line, program
+from data import command_line
 from extras.studies import places  # noqa: F401 (it adds tasks to data.TASKS)
 from train import read_file
 
 
 RESULTS = Path("results")
+# what a config.json may say beside the flags: from which run's weights it starts (start.py), and on
+# which circuit its attention was held (frozen.py of commit ae492b7)
+BESIDE = dict(init="", circuit="")
 
 
 def command(script, description, tables, draw=None):
@@ -23,17 +25,15 @@ def command(script, description, tables, draw=None):
     draws a figure into the folder out and returns what is printed last, its path."""
     from extras.studies import rows  # here, because rows is a command too
 
-    name = f"python -m extras.studies.{Path(script).stem}"
-    with program(name):
-        p = command_line(name, description)
-        p.add_argument("run", type=Path, nargs="+", help="run directories, or files of rows")
-        if draw:
-            p.add_argument("--out", type=Path, default="out", help="the folder of the figure")
-        args = p.parse_args()
-        found = rows.load(args.run)
-        print(tables(found))
-        if draw:
-            print(draw(found, args.out))
+    p = command_line(f"python -m extras.studies.{Path(script).stem}", description)
+    p.add_argument("run", type=Path, nargs="+", help="run directories, or files of rows")
+    if draw:
+        p.add_argument("--out", type=Path, default="out", help="the folder of the figure")
+    args = p.parse_args()
+    found = rows.load(args.run)
+    print(tables(found))
+    if draw:
+        print(draw(found, args.out))
 
 
 def rows_by(file, *names):
@@ -51,9 +51,14 @@ def committed(*patterns):
 
 
 def load_rows(folders):
-    """Return the rows of the tables of these sweeps, without failures."""
-    tables = [sweep.read_table(Path(folder, "results.jsonl")) for folder in folders]
-    return [row for table in tables for row in table.values() if not row["error"]]
+    """Return the rows of the tables of these sweeps."""
+    rows = []
+    for folder in folders:
+        rows += read_file(Path(folder, "results.jsonl"))
+    return [BESIDE | row for row in rows]
+
+
+# ---- text
 
 
 def markdown(head, *lines):

@@ -28,13 +28,6 @@ def language_models(name):
     return getattr(importlib.import_module("extras.llm.weights"), name)()
 
 
-def collected(function):
-    """Return the text that a function hands to out, line by line."""
-    lines = []
-    function(lines.append)
-    return "\n".join(lines)
-
-
 PAGES = {  # page: functions that return what stands on it
     "README.md": [claims.short_table],
     "results/paper.md": [
@@ -53,11 +46,8 @@ PAGES = {  # page: functions that return what stands on it
         order.d_claim,
     ],
     "results/depth.md": [
-        *(partial(collected, depth.print_answer), depth.heads_table),
-        *(partial(collected, depth.print_constructed), partial(collected, depth.print_heads)),
-        *(partial(collected, depth.print_swaps), depth.places_table),
-        *(partial(collected, depth.print_transfer), depth.further_table),
-        *(partial(collected, depth.print_held), partial(collected, depth.print_sweep)),
+        *(depth.answer, depth.heads_table, depth.limits, depth.sweeps),
+        *(depth.swaps, depth.places_table, depth.waits, depth.place_heads),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")

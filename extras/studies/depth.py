@@ -1,32 +1,36 @@
 """How many layers and heads the problem needs (Sections 5, 7 and 10.1): trained models beside what
-reading by content allows, how they read, and how many heads replace a layer.
+attention by shared content allows, and how many heads replace a layer.
 
-    python -m extras.studies.depth                    # draws the figures, prints the big tables
+    python -m extras.studies.depth                    # prints all cells, draws the figure
     python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
 """
 
 import collections
 import functools
-import math
+import itertools
 import statistics
 from pathlib import Path
 
 import analyze
 import sweep
 import train
-from data import command_line, held_out, make_batch, partial_losses, program, progress
-from extras.studies import committed, load_rows, markdown, places, span, spread
-from extras.studies.theory import causal_depth, constructed, shuffled_depths
+from data import LOSS, command_line, held_out, progress
+from extras.studies import RESULTS, committed, load_rows, markdown, span, spread
+from extras.studies.theory import causal_depth
 from train import Flags
 
 import torch
 from matplotlib.figure import Figure
 
 
-ROWS = Path("results/runs/depth_width.jsonl")
-FIGURES = Path("results/figures")
+ROWS = RESULTS / "runs/depth_width.jsonl"
+PREDICTED = RESULTS / "runs/controls_predicted.jsonl"
+FIGURE = RESULTS / "figures/heads_places.png"
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
-SERVED = 0.25  # the loss below which a slot is served; an unserved one has about 1
+SERVED = 0.25  # the loss of x_1 below which a place is served; where nothing is known it is about 1
+SEEDS = 5  # a cell of the page has runs of so many seeds or more
+PLACES, HEADS = (9, 11, 15, 23), (8, 16, 32)  # of a 1b, and in the one layer
+BASELINE = 0.66  # the median of the cells of random places that were known before PREDICTED
 
 
 # ---- the row of a run
@@ -36,23 +40,20 @@ def row_of(run):
     """Return the row of a finished run: what it was, its losses at the end, and how it reads."""
     flags, log = train.read_flags(run), train.read_log(run)
     other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
-    other |= {f"--task {flags.task}": flags.task != "chain", "--init frozen": bool(flags.init)}
+    other |= {f"--task {flags.task}": flags.task != "chain"}
     other |= {f"--head-size {flags.head_size}": flags.head_size != 32}
-    other |= {f"--steps {flags.steps}": flags.steps > 4000}
-    other |= {"frozen": bool(getattr(flags, "circuit", ""))}
     names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware", "dtype"
     row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
-    row |= dict(other=" ".join(name for name in other if other[name]), ended=log[-1]["step"])
+    row["other"] = " ".join(name for name in other if other[name])
+    row["init"] = Path(getattr(flags, "init", "")).name
+    row["ended"], row["threshold"] = log[-1]["step"], flags.problem.learned_below
     row |= {name: round(log[-1][name], 5) for name in flags.target_names}
-    row["threshold"] = flags.problem.learned_below
+    row["learned"] = [step and round(step) for step in analyze.crossings(log, flags).values()]
 
     # what x_D fell by in the last third of the steps that were taken: is the run decided?
     before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
     row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
-    if flags.task in places.TASKS:
-        return row | places.transfer(run)
-    beyond = [k for k in range(1, flags.D + 1) if needed(row["other"], k) > flags.layers]
-    if any(knows(row, k) for k in beyond) or flags.layers == flags.D == 1:
+    if flags.layers == flags.D == 1:
         row["how"] = mechanism(run)
     return row
 
@@ -66,25 +67,6 @@ def measure(folders):
     for run in progress("runs measured", ended):
         rows.append(row_of(run))
         train.write_file(ROWS, rows)
-
-
-@functools.cache
-def needed(other, k):
-    """Return the layers that x_k takes by content, with pairs read from step D to step 1, or, if
-    steps are shuffled, in the best order."""
-    return min(shuffled_depths(k)[-1]) if "shuffled" in other else causal_depth(k)
-
-
-def knows(row, k):
-    """Return whether x_k was learned: its loss is below two thirds of the average's."""
-    return row[f"x_{k}"] < row["threshold"]
-
-
-def solves(row, k=None):
-    return row[f"x_{k or row['D']}"] < SOLVED
-
-
-# ---- how a model does it
 
 
 def by_place(pattern, values):
@@ -102,101 +84,55 @@ def from_the_next(pattern, values):
     return (pattern @ values).roll(-1, 0)
 
 
-def fixed_to(tokens):
-    """Return a function that attends to these tokens as on the average over the sequences, and to
-    all others as it is."""
-
-    def attend(pattern, values):
-        pattern = pattern.clone()
-        pattern[:, :, tokens] = pattern[:, :, tokens].mean(0)
-        return pattern @ values
-
-    return attend
-
-
 @torch.no_grad()
 def mechanism(run, n=512):
-    """Return what interventions on a trained model say, a dict; losses are those of x_1, ..., x_D
-    on n sequences, heads have names like L0H3.
+    """Return how a model of one layer answers x_1 of D = 1, measured on n sequences, a dict:
 
-    place, mean: of each head, the losses if its pattern is its mean over sequences, or what it
-    writes. reads: of each head, its mean attention from the queries to all tokens; own: to the own
-    1a. by_slot: the loss of x_D of queries whose pair of step D stands in this slot.
-    address: in one layer the heads with more than half of their attention on the own 1a, in more
-    the heads of the last layer that are not by place. If there are any, two swaps: `swap`, in which
-    these heads write what they write in the next sequence, should fetch the value of the slot where
-    the next sequence has its pair; `swap_rest`, in which all other heads of the layer do, the next
-    sequence's value at the own slot. Each has the mean squared errors [to this value, to the
-    unswapped one] of the queries whose slot is another in the next sequence.
-    fixed_values, fixed_keys, in one layer: the rise of the loss if the weights on all values, or on
-    all keys, are their means over the sequences."""
+    full: the loss; by_place: that of the queries whose own 1b stands at its first place, its
+        second, ...
+    address: the heads with more than half of their attention, at queries, on the own 1a
+    place: the heads for whose pattern its mean over sequences may stand (the loss rises by less
+        than SOLVED), but not the mean of what they write for what they write
+    swap: if the address heads write what they write in the next sequence, the errors of the answers
+        [from the symbol where the next sequence has its own 1b, from their own]; swap_rest: if all
+        others do, [from the next sequence's symbol where the own 1b stands, from their own]; of the
+        queries whose 1b stands elsewhere in the next sequence"""
     model, flags = train.load(run)
-    batch, N, K = train.sequences(flags, held_out("circuits", n)), flags.N, flags.K
+    batch, sequence = train.sequences(flags, held_out("circuits", n)), torch.arange(n)[:, None]
+    order = batch.positions[:, :, 0].argsort(1)  # (n, N) the chain of each query
+    query, key, own = (tokens.gather(1, order) for tokens in batch.positions.unbind(2))
 
-    def answers(heads=None):
+    def errors(heads=None, expected=batch.targets):
         with train.precision(flags):
-            return model(batch.inputs, heads).float()
+            return (model(batch.inputs, heads) - expected).square().mean(-1)  # (n, N)
 
-    def losses(heads=None):
-        found = partial_losses(answers(heads), batch.targets, K).mean(0)
-        return [round(loss, 5) for loss in found.tolist()]
+    right = errors()
+    full, used = right.mean().item(), torch.stack([right[own == k].mean() for k in own.unique()])
+    how = dict(n=n, full=full, by_place=used.tolist(), address=[], place=[])
 
     # what each head does
-    layers = range(flags.layers)
-    heads = {f"L{layer}H{head}": (layer, head) for layer in layers for head in range(flags.heads)}
-    how = dict(n=n, full=losses())
-    how["place"] = {name: losses({head: by_place}) for name, head in heads.items()}
-    how["mean"] = {name: losses({head: mean_written}) for name, head in heads.items()}
+    with train.precision(flags):
+        _, [patterns] = model(batch.inputs, return_patterns=True)
+    names = {f"H{head}": (0, head) for head in range(flags.heads)}
+    for name, (_, head) in names.items():
+        if patterns[sequence, head, query, key].mean() > 0.5:
+            how["address"].append(name)
+        idle = errors({(0, head): mean_written}).mean() < full + SOLVED
+        if not idle and errors({(0, head): by_place}).mean() < full + SOLVED:
+            how["place"].append(name)
 
-    # attention from the queries, and how much of it to the own 1a
-    _, patterns = model(batch.inputs, return_patterns=True)
-    query, key = batch.positions[:, :, 0], batch.positions[:, :, 1]  # (n, N)
-    how |= dict(reads={}, own={})
-    for name, (layer, head) in heads.items():
-        rows = patterns[layer][torch.arange(n)[:, None], head, query]  # (n, N, T)
-        how["reads"][name] = [round(x, 3) for x in rows.mean((0, 1)).tolist()]
-        how["own"][name] = round(rows.gather(2, key[:, :, None]).mean().item(), 3)
-    if flags.task != "chain":
-        return how
-
-    # the slots of the pairs of step D, which stand first, in the order of the queries
-    order = query.argsort(1)
-    slots = batch.positions[:, :, 2 * flags.D - 1].gather(1, order) // 2  # (n, N)
-    values = batch.inputs[:, 1 : 2 * N : 2, :K]  # (n, N, K) by slot
-    sequence, old = torch.arange(n)[:, None], batch.targets[..., -K:]
-
-    def errors(expected, changed=()):
-        """Return the errors (n, N) of x_D if these heads write for the next sequence."""
-        found = answers({heads[name]: from_the_next for name in changed})
-        return (found[..., -K:] - expected).square().mean(-1)
-
-    right = errors(old)
-    how["by_slot"] = [round(right[slots == slot].mean().item(), 4) for slot in range(N)]
-    last = [name for name, (layer, _) in heads.items() if layer == flags.layers - 1]
-    if flags.layers == 1:
-        address = [name for name in last if how["own"][name] > 0.5]
-    else:
-        address = [name for name in last if kind_of(how, name) == "content"]
-    rest = [name for name in last if name not in address]
-    how["address"] = address
-    there, value = values[sequence, slots.roll(-1, 0)], values.roll(-1, 0)[sequence, slots]
-    for name, changed, new in ("swap", address, there), ("swap_rest", rest, value):
-        means = [errors(x, changed)[slots != slots.roll(-1, 0)].mean().item() for x in (new, old)]
-        how |= {name: [round(mean, 4) for mean in means]} if address else {}
-
-    if flags.layers == 1:
-        for name, first in ("fixed_keys", 0), ("fixed_values", 1):
-            fixed = losses(dict.fromkeys(heads.values(), fixed_to(slice(first, 2 * N, 2))))
-            how[name] = round(fixed[-1] - how["full"][-1], 5)
+    # the swaps
+    symbols = batch.inputs[..., : flags.K]
+    new = dict(
+        swap=symbols[sequence, own.roll(-1, 0)], swap_rest=symbols.roll(-1, 0)[sequence, own]
+    )
+    moved = own != own.roll(-1, 0)
+    for name, expected in new.items() if how["address"] else ():
+        chosen = [head for head in names if (head in how["address"]) == (name == "swap")]
+        swapped = {names[head]: from_the_next for head in chosen}
+        both = errors(swapped, expected)[moved], errors(swapped)[moved]
+        how[name] = [error.mean().item() for error in both]
     return how
-
-
-def kind_of(how, name):
-    """Return what a head does for x_D: "idle" if its mean may stand for what it writes, "place" if
-    its mean pattern may stand for its pattern, "content" if not."""
-    if how["mean"][name][-1] < how["full"][-1] + SOLVED:
-        return "idle"
-    return "place" if how["place"][name][-1] < how["full"][-1] + SOLVED else "content"
 
 
 # ---- the committed rows
@@ -204,268 +140,252 @@ def kind_of(how, name):
 
 @functools.cache
 def cells():
-    """Return {(other flags, layers, N, heads, D): [row, ...]} of the committed rows, sorted."""
-    groups, names = collections.defaultdict(list), ("other", "layers", "N", "heads", "D")
+    """Return {(other flags, layers, N, heads, D, steps): [row, ...]} of the committed rows, sorted;
+    "led" is among the flags of those that start from the weights of another run."""
+    groups = collections.defaultdict(list)
     for row in sorted(train.read_file(ROWS), key=lambda row: row["seed"]):
-        groups[tuple(row[name] for name in names)].append(row)
-    return {cell: groups[cell] for cell in sorted(groups) if cell[0] != "frozen"}
+        other = row["other"] + " led" * bool(row["init"])
+        cell = other, row["layers"], row["N"], row["heads"], row["D"], row["steps"]
+        groups[cell].append(row)
+    return dict(sorted(groups.items()))
 
 
-def plain_rows():
-    """Return the rows of the recipe, of each shape and seed the longest run."""
-    longest = {}
-    for (other, *shape), group in cells().items():
-        for row in group if other.split(" ")[0] in ("", "--steps") else ():
-            key = *shape, row["seed"]
-            longest[key] = max(row, longest.get(key, row), key=lambda row: row["steps"])
-    return [*longest.values()]
-
-
-def one_layer_rows():
-    """Return the rows of one layer, one step and the recipe."""
+def one_layer():
+    """Return the rows of one layer, D = 1 and no other flags."""
     found = []
-    for (other, layers, *_, D), group in cells().items():
-        if layers == D == 1 and not other:
-            found += group
+    for (other, layers, _, _, D, _), rows in cells().items():
+        found += rows if (other, layers, D) == ("", 1, 1) else []
     return found
 
 
-def losses_text(group, k):
-    """Return the median and the range of the losses of x_k."""
-    return spread([row[f"x_{k}"] for row in group], "{:.3f}")
+def at_random(places, heads, led=False):
+    """Return the rows of one layer, N = 2, where a 1b stands at any of so many places: from scratch
+    with 10,000 steps, or led."""
+    task, steps = f"--task random{places - 3}", 5000 if led else 10_000
+    return cells().get((task + " led" * led, 1, 2, heads, 1, steps), [])
 
 
-# ---- the tables of the page
+def losses_of(rows):
+    return [row[f"x_{row['D']}"] for row in rows]
 
 
-def wide_rows():
-    """Return the rows of one layer with 2N heads or more."""
-    return [row for row in one_layer_rows() if row["heads"] >= 2 * row["N"]]
+def solves(row):
+    return row[f"x_{row['D']}"] < SOLVED
 
 
-def far_rows(layers):
-    """Return the rows of so many layers where pairs stand anywhere among 20 distractors."""
-    kind = f"--task {places.FAR}", layers
-    return [row for cell, rows in cells().items() if cell[:2] == kind for row in rows]
-
-
-def solved_of(rows):
+def solved_of(rows, form="{} of {}"):
     """Return "3 of 5": how many of these runs solve x_D."""
-    return f"{sum(map(solves, rows))} of {len(rows)}"
+    return form.format(sum(map(solves, rows)), len(rows))
 
 
-def print_answer(out):
-    """Print how many models solve x_1 with many heads, larger k, and where places say nothing."""
-    groups, wide = cells(), wide_rows()
-    chains = ", ".join(str(N) for N in sorted({row["N"] for row in wide}))
-    no_mlp = solved_of(groups["--no-mlp", 1, 4, 8, 1])
-    rope = solved_of(groups["--rotary qk", 1, 4, 8, 1] + groups["--rotary qk", 1, 4, 16, 1])
-    x_3 = [row for row in plain_rows() if (row["layers"], row["D"]) == (2, 3)]
-    few = solved_of([row for row in x_3 if row["N"] < 4])
-    four = solved_of([row for row in x_3 if row["N"] == 4])
-    short, long = (solved_of(groups[steps, 1, 2, 16, 2]) for steps in ("", "--steps 10000"))
-    out(f"""\
-One layer solves D = 1 in {solved_of(wide)} runs with 2N heads or more of 32 numbers (N = {chains}),
-but without MLPs in {no_mlp} and with RoPE in {rope} (N = 4). Two layers solve x_3 in {few} runs
-with N = 2 or 3, but with N = 4 in {four}; one layer of 16 heads (N = 2) solves x_2 in {long} runs
-of 10000 steps, {short} of 3000. With the pairs anywhere among 20 distractors (N = 2, 4),
-one layer solves D = 1 in {solved_of(far_rows(1))} runs, two do in {solved_of(far_rows(2))}.""")
+# ---- what stands on the page
+
+
+def answer():
+    """Return what heads replace, what it costs, and where it stops."""
+    seeds = collections.defaultdict(set)
+    wide = [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
+    for row in wide:
+        seeds[row["N"]].add(row["seed"])
+    chains = ", ".join(map(str, sorted(seeds)))
+    of_each = ", ".join(str(len(seeds[N])) for N in sorted(seeds))
+    scratch, led, far, two = [], [], [], []
+    for heads in HEADS:
+        far += at_random(23, heads) + at_random(23, heads, led=True)
+        two += cells().get(("--task random20", 2, 2, heads, 1, 4000), [])
+        if heads > 15:
+            scratch += at_random(15, heads)
+            led += at_random(15, heads, led=True)
+    return f"""\
+**Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
+takes two by shared content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with
+{of_each} seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads
+solve x_1 in {solved_of(scratch)} runs from scratch and in {solved_of(led)} that start from the
+weights of fewer places. It stops at 23 places, which one layer of up to 32 heads solves in
+{solved_of(far)} runs (best loss {min(losses_of(far)):.2f}), and two layers in {solved_of(two)}
+({len({row["seed"] for row in two})} seeds)."""
 
 
 def heads_table():
-    """Return how many models solved a symbol that takes a layer more by content, by their heads."""
-    shapes = (1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (2, 2, 4), (3, 2, 2), (3, 2, 4), (4, 3, 4)
-    lines, plain = [], plain_rows()
-    for k, layers, N in shapes:
-        rows = [row for row in plain if (row["D"], row["layers"], row["N"]) == (k, layers, N)]
-        line = [k, causal_depth(k), layers, N]
-        for low, high in (1, N), (N + 1, 2 * N - 1), (2 * N, 2 * N), (2 * N + 1, math.inf):
-            group = [solves(row, k) for row in rows if low <= row["heads"] <= high]
-            line.append(f"{sum(group)} of {len(group)}" if group else "")
-        lines.append(line)
-    heads = "N heads or fewer", "N + 1 to 2N - 1", "2N", "more"
-    return markdown(("D", "layers by content", "layers", "N", *heads), *lines)
-
-
-def places_table():
-    """Return what was learned where places say nothing, and at fixed places."""
-    cases = collections.defaultdict(dict)
-    for (other, layers, N, heads, _), group in cells().items():
-        task = other.removeprefix("--task ")
-        if task in places.TASKS:
-            kind, number = "fixed", N
-            if "random" in task:
-                kind, number = "random", len(places.TASKS[task](N, 1).distractors) + 2 * N - 1
-            cases[N, layers, number, kind][heads] = f"{solved_of(group)}: {losses_text(group, 1)}"
-    lines = [(*case, cases[case].get(8, ""), cases[case].get(16, "")) for case in sorted(cases)]
-    head = "N", "layers", "places of a 1b", "", "8 heads: solve D = 1, loss", "16 heads"
-    return markdown(head, *lines)
-
-
-def print_transfer(out):
-    """Print what one layer answers at many random places, trained at them or at fixed ones."""
-    many, fixed = far_rows(1), cells()[f"--task {places.NEAR}", 1, 2, 8, 1]
-    gap = max(abs(row["x_1"] - places.loss_of_average(row)) for row in many)
-    moved, still = (span([row[name] for row in fixed]) for name in ("moved", "at_trained"))
-    out("At 23 or 27 places, one layer has the loss of answering the average of all tokens, within")
-    out(f"{gap:.3f} (n = {len(many)}). Trained at fixed places, it has {moved} at random ones, but")
-    out(f"{still} where the own pair stands as in training (n = {len(fixed)}).")
-
-
-def further_table():
-    """Return the median losses of models of more steps than layers, with 2N heads or more, of
-    shapes that were trained more than once."""
-    groups, lines = collections.defaultdict(list), []
-    for row in plain_rows():
-        if row["heads"] >= 2 * row["N"] and row["layers"] < row["D"]:
-            groups[row["N"], row["layers"], row["heads"], row["D"]].append(row)
-    for (N, layers, heads, D), group in sorted(groups.items()):
-        if len(group) == 1:
-            continue
-        medians = [statistics.median(row[f"x_{k}"] for row in group) for k in range(1, D + 1)]
-        losses = [f"{loss:.3f}" for loss in medians] + [""] * (7 - D)
-        steps = span([row["steps"] for row in group], "{}")
-        lines.append((N, D, layers, heads, steps, solved_of(group), *losses))
-    head = "N", "D", "layers", "heads", "training steps", "solve x_D"
-    return markdown((*head, *(f"x_{k}" for k in range(1, 8))), *lines)
-
-
-def print_held(out):
-    """Print what three layers learned while one head of each was held on the minimal circuit, once
-    freed, and from the start."""
-    groups = collections.defaultdict(list)
-    for row in train.read_file(ROWS):
-        if (row["layers"], row["heads"], row["N"], row["D"]) == (3, 4, 4, 4):
-            groups[row["other"]].append(row)
-    held, freed = [row["x_4"] for row in groups["frozen"]], groups["--init frozen"]
-    start = [row for row in plain_rows() if row in groups[""] + groups["--steps 4500"]]
-    best = min(row["x_4"] for row in start)
-    out("Training may miss what a shape can do. Three layers of four heads (N = 4) learn x_4 to")
-    out(f"{span(held)} while one head per layer is held on a circuit (n = {len(held)});")
-    out(f"freed, {solved_of(freed)} solve it, in 3300 steps in all. Without this help")
-    out(f"{solved_of(start)} do, in 2500 or 4500 steps (best {best:.3f}).")
-
-
-def print_heads(out):
-    """Print how many models of one layer read by an address and the values of all places."""
-    for name, times, more in ("N + 1", 1, 1), ("2N", 2, 0):
-        rows = [row for row in one_layer_rows() if row["heads"] == times * row["N"] + more]
-        both = sum(map(has_address_and_values, rows))
-        out(f"With {name} heads {solved_of(rows)} models of one layer solve D = 1,")
-        out(f"{both} of them with an address head and N place heads or more.")
-
-
-def has_address_and_values(row):
-    """Return whether a model solves x_1 with an address head and a place head for each slot."""
-    return solves(row) and bool(row["how"]["address"]) and count(row["how"], "place") >= row["N"]
-
-
-def count(how, kind, layer=0):
-    """Return how many heads of a layer are of a kind."""
-    names = [name for name in how["reads"] if name.startswith(f"L{layer}H")]
-    return sum(kind_of(how, name) == kind for name in names)
-
-
-def print_swaps(out):
-    """Print what becomes of the answers when the address heads, or all others, write what they
-    write in another sequence."""
-    one = [row["how"] for row in one_layer_rows() if "swap" in row["how"]]
-    two = [row["how"] for row in plain_rows() if row["layers"] > 1 and solves(row) and "how" in row]
-    two = [how for how in two if "swap" in how]
-    lines, deeper = [], []
-    for name, heads in ("swap", "they swapped"), ("swap_rest", "all others swapped"):
-        new = span([round(how[name][0] - how["full"][-1], 2) + 0 for how in one])  # no -0
-        lines.append((heads, new, span([how[name][1] for how in one])))
-        deeper.append(sum(how[name][0] - how["full"][-1] < SERVED for how in two))
-    of = f"{len(one)} of {len(one_layer_rows())} models of one layer have an address head"
-    out(markdown((of, "expected value: added loss", "own value: loss"), *lines))
-    out("\nIn the last layer of deeper models the swaps bring the expected value (added loss below")
-    out(f"{SERVED}) in {deeper[0]} and {deeper[1]} of {len(two)}.")
-
-
-# ---- what the page prints of the laws and of the sweep
-
-
-def print_constructed(out, n=2048):
-    """Print the loss of the constructed model."""
-    losses = []
-    for N in (2, 4, 8, 16):
-        batch = make_batch(0, torch.arange(n), N, 1, 4)
-        with torch.no_grad():
-            losses.append((constructed(N)(batch.inputs) - batch.targets).square().mean())
-    losses = ", ".join(f"{loss:.0e}" for loss in losses)
-    out("Set by hand (`theory.constructed`), one layer of N + 1 heads solves D = 1: its losses for")
-    out(f"N = 2, 4, 8 and 16 are {losses}.")
-
-
-def print_sweep(out):
-    """Print what the runs of our sweeps learned with implicit curriculum, beside content."""
-    steps, beyond = collections.Counter(), 0
-    for row in sweep.section_7(load_rows(committed("*"))):
-        symbols, learned = range(1, row["D"] + 1), Flags(**row).problem.learned_below
-        if row["ic"]:
-            steps[row["steps"]] += row["layers"] < causal_depth(row["D"])
-            more = [k for k in symbols if causal_depth(k) > row["layers"]]
-            beyond += any(row[f"x_{k}"] < learned for k in more)
-    runs = ", ".join(f"{count} runs at {number}" for number, count in sorted(steps.items()))
-    out(f"- In Figure 4's shape (N = 4, D = 5, eight heads of 16 numbers) {beyond} of our runs")
-    out(f"  with too few layers for x_D ({runs} steps) learned more than content allows.")
-
-
-# ---- the tables of the command
-
-
-def diagram_table():
-    """Return the table of all cells: the median and the range of the last losses of x_D. A star:
-    some loss above SOLVED still fell by as much in the last third of its steps."""
-    lines, columns = collections.defaultdict(dict), set()
-    for (other, layers, N, heads, D), group in cells().items():
-        falls = [row["fell"] > SOLVED < row[f"x_{D}"] for row in group]
-        text = losses_text(group, D) + "*" * any(falls) + f", n = {len(group)}"
-        lines[other, layers, N, D][heads] = text
-        columns.add(heads)
-    columns = sorted(columns)
-    head = ["layers", "N", "loss of", "other flags", *(f"{heads} heads" for heads in columns)]
+    """Return which models solve a symbol that takes more layers by shared content, by their heads:
+    of each shape that has more than N heads and SEEDS runs or more."""
+    lines = collections.defaultdict(dict)
+    for (other, layers, N, heads, D, steps), rows in cells().items():
+        if not other and len(rows) >= SEEDS and layers < causal_depth(D):
+            lines[D, causal_depth(D), layers, N, steps][heads] = solved_of(rows, "{}/{}")
     table = []
-    for (other, layers, N, D), line in lines.items():
-        flags = f"`{other}`" * bool(other)
-        table.append((layers, N, f"x_{D}", flags, *(line.get(heads, "") for heads in columns)))
+    for (k, content, layers, N, steps), solved in sorted(lines.items()):
+        if max(solved) > N:
+            parts = []
+            for text, group in itertools.groupby(solved, solved.get):
+                heads = list(group)
+                more = len(heads) > 1
+                parts.append(
+                    f"{heads[0]}-{heads[-1]}: {text} each" if more else f"{heads[0]}: {text}"
+                )
+            table.append([k, f"{layers} ({content})", N, f"{steps:,}", ", ".join(parts)])
+    head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
 
 
-# ---- figures
+def limits():
+    """Return what was not learned without MLPs, and with RoPE."""
+    without = cells()["--no-mlp", 1, 4, 8, 1, 4000]
+    deeper = cells()["--no-mlp", 2, 4, 8, 2, 10_000]
+    rope = cells()["--rotary qk", 1, 4, 8, 1, 4000] + cells()["--rotary qk", 1, 4, 16, 1, 4000]
+    falling = sum(row["fell"] > SOLVED for row in rope)
+    return f"""\
+For N = 4, one layer of 8 heads without MLPs solves x_1 in {solved_of(without)} runs of 4,000 steps,
+one of 8 or 16 heads with RoPE in {solved_of(rope)} ({falling} still falling). Two layers of 8 heads
+without MLPs solve x_2 in {solved_of(deeper)} runs of 10,000 steps."""
 
 
-def draw_stair(path=FIGURES / "stair.png"):
-    """Draw the loss of x_1 in each slot of the own pair, a row for each model of one layer."""
-    figure = Figure(figsize=(7.4, 5), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for panel, N in zip(panels, (4, 8), strict=True):
-        rows = [row for row in one_layer_rows() if row["N"] == N]
-        rows.sort(key=lambda row: (row["heads"], row["x_1"]))
-        heads = [row["heads"] for row in rows]
-        losses = [sorted(row["how"]["by_slot"]) for row in rows]
-        image = panel.imshow(losses, aspect="auto", cmap="Blues_r", vmin=0, vmax=1)
-        ticks = {}
-        for number in sorted(set(heads)):
-            first, seeds = heads.index(number), heads.count(number)
-            panel.axhline(first - 0.5, color="white", lw=2)
-            ticks[f"{number} head{'s' * (number > 1)}"] = first + (seeds - 1) / 2
-        panel.set_yticks([*ticks.values()], [*ticks])
-        panel.set_xticks(range(N), range(1, N + 1))
-        panel.set_xlabel("slot of the own pair, the best first")
-        panel.set_title(f"N = {N} chains, n = {len(rows)} models", fontsize="medium")
-        panel.tick_params(length=0)
-    figure.suptitle("One layer, a row per model: more heads serve more slots", fontsize="medium")
-    figure.colorbar(image, ax=panels, label="loss of $x_1$ (1: knows nothing)", shrink=0.8)
+def swaps():
+    """Return how models of one layer that solve x_1 read, and what becomes of their answers when
+    their address heads, or all others, write what they write in another sequence."""
+    solved = [row["how"] for row in one_layer() if solves(row)]
+    both = [how for how in solved if how["address"] and len(how["place"]) >= len(how["by_place"])]
+    swapped = [(how["full"], *how[name]) for how in both for name in ("swap", "swap_rest")]
+    added = max(new - full for full, new, _ in swapped)
+    own = span([old for _, _, old in swapped], "{:.1f}")
+    return f"""\
+Of {len(solved)} models that solve x_1, {len(both)} have an address head and for each of the N
+places a place head. In these both swaps bring the expected symbol (the loss rises by at most
+{added:.2f}) and not the own one (loss {own})."""
+
+
+def places_table():
+    """Return what one layer learned where pairs stand anywhere: solved runs, and median losses."""
+    lines = []
+    for places, led in itertools.product(PLACES, (False, True)):
+        if led and places == PLACES[0]:
+            continue  # the others start from its weights
+        line = [f"{places}, {'led' if led else 'scratch'}"]
+        for heads in HEADS:
+            rows = at_random(places, heads, led)
+            line.append(
+                f"{solved_of(rows)}: {statistics.median(losses_of(rows)):.2f}" if rows else ""
+            )
+        lines.append(line)
+    return markdown(["places", *(f"{heads} heads" for heads in HEADS)], *lines)
+
+
+def waits():
+    """Return after how many steps from scratch x_1 is learned."""
+    texts, medians = [], []
+    for places in PLACES:
+        rows = [row for heads in HEADS for row in at_random(places, heads)]
+        steps = [row["learned"][0] for row in rows if row["learned"][0]]
+        texts.append(f"{len(steps)} of {len(rows)} at {places} places")
+        medians += [f"{statistics.median(steps):,.0f}"] if steps else []
+    return f"""\
+From scratch, x_1 falls below 1/3 in {", ".join(texts)} (median steps {", ".join(medians)})."""
+
+
+def place_heads():
+    """Return how many place heads the solved models have, and what others serve of 23 places."""
+    solved, swapped, far = [], [], []
+    for places in PLACES:
+        hows = []
+        for led, heads in itertools.product((False, True), HEADS):
+            hows += [row["how"] for row in at_random(places, heads, led) if solves(row)]
+        swapped += [how["swap"][0] for how in hows if "swap" in how]
+        if hows:
+            solved.append(f"{span([len(how['place']) for how in hows], '{}')} at {places} places")
+    for heads in HEADS:
+        hows = [row["how"] for row in at_random(23, heads, led=True)]
+        served = [sum(loss < SERVED for loss in how["by_place"]) for how in hows]
+        if hows:
+            kept = span([len(how["place"]) for how in hows], "{}")
+            far.append(f"{heads} heads serve {span(served, '{}')} with {kept} place heads")
+    return f"""\
+Models that solve x_1 have this many place heads: {", ".join(solved)}. Of 23 places, led models of
+{", of ".join(far)} (served: a loss below {SERVED}). Here the first swap brings the expected symbol
+in part (error {span(swapped)})."""
+
+
+def sweeps():
+    """Return what runs of our sweeps learned beyond shared content, with too few layers for x_D."""
+    beyond, nothing = [], 0
+    for row in sweep.section_7(load_rows(committed("*"))):
+        if row["ic"] and row["layers"] < causal_depth(row["D"]) and not row["circuit"]:
+            below = Flags(**row).problem.learned_below
+            known = [k for k in range(1, row["D"] + 1) if row[f"x_{k}"] < below]
+            nothing += not known
+            if known:
+                beyond.append(any(causal_depth(k) > row["layers"] for k in known))
+    return f"""\
+In Figure 4's shape (N = 4, 8 heads of 16 numbers), {sum(beyond)} of {len(beyond)} runs with
+too few layers for x_5 learn more than content allows; {nothing} more learn nothing."""
+
+
+# ---- what the command prints
+
+
+def cells_table():
+    """Return all cells: the median and the range of the last losses of x_D. A star: some loss above
+    SOLVED still fell by as much in the last third of its steps."""
+    lines = []
+    for (other, layers, N, heads, D, steps), rows in cells().items():
+        falls = any(row["fell"] > SOLVED < row[f"x_{D}"] for row in rows)
+        losses = spread(losses_of(rows), "{:.3f}") + "*" * falls
+        lines.append([layers, heads, N, D, steps, other, len(rows), solved_of(rows), losses])
+    head = "layers", "heads", "N", "D", "steps", "other flags", "n", "solve x_D", "loss of x_D"
+    return markdown(head, *lines)
+
+
+def predictions():
+    """Return which medians lie where they were predicted before the runs, and how often they lie as
+    near to BASELINE, the median of the cells that were known then."""
+    lines, inside, near = [], 0, 0
+    for row in train.read_file(PREDICTED):
+        led = row["group"].startswith("led")
+        if row["places"]:
+            rows = at_random(row["places"], row["heads"], led)
+        else:
+            shape = row["layers"], row["N"], row["heads"], row["D"], row["steps"]
+            rows = cells().get(("", *shape), [])
+        if rows:
+            median, low, high = statistics.median(losses_of(rows)), row["low"], row["high"]
+            inside += low <= median <= high
+            near += abs(median - BASELINE) <= (high - low) / 2
+            where = f"{row['places']} places" if row["places"] else f"{row['layers']} layers"
+            cell = row["group"], where, row["heads"], row["loss"], len(rows)
+            lines.append([*cell, f"{low}-{high}", f"{median:.3f}", low <= median <= high])
+    head = "runs", "", "heads", "loss", "n", "predicted", "median", "inside"
+    said = f"inside: {inside} of {len(lines)}; {BASELINE} in each, as wide: {near}"
+    return f"{markdown(head, *lines)}\n\n{said}"
+
+
+def draw_places(path=FIGURE):
+    """Draw the loss of x_1 by places: a dot a run, a panel for each number of heads."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(HEADS), sharey=True)
+    for panel, heads in zip(panels, HEADS, strict=True):
+        counts = []
+        for led, shift, style in (False, -0.25, "o"), (True, 0.25, "^"):
+            x, losses = [], []
+            for places in PLACES:
+                rows = at_random(places, heads, led)
+                x += [places + shift] * len(rows)
+                losses += losses_of(rows)
+            name = "led: from the weights of fewer places" if led else "from scratch"
+            color = "tab:blue" if led else "tab:red"
+            panel.plot(x, losses, style, color=color, ms=6, alpha=0.6, mew=0, label=name)
+            counts.append(len(x))
+        panel.axhline(SOLVED, color="gray", ls=":", lw=1, label="solved below")
+        panel.set_title(f"{heads} heads, n = {counts[0]} and {counts[1]}", fontsize="medium")
+        panel.set(xlabel="places where the own 1b may stand", xticks=PLACES)
+        panel.set(xlim=(7.5, 24.5), ylim=(-0.03, 1.03))
+    panels[0].set_ylabel(f"loss of $x_1$ ({LOSS})")
+    figure.suptitle("One layer, two pairs among distractors: a dot per run", fontsize="medium")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     analyze.save_figure(figure, path)
 
 
 if __name__ == "__main__":
-    with program("python -m extras.studies.depth"):
-        p = command_line("python -m extras.studies.depth", __doc__)
-        p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
-        measure(p.parse_args().run)
-        print(diagram_table())
-        draw_stair()
-        places.draw_transfer(train.read_file(ROWS), FIGURES / "places.png")
+    p = command_line("python -m extras.studies.depth", __doc__)
+    p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
+    measure(p.parse_args().run)
+    print(cells_table(), predictions(), sep="\n\n")
+    draw_places()

@@ -19,15 +19,14 @@ from pathlib import Path
 import analyze
 import train
 from ablate import read_report
-from data import UserError, command_line, program
-from extras.studies import RESULTS, rows_by
+from data import command_line
+from extras.studies import BESIDE, RESULTS, rows_by
 from train import DEFAULTS, Flags
 
 
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
 SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
-COMPARED = {name: value for name, value in DEFAULTS.items() if name not in SAME}
-COMPARED |= dict(circuit="")  # frozen.py's
+COMPARED = {name: value for name, value in DEFAULTS.items() if name not in SAME} | BESIDE
 
 
 def rounded(value):
@@ -70,7 +69,7 @@ def load(sources):
             row["group"] = source.stem if many else source.absolute().parent.name
             if "/" in row["name"]:  # of others.jsonl, which holds small groups
                 row["group"], row["name"] = row["name"].split("/")
-            row["flags"] = flags = Flags(**(DEFAULTS | row["config"]))
+            row["flags"] = flags = Flags(**(DEFAULTS | BESIDE | row["config"]))
             row["settings"] = settings_of(flags)
             last, level = row["log"][-1], flags.problem.learned_below
             row["steps"] = last["step"]
@@ -98,7 +97,7 @@ def committed(*patterns):
     rows = [(name_of(row), row) for row in all_committed()]
     found = [row for pattern in patterns for name, row in rows if fnmatch(name, pattern)]
     if not found:
-        raise UserError(f"{RESULTS.absolute()} holds no run called {' or '.join(patterns)}")
+        raise LookupError(f"{RESULTS.absolute()} holds no run called {' or '.join(patterns)}")
     return found
 
 
@@ -129,16 +128,15 @@ def main():
     p.add_argument("group", help="the name of the file, without .jsonl")
     p.add_argument("run", type=Path, nargs="+", help="run directories of train.py")
     p.add_argument("--out", type=Path, default=RESULTS / "runs", help="the folder of the file")
-    with program("python -m extras.studies.rows"):
-        args = p.parse_args()
-        file = args.out / f"{args.group}.jsonl"
-        rows = rows_by(file, "name")
-        for row in map(row_of, args.run):
-            row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
-            rows[row["name"]] = row
-        names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
-        train.write_file(file, [rows[name] for name in names])
-        print(f"{file}: {len(rows)} runs")
+    args = p.parse_args()
+    file = args.out / f"{args.group}.jsonl"
+    rows = rows_by(file, "name")
+    for row in map(row_of, args.run):
+        row["name"] = row["name"].removeprefix(f"{args.group}_")  # results/default_s0 is s0
+        rows[row["name"]] = row
+    names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
+    train.write_file(file, [rows[name] for name in names])
+    print(f"{file}: {len(rows)} runs")
 
 
 if __name__ == "__main__":
