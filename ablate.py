@@ -10,7 +10,8 @@ To test a circuit, all else that tokens read of others is ablated, in all heads 
 what they read in other sequences, whose chains stand elsewhere. Mean ablation takes the mean of 256
 sequences, resample ablation another sequence, the same for all heads. Later heads attend from what
 is left: so one loss tells whether the paths carry the answer, and whether they find what they read.
-What a token keeps of itself, MLPs and the residual stream stay as they are.
+This leaves open what a token keeps of itself, the MLPs, the residual stream, what the denominator
+of a softmax tells and, in a model of your own, what moves between tokens outside of its heads.
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
 are lost: above half of the plateau, 0.375 for N = 4, where the full model is not. The search takes

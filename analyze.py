@@ -56,7 +56,7 @@ def draw_curves(flags, rows):
     validation = [row["val"] for row in rows]
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    figure.suptitle(f"{title_of(flags)}: validation loss {validation[-1]:.4f} at step {steps[-1]}")
+    add_title(figure, flags, f"validation loss {validation[-1]:.4f} at step {steps[-1]}")
 
     # left: all symbols together; the first row has no training loss
     left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
@@ -324,16 +324,10 @@ def panels(count, columns, width, height, **options):
     return figure, list(grid.flat[:count])
 
 
-def title_of(flags):
-    """Return 12 layers x 1 head, D=3, seed 0."""
-    layers = f"{flags.layers} layer{'s' * (flags.layers > 1)}"
-    heads = f"{flags.heads} head{'s' * (flags.heads > 1)}"
-    return f"{layers} x {heads}, {flags.problem.title}, seed {flags.seed}"
-
-
 def add_title(figure, flags, caption):
     """Name the run above a figure, and say there what the figure shows."""
-    figure.suptitle(f"{title_of(flags)}\n{caption}", fontsize=10)
+    run = f"layers {flags.layers}, heads {flags.heads}, {flags.problem.title}, seed {flags.seed}"
+    figure.suptitle(f"{run}\n{caption}", fontsize=10)
 
 
 def save_figure(figure, path):

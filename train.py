@@ -214,8 +214,8 @@ def open_run(flags):
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
     if not flags.resume:
         finished = (run / "model.pt").exists()
-        says = "has finished before" if finished else "was begun before: add --resume to go on"
-        raise FileExistsError(f"{run} {says} (git {saved.git}), or choose another --out")
+        says = "has finished before:" if finished else "was begun before: add --resume, or"
+        raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
 
 
 def provenance_of(flags):

@@ -1,24 +1,26 @@
-"""extras/llm: questions against a solver, runs against a scripted server."""
+"""extras/llm: questions against a solver, runs against a scripted server, and a planted model."""
 
 import contextlib
-import gzip
 import hashlib
 import http.server
 import json
 import re
 import threading
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 from extras.llm import __main__ as llm
 from extras.llm import weights
 from extras.llm.questions import FORMULATIONS, make_question
-from tests.common import assert_refused, contents, output_of, run_main, start, wait_for
+from tests.common import output_of, run_main, start, wait_for
+from train import read_file
 
 import pytest
+import torch
+from torch.nn.functional import one_hot
 
 
-KEY, LOGIN = "sk-test-0123456789", "user:pa55word"
 FLAGS = "--model", "m", "--D", 5, "--n", 6, "--out"
 KINDS = [("equations", 5), *((name, None) for name in list(FORMULATIONS)[1:])]
 ANSWERS = dict(make_question(*kind, 0, index)[:2] for index in range(6) for kind in KINDS)
@@ -63,17 +65,10 @@ def test_llm_questions_agree_with_the_solver():
     assert f"{prompt}\nCorrect: {answer}\n" in output_of(llm, "--show", "relatives", "--seed", 7)
 
 
-def sends(message, finish="stop"):
-    return 200, {"choices": [{"message": message, "finish_reason": finish}]}
-
-
-def error(status, text):
-    return status, {"error": {"message": text}}
-
-
 @contextlib.contextmanager
 def scripted_server(reply):
-    """Serve chat completions; reply(prompt, n) is the n-th answer, or (status, body)."""
+    """Serve chat completions; reply(prompt, n) is the n-th answer, (answer, finish reason), or the
+    status of a failure."""
     requests = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -81,21 +76,22 @@ def scripted_server(reply):
             requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             prompts = [request["messages"][0]["content"] for request in requests]
             answer = reply(prompts[-1], prompts.count(prompts[-1]))
-            status, body = answer if isinstance(answer, tuple) else sends({"content": answer})
+            status = answer if isinstance(answer, int) else 200
+            answer, finish = answer if isinstance(answer, tuple) else (answer, "stop")
+            choice = {"message": {"content": answer}, "finish_reason": finish}
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Retry-After", "0.1")
             self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+            self.wfile.write(json.dumps({"choices": [choice]}).encode())
 
         def log_message(self, *_): ...
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         server.handle_error = lambda *_: None  # the client has gone
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://{LOGIN}@127.0.0.1:{server.server_port}/v1"
-        variables = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": url, "NO_PROXY": "127.0.0.1"}
-        with mock.patch.dict("os.environ", variables):
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        with mock.patch.dict("os.environ", {"OPENAI_BASE_URL": url, "NO_PROXY": "127.0.0.1"}):
             yield requests
         server.shutdown()
 
@@ -103,41 +99,33 @@ def scripted_server(reply):
 def test_llm_counts_and_figure(tmp_path):
     def reply(prompt, n):
         number = [*ANSWERS].index(prompt) // 5  # the questions of all kinds take turns
-        if "works" in prompt:  # a model that reasons, and content in parts
-            text = f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**"
-            return sends({"content": [{"type": "thinking"}, {"type": "text", "text": text}]})
-        if "lives with" in prompt:  # two faults, three answers that are not acceptable
-            replies = error(429, "busy"), error(500, "down"), "It is hard to say.", None, sends({})
-            return [*replies, ANSWERS[prompt]][n - 1]
+        if "works" in prompt:  # a model that reasons
+            return f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**"
+        if "lives with" in prompt:  # two failures, three answers that are not acceptable
+            return [429, 500, "It is hard to say.", None, "", ANSWERS[prompt]][n - 1]
         if "believe" in prompt:
-            return sends({"content": "Zeus" * n}, "length" if number < 2 else "stop")
-        if "(" not in prompt and number == 4:
-            return error(400, f"no \u00e9 for {KEY}")
+            return "Zeus" * n, "length" if number < 2 else "stop"
         return str((int(ANSWERS[prompt]) + ("(" in prompt and number < 3)) % 4)
 
     with scripted_server(reply) as requests:
-        code, out, err = run_main(llm, *FLAGS, tmp_path, "--attempts", 7)
-    path = tmp_path / "llm_m" / "answers.jsonl"
-    assert code == 0 and "question 30/30, 0 s left" in err and KEY not in path.read_text()
+        out = output_of(llm, *FLAGS, tmp_path, "--attempts", 7)
     assert len(requests) == 6 * (1 + 6 + 7 + 1 + 1)
     assert {request["temperature"] for request in requests} == {1.0}
     rows = [" ".join(line.split()) for line in out.splitlines()[-5:]]
-    assert rows == [  # Wilson's formula by hand; never settled, truncated, refused
-        "equations 5 6 5 43.6% 97.0% 0 0 1",
-        "lives-with 6 6 61.0% 100.0% 0 0 0",
-        "kingdoms 6 0 0.0% 39.0% 4 2 0",
-        "functions 6 3 18.8% 81.2% 0 0 0",
-        "relatives 6 6 61.0% 100.0% 0 0 0",
+    assert rows == [  # Wilson's formula by hand; never settled, truncated
+        "equations 5 6 6 61.0% 100.0% 0 0",
+        "lives-with 6 6 61.0% 100.0% 0 0",
+        "kingdoms 6 0 0.0% 39.0% 4 2",
+        "functions 6 3 18.8% 81.2% 0 0",
+        "relatives 6 6 61.0% 100.0% 0 0",
     ]
-    (packed := tmp_path / "m.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     with mock.patch.object(llm, "save_figure") as save:
-        output_of(llm, "--plot", path, packed, "--out", tmp_path)
-    above = save.call_args.args[0].axes[1]
-    for lines in above.containers:
-        assert lines.lines[0].get_ydata() == pytest.approx([500 / 6, 100, 0, 50, 100])
+        output_of(llm, "--plot", tmp_path / "llm_m" / "answers.jsonl", "--out", tmp_path)
+    [points] = save.call_args.args[0].axes[1].containers
+    assert points.lines[0].get_ydata() == pytest.approx([100, 100, 0, 50, 100])
 
 
-def test_llm_continues_after_a_kill(tmp_path):
+def test_llm_continues_after_a_kill_and_refuses_what_would_mix(tmp_path):
     path = tmp_path / "llm_m" / "answers.jsonl"
     with scripted_server(lambda prompt, n: time.sleep(0.02) or ANSWERS[prompt]) as requests:
         process = start("extras.llm", *FLAGS, tmp_path)
@@ -150,32 +138,60 @@ def test_llm_continues_after_a_kill(tmp_path):
         requests.clear()
         output_of(llm, *FLAGS, tmp_path)
         assert finished > 2 and len(requests) == 30 - finished
-        assert_refused(llm, *FLAGS, tmp_path, "--seed", 1, says="has other settings")
+        with pytest.raises(FileExistsError, match="has other settings"):
+            run_main(llm, *FLAGS, tmp_path, "--seed", 1)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({(line["formulation"], line["index"]) for line in lines}) == len(lines) == 30
     assert all(line["correct"] for line in lines)
-    path.unlink()
-    with scripted_server(lambda *_: str(path.write_text("what another process writes\n"))):
-        assert_refused(llm, *FLAGS, tmp_path, says="is in use by another process")
 
 
-def test_llm_user_errors_are_one_line(tmp_path):
-    for body in "<html>", {}, {"choices": []}, sends(None)[1], sends({"content": ["3"]})[1]:
-        with scripted_server(lambda *_, body=body: (200, body)):
-            says = f"sent no chat completion: {ascii(json.dumps(body))}; check"
-            assert_refused(llm, *FLAGS, tmp_path, says=says)
-    for variables in {}, {"OPENAI_BASE_URL": f"http://{LOGIN}#@127.0.0.1:port/v1"}:
-        with mock.patch.dict("os.environ", variables, clear=True):
-            assert_refused(llm, "--model", "m", says="llm: set OPENAI_API_KEY to use OpenAI, or")
-    with scripted_server(lambda *_: error(401, f"no key {KEY}\x1b[31m\u2028")):
-        assert_refused(llm, *FLAGS, tmp_path, says="no key ***")
-    written = b"".join(contents(tmp_path).values()).decode()
-    assert KEY not in written and LOGIN not in written
-    (tmp_path / "notes").write_text("3\n")
-    assert_refused(llm, "--plot", tmp_path / "notes", says="is damaged")
-    assert_refused(llm, "--plot", tmp_path / "none", says="FileNotFoundError")
-    for flags in "--n 0", "--temperature nan", "--extra [1]", "--extra {", "--show F1":
-        assert_refused(llm, "--model", "m", *flags.split(), says="llm: ")
-    assert_refused(weights, "late", "--n", 0, says="--n must be positive")
-    with mock.patch.dict("sys.modules", transformers=None):
-        assert_refused(weights, "late", says="a package is missing")
+class Planted(torch.nn.Module):
+    """A model and its tokenizer, by words: the likeliest next token is the country of the city with
+    which the text begins, but the last of four MLPs makes it "the"; all else is up to `taste`."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = {}  # of the words
+        self.taste = torch.rand(2000, generator=torch.Generator().manual_seed(0))
+        self.layers = [SimpleNamespace(mlp=torch.nn.Module()) for _ in range(4)]
+        for layer in self.layers:
+            layer.mlp.forward = torch.zeros_like
+        self.layers[3].mlp.forward = lambda x: 9 * one_hot(torch.tensor(self.number(" the")), 2000)
+
+    def number(self, word):
+        return self.numbers.setdefault(word, len(self.numbers))
+
+    def tokenize(self, text, add_special_tokens=True):
+        words = re.findall(r" ?\w+|\W", text)
+        return SimpleNamespace(input_ids=[self.number(word) for word in words])
+
+    def forward(self, ids, logits_to_keep):
+        x = self.taste.repeat(len(ids), 1, 1)
+        for pair in weights.CITIES.split(", "):
+            city, country = map(self.number, re.findall(r" ?\w+", pair))
+            x[ids[:, 0] == city, :, country] += 5
+        for layer in self.layers:
+            x = x + layer.mlp(x)
+        return SimpleNamespace(logits=x)
+
+
+def test_weights_of_a_planted_model(tmp_path):
+    model = Planted()
+    model.get_decoder = lambda: model
+    tokenizer = mock.Mock(wraps=model.tokenize)
+    tokenizer.apply_chat_template = lambda chat, **_: chat[0]["content"]
+    with mock.patch.object(weights, "load", lambda name: (model, tokenizer)):
+        for what in "late", "choices", "late":  # the second takes the place of the first
+            output_of(weights, what, "--n", 20, "--out", tmp_path)
+    rows = read_file(tmp_path / "weights.jsonl")
+    late = [row for row in rows if row["what"] == "late"]
+    assert len(late) == 1 + 4 + 2
+    for row in late:
+        cut = row["first"] <= 3 < row["first"] + row["cut"]
+        assert (row["country"], row["the"]) == (11 * cut, 11 * (not cut))
+    for row in [row for row in rows if row["what"] == "choices"]:
+        right = 0
+        for index in range(20):
+            _, answer, words = make_question(row["formulation"], row["D"], 0, index)
+            right += answer == max(words, key=lambda word: model.taste[model.number(f" {word}")])
+        assert row["correct"] == right < 20

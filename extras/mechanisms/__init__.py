@@ -5,37 +5,43 @@
 
 A system is a module with TASKS, [(function, number of seeds, [arguments], table), ...], and perhaps
 with draw(results), a figure. function(seed, **arguments) is called for every seed. results: {name
-of the function: rows}, a row being arguments | {"values": one for each seed}; table(rows) gives
-rows of cells, the header first.
+of the function: its rows}, a row being {"function": its name, **arguments, "values": one for each
+seed}; table(rows) gives rows of cells, the header first.
 """
 
 import importlib
+from collections import defaultdict
 from pathlib import Path
 
+from extras.studies import markdown
 from train import read_file
 
 
+NAMES = ("memories", "recall", "bigrams", "noise", "hops")
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers
 
 
+def read_results(path):
+    """{name of the function: its rows} of a file; nothing if it does not exist."""
+    results = defaultdict(list)
+    for row in read_file(path, []):
+        results[row["function"]].append(row)
+    return results
+
+
 def table_of(name, function):
-    """The table of the committed results for the page, with the number of seeds."""
-    rows = read_file(Path("results/mechanisms", f"{name}.json"))[function]
+    """The table of the committed results for the page; its first cell has the number of seeds."""
+    rows = read_results(Path("results/mechanisms", f"{name}.jsonl"))[function]
     tasks = importlib.import_module(f"{__name__}.{name}").TASKS
     [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
-    return f"{markdown(table(rows))}\n\n*{len(rows[0]['values'])} seeds.*"
-
-
-def markdown(rows):
-    """A Markdown table of rows of cells; the first row is the header."""
-    lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+    (first, *head), *lines = table(rows)
+    return markdown([f"{first} ({len(rows[0]['values'])} seeds)", *head], *lines)
 
 
 def mean(values, digits=2):
     """The mean of values (n,) with their range, as in 0.75 (0.70-0.80)."""
-    low, high = (f"{x:.{digits}f}" for x in (values.min(), values.max()))
-    return f"{values.mean():.{digits}f} ({low}-{high})"
+    low, middle, high = (f"{x:.{digits}f}" for x in (values.min(), values.mean(), values.max()))
+    return f"{middle} ({low}-{high})"
 
 
 def draw_seeds(axes, x, values, label, **style):

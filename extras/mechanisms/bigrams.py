@@ -1,6 +1,6 @@
 """The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
-    python -m extras.mechanisms bigrams                           # about 13 minutes on one core
+    python -m extras.mechanisms bigrams                           # about 10 minutes on one core
 
 Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
 sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
@@ -13,34 +13,28 @@ from pathlib import Path
 
 from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds, mean
-from model import make_optimizers
+from model import Transformer, make_optimizers
 from train import Flags, schedule
 
 import torch
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import cross_entropy, embedding, one_hot
 
 
 N, K = 65, 5  # characters, triggers
 MEMORIES = ("W_OV2", "W_KQ2", "W_KQ1")  # of layers 1 and 2, as the slides count them
-COLUMNS = ("step", "accuracy", "accuracy without cycles", *MEMORIES, "L0H0", "L1H0")
-RUNS = {  # triggers, scale of W_OV1, memories that are frozen until step 60
-    "random triggers": ("random", 1.0, ()),
-    "fixed triggers": ("fixed", 1.0, ()),
-    "W_OV1 a third": ("random", 1 / 3, ()),
-    "keys frozen to step 60": ("random", 1.0, ("W_KQ2", "W_KQ1")),
-    "W_OV2 frozen to step 60": ("random", 1.0, ("W_OV2",)),
-}
+COLUMNS = ("step", "accuracy", "accuracy without cycles", *MEMORIES)
 
 
 def read_bigrams():
     """The probabilities (N, N) of the next character, a row for each, and the unigram (N,)."""
     path = Path(__file__).with_name("shakespeare_bigrams.csv")
     with open(path, newline="", encoding="utf-8") as file:
-        rows = [(json.loads(a), json.loads(b), int(n)) for a, b, n in list(csv.reader(file))[1:]]
-    characters = sorted({row[0] for row in rows})
+        _, *rows = csv.reader(file)
+    characters = sorted({json.loads(first) for first, _, _ in rows})
     counts = torch.zeros(N, N)
     for first, second, count in rows:
-        counts[characters.index(first), characters.index(second)] = count
+        place = characters.index(json.loads(first)), characters.index(json.loads(second))
+        counts[place] = int(count)
     return counts / counts.sum(1, keepdim=True), counts.sum(1) / counts.sum()
 
 
@@ -91,25 +85,27 @@ class Simplified(torch.nn.Module):
     """Two layers of one head, without MLP or LayerNorm. Only MEMORIES (d, d) are trained, from
     zero; the embeddings E, P, U and W_OV1 are random and frozen."""
 
-    def __init__(self, d, T, scale, generator):
+    def __init__(self, d, T, generator):
         super().__init__()
-        self.E, self.P, U, W = (torch.randn(n, d, generator=generator) for n in (N, T, N, d))
-        self.U, self.W_OV1 = U / d**0.5, W * scale / d**0.5
-        zeros = (torch.nn.Parameter(torch.zeros(d, d)) for _ in MEMORIES)
-        self.W_OV2, self.W_KQ2, self.W_KQ1 = zeros
+        self.E = torch.randn(N, d, generator=generator)
+        self.P = torch.randn(T, d, generator=generator)
+        self.U = torch.randn(N, d, generator=generator) / d**0.5
+        self.W_OV1 = torch.randn(d, d, generator=generator) / d**0.5
+        for name in MEMORIES:
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(d, d)))
 
     def forward(self, tokens):
-        """Logits (B, T, N) of tokens (B, T), and the attention (B, T, T) of both layers."""
+        """Logits (B, T, N) of tokens (B, T)."""
 
         def read(W):  # x W with x = E + P, for all tokens and positions before they are paired
             return embedding(tokens, self.E @ W) + self.P @ W
 
-        d, T = self.W_OV1.shape[0], tokens.shape[1]
+        d, T = len(self.W_OV1), tokens.shape[1]
         x, mask = read(torch.eye(d)), torch.full((T, T), -torch.inf).triu(1)
-        first = (read(self.W_KQ1) @ x.mT / d**0.5 + mask).softmax(2)
+        first = (read(self.W_KQ1) @ x.mT / d**0.5 + mask).softmax(2)  # (B, T, T)
         x = x + first @ read(self.W_OV1.T)
         second = (x @ self.W_KQ2 @ x.mT / d**0.5 + mask).softmax(2)
-        return x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T), (first, second)
+        return x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T)
 
     def scores(self):
         """What each memory answers, (questions, answers), right on the diagonal: the logits of each
@@ -126,29 +122,22 @@ class Simplified(torch.nn.Module):
         return [float(x.float().mean()) for x in right]
 
 
-def train_memories(seed, label, steps, d=128, T=64, B=128):
-    """Train one of RUNS; one row of COLUMNS for every 10 steps. The last two are the attention of
-    L0H0 to the previous token, and of L1H0 to what followed the trigger before."""
-    triggers, scale, frozen = RUNS[label]
+def train_memories(seed, triggers, steps, d=128, T=64, B=128):
+    """Train the memories; one row of COLUMNS for every 10 steps."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     probed = bigrams[1].topk(K if triggers == "fixed" else N).indices
-    model = Simplified(d, T, scale, generator)
+    model, rows = Simplified(d, T, generator), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     held_out, scored_out, cyclic, _ = sample(512, T, triggers, bigrams, generator)
-    follows, rows = held_out[:, :-1, None] == held_out[:, None, :-2], []  # (512, T, T - 1)
     for step in range(steps + 1):
         if step % 10 == 0:
             with torch.no_grad():
-                logits, (first, second) = model(held_out[:, :-1])
-            induction = (second[:, :, 1:] * follows).sum(2)[scored_out]
-            attention = [float(x.mean()) for x in (first.diagonal(-1, 1, 2), induction)]
-            shares = accuracies(logits, held_out, scored_out, cyclic) + model.recalls(probed)
-            rows.append([step, *shares, *attention])
-        for name in frozen:
-            model.get_parameter(name).requires_grad_(step >= 60)
+                logits = model(held_out[:, :-1])
+            predicted = accuracies(logits, held_out, scored_out, cyclic)
+            rows.append([step, *predicted, *model.recalls(probed)])
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         optimizer.zero_grad()
-        cross_entropy(model(tokens[:, :-1])[0][scored], tokens[:, 1:][scored]).backward()
+        cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored]).backward()
         optimizer.step()
     return rows
 
@@ -160,12 +149,12 @@ def take_steps(seed, bigrams, d, B, T=32, chunk=128):
     table = read_bigrams()
     if bigrams == "uniform":
         table = [torch.full_like(x, 1 / N) for x in table]
-    model = Simplified(d, T, 1.0, generator)
+    model = Simplified(d, T, generator)
     for i, name in enumerate(MEMORIES):
         weight, step = model.get_parameter(name), 0
         for _ in range(B // chunk):
             tokens, scored, _, _ = sample(chunk, T, "random", table, generator)
-            loss = cross_entropy(model(tokens[:, :-1])[0][scored], tokens[:, 1:][scored])
+            loss = cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored])
             step = step - torch.autograd.grad(loss, weight)[0]
         with torch.no_grad():
             weight += step
@@ -184,32 +173,33 @@ def step_table(rows):
 
 def memory_table(rows):
     """The median steps to half recall and to accuracy 0.9 (inf is never), the number of seeds with
-    an order of the first three, and the means after the last step."""
-    half, orders = [f"{name} half" for name in MEMORIES], ["slides' order", "W_KQ2 first"]
-    cells = [("run", *half, "accuracy 0.9", *orders, "without cycles", "L0H0", "L1H0")]
+    an order of the first three, and the mean accuracy after the last step, without cycles."""
+    half = [f"{name} half" for name in MEMORIES]
+    cells = [("triggers", *half, "accuracy 0.9", "slides' order", "W_KQ2 first", "without cycles")]
     for row in rows:
         curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
         for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
             reached = curves[:, :, column] >= level
             steps = curves[0, reached.int().argmax(1), 0]
             times.append(torch.where(reached.any(1), steps, torch.inf))
+        medians = [f"{steps.median():.0f}" for steps in times]
         output, trigger, previous, _ = times
-        found = (output < trigger) & (trigger < previous), trigger < output
-        medians = (f"{steps.median():.0f}" for steps in times)
-        last = (f"{x:.2f}" for x in curves[:, -1, [2, 6, 7]].mean(0))
-        cells.append((row["label"], *medians, *(int(x.sum()) for x in found), *last))
+        slides = int(((output < trigger) & (trigger < previous)).sum())
+        trigger_first = int((trigger < output).sum())
+        accuracy = f"{curves[:, -1, 2].mean():.2f}"
+        cells.append((row["triggers"], *medians, slides, trigger_first, accuracy))
     return cells
 
 
 def draw(results):
     """Plot recall and accuracy during training, with random and with fixed triggers."""
     figure, grid = panels(2, 2, 5, 3.2, sharey=True)
-    for panel, row in zip(grid, results["train_memories"], strict=False):
+    for panel, row in zip(grid, results["train_memories"], strict=True):
         values = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
         for i, color in enumerate(("black", *COLORS[:3]), 2):
             draw_seeds(panel, values[0, :, 0], values[:, :, i], COLUMNS[i], color=color)
         panel.set(xlabel="training step", ylabel="share recalled or predicted", ylim=(-0.03, 1.03))
-        panel.set_title(f"{row['label']}: mean of {len(values)} seeds, lowest to highest")
+        panel.set_title(f"{row['triggers']} triggers: mean and range of {len(values)} seeds")
         panel.legend(fontsize="small", loc="lower right")
     return figure
 
@@ -217,45 +207,34 @@ def draw(results):
 # ---- one layer or two
 
 
-class Generic(torch.nn.Module):
-    """A pre-norm transformer with MLPs of width 2d and learned positions; all of it is trained."""
-
-    def __init__(self, layers, d, heads, T):
-        super().__init__()
-        block = torch.nn.TransformerEncoderLayer(
-            d, heads, 2 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.blocks = torch.nn.TransformerEncoder(block, layers, torch.nn.LayerNorm(d), False)
-        self.E, self.P = torch.nn.Embedding(N, d), torch.nn.Embedding(T, d)  # of variance 1
-        self.U = torch.nn.Linear(d, N)
-
-    def forward(self, tokens):
-        """Logits (B, T, N) of tokens (B, T)."""
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
-        return self.U(self.blocks(self.E(tokens) + self.P.weight, mask, is_causal=True))
-
-
 def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
-    """Train with Muon and AdamW; the two accuracies after the last step. With fixed triggers the
-    loss is that of all tokens. With random ones it is that of the scored tokens alone: a model
+    """Train model.py's transformer; the two accuracies after the last step. With fixed triggers
+    the loss is that of all tokens. With random ones it is that of the scored tokens alone: a model
     that predicts all tokens well must doubt what followed a token only once."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     held_out = sample(512, T, triggers, bigrams, generator)[:3]
     torch.manual_seed(seed)
-    model, rates = Generic(layers, d, 2, T), dict(lr=0.02, warmup=20, steps=steps, decay=0.5)
+    model = Transformer(T, T, N + T, N, layers, 2, d, d // 2)
+    torch.nn.init.normal_(model.embed.weight)  # of one-hot characters and positions
+    rates = dict(lr=0.02, warmup=20, steps=steps, decay=0.5)
     flags = Flags(optimizer="muon", weight_decay=0.1, beta2=0.95, dtype="float32", **rates)
     optimizers = make_optimizers(model, flags)
+
+    def predict(tokens):
+        positions = torch.eye(T).expand(len(tokens), T, T)
+        return model(torch.cat([one_hot(tokens[:, :-1], N), positions], 2))
+
     for step in range(steps):
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         trained = scored if triggers == "random" else torch.ones_like(scored)
         model.zero_grad()
-        cross_entropy(model(tokens[:, :-1])[trained], tokens[:, 1:][trained]).backward()
+        cross_entropy(predict(tokens)[trained], tokens[:, 1:][trained]).backward()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = flags.lr * schedule(step, flags)
             optimizer.step()
     with torch.no_grad():
-        return accuracies(model(held_out[0][:, :-1]), *held_out)
+        return accuracies(predict(held_out[0]), *held_out)
 
 
 def layer_table(rows):
@@ -268,7 +247,7 @@ def layer_table(rows):
 
 
 SIZES = [(128, 2048), (256, 2048), (512, 2048), (256, 8192), (256, 32768)]  # d, sequences a step
-ORDER = [dict(label=label, steps=160) for label in RUNS]
+ORDER = [dict(triggers=triggers, steps=160) for triggers in ("random", "fixed")]
 STEPS = [dict(bigrams=name, d=d, B=B) for name in ("uniform", "Shakespeare") for d, B in SIZES]
 LAYERS = [dict(layers=n, triggers=t, steps=300) for t in ("fixed", "random") for n in (1, 2)]
 TASKS = [

@@ -10,7 +10,6 @@ last; or a hop token selects the number of hops, and only the last layer has an 
 import math
 
 from analyze import panels
-from extras.mechanisms import COLORS
 from model import Layer
 
 import matplotlib
@@ -19,11 +18,6 @@ from torch.nn.functional import cross_entropy
 
 
 SOLVED, LIMIT = 0.95, 1600  # accuracy, steps
-REGIMES = ("mixture", "curriculum", "hard")
-GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
-GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
-SMALL = [(2, 6), (2, 8), (2, 2), (3, 2), (4, 2), (8, 2), (2, 3), (3, 3), (4, 3), (3, 4)]  # k, N
-GRID += [(k, N, regime, False) for k, N in SMALL for regime in ("mixture", "hard")]
 WIDTH, HEADS, BATCH, EVERY = 64, 2, 64, 25  # steps between evaluations
 
 
@@ -108,6 +102,12 @@ def train(seed, k, N, regime, hop_token, steps):
     return rows
 
 
+def by_setting(rows):
+    """{(k, N, regime, hop token): the runs of all seeds}."""
+    keys = "k", "N", "regime", "hop_token"
+    return {tuple(row[key] for key in keys): row["values"] for row in rows}
+
+
 def steps_to_solve(run):
     """The last step of a run, or infinity if it is not SOLVED by then."""
     return run[-1][0] if run[-1][-1] >= SOLVED else math.inf
@@ -115,7 +115,7 @@ def steps_to_solve(run):
 
 def table(rows):
     """The steps to SOLVED at k hops for each seed; a dash stands for never."""
-    runs = {tuple(row[key] for key in KEYS): row["values"] for row in rows}
+    runs = by_setting(rows)
     regimes = [*dict.fromkeys(key[2:] for key in runs)]
     names = (regime + ", hop token" * token for regime, token in regimes)
     cells = [("numbers N", "hops k", *names)]
@@ -128,39 +128,28 @@ def table(rows):
     return cells
 
 
-KEYS = ("k", "N", "regime", "hop_token")
-TASKS = [(train, 3, [dict(zip(KEYS, row, strict=True), steps=LIMIT) for row in GRID], table)]
-
-
 def draw(results):
-    """Plot the steps of every seed by k, and the accuracies of a mixture during training."""
-    figure, (left, right) = panels(2, 2, 4.5, 3)
-    runs = {tuple(row[key] for key in KEYS): row["values"] for row in results["train"]}
-    for color, N in zip(COLORS, (2, 3, 4), strict=False):
-        for regime, line, mark in ("hard", "-", "o"), ("mixture", "--", "x"):
-            ks = [k for k in (2, 3, 4, 8) if (k, N, regime, False) in runs]
-            steps = [[*map(steps_to_solve, runs[k, N, regime, False])] for k in ks]
-            steps = torch.tensor(steps).clamp(max=LIMIT)  # (ks, seeds)
-            left.plot(ks, steps.median(1).values, line, color=color, label=f"{regime}, N = {N}")
-            for seed in steps.T:
-                left.plot(ks, seed, mark, ms=5, color=color)
-    left.axhline(LIMIT, color="0.5", lw=1, ls=":", label=f"not in {LIMIT} steps")
-    left.set(xscale="log", yscale="log", ylim=(6, 2000))
-    left.set(xlabel="hops k", ylabel=f"training steps to {SOLVED:.0%}")
-    left.set_xticks([2, 3, 4, 8], [2, 3, 4, 8])
-    left.set_xticks([], minor=True)
-    left.set_title("3 seeds (marks) and their median")
-    left.legend(fontsize="small", ncol=2, loc="lower right")
-
+    """Plot the accuracies of a mixture during training, for every number of hops."""
+    figure, [panel] = panels(1, 1, 6, 3.2)
     k, N = 8, 4
-    colors = matplotlib.colormaps["viridis"]([0.3 * level for level in range(k.bit_length())])
-    for level, color in enumerate(colors):
-        right.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
-        for run in runs[k, N, "mixture", False]:
+    runs = by_setting(results["train"])[k, N, "mixture", False]
+    for level in range(k.bit_length()):
+        color = matplotlib.colormaps["viridis"](0.3 * level)
+        panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
+        for run in runs:
             steps, *accuracies = zip(*run, strict=True)
-            right.plot(steps, accuracies[level], color=color)
-    right.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
-    right.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
-    right.set_title(f"Mixture, k = {k}, N = {N}, every seed")
-    right.legend(fontsize="small", loc="lower center", ncol=3)
+            panel.plot(steps, accuracies[level], color=color)
+    panel.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
+    panel.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
+    panel.set_title(f"Mixture, k = {k}, N = {N}, each of {len(runs)} seeds")
+    panel.legend(fontsize="small", loc="lower right", ncol=2)
     return figure
+
+
+REGIMES = ("mixture", "curriculum", "hard")
+GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
+GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
+SMALL = [(2, 2), (3, 2), (4, 2), (8, 2), (2, 3), (3, 3), (4, 3), (3, 4)]  # k, N
+GRID += [(k, N, regime, False) for k, N in SMALL for regime in ("mixture", "hard")]
+ROWS = [dict(k=k, N=N, regime=r, hop_token=token, steps=LIMIT) for k, N, r, token in GRID]
+TASKS = [(train, 3, ROWS, table)]

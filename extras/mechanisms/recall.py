@@ -18,9 +18,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 
-SETTINGS = [[128 // R, R, 4, 1e-5] for R in (2, 4, 8, 16, 32)]  # S, R, D, initial weight
-
-
 def draw_facts(S, R, D, generator):
     """Draw a*(s, r), (S, R); A_r = rD ... rD + D-1 in random order, each equally often."""
     return torch.stack([torch.randperm(S, generator=generator) % D + r * D for r in range(R)], 1)
@@ -53,7 +50,8 @@ def train_linear(seed, S, R, D, init, steps, lr=0.1, batch=1024, rows=200, noise
     w = torch.full((S + R + noise + 1,), init, requires_grad=True)
     output = torch.full((R * D, len(w)), init, requires_grad=True)
     for step in range(steps + 1):
-        subject, relation = (torch.randint(n, (batch,), generator=generator) for n in (S, R))
+        subject = torch.randint(S, (batch,), generator=generator)
+        relation = torch.randint(R, (batch,), generator=generator)
         logits = draw_counts(subject, relation, S, R, noise, length, generator) * w @ output.T
         if step % math.ceil(steps / rows) == 0 or step == steps:
             curve.append([step * lr, *measures(logits.detach(), subject, relation, facts, D)])
@@ -82,20 +80,20 @@ def plateau_of(R, D, relation_losses, subject_losses):
     return [next((t for t, loss in pairs if loss < level), math.nan) for pairs, level in levels]
 
 
-def plateau(seed, setting):
-    """[entry, exit, both by the flow] of a row of SETTINGS."""
-    S, R, D, init = setting
+def plateau(seed, S, R, D, init):
+    """[entry, exit, both by the flow] for a shape and an initial weight."""
     flows = plateau_of(R, D, flow(R, R, D, init), flow(S, D, R, init))
-    curve = train_linear(seed, *setting, round(2.6 * max(flows)), lr=0.5, batch=256, rows=1000)
-    times, _, relation, subject, _ = zip(*curve, strict=True)
-    pairs = zip(times, relation, strict=True), zip(times, subject, strict=True)
-    return plateau_of(R, D, *pairs) + flows
+    steps = round(2.6 * max(flows))
+    curve = train_linear(seed, S, R, D, init, steps, lr=0.5, batch=256, rows=1000)
+    relation = [(time, loss) for time, _, loss, _, _ in curve]
+    subject = [(time, loss) for time, _, _, loss, _ in curve]
+    return plateau_of(R, D, relation, subject) + flows
 
 
 def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
-    times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, SETTINGS)
-    cells = [("subjects / relations", *(f"{S / R:g}" for S, R, _, _ in SETTINGS))]
+    times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, rows)
+    cells = [("subjects / relations", *(f"{row['S'] / row['R']:g}" for row in rows))]
     for i, event in enumerate(["relation known", "facts begin"]):
         cells.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
         cells.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
@@ -111,9 +109,11 @@ class OneLayer(torch.nn.Module):
 
     def __init__(self, V, answers, d, head_size, H, m, generator):
         super().__init__()
-        self.E, self.U = (torch.randn(n, d, generator=generator) / d**0.5 for n in (V, answers))
-        shapes = dict.fromkeys(("query", "key", "value"), (H, head_size, d))
-        shapes |= dict(out=(d, H * head_size), up=(m, d), down=(d, m))
+        self.E = torch.randn(V, d, generator=generator) / d**0.5
+        self.U = torch.randn(answers, d, generator=generator) / d**0.5
+        per_head = (H, head_size, d)
+        shapes = dict(query=per_head, key=per_head, value=per_head)
+        shapes.update(out=(d, H * head_size), up=(m, d), down=(d, m))
         for name, shape in shapes.items():
             weight = torch.randn(shape, generator=generator) / max(shape[-1], 1) ** 0.5
             self.register_parameter(name, torch.nn.Parameter(weight))
@@ -141,7 +141,8 @@ def stores(seed, S, R, d, head_size, H, m, steps=2000, D=8, noise=20, length=16)
                 answers = model(draw_counts(*every, S, R, noise, length, generator)).argmax(1)
             if (answers == facts[every[0], every[1]]).float().mean() >= 0.99:
                 return True
-        subject, relation = (torch.randint(n, (256,), generator=generator) for n in (S, R))
+        subject = torch.randint(S, (256,), generator=generator)
+        relation = torch.randint(R, (256,), generator=generator)
         logits = model(draw_counts(subject, relation, S, R, noise, length, generator))
         optimizer.zero_grad()
         cross_entropy(logits, facts[subject, relation]).backward()
@@ -167,11 +168,12 @@ def capacity_table(rows):
     return cells
 
 
+RATIOS = [dict(S=128 // R, R=R, D=4, init=1e-5) for R in (2, 4, 8, 16, 32)]
 SIZES = [(16, 16, 4), (16, 16, 8), (16, 32, 4), (16, 32, 8), (32, 32, 8)]  # S, d, head_size
 CAPACITIES = [dict(S=S, R=16, d=d, head_size=h, m=m) for S, d, h in SIZES for m in (0, 64)]
 TASKS = [
     (train_linear, 5, [dict(S=16, R=4, D=8, init=1e-5, steps=8192)], None),
-    (plateau, 5, [dict(setting=setting) for setting in SETTINGS], table),
+    (plateau, 5, RATIOS, table),
     (least_heads, 3, CAPACITIES, capacity_table),
 ]
 

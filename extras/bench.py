@@ -1,0 +1,110 @@
+"""Time a training step of ours, and the README's commands, in steps of transformers' GPT2Model.
+
+    python -m extras.bench            # about a minute for the steps, and as long as the commands
+    python -m extras.bench --steps    # the steps alone
+
+Both models have the size of the main command, the same batches and AdamW. They take turns, and the
+median over the rounds counts. For a command, GPT2Model is timed just before and just after it.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import train
+from data import batch_index, command_line, partial_losses
+from extras.llm import package
+from extras.studies import markdown
+
+import torch
+
+
+WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are
+COMMANDS = ["train.py --out RUN", "ablate.py RUN", "analyze.py RUN", "-m extras.explore RUN"]
+
+
+class GPT2(torch.nn.Module):
+    """transformers' stack of layers between an input map and an output map like ours."""
+
+    def __init__(self, flags):
+        super().__init__()
+        transformers, ours = package("transformers"), train.build(flags)
+        shape = transformers.GPT2Config(
+            n_layer=flags.layers, n_head=flags.heads, n_embd=flags.width, vocab_size=1,
+            n_positions=flags.problem.T, bos_token_id=None, eos_token_id=None, use_cache=False,
+            resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
+        )  # fmt: skip
+        self.embed, self.head, self.N = ours.embed, ours.head, flags.N
+        self.stack = transformers.GPT2Model(shape)
+
+    def forward(self, x):
+        return self.head(self.stack(inputs_embeds=self.embed(x))[0][:, -self.N :])
+
+
+def training_step(kind, flags):
+    """Return a function batch -> loss that trains a new model by one step."""
+    model = kind(flags).to(flags.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
+
+    def step(batch):
+        with train.precision(flags):
+            predictions = model(batch.inputs)
+        loss = partial_losses(predictions, batch.targets, flags.K).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()  # when the device is done
+
+    return step
+
+
+def take_turns(steps, flags):
+    """Return the median seconds of each of these functions of a batch."""
+    seconds = [[] for _ in steps]
+    for number in range(WARMUP + ROUNDS):
+        index = batch_index(flags.seed, number, flags.batch, flags.examples)
+        batch = train.sequences(flags, index.to(flags.device))
+        for step, measured in zip(steps, seconds, strict=True):
+            began = time.perf_counter()
+            step(batch)
+            measured.append(time.perf_counter() - began)
+    return [statistics.median(measured[WARMUP:]) for measured in seconds]
+
+
+def steps_table(flags):
+    """Return a row for each dtype: the milliseconds of a step of both, and their ratio."""
+    lines = []
+    for dtype in "float32", "bfloat16":
+        steps = [training_step(kind, flags.replace(dtype=dtype)) for kind in (train.build, GPT2)]
+        ours, theirs = take_turns(steps, flags)
+        lines.append([dtype, f"{1000 * ours:.0f}", f"{1000 * theirs:.0f}", f"{theirs / ours:.2f}"])
+    return markdown(["dtype", "ours, ms", "GPT2Model, ms", "GPT2Model / ours"], *lines)
+
+
+def commands_table(flags):
+    """Return a row for each of COMMANDS: its seconds, and how many steps of GPT2Model they are."""
+    step = training_step(GPT2, flags)  # in the best dtype of the machine
+    lines, [before] = [], take_turns([step], flags)
+    with tempfile.TemporaryDirectory() as folder:
+        for command in COMMANDS:
+            arguments = command.replace("RUN", f"{folder}/run").split()
+            began = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+            seconds = time.perf_counter() - began
+            [after] = take_turns([step], flags)
+            lines.append([command, round(seconds), round(2 * seconds / (before + after))])
+            before = after
+    return markdown(["command", "seconds", "steps of GPT2Model"], *lines)
+
+
+if __name__ == "__main__":
+    p = command_line("python -m extras.bench", __doc__)
+    p.add_argument("--steps", action="store_true", help="leave out the commands")
+    args, flags = p.parse_args(), train.parse_flags([])
+    train.keep_freed_memory()  # both models share this process
+    print(steps_table(flags))
+    if not args.steps:
+        print(f"\n{commands_table(flags)}")
