@@ -256,7 +256,10 @@ def emergence_of(run, paths):
     """Return what emergence.json holds, measured anew where there are checkpoints; {} if there is
     neither."""
     if not checkpoints_of(run):
-        return read_report(run, "emergence.json")
+        emergence = read_report(run, "emergence.json")
+        if emergence and {*paths_in(emergence)} != {*paths}:
+            raise ValueError(f"{run}/emergence.json is of another circuit than circuit.json")
+        return emergence
     emergence = measure_emergence(run, sorted(paths))
     train.write_file(run / "emergence.json", emergence)
     return emergence

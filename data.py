@@ -279,7 +279,7 @@ def main():
     p.add_argument("--task", default="chain", choices=TASKS, help="which task")
     p.add_argument("--N", type=int, default=4, help="chains per sequence")
     p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
-    p.add_argument("--K", type=int, default=4, help="numbers per symbol, even")
+    p.add_argument("--K", type=int, default=4, help="numbers per symbol")
     p.add_argument("--seed", type=int, default=0, help="which sequence")
     flags = p.parse_args()
     batch = make_batch(flags.seed, torch.arange(1), flags.N, flags.D, flags.K, task=flags.task)

@@ -191,10 +191,13 @@ def main():
         runs |= grid([*text.split(), *words], layers, args.seeds or seeds, folder)
     missing = []
     for flags, line in runs.values():
-        if (flags.out / "model.pt").exists():
-            train.open_run(flags)  # FileExistsError if it has other flags
-        else:
+        if not (flags.out / "model.pt").exists():
             missing.append((flags, line))
+            continue
+        try:
+            train.open_run(flags)
+        except FileExistsError as error:  # with other flags
+            p.error(error)
     missing.sort(key=lambda run: run[0].layers, reverse=True)
     folder.mkdir(parents=True, exist_ok=True)
     done = len(runs) - len(missing)

@@ -308,7 +308,7 @@ def parser():
     add("--task", "chain", "a row of data.TASKS", choices=data.TASKS)
     add("--N", 4, "chains per sequence")
     add("--D", 3, "retrieval steps per chain")
-    add("--K", 4, "numbers per symbol; even with --rotary input")
+    add("--K", 4, "numbers per symbol, even with --rotary input")
     switch("--ic", "implicit curriculum: predict all symbols, not x_D alone")
     p.add_argument("--targets", type=int, nargs="+", default=[], help="1 3: predict only x_1, x_3")
     add("--examples", 2**18, "training set; 0 = fresh examples only")
@@ -352,6 +352,9 @@ for name in "device", "out", "resume":
     del DEFAULTS[name]  # what is left are the settings, which are fixed for a run
 
 
+POSITIVE = "N", "D", "K", "heads", "width", "batch", "eval_every"
+
+
 class Flags(argparse.Namespace):
     """The flags of a run as attributes, and what follows from them."""
 
@@ -384,12 +387,14 @@ def parse_flags(words=None, folder="out"):
     p = parser()
     flags = p.parse_args(words, Flags())
     for name, value in flags.settings.items():
-        if isinstance(value, (int, float)) and value < 0:
-            p.error(f"--{name.replace('_', '-')} must not be negative")
+        lowest = int(name in POSITIVE)
+        if isinstance(value, (int, float)) and value < lowest:
+            p.error(f"--{name.replace('_', '-')} must not be below {lowest}")
     if flags.ema >= 1:
         p.error("--ema must be below 1, or the averaged weights never change")
-    if flags.K % 2 and flags.rotary == "input":
-        p.error("--K must be even: rotary encodings turn pairs of numbers")
+    head_size = flags.head_size or flags.width // flags.heads
+    if (flags.K if flags.rotary == "input" else head_size) % 2:
+        p.error("--K, or with --rotary qk the head size, must be even: pairs of numbers turn")
     if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
         p.error(f"--targets must be among 1 to {flags.problem.symbols - 1}")
 
@@ -448,8 +453,8 @@ def main():
     except FloatingPointError as error:
         sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
-        rows = read_file(flags.out / "log.jsonl", [{"step": 0}])
-        sys.exit(f"train.py: stopped; --resume goes on from step {rows[-1]['step']}")
+        step, *_ = read_file(flags.out / "state.pt", dict(progress=[0]))["progress"]
+        sys.exit(f"train.py: stopped; --resume goes on from step {step}")
 
 
 if __name__ == "__main__":
