@@ -16,6 +16,7 @@ import sweep
 import train
 from data import LOSS, command_line, held_out, progress
 from extras.studies import RESULTS, committed, load_rows, markdown, span, spread
+from extras.studies.rows import rounded
 from extras.studies.theory import causal_depth
 from train import Flags
 
@@ -123,16 +124,17 @@ def mechanism(run, n=512):
 
     # the swaps
     symbols = batch.inputs[..., : flags.K]
-    new = dict(
-        swap=symbols[sequence, own.roll(-1, 0)], swap_rest=symbols.roll(-1, 0)[sequence, own]
-    )
+    there, other = symbols[sequence, own.roll(-1, 0)], symbols.roll(-1, 0)[sequence, own]
     moved = own != own.roll(-1, 0)
-    for name, expected in new.items() if how["address"] else ():
-        chosen = [head for head in names if (head in how["address"]) == (name == "swap")]
-        swapped = {names[head]: from_the_next for head in chosen}
-        both = errors(swapped, expected)[moved], errors(swapped)[moved]
-        how[name] = [error.mean().item() for error in both]
-    return how
+    for name, expected in ("swap", there), ("swap_rest", other):
+        swapped = {}
+        for head in names:
+            if (head in how["address"]) == (name == "swap"):
+                swapped[names[head]] = from_the_next
+        if how["address"]:
+            both = errors(swapped, expected)[moved], errors(swapped)[moved]
+            how[name] = [error.mean().item() for error in both]
+    return rounded(how)
 
 
 # ---- the committed rows
@@ -167,6 +169,10 @@ def at_random(places, heads, led=False):
 
 def losses_of(rows):
     return [row[f"x_{row['D']}"] for row in rows]
+
+
+def median_of(rows):
+    return statistics.median(losses_of(rows))
 
 
 def solves(row):
@@ -263,9 +269,8 @@ def places_table():
         line = [f"{places}, {'led' if led else 'scratch'}"]
         for heads in HEADS:
             rows = at_random(places, heads, led)
-            line.append(
-                f"{solved_of(rows)}: {statistics.median(losses_of(rows)):.2f}" if rows else ""
-            )
+            text = f"{solved_of(rows, '{}/{}')}: {median_of(rows):.2f}" if rows else ""
+            line.append(text)
         lines.append(line)
     return markdown(["places", *(f"{heads} heads" for heads in HEADS)], *lines)
 
@@ -346,7 +351,7 @@ def predictions():
             shape = row["layers"], row["N"], row["heads"], row["D"], row["steps"]
             rows = cells().get(("", *shape), [])
         if rows:
-            median, low, high = statistics.median(losses_of(rows)), row["low"], row["high"]
+            median, low, high = median_of(rows), row["low"], row["high"]
             inside += low <= median <= high
             near += abs(median - BASELINE) <= (high - low) / 2
             where = f"{row['places']} places" if row["places"] else f"{row['layers']} layers"
