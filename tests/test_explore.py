@@ -23,7 +23,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     """Errors on each query; no sideways scrolling at two widths; a click changes what is shown."""
     run, page = tmp_path / "run", tmp_path / "page.html"
     train.run_once(train.parse_flags([*test_all.TINY.split(), "--out", str(run)]))
-    rows = [dict(path, cost=dict(x_1=0.5), without=dict(x_1=0.7)) for path in PATHS]
+    rows = [dict(path, cost=dict(x_1=0.5)) for path in PATHS]
     train.write_file(run / "circuit.json", dict(paths=rows, sequences=512, verdict="validated"))
     code, _, err = test_all.run_main(explore, f"{run} --out {page}")
     assert code == 0, err
@@ -49,8 +49,8 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             browser.get(page.as_uri())
-            script = "return document.documentElement.scrollWidth - innerWidth"
-            assert browser.execute_script(script) <= 0, width
+            script = "return document.documentElement.scrollWidth"
+            assert browser.execute_script(script) <= width
             for target, view, says in (
                 ("[data-layer='0'][data-head='0']", "map", "Attention of L0H0"),
                 (".list [data-path='0']", "answers", "full model without L0H1: 1b -> 1a"),

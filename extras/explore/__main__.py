@@ -73,11 +73,10 @@ def path_rows(problem, report, positions):
     paths, rows = paths_in(report), []
     columns = analyze.columns_of(problem, paths)
     for path, measured in paths.items():
-        cost, without = measured["cost"], measured["without"]
-        most, worst = max(cost, key=cost.get), max(without, key=without.get)
-        text = f"After training, on {report['sequences']} sequences: without {path}, the full"
-        text += f" model's loss on {most} rises by {cost[most]:.2f}, and the loss of the circuit on"
-        text += f" {worst} is {without[worst]:.2f}."
+        cost = measured["cost"]
+        most = max(cost, key=cost.get)
+        text = f"After training, over {report['sequences']} sequences, the full model's loss on"
+        text += f" {most} rises by {cost[most]:.2f} without {path}."
         row = dict(title=str(path), text=text, layer=path.layer, head=path.head, cost=cost[most])
         row.update(x0=columns[path.token], x1=columns[path.reader])
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
