@@ -182,7 +182,8 @@ def papers_test():
     tests = [row["report"]["paper"] for row in rows if "paper" in row["report"]]
     held, passed = sum(test["held"] < 0.05 for test in tests), sum(test["passed"] for test in tests)
     return f"""\
-Of {len(rows)} validated circuits {len(rows) - len(tests)} have stars, and were not tested. Of the other {len(tests)}, {held} pass step 5 and {passed} pass both steps."""
+Of {len(rows)} validated circuits {len(rows) - len(tests)} have stars, and were not tested. Of the
+other {len(tests)}, {held} pass step 5 and {passed} pass both steps."""
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from extras import studies
 from extras.studies import circuits, depth, metrics, order
 from extras.studies.circuits import mean_of
 from extras.studies.order import count
-from extras.studies.rows import RESULTS, committed, once, settings_of
+from extras.studies.rows import committed, once, settings_of
 from extras.studies.theory import causal_depth, least_layers, paper_bound
 from train import DEFAULTS, Flags, read_file
 
@@ -38,8 +38,8 @@ previous | 8.2 i | circuits | the first useful head reads the token before
 it has a path to another token
 four | 8.2 ii | circuits | the circuits have four heads (D=3)
 another number
-hard | E 5, 6 | circuits | with hard attention the MSE is below 0.05, without a later path 0.17 or more
-a loss outside
+hard | E 5, 6 | circuits | with hard attention the MSE is low, without a later path high
+0.05 or more with all paths, or below 0.17 without one
 slow | 9.2 i | emergence | transformer D learns x_1 after 3600 slow steps
 x_1 below 0.5 before step 3600
 needs | 9.2 i | emergence | x_1 is learned with an induction head
@@ -114,7 +114,7 @@ def alone():
 
 
 def fewest_layers():
-    """Return {x_k: the Flags of a run of a sweep that knows it, of those with the fewest layers}."""
+    """Return {x_k: the Flags of the run with the fewest layers, of sweeps, that knows it}."""
     fewest = {}
     for row in studies.load_rows(studies.committed("*")):
         flags = Flags(**row)
@@ -193,6 +193,7 @@ def rows():
     fewest = [*fewest_layers().values()]
     pairs = [(later, first.layers < later.layers) for first, later in itertools.pairwise(fewest)]
     same = [row for row in committed("[ABC]", "adamw/*") if order.ended(row)]
+    literal = sum(row["mse"] < 0.01 for row in committed("literal/no_aid_*"))
 
     # circuits
     found = with_circuit()
@@ -218,7 +219,10 @@ def rows():
         alone=(single, f"{depths} layers; {left_out} left out, with no such seed that learns it"),
         later=(pairs, f"fewest: {', '.join(str(flags.layers) for flags in fewest)}"),
         order=(order.count_orders()[0], ""),
-        solved=([(row["flags"], row["mse"] < 0.01) for row in same], "two seeds ran twice"),
+        solved=(
+            [(row["flags"], row["mse"] < 0.01) for row in same],
+            f"two ran twice; literal settings: {literal} of 3",
+        ),
         previous=([(row["flags"], first_goes_back(row)) for row in found], ""),
         four=([(flags, n == 4) for flags, n in heads], studies.span([n for _, n in heads], "{}")),
         hard=(hard(), f"{len(found) - len(hard())} circuits with stars left out"),
@@ -242,7 +246,7 @@ def table():
         for flags, answer in answers:
             ours[(flags.optimizer, flags.rotary) != ("adamw", "input")].append((flags, answer))
         cells = [count(part) for part in ours]
-        share = "" if name == "metrics" else budget(answers)  # its rows have no steps
+        share = "" if name in ("needs", "metrics") else budget(answers)  # no steps in their rows
         beside = f"*{refuted}*" + f"; {more}" * bool(more)
         lines.append([section, f"[{text}]({page}.md)", *cells, share, beside])
     head = "", "the paper", "AdamW, positions appended", "all others", "budget"
@@ -261,10 +265,10 @@ def findings():
         f"""\
 - **[Depth](results/depth.md)**: if tokens may attend only by shared content, x_k takes
   floor(log2 k) + 2 layers with a causal mask (as simulated for {sum(agree)} of {len(agree)} k). The
-  bound of Theorem 1, log3(2k) layers, held in {count(bounded())} of the runs that could break it.""",
+  bound of Theorem 1, log3(2k), held in {count(bounded())} trained models that could break it.""",
         f"""\
-- **[Order](results/emergence.md)**: runs that learned several of x_1, x_2, ... did so in this order,
-  {count(order.count_orders()[0])}.""",
+- **[Order](results/emergence.md)**: x_1, x_2, ... were learned in this order in
+  {count(order.count_orders()[0])} runs.""",
         f"""\
 - **[Induction](results/emergence.md)**: when x_1 was learned, it needed both reads of an induction
   head, q -> 1b and 1b -> 1a, in {count(needs_both())} runs.""",
@@ -277,7 +281,7 @@ def findings():
   places, 8 to 32 heads did in {depth.solved_of(depth.at_random(23))}.""",
         f"""\
 - **What did not hold**: the paper's circuits answer with hard attention, and not without one of
-  their later paths (Appendix E). Both was so in {count(hard())} of ours.""",
+  their later paths (Appendix E). Both is so for {count(hard())} circuits here.""",
     ]
 
 
