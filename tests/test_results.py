@@ -24,7 +24,7 @@ MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras
 def test_committed_runs_can_be_read():
     """A folder that kept its weights says the same as its row, but for the report."""
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
-    assert all(row["log"] and row["flags"].title for row in found.values())
+    assert all(row["log"] and row["flags"].problem for row in found.values())
     kept = rows.row_of(RESULTS / "default_s0")
     assert all(kept[key] == found["default/s0"][key] for key in ("config", "log"))
 

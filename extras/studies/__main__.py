@@ -49,13 +49,8 @@ PAGES = {  # page: functions that return what stands on it
         *(circuits.answer, circuits.groups_table, circuits.fresh_table, circuits.again_table),
         *(circuits.compiled_table, circuits.papers_test),
     ],
-    "results/curriculum.md": [
-        *(curriculum_table, curriculum.claim),
-        *(curriculum.conditional_table, curriculum.conditional_claim),
-    ],
-    "results/emergence.md": [
-        *(order.order_claim, order.order_table, order.induction_table, order.d_claim),
-    ],
+    "results/curriculum.md": [curriculum_table, curriculum.claim, curriculum.conditional_claim],
+    "results/emergence.md": [order.order_claim, order.induction_table, order.d_claim],
     "results/depth.md": [
         *(depth.answer, depth.heads_table, depth.limits, depth.sweeps),
         *(depth.swaps, depth.places_table, depth.waits, depth.place_heads),

@@ -9,7 +9,7 @@ many paths a search on other sequences finds, and how many of ours are among the
 
 import ablate
 import train
-from ablate import ANOTHER, MEAN, paths_in
+from ablate import paths_in
 from extras.studies import command, markdown, rows_by, span
 from extras.studies.rows import RESULTS, committed, name_of
 
@@ -68,27 +68,14 @@ def mean_of(loss):
     return loss[0] if isinstance(loss, list) else loss
 
 
-def worst(report, key):
-    """Return "0.011, 0.1%", the highest loss of a symbol under an ablation and, where answers were
-    counted, the highest share that is lost; "" of a report without a circuit."""
-    if key not in report:
-        return ""
-    text = f"{max(map(mean_of, report[key].values())):.3f}"
-    if key in report["lost"]:
-        text += f", {max(map(mean_of, report['lost'][key].values())):.1%}"
-    return text
-
-
 def circuits_table(rows):
     """Return a row per run that has a report."""
     lines = []
     for row in (row for row in rows if row["report"]):
-        report, paths = row["report"], paths_in(row["report"])
+        paths = paths_in(row["report"])
         stars = sum(path.star for path in paths)
-        cells = [worst(report, key) for key in ("full_model", MEAN, ANOTHER)]
-        lines.append([name_of(row), report["verdict"], *cells, f"{len(paths)}, {stars}"])
-    ends = "full model, worst symbol", "all else at its mean, lost", "of another sequence, lost"
-    return markdown(["run", "report", *ends, "paths, stars"], *lines)
+        lines.append([name_of(row), row["report"]["verdict"], len(paths), stars])
+    return markdown(["run", "report", "paths", "stars"], *lines)
 
 
 def seeds(name):

@@ -20,7 +20,6 @@ from train import DEFAULTS, Flags, read_file
 
 
 PAPER_SEQUENCES = 10_000 * 512  # that a run of Figure 4 sees
-SIMULATED = 20  # the largest D of which theory.least_layers is compared with causal_depth
 
 # name | section | page | the claim; below it, what would refute it
 CLAIMS = """
@@ -136,13 +135,9 @@ def with_circuit():
     return once(rows)
 
 
-def heads_of(row):
-    return by_head(paths_in(row["report"]))
-
-
 def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
-    heads, names = heads_of(row), row["flags"].problem.names
+    heads, names = by_head(paths_in(row["report"])), row["flags"].problem.names
     for path in heads[min(heads)]:
         reader, read = (names.index(role) + offset for role, offset in map(parts_of, path[2:]))
         if reader != read + 1 or "*" in path.read:
@@ -197,7 +192,11 @@ def rows():
 
     # circuits
     found = with_circuit()
-    heads = [(row["flags"], len(heads_of(row))) for row in found if row["flags"].D == 3]
+    heads = [
+        (row["flags"], len(by_head(paths_in(row["report"]))))
+        for row in found
+        if row["flags"].D == 3
+    ]
     reuse = {}
     for kind in order.HEADS:
         reuse[kind] = [(row["flags"], lost_without(row, kind)) for row in found]
@@ -258,7 +257,7 @@ def table():
 
 def findings():
     """Return what came out, as bullets in Markdown."""
-    agree = [least_layers(Task(1, k))[-1] == causal_depth(k) for k in range(1, SIMULATED + 1)]
+    agree = [least_layers(Task(1, k))[-1] == causal_depth(k) for k in range(1, 21)]
     fresh = circuits.fresh_runs("default_") or circuits.seeds("main command")[1]
     wide = [row for row in depth.one_layer() if row["heads"] >= 2 * row["N"]]
     return [

@@ -102,24 +102,6 @@ def conditional_runs():
     return kept, [row for row in rows if row not in kept]
 
 
-def conditional_table():
-    """Return a row per depth, encoding and targets: how many know each symbol, and when all."""
-    groups, lines = {}, []
-    for row in conditional_runs()[0]:
-        flags = row["flags"]
-        title = f"{flags.layers} layers" + ", RoPE" * (flags.rotary == "qk")
-        key = -len(flags.target_names), title, *flags.target_symbols
-        groups.setdefault(key, []).append(row)
-    for (_, title, *symbols), group in sorted(groups.items()):
-        cells = [title, studies.span([row["flags"].steps for row in group], "{}"), len(group)]
-        for k in (1, 2, 3):
-            known = sum(f"x_{k}" in row["known"] for row in group)
-            cells.append(known if k in symbols else "not asked")
-        done = [max(row["learned"].values()) for row in group if len(row["known"]) == 3]
-        lines.append([*cells, studies.spread(done) if done else ""])
-    return studies.markdown(["", "steps", "runs", "x", "y", "z", "all at step"], *lines)
-
-
 def conditional_claim():
     """Return in which order the symbols are learned, and what runs with fewer targets learn."""
     rows, left_out = conditional_runs()
