@@ -125,7 +125,7 @@ def fewest_layers():
     return dict(sorted(fewest.items()))
 
 
-# ---- Section 8 and Appendix E
+# ---- Sections 8 and 9, and Appendix E
 
 
 def with_circuit():
@@ -151,20 +151,16 @@ def hard():
     return [(flags, test["passed"]) for flags, test in tests if test]
 
 
-def lost_without(row, kind):
+def reuses(row):
     """Return whether the full model of a run loses x_2 and all later symbols without some path of
-    this kind."""
-    full, flags = row["report"]["full_model"], row["flags"]
+    either kind that an induction head needs."""
+    full, kinds = row["report"]["full_model"], set()
     for path in row["report"]["paths"]:
-        if f"{path['reader']} -> {path['read']}" == kind:
-            names = flags.target_names[1:]
-            losses = [mean_of(full[name]) + mean_of(path["cost"][name]) for name in names]
-            if min(losses) >= flags.problem.learned_below:
-                return True
-    return False
-
-
-# ---- Section 9
+        names = row["flags"].target_names[1:]
+        losses = [mean_of(full[name]) + mean_of(path["cost"][name]) for name in names]
+        if min(losses) >= row["flags"].problem.learned_below:
+            kinds.add(f"{path['reader']} -> {path['read']}")
+    return kinds >= {*order.HEADS}
 
 
 def needs_both():
@@ -197,16 +193,10 @@ def rows():
         for row in found
         if row["flags"].D == 3
     ]
-    reuse = {}
-    for kind in order.HEADS:
-        reuse[kind] = [(row["flags"], lost_without(row, kind)) for row in found]
-    query, previous = reuse.values()
-    both = [(flags, a and b) for (flags, a), (_, b) in zip(query, previous, strict=True)]
 
     # emergence, and metrics
     D = committed("D", "literal/D_s0", "rope/D_s0")
-    lasts = order.last_paths(D[0])
-    late = {level: gap > longest for level, _, gap, longest in lasts}
+    late = {level: gap > longest for level, _, gap, longest in order.last_paths(D[0])}
     emerged = once([row for row in committed(*order.EMERGED) if row["emergence"]])
     emerged = [row for row in emerged if not row["report"] or row["report"]["paths"]]
     in_order = [(row["flags"], order.reads_in_order(row, 0.5)) for row in emerged]
@@ -224,10 +214,10 @@ def rows():
         ),
         previous=([(row["flags"], first_goes_back(row)) for row in found], ""),
         four=([(flags, n == 4) for flags, n in heads], studies.span([n for _, n in heads], "{}")),
-        hard=(hard(), f"{len(found) - len(hard())} circuits with stars left out"),
+        hard=(hard(), f"{len(found) - len(hard())} left out, with stars (and D)"),
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], ""),
         needs=(needs_both(), ""),
-        reuse=(both, f"not asking for q -> 1b: {count(previous)}"),
+        reuse=([(row["flags"], reuses(row)) for row in found], ""),
         reads=(one, f"the order alone: {count(in_order)}"),
         last=([(D[0]["flags"], late[0.5])], f"at {sum(late.values())} of {len(late)} thresholds"),
         metrics=([(asked(row), not metrics.shown(row)) for row in few], ""),

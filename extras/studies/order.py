@@ -175,7 +175,6 @@ def measure_run(row, n=SEQUENCES):
 
 
 def load_induction():
-    """Return the rows of the committed induction.jsonl."""
     return train.read_file(RESULTS / "figures/induction.jsonl")
 
 
