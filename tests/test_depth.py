@@ -122,6 +122,6 @@ def test_medians_are_compared_with_what_was_predicted(tmp_path, monkeypatch):
         file.write_text("".join(json.dumps(row) + "\n" for row in content))
         monkeypatch.setattr(depth, name, file)
     depth.cells.cache_clear()
-    assert depth.solved_of(depth.at_random(9, 8)) == "0 of 3"
+    assert depth.solved_of(depth.at_random(9, [8], [False])) == "0 of 3"
     assert "inside: 1 of 2; 0.66 in each, as wide: 1" in depth.predictions()
     depth.cells.cache_clear()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import ablate
 import train
-from data import chain, describe, make_batch
-from extras.studies import depth, rows, spread
+from data import describe, make_batch
+from extras.studies import rows
 from extras.studies.__main__ import PAGES
 from tests.common import HERE
 
@@ -22,11 +22,11 @@ MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras
 
 
 def test_committed_runs_can_be_read():
-    """A folder that kept its weights says the same as its row."""
+    """A folder that kept its weights says the same as its row, but for the report."""
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
-    assert all(row["log"] and row["flags"].title for row in found.values())
+    assert all(row["log"] and row["flags"].problem for row in found.values())
     kept = rows.row_of(RESULTS / "default_s0")
-    assert all(kept[key] == found["default/s0"][key] for key in kept if key != "name")
+    assert all(kept[key] == found["default/s0"][key] for key in ("config", "log"))
 
 
 @pytest.mark.parametrize("run", [WEIGHTS[0], *SLOW], ids=lambda run: run.name)
@@ -38,31 +38,29 @@ def test_committed_weights_score_what_their_log_says(run):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_numbers_on_pages_are_those_of_what_is_committed(page, monkeypatch):
+def test_pages_say_what_the_committed_rows_say(page, monkeypatch):
+    """Line breaks aside, each block stands on its page."""
     monkeypatch.chdir(HERE)
-    text = Path(page).read_text(encoding="utf-8")
+    text = " ".join(Path(page).read_text(encoding="utf-8").split())
     for function in PAGES[page]:
-        assert function() in text, f"python -m extras.studies {page}"
+        block = function()
+        missing = " ".join(block.split()) not in text
+        assert not missing, f"{page} lacks this block of python -m extras.studies {page}:\n{block}"
 
 
 def test_the_readme_shows_what_the_commands_print(monkeypatch, capsys):
-    """Each line of its text blocks begins one that a command prints; its counts are of the rows."""
-    monkeypatch.chdir(HERE)
+    """Each line of its text blocks begins one that a command prints."""
     readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "default_s0"
     flags, log = train.read_flags(run), train.read_log(run)
     for end in range(2, len(log) + 1):
         train.print_row(flags, log[end - 2 : end])
     ablate.print_report(ablate.read_report(run))
-    printed = [*describe(chain(4, 3), make_batch(0, torch.arange(1))).splitlines(), "  ..."]
-    printed += [*capsys.readouterr().out.splitlines(), *train.summary(run).splitlines(), "---"]
+    monkeypatch.chdir(HERE)
+    example = describe(flags.problem, make_batch(0, torch.arange(1)))
+    printed = f"{example}\n{capsys.readouterr().out}\n{train.summary(run)}\n---\n  ...".splitlines()
     for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL):
         for line in block.splitlines():
-            assert not line or any(each.startswith(line) for each in printed), line
-    seeds = rows.load([RESULTS / "runs/default.jsonl"])
-    steps = [row["steps"] for row in seeds if row["log"][-1]["confirmed"] < flags.stop_below]
-    text = f"{len(steps)} of {len(seeds)} seeds end below {flags.stop_below}, after {spread(steps)}"
-    one_layer = f"one layer solved D = 1 in {depth.solved_of(depth.wide_rows())} runs"
-    assert text in readme and one_layer in readme, (text, one_layer)
+            assert not line or any(each.startswith(line) for each in printed), f"README.md: {line}"
 
 
 def test_links_of_pages_lead_somewhere():

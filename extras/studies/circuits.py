@@ -9,24 +9,23 @@ many paths a search on other sequences finds, and how many of ours are among the
 
 import ablate
 import train
-from ablate import BOTH, paths_in
+from ablate import paths_in
 from extras.studies import command, markdown, rows_by, span
 from extras.studies.rows import RESULTS, committed, name_of
 
 import torch
 
 
-EARLIER = "7025635"  # the commit of an earlier search, in the reports that are by it
+OLD = "ae492b7"  # the last commit with the search of the reports in results/runs
 GROUPS = {
     "main command": "default/s*",
     "AdamW with RoPE": "rope/s[0-9]*",
     "one layer, 16 heads": "one_layer/L1_H16_*",
     "one layer, 5 and 8 heads": "one_layer/L1_H[58]_*",
-    "A to D": "[ABCD]",
     "conditional retrieval": "conditional/*",
     "three layers, shuffled blocks": "shuffled/*",
-    "main command in float32": "onset/*",
 }
+FRESH = {"main command": "default_", "one layer, 16 heads": "one_layer_"}  # of names in fresh.jsonl
 
 
 # ---- a second search
@@ -41,85 +40,110 @@ def search_again(row):
     return dict(run=name_of(row), paths=len(paths), again=[len(other), len(paths & other)])
 
 
+def draw(rows, out):
+    """Put into circuits.jsonl the runs that have weights and a circuit, the others stay."""
+    file = out / "circuits.jsonl"
+    kept = rows_by(file, "run")
+    for row in rows:
+        if row["folder"] and row["report"].get("paths"):
+            kept[name_of(row)] = search_again(row)
+            train.write_file(file, [kept[run] for run in sorted(kept)])
+    return file
+
+
+def again_table():
+    """Return a row per run that was searched a second time."""
+    lines = []
+    for row in train.read_file(RESULTS / "figures/circuits.jsonl"):
+        found, shared = row["again"]
+        lines.append([row["run"], row["paths"], found, shared])
+    return markdown(["run", "paths", "of a second search", "shared with it"], *lines)
+
+
 # ---- tables of the reports
 
 
-def worst(report, key):
-    """Return "0.011, 0.1%", the highest loss of a symbol under an ablation and, where answers were
-    counted, the highest share that is lost; "" of a report without a circuit."""
-    if key not in report:
-        return ""
-    text = f"{max(mean for mean, *_ in report[key].values()):.3f}"
-    if key in report["lost"]:
-        text += f", {max(mean for mean, *_ in report['lost'][key].values()):.1%}"
-    return text
+def mean_of(loss):
+    """Return the mean of a loss in a report; older ones have [mean, low, high] instead."""
+    return loss[0] if isinstance(loss, list) else loss
 
 
 def circuits_table(rows):
     """Return a row per run that has a report."""
     lines = []
     for row in (row for row in rows if row["report"]):
-        report, paths = row["report"], paths_in(row["report"])
-        stars, layers = sum(path.star for path in paths), {path.layer for path in paths}
-        cells = [worst(report, key) for key in ("full_model", *BOTH)]
-        cells += [f"{len(paths)}, {stars} in {len(layers)}" if paths else ""]
-        verdict = report["verdict"] + f" (by the search of {EARLIER})" * by_earlier([row])
-        lines.append([name_of(row), verdict, *cells])
-    ends = "full model, worst symbol", "all else at its mean, lost", "of another sequence, lost"
-    return markdown(["run", "verdict", *ends, "paths, stars in layers"], *lines)
+        paths = paths_in(row["report"])
+        stars = sum(path.star for path in paths)
+        lines.append([name_of(row), row["report"]["verdict"], len(paths), stars])
+    return markdown(["run", "report", "paths", "stars"], *lines)
 
 
-def by_earlier(rows):
-    """Return how many of these reports are by an earlier search."""
-    return sum(row["report"].get("search") == EARLIER for row in rows)
-
-
-def seeds(name, after=False):
-    """Return the committed runs of a group that have a report: on seeds on which the search was
-    fitted, or on those that were searched once, after it was frozen."""
+def seeds(name):
+    """Return (in sample, out of sample): the committed runs of a group that have a report, those
+    on which the old search was fitted, and those that it searched once after its freeze."""
     rows = [row for row in committed(GROUPS[name]) if row["report"]]
-    return [row for row in rows if (row["report"].get("search", EARLIER) != EARLIER) == after]
+    out = [row for row in rows if row["report"].get("search") == "c79df16"]
+    return [row for row in rows if row not in out], out
 
 
 def counted(rows):
     """Return "9 / 0 / 1 / 0 of 10": validated under both ablations, under the mean alone, not
-    validated, not searched because the model has not learned every symbol."""
+    validated, not searched since the model has not learned every symbol."""
     kinds = "validated under both", "validated under mean", "not validated", "not searched"
-    verdicts = [row["report"]["verdict"] for row in rows]
-    counts = [sum(verdict.startswith(kind) for verdict in verdicts) for kind in kinds]
+    reports = [row["report"]["verdict"] for row in rows]
+    counts = [sum(text.startswith(kind) for text in reports) for kind in kinds]
     return f"{' / '.join(map(str, counts))} of {len(rows)}" if rows else "none"
 
 
-def both(name, after=False):
-    rows = seeds(name, after)
+def both(rows):
+    """Return "9 of 10", how many circuits are validated under both ablations."""
     return f"{sum('both' in row['report']['verdict'] for row in rows)} of {len(rows)}"
+
+
+def sizes(rows):
+    """Return the ranges of the numbers of paths and stars, of validated circuits."""
+    circuits = [paths_in(row["report"]) for row in rows if row["report"]["validated"]]
+    stars = [sum(path.star for path in paths) for paths in circuits]
+    return span([*map(len, circuits)], "{}"), span(stars, "{}")
 
 
 def answer():
     """Return in how many runs a circuit is validated."""
+    fitted, fresh = seeds("main command")
+    rope, more = seeds("AdamW with RoPE")
     return f"""\
-**Answer.** A circuit is validated under both ablations in {both("main command")} seeds of the main
-command on which the search was fitted, and in {both("main command", True)} fresh ones, searched
-once after it was frozen. With RoPE it is in {both("AdamW with RoPE")} and
-{both("AdamW with RoPE", True)}, in conditional retrieval in {both("conditional retrieval")} runs (5
-seeds)."""
+A circuit is validated under both ablations in {both(fitted)} seeds of the main command on which the
+search was fitted, and in {both(fresh)} seeds searched once after it was frozen. With AdamW and RoPE
+it is in {both(rope)} and {both(more)}. Conditional retrieval has none in
+{len(seeds("conditional retrieval")[0])} runs."""
 
 
 def groups_table():
-    """Return a row per group of committed runs: the counts on seeds on which the search was fitted,
-    and on seeds searched once after it was frozen; how large the circuits are."""
-    lines, commits = [], set()
+    """Return a row per group of committed runs: how the old search fared in and out of sample."""
+    lines = []
     for name in GROUPS:
-        fitted, new = seeds(name), seeds(name, after=True)
-        commits.update(row["report"]["search"] for row in new)
-        circuits = [paths_in(row["report"]) for row in fitted + new if row["report"]["validated"]]
-        stars = [sum(path.star for path in paths) for paths in circuits]
-        sizes = span([*map(len, circuits)], "{}"), span(stars, "{}")
-        lines.append([name, counted(fitted), by_earlier(fitted), counted(new), *sizes])
-    head = "runs", "seeds on which the search was fitted", f"of these by that of {EARLIER}"
-    frozen = ", ".join(sorted(commits)) or "not yet"
-    head = *head, f"fresh seeds, searched once after its freeze ({frozen})", "paths", "stars"
-    return markdown(head, *lines)
+        fitted, fresh = seeds(name)
+        numbers = len({row["flags"].seed for row in fitted + fresh})
+        lines.append([name, numbers, counted(fitted), counted(fresh), *sizes(fitted + fresh)])
+    return markdown(["runs", "seeds", "in sample", "out of sample", "paths", "stars"], *lines)
+
+
+def fresh_runs(prefix):
+    """Return the runs of runs/fresh.jsonl of these names, [] without the file."""
+    if not (RESULTS / "runs/fresh.jsonl").exists():
+        return []
+    return committed(f"fresh/{prefix}*")
+
+
+def fresh_table():
+    """Return a row per group of runs trained after the search of this commit was frozen, all out of
+    sample; "" before there are any."""
+    lines = []
+    for name, prefix in FRESH.items():
+        if rows := fresh_runs(prefix):
+            lines.append([name, len(rows), counted(rows), *sizes(rows)])
+    head = "out of sample, this search", "seeds", "circuits", "paths", "stars"
+    return markdown(head, *lines) if lines else ""
 
 
 def compiled_table():
@@ -134,41 +158,19 @@ def compiled_table():
             said = "exact" if row["exact"] else row["verdict"].partition(":")[0]
             cells.setdefault(said, []).append(f"{row['noise']:g}")
         found = "; ".join(f"{said} at {', '.join(noise)}" for said, noise in cells.items())
-        lines.append([program, rows[0]["shape"], rows[0]["paths"], found, rows[0]["seconds"]])
-    head = "program", "layers x heads", "paths", "at this noise (in deviations of the weights)"
-    return markdown((*head, "seconds"), *lines)
+        lines.append([program, rows[0]["shape"], rows[0]["paths"], found])
+    return markdown(["program", "layers x heads", "paths", "at noise on the weights"], *lines)
 
 
 def papers_test():
-    """Return how many committed circuits without stars pass steps 5 and 6 of Appendix E."""
-    rows = [row for name in GROUPS for row in seeds(name) + seeds(name, after=True)]
-    rows = [row for row in rows if "paper" in row["report"]]
-    tests = [row["report"]["paper"] for row in rows]
+    """Return how many committed circuits pass steps 5 and 6 of Appendix E."""
+    rows = [row for name in GROUPS for part in seeds(name) for row in part]
+    rows = [row for row in rows if row["report"]["validated"]]
+    tests = [row["report"]["paper"] for row in rows if "paper" in row["report"]]
     held, passed = sum(test["held"] < 0.05 for test in tests), sum(test["passed"] for test in tests)
     return f"""\
-**{passed} of {len(tests)} circuits without stars pass both steps, and {held} pass step 5**
-({by_earlier(rows)} of the reports are by the search of {EARLIER})."""
-
-
-def again_table():
-    """Return a row per run that was searched a second time."""
-    rows = train.read_file(RESULTS / "figures/circuits.jsonl")
-    lines = [(row["run"], row["paths"], "{1} of {0}".format(*row["again"])) for row in rows]
-    return markdown(["run", "paths", "ours of those of a second search"], *lines)
-
-
-# ---- the command line
-
-
-def draw(rows, out):
-    """Put into circuits.jsonl the runs that have weights and a circuit, the others stay."""
-    file = out / "circuits.jsonl"
-    kept = rows_by(file, "run")
-    for row in rows:
-        if row["folder"] and row["report"].get("paths"):
-            kept[name_of(row)] = search_again(row)
-            train.write_file(file, [kept[run] for run in sorted(kept)])
-    return file
+Of {len(rows)} validated circuits {len(rows) - len(tests)} have stars, and were not tested. Of the
+other {len(tests)}, {held} pass step 5 and {passed} pass both steps."""
 
 
 if __name__ == "__main__":

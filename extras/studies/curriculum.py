@@ -4,7 +4,6 @@ python -m extras.studies.curriculum results/runs/curriculum.jsonl --out results/
 """
 
 import math
-import statistics
 
 import analyze
 from extras import studies
@@ -53,24 +52,15 @@ def claim():
     no_x1, no_x1_left = despite_gap(rows, 1)
     whole, no_x2 = committed(f"{D3}targets1-2-3_*"), committed(f"{D3}targets1-3_*")
     alone, turns = committed(f"{D3}x1-2_then_x3_*"), committed(f"{D3}x1_then_x1-2_then_all_*")
-    x_1 = {}  # the steps at which it was learned, by what was asked for and seed
-    for targets in "1-2", "1":
-        runs = committed(f"{D3}targets{targets}_*")
-        x_1[targets] = {row["flags"].seed: row["learned"]["x_1"] for row in runs}
-    both, first = x_1.values()
-    delayed = [both[seed] > first[seed] for seed in first]
     return f"""\
 - **Without x_1**: {sum(no_x1)} of {len(no_x1)} fresh runs that did not ask for x_1 learned a later
   symbol (D = 2, 3, 5). Left out are {no_x1_left}, whose seed learns none if asked for all either.
 - **Without x_2**: x_3 is learned in {sum("x_3" in row["known"] for row in whole)} of {len(whole)}
   seeds if all three are asked for, and in {sum("x_3" in row["known"] for row in no_x2)} of the same
   {len(no_x2)} if x_1 and x_3 are.
-- **To have learned x_1 and x_2 is not enough**: {sum("x_3" in row["known"] for row in alone)} of
-  {len(alone)} runs that knew both and then were asked for x_3 alone learned it; and
-  {sum(len(row["known"]) == 3 for row in turns)} of {len(turns)} others, asked for all three, did.
-- **Asking for x_2 delays x_1** in {sum(delayed)} of {len(delayed)} seeds: x_1 is learned at step
-  {statistics.median(both.values()):.0f} if both are asked for and at
-  {statistics.median(first.values()):.0f} if it alone is (medians)."""
+- **After x_1 and x_2**: {sum("x_3" in row["known"] for row in alone)} of {len(alone)} runs that
+  knew both and then were asked for x_3 alone learned it. Of {len(turns)} others, asked for all
+  three, {sum("x_3" in row["known"] for row in turns)} did."""
 
 
 def draw(rows, out):
@@ -104,7 +94,7 @@ def conditional_runs():
     """Return (rows, left out): the runs of conditional retrieval that learn their attention, the
     longest of each encoding, depth, seed and targets; and the shorter ones."""
     rows, runs = committed("conditional/*", "again/cond*"), {}
-    rows = [row for row in rows if not getattr(row["flags"], "circuit", "")]
+    rows = [row for row in rows if not row["flags"].circuit]
     for row in sorted(rows, key=lambda row: -row["flags"].steps):
         flags = row["flags"]
         runs.setdefault((flags.rotary, flags.layers, flags.seed, *flags.target_symbols), row)
@@ -112,55 +102,21 @@ def conditional_runs():
     return kept, [row for row in rows if row not in kept]
 
 
-def conditional_table():
-    """Return a row per depth, encoding and targets: how many know each symbol, and when all."""
-    groups, lines = {}, []
-    for row in conditional_runs()[0]:
-        flags = row["flags"]
-        title = f"{flags.layers} layers" + ", RoPE" * (flags.rotary == "qk")
-        key = -len(flags.target_names), title, *flags.target_symbols
-        groups.setdefault(key, []).append(row)
-    for (_, title, *symbols), group in sorted(groups.items()):
-        cells = [title, studies.span([row["flags"].steps for row in group], "{}"), len(group)]
-        for k in (1, 2, 3):
-            known = sum(f"x_{k}" in row["known"] for row in group)
-            cells.append(known if k in symbols else "not asked")
-        done = [max(row["learned"].values()) for row in group if len(row["known"]) == 3]
-        lines.append([*cells, studies.spread(done) if done else ""])
-    return studies.markdown(["", "steps", "runs", "x", "y", "z", "all at step"], *lines)
-
-
 def conditional_claim():
     """Return in which order the symbols are learned, and what runs with fewer targets learn."""
     rows, left_out = conditional_runs()
-    whole = [row for row in rows if len(row["learned"]) == 3]
-    runs = [(*row["learned"].values(), row["steps"]) for row in whole]
+    runs = [[*row["learned"].values()] for row in rows if len(row["learned"]) == 3]
     both = [steps for steps in runs if None not in steps[:2]]
-    y_first = sum(y < x for x, y, _, _ in both)
-    later = [z - max(x, y) for x, y, z, _ in both if z is not None]
-    never = [end - max(x, y) for x, y, z, end in both if z is None]
-
-    # runs that do not ask for all, with at least the steps after which their seed else knows all
+    later = [z - max(x, y) for x, y, z in both if z is not None]
     part = [row for row in rows if len(row["learned"]) < 3]
-    seeds, enough, dtypes = {row["flags"].seed for row in part}, {}, set()
-    for row in whole:
-        if len(row["known"]) == 3 and row["flags"].seed in seeds:
-            enough[row["flags"].seed] = max(row["learned"].values())
-            dtypes.add(row["flags"].dtype)
-    fair = [row for row in part if row["flags"].steps >= enough.get(row["flags"].seed, math.inf)]
-    known = sum(bool(row["known"]) for row in part)
-    also = sum(row["known"] == ["x_1", "x_2"] for row in left_out)
     return f"""\
-- **Either of x and y may come first**: {y_first} of {len(both)} runs that learn both learn y first.
-- **z comes last** in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it, at
-  most {max(later):.0f} steps after x and y. To know both is not enough: {len(never)} run, with
-  RoPE, knows both for its last {min(never):.0f} steps and does not learn z; nor does {also} of
-  those left out.
-- **If x or y is not asked for**, {known} of {len(part)} runs learn anything, {len(fair)} of them
-  with at least the steps after which their seed, in {" or ".join(sorted(dtypes))}, knows all three.
+- Of {len(both)} runs that learn x and y, {sum(y < x for x, y, _ in both)} learn y first.
+- z comes after both in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it; one
+  with RoPE knows both and does not learn it.
+- If x or y is not asked for, {sum(bool(row["known"]) for row in part)} of {len(part)} runs learn
+  anything.
 
-{len(left_out)} runs are left out, shorter ones and repeats: a longest run of the same seed and
-flags is there."""
+Left out are {len(left_out)} runs of the same seeds and flags, shorter ones and repeats."""
 
 
 if __name__ == "__main__":

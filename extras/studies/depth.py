@@ -16,6 +16,7 @@ import sweep
 import train
 from data import LOSS, command_line, held_out, progress
 from extras.studies import RESULTS, committed, load_rows, markdown, span, spread
+from extras.studies.rows import rounded
 from extras.studies.theory import causal_depth
 from train import Flags
 
@@ -100,7 +101,8 @@ def mechanism(run, n=512):
     model, flags = train.load(run)
     batch, sequence = train.sequences(flags, held_out("circuits", n)), torch.arange(n)[:, None]
     order = batch.positions[:, :, 0].argsort(1)  # (n, N) the chain of each query
-    query, key, own = (tokens.gather(1, order) for tokens in batch.positions.unbind(2))
+    positions = batch.positions[sequence, order]  # (n, N, roles), in the order of the queries
+    query, key, own = positions.unbind(2)
 
     def errors(heads=None, expected=batch.targets):
         with train.precision(flags):
@@ -123,16 +125,17 @@ def mechanism(run, n=512):
 
     # the swaps
     symbols = batch.inputs[..., : flags.K]
-    new = dict(
-        swap=symbols[sequence, own.roll(-1, 0)], swap_rest=symbols.roll(-1, 0)[sequence, own]
-    )
+    there, other = symbols[sequence, own.roll(-1, 0)], symbols.roll(-1, 0)[sequence, own]
     moved = own != own.roll(-1, 0)
-    for name, expected in new.items() if how["address"] else ():
-        chosen = [head for head in names if (head in how["address"]) == (name == "swap")]
-        swapped = {names[head]: from_the_next for head in chosen}
-        both = errors(swapped, expected)[moved], errors(swapped)[moved]
-        how[name] = [error.mean().item() for error in both]
-    return how
+    for name, expected in ("swap", there), ("swap_rest", other):
+        swapped = {}
+        for head in names:
+            if (head in how["address"]) == (name == "swap"):
+                swapped[names[head]] = from_the_next
+        if how["address"]:
+            both = errors(swapped, expected)[moved], errors(swapped)[moved]
+            how[name] = [error.mean().item() for error in both]
+    return rounded(how)
 
 
 # ---- the committed rows
@@ -158,15 +161,22 @@ def one_layer():
     return found
 
 
-def at_random(places, heads, led=False):
-    """Return the rows of one layer, N = 2, where a 1b stands at any of so many places: from scratch
-    with 10,000 steps, or led."""
-    task, steps = f"--task random{places - 3}", 5000 if led else 10_000
-    return cells().get((task + " led" * led, 1, 2, heads, 1, steps), [])
+def at_random(places, heads=HEADS, led=(False, True)):
+    """Return the rows of one layer, N = 2, where a 1b stands at any of so many places: with these
+    numbers of heads, from scratch with 10,000 steps, and led."""
+    found = []
+    for number, start in itertools.product(heads, led):
+        task, steps = f"--task random{places - 3}", 5000 if start else 10_000
+        found += cells().get((task + " led" * start, 1, 2, number, 1, steps), [])
+    return found
 
 
 def losses_of(rows):
     return [row[f"x_{row['D']}"] for row in rows]
+
+
+def median_of(rows):
+    return statistics.median(losses_of(rows))
 
 
 def solves(row):
@@ -183,19 +193,14 @@ def solved_of(rows, form="{} of {}"):
 
 def answer():
     """Return what heads replace, what it costs, and where it stops."""
-    seeds = collections.defaultdict(set)
     wide = [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
-    for row in wide:
-        seeds[row["N"]].add(row["seed"])
+    seeds = collections.Counter(N for N, _ in {(row["N"], row["seed"]) for row in wide})
     chains = ", ".join(map(str, sorted(seeds)))
-    of_each = ", ".join(str(len(seeds[N])) for N in sorted(seeds))
-    scratch, led, far, two = [], [], [], []
-    for heads in HEADS:
-        far += at_random(23, heads) + at_random(23, heads, led=True)
-        two += cells().get(("--task random20", 2, 2, heads, 1, 4000), [])
-        if heads > 15:
-            scratch += at_random(15, heads)
-            led += at_random(15, heads, led=True)
+    of_each = ", ".join(str(seeds[N]) for N in sorted(seeds))
+    scratch, led = at_random(15, (16, 32), [False]), at_random(15, (16, 32), [True])
+    far, two = at_random(23), []
+    for heads in (8, 16):
+        two += cells()["--task random20", 2, 2, heads, 1, 4000]
     return f"""\
 **Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
 takes two by shared content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with
@@ -262,10 +267,9 @@ def places_table():
             continue  # the others start from its weights
         line = [f"{places}, {'led' if led else 'scratch'}"]
         for heads in HEADS:
-            rows = at_random(places, heads, led)
-            line.append(
-                f"{solved_of(rows)}: {statistics.median(losses_of(rows)):.2f}" if rows else ""
-            )
+            rows = at_random(places, [heads], [led])
+            text = f"{solved_of(rows, '{}/{}')}: {median_of(rows):.2f}" if rows else ""
+            line.append(text)
         lines.append(line)
     return markdown(["places", *(f"{heads} heads" for heads in HEADS)], *lines)
 
@@ -274,7 +278,7 @@ def waits():
     """Return after how many steps from scratch x_1 is learned."""
     texts, medians = [], []
     for places in PLACES:
-        rows = [row for heads in HEADS for row in at_random(places, heads)]
+        rows = at_random(places, led=[False])
         steps = [row["learned"][0] for row in rows if row["learned"][0]]
         texts.append(f"{len(steps)} of {len(rows)} at {places} places")
         medians += [f"{statistics.median(steps):,.0f}"] if steps else []
@@ -286,14 +290,12 @@ def place_heads():
     """Return how many place heads the solved models have, and what others serve of 23 places."""
     solved, swapped, far = [], [], []
     for places in PLACES:
-        hows = []
-        for led, heads in itertools.product((False, True), HEADS):
-            hows += [row["how"] for row in at_random(places, heads, led) if solves(row)]
+        hows = [row["how"] for row in at_random(places) if solves(row)]
         swapped += [how["swap"][0] for how in hows if "swap" in how]
         if hows:
             solved.append(f"{span([len(how['place']) for how in hows], '{}')} at {places} places")
     for heads in HEADS:
-        hows = [row["how"] for row in at_random(23, heads, led=True)]
+        hows = [row["how"] for row in at_random(23, [heads], [True])]
         served = [sum(loss < SERVED for loss in how["by_place"]) for how in hows]
         if hows:
             kept = span([len(how["place"]) for how in hows], "{}")
@@ -341,12 +343,12 @@ def predictions():
     for row in train.read_file(PREDICTED):
         led = row["group"].startswith("led")
         if row["places"]:
-            rows = at_random(row["places"], row["heads"], led)
+            rows = at_random(row["places"], [row["heads"]], [led])
         else:
             shape = row["layers"], row["N"], row["heads"], row["D"], row["steps"]
             rows = cells().get(("", *shape), [])
         if rows:
-            median, low, high = statistics.median(losses_of(rows)), row["low"], row["high"]
+            median, low, high = median_of(rows), row["low"], row["high"]
             inside += low <= median <= high
             near += abs(median - BASELINE) <= (high - low) / 2
             where = f"{row['places']} places" if row["places"] else f"{row['layers']} layers"
@@ -366,7 +368,7 @@ def draw_places(path=FIGURE):
         for led, shift, style in (False, -0.25, "o"), (True, 0.25, "^"):
             x, losses = [], []
             for places in PLACES:
-                rows = at_random(places, heads, led)
+                rows = at_random(places, [heads], [led])
                 x += [places + shift] * len(rows)
                 losses += losses_of(rows)
             name = "led: from the weights of fewer places" if led else "from scratch"

@@ -17,7 +17,7 @@ import train
 from ablate import PatchedModel, Path, paths_in
 from data import average_loss, held_out, progress
 from extras import studies
-from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
+from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, once, settings_of
 from extras.studies.theory import may_attend
 from train import Flags
 
@@ -32,9 +32,16 @@ SEQUENCES = 64  # held out, for induction.jsonl
 # ---- the order of symbols
 
 
+def count(answers):
+    """Return "3 of 5 (2 seeds)", of [(flags, bool), ...]: few seeds make many runs."""
+    numbers = len({flags.seed for flags, _ in answers})
+    text = f"{sum(answer for _, answer in answers)} of {len(answers)}"
+    return f"{text} ({numbers} seed{'s' * (numbers > 1)})" if answers else ""
+
+
 def asks_all(flags):
     """Return whether a run asks for all symbols, from fresh weights, and learns its attention."""
-    return flags.ic and not (flags.targets or flags.init or getattr(flags, "circuit", ""))
+    return flags.ic and not (flags.targets or flags.init or flags.circuit)
 
 
 def all_chains():
@@ -65,10 +72,11 @@ def count_orders():
 
 
 def other_limits():
-    """Return (pairs, exceptions): of neighbouring symbols in all logs, at all LIMITS, how often the
-    later one is ever below the limit, not just when the other one is, and how often before it."""
+    """Return (pairs, exceptions): of neighbouring symbols in the logs of all runs, at all LIMITS,
+    how often the later one is ever below the limit, not just when the other one is, and how often
+    before it."""
     pairs, exceptions = 0, 0
-    rows = [row for row in committed("*") if row["flags"].task == "chain"]
+    rows = [row for row in once(committed("*")) if row["flags"].task == "chain"]
     rows = [row for row in rows if asks_all(row["flags"])]
     for row, limit in itertools.product(rows, LIMITS):
         first = []
@@ -86,14 +94,11 @@ def order_claim():
     answers, unresolved = count_orders()
     pairs, exceptions = other_limits()
     return f"""\
-**Symbols are learned in order in {sum(ordered for _, ordered in answers)} of {len(answers)} runs**
-of chains (settings and seeds) that learn their attention, ask for all, learn at least two, and have
-a log that tells them apart. In {unresolved} more, two fall between the same evaluations. Few runs
-of [depth](depth.md) have logs.
-
-The limit of 0.5 does not decide this. At eleven limits from {LIMITS[0]} to {LIMITS[-1]}, a later
-symbol is below the limit sooner than the one before it in {exceptions} of {pairs} cases (a case is
-two neighbouring symbols, a limit, and a log, of repeats too, that tells them apart)."""
+**Symbols are learned in order in {count(answers)}**, of runs
+of chains that learn their attention, ask for all symbols and learn at least two. Left out are
+{unresolved} runs in which two symbols fall between the same evaluations, and those without a log.
+At eleven limits from {LIMITS[0]} to {LIMITS[-1]} in place of 0.5, the later of two neighbours is
+first in {exceptions} of {pairs} cases, a case being a pair, a limit and a run."""
 
 
 def ended(row):
@@ -117,15 +122,6 @@ def order_table(rows=None):
     return studies.markdown(head, *lines)
 
 
-def wait_and_fall(row):
-    """Return the steps until the loss of x_1 has fallen to 90% of its plateau, and those from there
-    to 10%; None if it does not fall so far."""
-    steps, losses = ([entry[key] for entry in row["log"]] for key in ("step", "x_1"))
-    plateau = 1 - 1 / row["flags"].N
-    start, end = (analyze.first_below(steps, losses, share * plateau) for share in (0.9, 0.1))
-    return (start, end - start) if end else None
-
-
 # ---- the order of paths and heads
 
 
@@ -139,13 +135,6 @@ def path_steps(row, level):
         if steps.get(path) is not None:
             found.append((steps[path], (path.layer, path.head), f"{path.reader} -> {path.read}"))
     return sorted(found)
-
-
-def induction_first(row, level):
-    """Return whether the first path that passes a level is of an induction head: q -> 1b, or what a
-    previous-token head reads, kb -> ka of any k."""
-    kinds = [kind for _, _, kind in path_steps(row, level)]
-    return bool(kinds) and (kinds[0] == "q -> 1b" or bool(re.fullmatch(r"(\d)b -> \1a", kinds[0])))
 
 
 def reads_in_order(row, level):
@@ -167,32 +156,25 @@ def new_heads(row, level):
 # ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
 
 
-def kinds_of_read(flags):
-    """Return ["q -> 1b", ...], all pairs of roles of which one sees the other."""
-    names, readable = flags.problem.names, may_attend(flags.problem, flags.causal)
-    pairs = readable.fill_diagonal_(False).nonzero().tolist()
-    return [f"{names[reader]} -> {names[read]}" for reader, read in pairs]
-
-
 def measure_run(row, n=SEQUENCES):
     """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
-    for file in progress(f"{name_of(row)}: checkpoint", train.checkpoints_of(row["folder"])):
+    for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
         model, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
         loss = patched.baseline[..., 0].mean().item()
         if loss < flags.problem.learned_below:
             kinds = {}
-            for kind in kinds_of_read(flags):
+            names, readable = flags.problem.names, may_attend(flags.problem, flags.causal)
+            for reader, read in readable.fill_diagonal_(False).nonzero().tolist():
+                kind = f"{names[reader]} -> {names[read]}"
                 paths = [Path(*head, *kind.split(" -> ")) for head in patched.reference.reads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
-            recipe = dict(rotary=flags.rotary, optimizer=flags.optimizer)
-            at = dict(step=int(file.stem), loss=round(loss, 4))
-            return dict(run=name_of(row), **recipe, **at, kinds=kinds)
+            row = dict(run=name_of(row), rotary=flags.rotary, optimizer=flags.optimizer)
+            return row | dict(step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
 
 def load_induction():
-    """Return the rows of the committed induction.jsonl."""
     return train.read_file(RESULTS / "figures/induction.jsonl")
 
 
@@ -225,17 +207,6 @@ def induction_table(shown=5):
     return studies.markdown(["without, in all heads", *groups], *lines)
 
 
-def other_routes():
-    """Return what the runs need that learn x_1 without 1b -> 1a."""
-    lines = []
-    for row in load_induction():
-        if not needed(row, "1b -> 1a"):
-            kinds = sorted(row["kinds"], key=row["kinds"].get, reverse=True)[:3]
-            rises = ", ".join(f"{kind} ({row['kinds'][kind]:.2f})" for kind in kinds)
-            lines.append(f"- {row['run'].replace('reads/rope_s', 'RoPE, seed ')}: {rises}")
-    return "\n".join(lines)
-
-
 def last_paths(row):
     """Return [(level, "q -> 1b", gap, longest), ...]: the last path to pass a level of attention,
     how many steps after the one before it, and the longest such gap between any two before."""
@@ -251,14 +222,11 @@ def d_claim():
     """Return when D learns its symbols, and how late its last path emerges, by the threshold."""
     [row] = committed("D")
     learned, lasts = studies.steps_text(row["learned"].values()), last_paths(row)
-    late = [(level, gap) for level, _, gap, longest in lasts if gap > longest]
-    gaps = [gap for _, gap in late]
-    ends = [path_steps(row, level)[-1][0] for level, _ in late]
+    gaps = [gap for _, _, gap, longest in lasts if gap > longest]
     return f"""\
-D learns x_1, ..., x_4 at steps {learned}, and ends at an MSE of {row["mse"]:.4f}.
-At {len(late)} of {len(lasts)} thresholds from {LEVELS[0]} to {LEVELS[-1]} its last path comes after
-the longest gap of all, of {min(gaps):.0f} to {max(gaps):.0f} steps (n = 1 run). That is at step
-{min(ends):.0f} or later, when x_4 has long been learned."""
+D (one run) learns x_1 to x_4 at steps {learned}. At {len(gaps)} of {len(lasts)} thresholds from
+{LEVELS[0]} to {LEVELS[-1]} its last path comes after the longest gap between two paths, of
+{min(gaps):.0f} to {max(gaps):.0f} steps."""
 
 
 def write_induction(rows, out):
@@ -266,7 +234,7 @@ def write_induction(rows, out):
     file = out / "induction.jsonl"
     measured = studies.rows_by(file, "run")
     for row in rows:
-        if row["folder"] and train.checkpoints_of(row["folder"]):
+        if row["folder"] and analyze.checkpoints_of(row["folder"]):
             found = measure_run(row)
             measured |= {found["run"]: found} if found else {}
     train.write_file(file, [*measured.values()])
