@@ -4,14 +4,14 @@ found by it, and the token after 1b, an intermediate token, holds x_1."""
 
 import itertools
 
-from data import chain
+from data import Task
 from test_all import address_and_values
 from tests.planted import Planted, attending
 
 import torch
 
 
-CHAIN = chain(4, 1)
+CHAIN = Task(4, 1)
 PREVIOUS = torch.eye(CHAIN.T)[(torch.arange(CHAIN.T) - 1).clamp(min=0)]
 
 

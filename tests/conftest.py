@@ -1,10 +1,10 @@
-"""Before any test: one thread per process, no window for figures, and the dtype of a processor."""
+"""Before any test: one thread per process, and the dtype of a processor."""
 
 import os
 import signal
 
 import train
-from tests.common import WHOLE, run_main
+from tests.common import TINY, output_of
 
 import pytest
 
@@ -15,13 +15,9 @@ if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on anoth
     train.CPU = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes long by its nature; test_all.py --slow")
-
-
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """A run of WHOLE without any interruption, to read only."""
+    """A run of TINY without any interruption, to read only."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    assert run_main(train, *WHOLE, "--out", run)[0] == 0
+    output_of(train, *TINY, "--out", run)
     return run

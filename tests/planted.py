@@ -4,7 +4,6 @@ import itertools
 
 import train
 from ablate import Path, marks_of, parts_of
-from tests.other_tasks import spans
 
 import torch
 
@@ -25,13 +24,14 @@ def find_positions(symbols, task):
     start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
     known, number = [*task.roles.values()], 1
-    for (start, size, slots), block in [*zip(spans(task), task.blocks, strict=True)][-2::-1]:
+    for block in task.blocks[-2::-1]:
         # the slot that shows every symbol that is known of the chain so far
-        first = start + size * torch.arange(slots)
-        fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
-        for place, before in itertools.product(range(size), range(number)):
+        start -= block.size * block.slots
+        first = start + block.size * torch.arange(block.slots)
+        fits = torch.ones(len(symbols), task.N, block.slots, dtype=torch.bool)
+        for place, before in itertools.product(range(block.size), range(number)):
             if known[number + place] == known[before]:
-                tokens = tokens_of[before][..., None].expand(-1, -1, slots)
+                tokens = tokens_of[before][..., None].expand(-1, -1, block.slots)
                 fits &= same[:, :, first + place].gather(1, tokens)
         for place in range(len(block.roles)):
             tokens_of[number + place] = first[fits.int().argmax(-1)] + place

@@ -25,7 +25,7 @@ sys.modules.setdefault("tracr.compiler", compiler)
 
 import ablate
 import train
-from data import chain
+from data import Task
 from test_all import HERE
 from tests.planted import paths_from, settings
 
@@ -72,7 +72,7 @@ class Compiled(torch.nn.Module):
 
     def __init__(self, D, doubling):
         super().__init__()
-        symbols, T, outputs = N * (D + 1), chain(N, D).T, program(D, doubling)
+        symbols, T, outputs = N * (D + 1), Task(N, D).T, program(D, doubling)
 
         # as tracr.compiler.compile_rasp_to_model, for more than one output and without JAX
         extracted = [extract_rasp_graph(output) for output in outputs]
@@ -132,8 +132,7 @@ class Compiled(torch.nn.Module):
 
 CASES = [(1, False), (2, False), (3, False), (4, False), (3, True)]  # D, doubling
 NOISY = [(case, noise) for noise in (0.05, 0.1, 0.15, 0.3) for case in ((3, False), (3, True))]
-SLOW = [*NOISY[4:6], *((case, 0) for case in CASES[2:])]
-SLOW = [pytest.param(case, noise, marks=pytest.mark.slow) for case, noise in SLOW]
+TESTED = [*((case, 0) for case in CASES), *NOISY[4:6]]
 
 
 def paths_of(D, doubling):
@@ -158,9 +157,8 @@ def search(case, noise):
     return model, ablate.find_circuit(model, settings(case[0], model.layers, model.heads))
 
 
-@pytest.mark.parametrize("case, noise", [(CASES[0], 0), (CASES[1], 0), *SLOW])
+@pytest.mark.parametrize("case, noise", TESTED)
 def test_find_circuit_finds_the_compiled_paths(case, noise):
-    """And a program has as many layers as it says."""
     (D, doubling), (model, report) = case, search(case, noise)
     assert model.layers == (D.bit_length() + 1 if doubling else D + 1)
     assert report["validated"] and {*ablate.paths_in(report)} == paths_of(*case), report["verdict"]

@@ -1,156 +1,130 @@
-"""What goes wrong on a user's machine gets one line that says what to do, and nothing is lost."""
+"""What goes wrong on a user's machine is said, gives no wrong result, and loses no work."""
 
-import errno
-import os
-import pickle
+import ctypes
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from unittest import mock
 
-import ablate
 import analyze
-import data
 import train
-from test_all import HERE, is_png
-from tests.common import WHOLE, assert_one_line, assert_refused, contents, output_of, run_main
-from tests.other_tasks import write_circuit
+from tests.common import TINY, assert_refused, contents, output_of, run_main, start, train_until
 
+import matplotlib
 import pytest
 import torch
 
 
-@pytest.mark.parametrize(
-    "module, flags, says",
-    [
-        (train, "--targets 1 4", "--targets must be among 1 to 3"),
-        (train, "--no-ic --targets 1", "leave out either it or --targets"),
-        (train, "--task conditional --D 4", "leave --D out"),
-        (train, "--init nowhere", "there is no file nowhere/model.pt"),
-        (train, "--seed 99999999999999999999", "--seed: must be from 0 to"),
-        (train, "--N 1e9", "--N: invalid int value"),
-        (train, "--beta2 1", "--beta2: must be from 0 to 0.999999"),
-        (train, "--init {whole}", "--init {whole} is a model of another shape"),
-        (train, "--out {whole}/log.jsonl/run", "cannot write {whole}/log.jsonl/run/config.json"),
-    ],
-)
-def test_a_mistake_leaves_nothing(module, flags, says, tmp_path, whole, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert_refused(module, *flags.format(whole=whole).split(), says=says.format(whole=whole))
-    assert not contents(tmp_path)
+@pytest.fixture
+def run(tmp_path, whole):
+    """A finished run, which a test may change."""
+    return shutil.copytree(whole, tmp_path / "run")
 
 
-def test_a_run_that_blows_up_keeps_the_last_good_state(tmp_path):
-    flags = [*WHOLE, "--lr", 1000, "--clip", 0, "--out", tmp_path / "run"]
-    assert_refused(train, *flags, says="the loss is not finite")
-    state = train.read_file(tmp_path / "run" / "state.pt")
-    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+# ---- no wrong result
+
+
+def test_a_finished_run_is_not_touched_and_says_so(run, whole):
+    out = output_of(train, *TINY, "--out", run, "--resume")
+    assert "has finished before (git" in out and "nothing was done" in out
+    assert "--resume" not in assert_refused(train, *TINY, "--out", run, says="has finished before")
+    assert contents(run) == contents(whole)
+
+
+def test_a_run_that_was_begun_is_not_begun_again(tmp_path):
+    run = tmp_path / "run"
+    train_until(3, *TINY, "--out", run)
+    before = contents(run)
+    assert_refused(train, *TINY, "--out", run, says="was begun before: add --resume")
+    assert contents(run) == before
+
+
+def test_of_two_trainings_that_start_at_once_one_runs(tmp_path, monkeypatch):
+    """The first starts after the second has looked into the folder."""
+    run, provenance = tmp_path / "run", train.provenance_of
+
+    def late(flags):
+        monkeypatch.setattr(train, "provenance_of", provenance)
+        output_of(train, *TINY, "--seed", 5, "--out", run)
+        return provenance(flags)
+
+    monkeypatch.setattr(train, "provenance_of", late)
+    assert_refused(train, *TINY, "--out", run, says="choose another --out")
+    assert train.read_flags(run).seed == 5 and [*tmp_path.iterdir()] == [run]
+
+
+def test_a_report_of_other_weights_is_refused(run):
+    row = dict(layer=1, head=0, reader="q", read="1b", attention=0.5)
+    report = dict(validated=True, verdict="validated", sequences=9, mean=dict(x_1=0.5), paths=[row])
+    model = train.read_file(run / "model.pt")
+    train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
+    output_of(analyze, run)
+    train.write_file(run / "model.pt", {name: 2 * weight for name, weight in model.items()})
+    with pytest.raises(ValueError, match="circuit.json was made of other weights"):
+        run_main(analyze, run)
+
+    # emergence: measured anew from checkpoints, else refused
+    before = train.read_file(run / "emergence.json")
+    train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
+    output_of(analyze, run)
+    assert train.read_file(run / "emergence.json")["weights"] == train.weights_hash(run)
+    train.write_file(run / "emergence.json", before)
+    shutil.rmtree(run / "ckpt")
+    with pytest.raises(ValueError, match="emergence.json was made of other weights"):
+        run_main(analyze, run)
+
+
+def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
+    """Also by --resume, on the device of its flags."""
+    run = tmp_path / "run"
+    train_until(3, *TINY, "--out", run)
+    for name in "ckpt/000020.pt", "state.pt":
+        content = torch.load(run / name)
+        with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
+            train.write_file(run / name, content)
+    assert train.load(run, "ckpt/000020.pt")[0].embed.weight.device.type == "cpu"
+    assert "resumed" in output_of(train, *TINY, "--out", run, "--resume")
+
+
+def test_a_run_that_blows_up_ends_without_a_model(tmp_path):
+    code, _, err = run_main(train, *TINY, "--lr", 1e30, "--clip", 0, "--out", tmp_path / "run")
+    assert code == 1 and "the loss is not finite at step 10" in err and err.count("\n") == 1
+    assert not (tmp_path / "run/model.pt").exists()
+
+
+# ---- no lost work
 
 
 @pytest.mark.parametrize("name, content", [("a.pt", dict(x=torch.zeros(9))), ("a.jsonl", [{}])])
-def test_a_full_disk_gets_one_line_and_keeps_the_old_file(tmp_path, monkeypatch, name, content):
+def test_a_write_that_ends_halfway_keeps_the_old_file(tmp_path, monkeypatch, name, content):
     train.write_file(tmp_path / name, content)
-    old, write_bytes = contents(tmp_path), Path.write_bytes
-    errors = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+    old, write_text = (tmp_path / name).read_bytes(), Path.write_text
 
-    def half(path, content):
-        write_bytes(path, content[: len(content) // 2])
-        raise errors.pop(0)
+    def half(path, text):
+        write_text(path, text[:1])
+        raise OSError("disk is full")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(data.UserError, match="No space left on device"):
+    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(torch, "save", mock.Mock(side_effect=OSError("disk is full")))
+    with pytest.raises(OSError, match="disk is full"):
         train.write_file(tmp_path / name, content)
-    with pytest.raises(KeyboardInterrupt):
-        train.write_file(tmp_path / name, content)
-    assert contents(tmp_path) == old
+    assert (tmp_path / name).read_bytes() == old
 
 
-def test_a_damaged_file_is_named_in_one_line(tmp_path, whole):
-    run = shutil.copytree(whole, tmp_path / "run")
-    write_circuit(run, (0, 0, "1b", "1a", 0.9))
-    (run / "emergence.json").write_text('{"steps": []}')
-    stages = dict.fromkeys(("config.json", "log.jsonl", "circuit.json", "emergence.json"), analyze)
-    for name, module in (stages | {"model.pt": ablate, "state.pt": train}).items():
-        kept = (run / name).read_bytes()
-        flipped = bytearray(kept)
-        flipped[len(kept) // 3] ^= 0x80  # in model.pt, a bit of a weight
-        (run / name).write_bytes(flipped)
-        words = [run]
-        if module is train:
-            (run / "model.pt").unlink()  # an unfinished run
-            words = [*WHOLE, "--out", run, "--resume"]
-        assert_refused(module, *words, says=f"{run / name} is damaged")
-        (run / name).write_bytes(kept)
+def test_a_report_that_cannot_be_written_is_printed_first(run):
+    """On a read-only folder; here something stands in its way."""
+    (run / "circuit.json").mkdir()
+    process = start("ablate", run)
+    out, err = process.communicate()
+    assert process.returncode == 1 and "circuit.json" in err and "\nverdict: " in out
 
 
-def in_a_process(*command, **environment):
-    """Run a command in this clone; return (exit code, stdout, stderr)."""
-    how = dict(cwd=HERE, env=os.environ | environment, capture_output=True, timeout=300)
-    ended = subprocess.run([*map(str, command)], **how)
-    return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
+def test_figures_leave_the_settings_of_a_notebook(run):
+    settings = dict(matplotlib.rcParams)
+    output_of(analyze, run)
+    assert dict(matplotlib.rcParams) == settings
 
 
-@pytest.mark.parametrize("script", "data train sweep ablate analyze extras.studies.order".split())
-def test_how_threads_wait_is_set_before_torch(script):
-    """As GNU OpenMP says itself."""
-    command = "env", "-u", "GOMP_SPINCOUNT", sys.executable
-    code, _, err = in_a_process(*command, "-m", script, "--help", OMP_DISPLAY_ENV="verbose")
-    assert code == 0 and "GOMP_SPINCOUNT = '1000'" in err
-
-
-def test_figures_are_ours_whatever_a_user_has_set(tmp_path, whole):
-    """LaTeX in a matplotlibrc where there is none; a window that cannot be loaded."""
-    run = shutil.copytree(whole, tmp_path / "run")
-    (run / "circuit.json").write_text('{"verdict": "not faithful: x", "paths": []}')
-    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\n")
-    user = dict(MPLBACKEND="module://nowhere", MATPLOTLIBRC=str(tmp_path))
-    code, out, err = in_a_process(sys.executable, "analyze.py", run, **user)
-    assert code == 0 and is_png(run / "curves.png"), err
-    assert "no circuit to draw: not faithful: x" in out
-
-
-def test_a_device_that_computes_other_sequences_is_refused(tmp_path, monkeypatch):
-    made, real = iter(range(2)), train.sequences
-    monkeypatch.setattr(train, "sequences", lambda flags, index: real(flags, index + next(made)))
-    says = "--device cpu makes other sequences than the CPU"
-    assert_refused(train, *WHOLE, "--out", tmp_path / "run", says=says)
-    assert not contents(tmp_path)
-
-
-def test_an_unfinished_run_gets_its_losses_and_an_unknown_one_a_line(tmp_path, whole):
-    run = shutil.copytree(whole, tmp_path / "run")
-    (run / "model.pt").unlink()
-    assert_refused(ablate, run, says="not finished goes on with python train.py ... --resume")
-    curves, missing = output_of(analyze, run).splitlines()
-    assert curves == str(run / "curves.png") and "model.pt: finish the training" in missing
-    settings = train.read_file(run / "config.json")
-    for name in "task", "rotary":
-        train.write_file(run / "config.json", settings | {name: "mine"})
-        assert_refused(analyze, run, says=f"--{name} mine, unknown here")
-
-
-def test_an_exception_of_yours_keeps_its_traceback(tmp_path, monkeypatch):
-    """Also of an object in state.pt that is no tensor, which is no damage."""
-    monkeypatch.setattr(train, "make_optimizers", lambda *_: Path("no_file").read_text())
-    with pytest.raises(FileNotFoundError, match="no_file"):
-        run_main(train, *WHOLE, "--out", tmp_path / "run")
-    train.write_file(tmp_path / "state.pt", dict(mine=Path))
-    with pytest.raises(pickle.UnpicklingError, match="pathlib"):
-        train.read_file(tmp_path / "state.pt")
-
-
-def test_files_of_others_are_no_checkpoints(tmp_path):
-    for name in "000100.pt", "1000000.pt", "._000100.pt", "best.pt", "000200.json":
-        train.write_file(tmp_path / "ckpt" / name, {})
-    assert [file.name for file in train.checkpoints_of(tmp_path)] == ["000100.pt", "1000000.pt"]
-
-
-@pytest.mark.parametrize("reader", ["| head -1", "2>&1 | true", "> /dev/full"])
-def test_a_training_goes_on_when_its_reader_has_gone(tmp_path, reader):
-    line = f"{sys.executable} train.py {' '.join(WHOLE)} --out {tmp_path}/run {reader}"
-    code, _, err = in_a_process("bash", "-c", f"set -o pipefail; {line}")
-    if "full" in reader:
-        assert code == 2
-        assert_one_line(err, "cannot print: No space left on device")
-    else:
-        assert code == 0 and (tmp_path / "run/model.pt").exists() and not err
+def test_a_libc_without_mallopt_is_left_alone(monkeypatch):
+    for library in dict(side_effect=OSError), dict(return_value=object()):
+        monkeypatch.setattr(ctypes, "CDLL", mock.Mock(**library))
+        train.keep_freed_memory()

@@ -1,178 +1,127 @@
-"""sweep.py: many runs, each once, here or on a cluster, on workers that may die; the table."""
+"""sweep.py: runs that are killed, here or on a cluster; the table and Figure 4."""
 
+import contextlib
 import os
-import re
-import signal
 import socket
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
+import sys
 
 import sweep
 import train
-from data import UserError
-from tests.common import HERE, assert_refused, contents, output_of, start, wait_for
-from train import Flags
+from tests.common import HERE, output_of, run_main, start, wait_for
 
 import psutil
 import pytest
-from distributed.client import FutureCancelledError
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
-GRID = ["--layers", 1, 2, "--seeds", 2, *TINY.split(), "--steps", 200]
+GRID = ["--layers", 1, "--seeds", 3, *TINY.split(), "--workers", 2]
+KILLER = f"""# train.py, which kills itself at its second evaluation if the seed is 1
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import train
+real = train.print_row
+def print_row(flags, rows):
+    real(flags, rows)
+    if flags.seed == 1 and len(rows) == 2:
+        os.kill(os.getpid(), 9)
+train.print_row = print_row
+train.main()
+"""
 
 
-@pytest.mark.slow
-def test_a_sweep_survives_a_killed_worker_and_runs_nothing_twice(tmp_path):
-    process = start("sweep", *GRID, "--out", tmp_path, "--workers", 2)
-    wait_for(lambda: len(list(tmp_path.glob("*/state.pt"))) >= 2)
-    children = psutil.Process(process.pid).children(recursive=True)
-    [worker, *_] = [child for child in children if "spawn_main" in str(child.cmdline())]
-    worker.kill()
-
-    # every run has ended once, and one of them was resumed
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0 and "about 0 min left" in out, out + err
-    table = sweep.read_table(tmp_path / "results.jsonl")
-    assert len(table) == 4 and all(row["ended"] == 200 for row in table.values())
-    assert "resumed" in "".join(path.read_text() for path in tmp_path.glob("*.txt"))
-    for run in table:
-        log = train.read_log(tmp_path / run)
-        assert [entry["step"] for entry in log] == [*range(0, 201, 20)]
-
-    # nothing is left to run
-    before = contents(tmp_path)
-    (tmp_path / "figure4.png").unlink()
-    assert "runs to do" not in output_of(sweep, *GRID, "--out", tmp_path)
-    assert contents(tmp_path) == before
+def steps_of(folder):
+    """Return the steps in the log of each run in the table of a sweep."""
+    rows = train.read_file(folder / "results.jsonl")
+    logs = [train.read_log(folder / row["run"]) for row in rows]
+    return [[entry["step"] for entry in log] for log in logs]
 
 
-@pytest.mark.slow
-def test_the_cluster_of_the_docstring(tmp_path):
-    """Its own commands, in this clone, with ports and a folder of this test."""
-    text = sweep.__doc__.replace("--nworkers 16", "--nworkers 1").replace("/shared", str(tmp_path))
-    for address in "10.0.0.1:8786", "127.0.0.1:8787":
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            text = text.replace(address, f"127.0.0.1:{server.getsockname()[1]}")
-    where = re.search(r"--scheduler .*? --out \S+", text)[0].split()
-    how = dict(
-        cwd=HERE, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    )
-    cluster = [subprocess.Popen(line.split(), **how) for line in text.strip().splitlines()[-2:]]
-    try:
-        with mock.patch.object(sweep, "PATIENCE", 100):  # the scheduler may still be starting
-            words = "--layers", 1, "--seeds", 2, *TINY.split(), "--steps", 10, *where
-            out = output_of(sweep, *words)
-    finally:
-        for started in cluster:
-            os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
-    [table] = tmp_path.glob("*/results.jsonl")
-    rows = sweep.read_table(table).values()
-    assert "2/2 runs" in out and [(row["error"], row["ended"]) for row in rows] == [(None, 10)] * 2
+@pytest.mark.parametrize("where", ["this machine", "a Dask cluster"])
+def test_a_killed_run_is_one_line_and_the_same_command_continues_it(where, tmp_path, monkeypatch):
+    folder, killer = tmp_path / "sweep", tmp_path / "killer.py"
+    words = [*GRID, "--steps", 40, "--out", folder]
+    killer.write_text(KILLER)
+    with contextlib.ExitStack() as stack:
+        if where == "a Dask cluster":
+            distributed = pytest.importorskip("distributed")
+            how = dict(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None)
+            cluster = distributed.LocalCluster(protocol="tcp", **how)
+            words += ["--scheduler", stack.enter_context(cluster).scheduler_address]
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "__file__", str(killer))
+            code, out, err = run_main(sweep, *words)
+        assert code == 1 and "1 runs failed; the same command" in err
+        assert out.count("exit code -9") == 1 and steps_of(folder) == [[0, 20, 40]] * 2
+        assert "2 runs have finished before, 1 to do" in output_of(sweep, *words)
+    assert steps_of(folder) == [[0, 20, 40]] * 3
+    assert "resumed" in next(folder.glob("*_s1.txt")).read_text()
 
 
-@pytest.mark.slow
-def test_workers_of_this_machine_may_take_its_memory():
-    with sweep.connect(None, 1) as client:
-        [worker] = client.scheduler_info()["workers"].values()
-    assert worker["memory_limit"] == 0 and worker["nthreads"] == 1  # 0: no nanny kills it
+def test_a_sweep_that_was_killed_ends_with_whole_logs(tmp_path):
+    """Its trainings go on, beside those of the next sweep."""
+    words = [*GRID, "--steps", 100, "--out", tmp_path]
+    process = start("sweep", *words)
+    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 2)
+    trainings = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate()
+    output_of(sweep, *words)
+    psutil.wait_procs(trainings, timeout=100)
+    assert "0 to do" in output_of(sweep, *words)
+    assert steps_of(tmp_path) == [[*range(0, 101, 20)]] * 3
 
 
-def test_two_sweeps_may_write_one_table(tmp_path):
-    path = tmp_path / "table" / "results.jsonl"
-    rows = [{str(number): dict(run=str(number))} for number in range(40)]
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda row: sweep.merge(path, row), rows))
-    assert len(sweep.read_table(path)) == 40
-
-
-def test_a_server_of_another_kind_is_no_cluster(tmp_path, monkeypatch):
-    """It says nothing and lets a client wait for ever: sweep.py keeps its patience."""
-    monkeypatch.setattr(sweep, "PATIENCE", 1)
+def test_a_server_of_another_kind_is_no_cluster(tmp_path):
+    """It says nothing, and lets a client wait for ever."""
+    pytest.importorskip("distributed")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        words = *GRID, "--out", tmp_path, "--scheduler", address
-        assert_refused(sweep, *words, says=f"no Dask cluster with workers at {address}")
+        process = start("sweep", *GRID, "--out", tmp_path, "--scheduler", address)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 2 and err.count("\n") == 1 and "no Dask cluster at" in err
 
 
-def test_the_longest_run_comes_first_and_failed_ones_are_run_again(tmp_path, monkeypatch):
-    flags = ["--layers", 1, 3, "--seeds", 2, *TINY.split(), "--out", tmp_path]
-
-    def submit(function, flags, **options):
-        return mock.Mock(exception=lambda: None, result=lambda: function(flags))
-
-    def lost(flags):
-        raise FutureCancelledError("run_and_report-1", "scheduler-connection-lost")
-
-    def untrained(flags, error=None):
-        row = sweep.row_of(flags, UserError("it blew up")) | dict(error=error)
-        return row | dict(seconds=1.0, ended=40, val=0.9, x_1=0.9, x_1_learned=None)
-
-    def failing(flags):
-        return untrained(flags, "it blew up" if flags.seed else None)
-
-    client = mock.MagicMock()
-    client.__enter__.return_value.submit = submit
-    monkeypatch.setattr(sweep, "connect", lambda scheduler, workers: client)
-    monkeypatch.setattr("distributed.as_completed", iter)
-    monkeypatch.setattr(sweep, "run_and_report", failing)
-    out = assert_refused(sweep, *flags, says="sweep.py: 2 runs failed")
-    assert out.count("it blew up") == 2 and "figure4.png" in out, out
-
-    # the cluster dies; what has ended before is drawn all the same
-    monkeypatch.setattr(sweep, "run_and_report", lost)
-    says = "the cluster is lost (FutureCancelledError), 2 runs failed"
-    assert "figure4.png" in assert_refused(sweep, *flags, says=says)
-
-    monkeypatch.setattr(sweep, "run_and_report", untrained)
-    assert "2 runs to do" in output_of(sweep, *flags)
-    table = sweep.read_table(tmp_path / "results.jsonl").values()
-    assert [(row["layers"], row["error"]) for row in table] == [(3, None)] * 2 + [(1, None)] * 2
+def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
+    how = dict(env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=HERE, text=True)
+    text = subprocess.check_output([sys.executable, "sweep.py", "--help"], **how)
+    assert f"runs at once, one a core (default: {os.cpu_count()})" in " ".join(text.split())
 
 
 def test_a_row_is_what_a_run_left(tmp_path):
-    """And a table that is older than a flag has its default."""
     losses = {k: 1 - k / 400 for k in range(0, 301, 50)}
     log = [dict(step=k, seconds=9.5, lr=0.1, val=loss, x_1=loss) for k, loss in losses.items()]
-    [flags] = sweep.grid(TINY.split(), [2], 1, tmp_path)
-    with mock.patch.object(sweep, "read_log", lambda run: log):
-        row = sweep.row_of(flags)
+    [(flags, _)] = sweep.grid(TINY.split(), [2], 1, tmp_path).values()
+    train.write_file(flags.out / "config.json", flags.settings)
+    train.write_file(flags.out / "log.jsonl", log)
+    row = sweep.row_of(flags.out)
     assert row["ended"] == 300 and row["val"] == row["x_1"] == (0.375 + 0.25) / 2
     assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
     assert row["seconds"] == 9.5 and row["layers"] == 2
-    path = tmp_path / "results.jsonl"
-    train.write_file(path, [{name: row[name] for name in row if name != "clip"}])
-    assert sweep.read_table(path) == {row["run"]: row | dict(clip=0.1)}
 
 
-def test_presets_are_the_grids_of_the_committed_tables(tmp_path):
+COMMITTED = train.read_file(HERE / "results/sweep/results.jsonl")
+
+
+def test_presets_are_the_grids_of_the_committed_table(tmp_path):
     """So the same command draws the committed figure again. A row has the flags of its name."""
-    committed = sweep.read_table(HERE / "results/sweep/results.jsonl")
-    for name in "laptop", "night":
-        for text, layers, seeds in sweep.PRESETS[name]:
-            for flags in sweep.grid(text.split(), layers, seeds, tmp_path):
-                row = Flags(**committed[flags.out.name])
-                assert row.settings == flags.replace(dtype=row.dtype).settings
-    for text, layers, seeds in sweep.PRESETS["paper"]:
-        assert len(sweep.grid(text.split(), layers, seeds, tmp_path)) == 64
+    rows = {row["run"]: row for row in COMMITTED}
+    for text, layers, seeds in sweep.PRESETS["laptop"] + sweep.PRESETS["night"]:
+        for flags, _ in sweep.grid(text.split(), layers, seeds, tmp_path).values():
+            row = train.Flags(**{**train.DEFAULTS, **rows[flags.out.name]})
+            assert row.settings == flags.replace(dtype=row.dtype).settings
 
 
 def test_figure_4_holds_every_run():
-    """A dot per run and symbol, at its own loss, and bars at the two middle runs of eight."""
-    rows = sweep.section_7(sweep.read_table(HERE / "results/sweep/results.jsonl").values())
-    with_ic = [row for row in rows if row["ic"]]
+    """A dot per run and symbol, at its own loss."""
+    plain = [row for row in COMMITTED if not row.get("intervene")]
+    rows = sweep.section_7([{**train.DEFAULTS, **row} for row in plain])
     above, below = sweep.figure_4(rows).axes
-
-    def points(lines):
-        return sorted((round(x), y) for line in lines for x, y in line.get_xydata())
-
     losses = [(row["layers"], row["val"]) for row in rows]
-    symbols = [(row["layers"], row[f"x_{k}"]) for row in with_ic for k in range(1, 6)]
+    symbols = [(row["layers"], row[f"x_{k}"]) for row in rows if row["ic"] for k in range(1, 6)]
     for axes, expected in (above, losses), (below, symbols):
-        assert points(line for line in axes.lines if line.get_marker() == "o") == sorted(expected)
-    bars = points(line for line in above.lines if line.get_label().startswith("with "))
-    for layers in range(1, 9):
-        losses = sorted(row["val"] for row in with_ic if row["layers"] == layers)
-        assert bars[2 * layers - 2 : 2 * layers] == [(layers, y) for y in losses[3:5]]
+        dots = [line.get_xydata() for line in axes.lines if line.get_marker() == "o"]
+        assert sorted((round(x), y) for line in dots for x, y in line) == sorted(expected)
