@@ -17,7 +17,6 @@ import torch
 
 RESULTS = HERE / "results"
 WEIGHTS = sorted(path.parent for path in RESULTS.glob("*/model.pt"))
-SLOW = [pytest.param(run, marks=pytest.mark.slow) for run in WEIGHTS[1:]]
 MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras/*/*.md")})
 
 
@@ -29,7 +28,7 @@ def test_committed_runs_can_be_read():
     assert all(kept[key] == found["default/s0"][key] for key in ("config", "log"))
 
 
-@pytest.mark.parametrize("run", [WEIGHTS[0], *SLOW], ids=lambda run: run.name)
+@pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)
 def test_committed_weights_score_what_their_log_says(run):
     model, flags = train.load(run)
     losses, last = train.evaluate(model, flags, n=512), train.read_log(run)[-1]
