@@ -326,7 +326,8 @@ def search(patched, ranked, ablations, threshold):
 
 
 def prune(ranked, test):
-    """Return what is left of these paths, which pass a test, when none of them can go alone."""
+    """Return what is left of these paths, which pass a test, when none of them can go alone: delta
+    debugging (Zeller and Hildebrandt, 2002)."""
 
     def drop(group, paths):
         """Return paths without those of a group that can go: all at once, or else by halves, the

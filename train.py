@@ -49,7 +49,7 @@ def run_once(flags):
     model = build(flags).to(flags.device)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     optimizers = make_optimizers(model, flags)
-    changing = [model, averaged, *optimizers]  # by steps: state.pt needs what you add
+    changing = [model, averaged, *optimizers]  # what --resume restores
     step, seconds, rows = 0, 0.0, []  # rows of the log
     recent = []  # the loss and the gradient's norm in each step since the last row
 
@@ -68,8 +68,8 @@ def run_once(flags):
         evaluates = last or step % flags.eval_every == 0
         seconds = time.monotonic() - start
         if evaluates:
-            parts = [part.state_dict() for part in changing]
-            state = dict(progress=(step, seconds, rows, recent), changing=parts)
+            state = dict(progress=(step, seconds, rows, recent))
+            state["changing"] = [part.state_dict() for part in changing]
             write_file(run / "state.pt", state)
         if flags.save_every and step % flags.save_every == 0:
             write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
@@ -100,7 +100,7 @@ def run_once(flags):
             return
 
         # one step: forward, backward, clip, update
-        torch.manual_seed(hash((flags.seed, step)))  # a resumed run has the same dropout
+        torch.manual_seed(hash((flags.seed, step)))  # so that dropout, if you add it, resumes alike
         index = data.batch_index(flags.seed, step, flags.batch, flags.examples)
         loss = losses_of(model, flags, index).mean()
         loss.backward()
