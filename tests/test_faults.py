@@ -30,14 +30,6 @@ def test_a_finished_run_is_not_touched_and_says_so(run, whole):
     assert contents(run) == contents(whole)
 
 
-def test_a_run_that_was_begun_is_not_begun_again(tmp_path):
-    run = tmp_path / "run"
-    train_until(3, *TINY, "--out", run)
-    before = contents(run)
-    assert_refused(train, *TINY, "--out", run, says="was begun before: add --resume")
-    assert contents(run) == before
-
-
 def test_of_two_trainings_that_start_at_once_one_runs(tmp_path, monkeypatch):
     """The first starts after the second has looked into the folder."""
     run, provenance = tmp_path / "run", train.provenance_of
@@ -55,9 +47,10 @@ def test_of_two_trainings_that_start_at_once_one_runs(tmp_path, monkeypatch):
 def test_a_report_of_other_weights_is_refused(run):
     row = dict(layer=1, head=0, reader="q", read="1b", attention=0.5)
     report = dict(validated=True, verdict="validated", sequences=9, mean=dict(x_1=0.5), paths=[row])
-    model = train.read_file(run / "model.pt")
+    model, settings = train.read_file(run / "model.pt"), dict(matplotlib.rcParams)
     train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
     output_of(analyze, run)
+    assert dict(matplotlib.rcParams) == settings  # of a notebook
     train.write_file(run / "model.pt", {name: 2 * weight for name, weight in model.items()})
     with pytest.raises(ValueError, match="circuit.json was made of other weights"):
         run_main(analyze, run)
@@ -116,12 +109,6 @@ def test_a_report_that_cannot_be_written_is_printed_first(run):
     process = start("ablate", run)
     out, err = process.communicate()
     assert process.returncode == 1 and "circuit.json" in err and "\nverdict: " in out
-
-
-def test_figures_leave_the_settings_of_a_notebook(run):
-    settings = dict(matplotlib.rcParams)
-    output_of(analyze, run)
-    assert dict(matplotlib.rcParams) == settings
 
 
 def test_a_libc_without_mallopt_is_left_alone(monkeypatch):

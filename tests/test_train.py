@@ -6,7 +6,7 @@ import signal
 import data
 import train
 from extras.studies import tables  # noqa: F401 (it adds --task conditional)
-from tests.common import TINY, outcome_of, output_of, start, train_until, wait_for
+from tests.common import TINY, assert_refused, outcome_of, output_of, start, train_until, wait_for
 
 import pytest
 import torch
@@ -108,6 +108,7 @@ def test_a_run_goes_on_as_it_began_on_another_processor(tmp_path, whole, monkeyp
     train.write_file(run / "config.json", settings)
     other = "float32" if train.native_dtype("cpu") == "bfloat16" else "bfloat16"
     monkeypatch.setattr(train, "native_dtype", lambda device: other)
+    assert_refused(train, *TINY, "--out", run, says="was begun before: add --resume")
     output_of(train, *TINY, "--out", run, "--resume")
     assert outcome_of(run) == outcome_of(whole)
     assert train.load(run)[1].dtype == "float32"
@@ -116,8 +117,8 @@ def test_a_run_goes_on_as_it_began_on_another_processor(tmp_path, whole, monkeyp
 # ---- every flag
 
 
-FEW = "--layers 2 --heads 2 --width 16 --D 3 --N 2 --batch 8 --steps 4 --eval-every 2 --warmup 1"
-FEW = f"{FEW} --stop-below 0 --device cpu --dtype float32".split()
+FEW = "--D 3 --steps 4 --eval-every 2 --warmup 1 --save-every 0 --dtype float32"
+FEW = [*TINY, *FEW.split()]
 OTHER = """task=conditional N=3 D=2 K=2 ic= targets=1 examples=16 rotary=qk layers=3 heads=4
     width=24 head_size=4 mlp= causal= optimizer=adamw steps=3 stop_below=2 batch=4 lr=0.01 warmup=3
     decay=1 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 seed=1
