@@ -207,8 +207,9 @@ def answer():
 takes two by shared content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with
 {of_each} seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads
 solve x_1 in {solved_of(scratch)} runs from scratch and in {solved_of(led)} led from fewer places.
-In our runs it stops at 23 places, which one layer of 8 to 32 heads solves in {solved_of(far)} runs (best loss
-{min(losses_of(far)):.2f}), and two layers in {solved_of(two)} runs of 4,000 steps (five seeds)."""
+In our runs it stops at 23 places, which one layer of 8 to 32 heads solves in {solved_of(far)} runs
+(best loss {min(losses_of(far)):.2f}), and two layers in {solved_of(two)} runs of 4,000 steps (five
+seeds)."""
 
 
 def heads_table():
