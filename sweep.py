@@ -17,12 +17,14 @@ its workers: keep it in a network of your own.
     python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 """
 
+import contextlib
 import math
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -69,6 +71,14 @@ def train_in_a_process(line, out):
         printed.seek(0)
         last = "".join(printed.readlines()[-1:]).strip()
     return f"exit code {code}, {last}" if code else ""
+
+
+def meet(scheduler, clients):
+    """Append the client of a Dask cluster, if there is one."""
+    from distributed import Client
+
+    with contextlib.suppress(OSError):
+        clients.append(Client(scheduler, timeout=15))
 
 
 def sweep(runs, pool):
@@ -204,12 +214,14 @@ def main():
     print(f"{done} runs have finished before, {len(missing)} to do: see {folder}/*.txt")
     pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     if args.scheduler:
-        from distributed import Client
-
-        try:
-            pool = Client(args.scheduler, timeout=15).get_executor()
-        except OSError as error:
-            p.error(f"no Dask cluster at {args.scheduler}: {error}")
+        # in a thread, since a server of another kind lets Client wait for ever
+        clients = []
+        meeting = threading.Thread(target=meet, args=(args.scheduler, clients), daemon=True)
+        meeting.start()
+        meeting.join(20)
+        if not clients:
+            p.error(f"no Dask cluster at {args.scheduler}")
+        pool = clients[0].get_executor()
     with pool:
         failed = sweep(missing, pool)
 
