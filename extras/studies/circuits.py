@@ -97,8 +97,8 @@ The search finds a circuit that is validated under both ablations in {both(prese
 main command that were trained after it was frozen, and in
 {both(seeds("one layer, 16 heads, N=4")[2])} of one layer with 16 heads. An older search found one
 in {both(changed)} seeds of the main command on which it was changed, and in {both(frozen)} fresh
-ones. With AdamW and RoPE it found one in {both(rope)} and {both(more)}, and in conditional retrieval
-in {both(seeds("conditional retrieval")[0])} runs.
+ones. With AdamW and RoPE it found one in {both(rope)} and {both(more)}, in conditional retrieval in
+{both(seeds("conditional retrieval")[0])} runs.
 
 **What would have refuted it**: a fresh seed of the main command that solves the problem and has no
 circuit validated under both ablations. Of {solved} that solve it, {count(fresh, VERDICTS[0])} have
