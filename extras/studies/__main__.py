@@ -46,8 +46,8 @@ PAGES = {  # page: functions that return what stands on it
     "README.md": [main_command, findings],
     "results/paper.md": [claims.table],
     "results/circuits.md": [
-        *(circuits.answer, circuits.groups_table, circuits.fresh_table, circuits.again_table),
-        *(circuits.compiled_table, circuits.papers_test),
+        *(circuits.answer, circuits.fresh_table, circuits.again_table, circuits.compiled_table),
+        circuits.papers_test,
     ],
     "results/curriculum.md": [curriculum_table, curriculum.claim, curriculum.conditional_claim],
     "results/emergence.md": [order.order_claim, order.induction_table, order.d_claim],

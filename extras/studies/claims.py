@@ -12,7 +12,6 @@ from ablate import by_head, parts_of, paths_in
 from data import Task, command_line
 from extras import studies
 from extras.studies import circuits, depth, metrics, order
-from extras.studies.circuits import mean_of
 from extras.studies.order import count
 from extras.studies.rows import committed, once, settings_of
 from extras.studies.theory import causal_depth, least_layers, paper_bound
@@ -151,6 +150,11 @@ def hard():
     return [(flags, test["passed"]) for flags, test in tests if test]
 
 
+def mean_of(loss):
+    """Return the mean of a loss in a report; older ones have [mean, low, high] instead."""
+    return loss[0] if isinstance(loss, list) else loss
+
+
 def reuses(row):
     """Return whether the full model of a run loses x_2 and all later symbols without some path of
     either kind that an induction head needs."""
@@ -214,7 +218,7 @@ def rows():
         ),
         previous=([(row["flags"], first_goes_back(row)) for row in found], ""),
         four=([(flags, n == 4) for flags, n in heads], studies.span([n for _, n in heads], "{}")),
-        hard=(hard(), f"{len(found) - len(hard())} left out, with stars (and D)"),
+        hard=(hard(), f"{len(found) - len(hard())} left out, with stars"),
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], ""),
         needs=(needs_both(), ""),
         reuse=([(row["flags"], reuses(row)) for row in found], ""),
@@ -248,7 +252,7 @@ def table():
 def findings():
     """Return what came out, as bullets in Markdown."""
     agree = [least_layers(Task(1, k))[-1] == causal_depth(k) for k in range(1, 21)]
-    fresh = circuits.fresh_runs("default_") or circuits.seeds("main command")[1]
+    fresh = circuits.seeds("main command")[2]
     wide = [row for row in depth.one_layer() if row["heads"] >= 2 * row["N"]]
     return [
         f"""\
