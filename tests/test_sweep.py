@@ -82,7 +82,7 @@ def test_a_server_of_another_kind_is_no_cluster(tmp_path):
             _, err = process.communicate(timeout=45)
         finally:
             process.kill()
-    assert process.returncode == 2 and err.count("\n") == 1 and "no Dask cluster at" in err
+    assert process.returncode == 2 and "no Dask cluster at" in err  # Dask may add lines of its own
 
 
 def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
