@@ -27,10 +27,11 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
     assert {*ablate.paths_in(report)} == {*paths_from("0 1b 1a", "1 q 1b")}
 
 
-@pytest.mark.parametrize("model, circuit, verdict", adversaries.ALL)
-def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(model, circuit, verdict):
-    flags = settings(1, getattr(model, "layers", 2), getattr(model, "heads", 2))
-    report = ablate.find_circuit(model, flags)
+@pytest.mark.parametrize("model, layers, heads, circuit, verdict", adversaries.ALL)
+def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(
+    model, layers, heads, circuit, verdict
+):
+    report = ablate.find_circuit(model, settings(1, layers, heads))
     assert verdict in report["verdict"] and report["validated"] == bool(circuit), report["verdict"]
     if circuit:
         assert {*ablate.paths_in(report)} == {*paths_from(*circuit.split(", "))}
