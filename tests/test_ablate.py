@@ -12,7 +12,7 @@ from extras.studies.tables import conditional
 from test_all import planted
 from tests.common import TINY
 from tests.other_tasks import MIXED, TRIPLES, distracted, sequences_of
-from tests.planted import CIRCUITS, paths_from, plant, settings
+from tests.planted import CIRCUITS, Planted, paths_from, settings
 
 import pytest
 import torch
@@ -169,7 +169,7 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
 
 
 def test_an_intermediate_token_that_no_head_reads_is_no_end():
-    model = plant(data.Task(4, 2), ["0 2b+1 2b"], layers=1)
+    model = Planted(data.Task(4, 2), ["0 2b+1 2b"], layers=1)
     reads = ablate.Reference(model, settings(2, 1))
     assert not [path for path in ablate.candidates(reads, model.task, 0.1) if "+" in str(path)]
 
@@ -218,7 +218,7 @@ def test_planted_circuits_are_validated(how, heads, texts, monkeypatch):
     words = f"{how} --layers {layers} --heads {heads} --device cpu --dtype float32"
     flags = train.parse_flags(words.split())
     task, paths = flags.problem, paths_from(*texts)
-    report = ablate.find_circuit(plant(task, texts, layers, heads), flags, count=256)
+    report = ablate.find_circuit(Planted(task, texts, layers, heads), flags, count=256)
     assert report["verdict"] == "validated under both ablations"
     rows, batch = ablate.paths_in(report), train.sequences(flags, torch.arange(64))
     assert sorted(rows) == sorted(paths)
@@ -228,7 +228,7 @@ def test_planted_circuits_are_validated(how, heads, texts, monkeypatch):
     # what is lost without each path
     for path, text in zip(paths, texts, strict=True):
         others = [other for other in texts if other != text]
-        predictions = plant(task, others, layers, heads)(batch.inputs)
+        predictions = Planted(task, others, layers, heads)(batch.inputs)
         lost = partial_losses(predictions, batch.targets, 4).mean(0) > 0.5
         full = torch.tensor([rise > 0.3 for rise in rows[path]["cost"].values()])
         circuit = torch.tensor([loss > 0.3 for loss in rows[path]["without"].values()])
