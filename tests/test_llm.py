@@ -6,14 +6,13 @@ import http.server
 import json
 import re
 import threading
-import time
 from types import SimpleNamespace
 from unittest import mock
 
 from extras.llm import __main__ as llm
 from extras.llm import weights
 from extras.llm.questions import FORMULATIONS, make_question
-from tests.common import output_of, run_main, start, wait_for
+from tests.common import output_of, run_main
 from train import read_file
 
 import pytest
@@ -54,8 +53,6 @@ def test_llm_questions_agree_with_the_solver():
         prompts, answers, acceptable = zip(*questions, strict=True)
         assert [*answers] == [*map(solve, prompts, acceptable)]
         assert all(words == sorted({*answers}) for words in acceptable)
-        assert max(map(answers.count, answers)) < 2.5 * 200 / len({*answers}), "about uniform"
-        assert D == 1 or len({*prompts}) == 200
 
     # those that 466961a:tests/test_llm.py compared with Appendix A letter by letter
     text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
@@ -67,28 +64,24 @@ def test_llm_questions_agree_with_the_solver():
 
 @contextlib.contextmanager
 def scripted_server(reply):
-    """Serve chat completions; reply(prompt, n) is the n-th answer, (answer, finish reason), or the
-    status of a failure."""
+    """Serve chat completions; reply(prompt, n) is the n-th answer to a prompt, (text, finish
+    reason), or the status of a failure."""
     requests = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             prompts = [request["messages"][0]["content"] for request in requests]
-            answer = reply(prompts[-1], prompts.count(prompts[-1]))
-            status = answer if isinstance(answer, int) else 200
-            answer, finish = answer if isinstance(answer, tuple) else (answer, "stop")
-            choice = {"message": {"content": answer}, "finish_reason": finish}
+            said = reply(prompts[-1], prompts.count(prompts[-1]))
+            status, (text, finish) = (said, ("", "")) if isinstance(said, int) else (200, said)
+            choice = {"message": {"content": text}, "finish_reason": finish}
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Retry-After", "0.1")
             self.end_headers()
             self.wfile.write(json.dumps({"choices": [choice]}).encode())
 
-        def log_message(self, *_): ...
-
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.handle_error = lambda *_: None  # the client has gone
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
         with mock.patch.dict("os.environ", {"OPENAI_BASE_URL": url, "NO_PROXY": "127.0.0.1"}):
@@ -96,88 +89,77 @@ def scripted_server(reply):
         server.shutdown()
 
 
-def test_llm_counts_and_figure(tmp_path):
+def test_llm_counts_goes_on_and_refuses_what_would_mix(tmp_path):
     def reply(prompt, n):
         number = [*ANSWERS].index(prompt) // 5  # the questions of all kinds take turns
         if "works" in prompt:  # a model that reasons
-            return f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**"
-        if "lives with" in prompt:  # two failures, three answers that are not acceptable
-            return [429, 500, "It is hard to say.", None, "", ANSWERS[prompt]][n - 1]
+            return f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**", "stop"
+        if "lives with" in prompt:  # two failures, two answers that are not acceptable
+            refused = 429, 500, ("It is hard to say.", "stop"), (None, "stop")
+            return refused[n - 1] if n <= 4 else right(prompt)
         if "believe" in prompt:
             return "Zeus" * n, "length" if number < 2 else "stop"
-        return str((int(ANSWERS[prompt]) + ("(" in prompt and number < 3)) % 4)
+        if "(" in prompt and number < 3:
+            return str((int(ANSWERS[prompt]) + 1) % 4), "stop"
+        return right(prompt)
 
-    with scripted_server(reply) as requests:
-        out = output_of(llm, *FLAGS, tmp_path, "--attempts", 7)
-    assert len(requests) == 6 * (1 + 6 + 7 + 1 + 1)
-    assert {request["temperature"] for request in requests} == {1.0}
-    rows = [" ".join(line.split()) for line in out.splitlines()[-5:]]
-    assert rows == [  # Wilson's formula by hand; never settled, truncated
+    def right(prompt):
+        return ANSWERS[prompt], "stop"
+
+    rows = [  # Wilson's formula by hand; never settled, truncated
         "equations 5 6 6 61.0% 100.0% 0 0",
         "lives-with 6 6 61.0% 100.0% 0 0",
         "kingdoms 6 0 0.0% 39.0% 4 2",
         "functions 6 3 18.8% 81.2% 0 0",
         "relatives 6 6 61.0% 100.0% 0 0",
     ]
+    path = tmp_path / "llm_m" / "answers.jsonl"
+    with scripted_server(reply) as requests:
+        for asked in 6 * (1 + 5 + 7 + 1 + 1), 91:
+            out = output_of(llm, *FLAGS, tmp_path, "--attempts", 7)
+            assert [" ".join(line.split()) for line in out.splitlines()[-5:]] == rows
+            assert len(requests) == asked and requests[-1]["temperature"] == 1
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-10])  # as if a kill had come within the last line
+        with pytest.raises(FileExistsError, match="has other settings"):
+            run_main(llm, *FLAGS, tmp_path, "--seed", 1)
+    path.write_bytes(whole)
     with mock.patch.object(llm, "save_figure") as save:
-        output_of(llm, "--plot", tmp_path / "llm_m" / "answers.jsonl", "--out", tmp_path)
+        output_of(llm, "--plot", path, "--out", tmp_path)
     [points] = save.call_args.args[0].axes[1].containers
     assert points.lines[0].get_ydata() == pytest.approx([100, 100, 0, 50, 100])
 
 
-def test_llm_continues_after_a_kill_and_refuses_what_would_mix(tmp_path):
-    path = tmp_path / "llm_m" / "answers.jsonl"
-    with scripted_server(lambda prompt, n: time.sleep(0.02) or ANSWERS[prompt]) as requests:
-        process = start("extras.llm", *FLAGS, tmp_path)
-        wait_for(lambda: len(requests) > 12)
-        process.kill()
-        process.communicate()
-        path.write_bytes(path.read_bytes()[:-10])  # as if the kill had come within a line
-        finished = path.read_text().count("\n")
-        time.sleep(0.5)  # until the server has answered what the process had asked
-        requests.clear()
-        output_of(llm, *FLAGS, tmp_path)
-        assert finished > 2 and len(requests) == 30 - finished
-        with pytest.raises(FileExistsError, match="has other settings"):
-            run_main(llm, *FLAGS, tmp_path, "--seed", 1)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({(line["formulation"], line["index"]) for line in lines}) == len(lines) == 30
-    assert all(line["correct"] for line in lines)
-
-
-class Planted(torch.nn.Module):
+class Planted:
     """A model and its tokenizer, by words: the likeliest next token is the country of the city with
     which the text begins, but the last of four MLPs makes it "the"; all else is up to `taste`."""
 
     def __init__(self):
-        super().__init__()
         self.numbers = {}  # of the words
-        self.taste = torch.rand(2000, generator=torch.Generator().manual_seed(0))
-        self.layers = [SimpleNamespace(mlp=torch.nn.Module()) for _ in range(4)]
-        for layer in self.layers:
-            layer.mlp.forward = torch.zeros_like
-        self.layers[3].mlp.forward = lambda x: 9 * one_hot(torch.tensor(self.number(" the")), 2000)
+        self.taste = torch.rand(500, generator=torch.Generator().manual_seed(0))
+        self.layers = [SimpleNamespace(mlp=torch.nn.Identity()) for _ in range(4)]
+
+    def get_decoder(self):
+        return self
 
     def number(self, word):
         return self.numbers.setdefault(word, len(self.numbers))
 
     def tokenize(self, text, add_special_tokens=True):
-        words = re.findall(r" ?\w+|\W", text)
-        return SimpleNamespace(input_ids=[self.number(word) for word in words])
+        return SimpleNamespace(input_ids=[*map(self.number, re.findall(r" ?\w+|\W", text))])
 
-    def forward(self, ids, logits_to_keep):
+    def __call__(self, ids, logits_to_keep):
         x = self.taste.repeat(len(ids), 1, 1)
         for pair in weights.CITIES.split(", "):
             city, country = map(self.number, re.findall(r" ?\w+", pair))
             x[ids[:, 0] == city, :, country] += 5
-        for layer in self.layers:
-            x = x + layer.mlp(x)
+        for layer, amount in zip(self.layers, (0, 0, 0, 9), strict=True):
+            x = x + layer.mlp(amount * one_hot(torch.tensor(self.number(" the")), 500))
         return SimpleNamespace(logits=x)
 
 
 def test_weights_of_a_planted_model(tmp_path):
     model = Planted()
-    model.get_decoder = lambda: model
     tokenizer = mock.Mock(wraps=model.tokenize)
     tokenizer.apply_chat_template = lambda chat, **_: chat[0]["content"]
     with mock.patch.object(weights, "load", lambda name: (model, tokenizer)):
