@@ -11,7 +11,7 @@ from train import read_file, write_file
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, normalize, one_hot, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 
 def seeded(seed=0):
@@ -105,19 +105,6 @@ def test_flow_is_small_step_gradient_descent(S, R, D):
     for i, kind in enumerate([(R, R, D), (S, D, R)]):
         for time, loss in list(recall.flow(*kind, init, end=5900 * lr))[::50]:
             assert curve[round(time / lr)][i] == pytest.approx(loss, abs=0.02)
-
-
-@pytest.mark.parametrize("m", [0, 5])
-def test_one_layer_token_by_token(m):
-    """PyTorch's own attention of EOS to every token of a sequence, with and without an MLP."""
-    model, sequence = recall.OneLayer(9, 6, 8, 3, 2, m, seeded()), [0, 4, 6, 6, 7, 6, 8]
-    x, E = model.E[sequence], model.E
-    query = (model.query @ E[-1])[:, None]  # (heads, 1, 3)
-    read = scaled_dot_product_attention(query, x @ model.key.mT, x @ model.value.mT)
-    written = model.out @ read.flatten()
-    expected = model.U @ (written + model.down @ (model.up @ written).relu())
-    counts = torch.tensor(sequence).bincount(minlength=9)[None].float()
-    torch.testing.assert_close(model(counts)[0], expected)
 
 
 @pytest.mark.parametrize("k, hop_token", [(8, False), (8, True), (3, False)])
