@@ -13,7 +13,6 @@ from extras.explore import __main__ as explore
 import numpy
 import pytest
 import torch
-from PIL import Image
 
 
 PATHS = dict(layer=0, head=1, reader="1b", read="1a"), dict(layer=1, head=0, reader="q", read="1b")
@@ -62,19 +61,12 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
         assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
 
 
-def test_the_film_has_a_redder_frame_for_each_step(tmp_path):
-    flags = train.parse_flags(test_all.TINY.split())
-    train.write_file(tmp_path / "config.json", flags.settings)
-    train.write_file(tmp_path / "log.jsonl", [dict(step=0, x_1=1.0), dict(step=40, x_1=0.1)])
-    emergence = dict(steps=[0, 20, 40], sequences=32)
-    emergence["paths"] = [dict(path, mean=[0, 0.5, 1]) for path in PATHS]
-    train.write_file(tmp_path / "emergence.json", emergence)
-    code, out, err = test_all.run_main(film, f"{tmp_path} --out {tmp_path / 'film.gif'}")
-    assert code == 0, err
-    red = []
-    with Image.open(tmp_path / "film.gif") as moving:
-        for number in range(moving.n_frames):
-            moving.seek(number)
-            colors = numpy.asarray(moving.convert("RGB"), int)
-            red.append((colors[..., 0] - colors[..., 1] > 100).sum())
+def test_the_film_has_a_redder_frame_for_each_step():
+    flags, red = train.parse_flags(test_all.TINY.split()), []
+    log = [dict(step=0, x_1=1.0), dict(step=40, x_1=0.1)]
+    rows = [dict(path, mean=[0, 0.5, 1]) for path in PATHS]
+    emergence = dict(steps=[0, 20, 40], sequences=32, paths=rows)
+    for frame in film.draw_frames(flags, log, emergence):
+        colors = numpy.asarray(frame, int)
+        red.append((colors[..., 0] - colors[..., 1] > 100).sum())
     assert len(red) == 3 and red[0] < red[1] < red[2]
