@@ -165,7 +165,7 @@ class PatchedModel:
     """A model on a batch of B sequences, with some of what its heads read replaced by that of a
     reference, by default 256 held-out sequences; ANOTHER takes one of them for each of ours, drawn
     at random or, if `aligned`, of the same number (clean/corrupted patching). Gradients flow unless
-    the caller forbids them. For a metric of your own, set `score`."""
+    the caller forbids them. For a metric of your own, set `score` first: `baseline` is kept."""
 
     def __init__(self, model, flags, batch, reference=None, aligned=False):
         self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem

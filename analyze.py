@@ -141,7 +141,7 @@ def label_tokens(axes, problem, symbols):
 
 def columns_of(problem, paths):
     """Return {end of a path: its column}: the roles in the order of the sequence, each among its
-    intermediate tokens (3b-1, 3b, 3b+1)."""
+    intermediate tokens (3b, 3b+1)."""
     order = [role for block in problem.blocks for role in block.roles]
     ends = {*order}
     for path in paths:

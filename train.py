@@ -352,7 +352,7 @@ for name in "device", "out", "resume":
     del DEFAULTS[name]  # what is left are the settings, which are fixed for a run
 
 
-POSITIVE = "N", "D", "K", "heads", "width", "batch", "eval_every"
+POSITIVE = "N", "D", "K", "layers", "heads", "width", "batch", "eval_every"
 
 
 class Flags(argparse.Namespace):
@@ -393,6 +393,8 @@ def parse_flags(words=None, folder="out"):
     if flags.ema >= 1:
         p.error("--ema must be below 1, or the averaged weights never change")
     head_size = flags.head_size or flags.width // flags.heads
+    if not head_size:
+        p.error("--heads must not be above --width, or give --head-size")
     if (flags.K if flags.rotary == "input" else head_size) % 2:
         p.error("--K, or with --rotary qk the head size, must be even: pairs of numbers turn")
     if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
