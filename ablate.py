@@ -14,11 +14,11 @@ This leaves open what a token keeps of itself, the MLPs, the residual stream, wh
 of a softmax tells and, in a model of your own, what moves between tokens outside of its heads.
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
-are lost: above half of the plateau, 0.375 for N = 4, where the full model is not. The search takes
-the paths along which the full model attends most until they are faithful, and drops paths as long
-as the others still are; under both ablations or, if that fails, under mean ablation alone. The
-circuit is validated if on fresh sequences it is faithful, the full model with its paths at their
-mean is not, and its paths lead from each symbol to the query.
+are lost. An answer is lost if its loss is above half of the plateau, 0.375 for N = 4, and that of
+the full model is not. The search takes the paths along which the full model attends most until they
+are faithful, and drops paths as long as the others still are; under both ablations or, if that
+fails, under mean ablation alone. The circuit is validated if on fresh sequences it is faithful, the
+full model with its paths at their mean is not, and its paths lead from each symbol to the query.
 """
 
 import functools
@@ -34,6 +34,7 @@ import torch
 
 
 MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
+SOLVED = 0.05  # the loss of a symbol below which it is solved
 LOST = 0.01  # of the answers on a symbol may be lost
 MARGIN = 0.9  # of both limits: the search keeps below, so that fresh sequences do too
 FLOOR = 0.1  # of 1/N: the least attention of a candidate
@@ -54,12 +55,6 @@ class Path(NamedTuple):
 
     def __str__(self):
         return f"L{self.layer}H{self.head}: {self.reader} -> {self.read}"
-
-    @classmethod
-    def parse(cls, text):
-        """Return the Path whose str() is this text; AttributeError if there is none."""
-        layer, head, reader, read = re.fullmatch(r"L(\d+)H(\d+): (\S+) -> (\S+)", text).groups()
-        return cls(int(layer), int(head), reader, read)
 
     @property
     def star(self):
@@ -82,7 +77,7 @@ def marks_of(end, problem, positions):
     tokens of all chains. None is where it would stand behind the sequence. positions (B, N, roles)
     as in a Batch."""
     role, offset = parts_of(end)
-    tokens = positions[:, :, problem.names.index(role)] + offset  # (B, N)
+    tokens = positions[:, :, [*problem.roles].index(role)] + offset  # (B, N)
     marks = (tokens[..., None] == torch.arange(problem.T, device=tokens.device)).float()
     if end.endswith("*"):
         marks = marks.sum(1, keepdim=True).expand_as(marks)
@@ -134,48 +129,44 @@ def paths_in(report):
 # ---- ablation
 
 
-class Reference:
-    """What the heads of a model read in a batch, by default 256 held-out sequences: reads {(layer,
-    head): (pattern (n, T, T), values (n, T, size))}. It replaces what is ablated."""
+@torch.no_grad()
+def reads_of(model, flags, batch):
+    """Return what each head reads in a batch, {(layer, head): (pattern (B, T, T), values (B, T,
+    size))}. ValueError if the model does not call each f once with such a pattern and values."""
+    shape, reads, heads = batch.inputs.shape[:2], {}, {}
 
-    @torch.no_grad()
-    def __init__(self, model, flags, batch=None):
-        self.batch = batch or train.sequences(flags, held_out("means", 256, flags.device))
-        self.reads, heads = {}, {}
-        for layer in range(flags.layers):
-            for head in range(flags.heads):
-                heads[layer, head] = functools.partial(self.record, head=(layer, head))
-        with train.precision(flags):
-            model(self.batch.inputs, heads=heads)
-        for head in heads:
-            if head not in self.reads:
-                raise ValueError(f"the model never calls f of {head}")
-
-    def record(self, pattern, values, head):
-        n, T, _ = self.batch.inputs.shape
-        if head in self.reads or pattern.shape != (n, T, T) or values.shape[:2] != (n, T):
+    def record(pattern, values, head):
+        if head in reads or pattern.shape != (*shape, shape[1]) or values.shape[:2] != shape:
             text = "once, with a pattern (B, T, T) and values (B, T, size)"
             raise ValueError(f"the model must call f of {head} {text}")
         # copies, since a model may use the same memory again
-        self.reads[head] = pattern.float().clone(), values.float().clone()
+        reads[head] = pattern.float().clone(), values.float().clone()
         return pattern @ values
+
+    for head in itertools.product(range(flags.layers), range(flags.heads)):
+        heads[head] = functools.partial(record, head=head)
+    with train.precision(flags):
+        model(batch.inputs, heads=heads)
+    if reads.keys() != heads.keys():
+        raise ValueError(f"the model never calls f of {heads.keys() - reads.keys()}")
+    return reads
 
 
 class PatchedModel:
-    """A model on a batch of B sequences, with some of what its heads read replaced by that of a
-    reference, by default 256 held-out sequences; ANOTHER takes one of them for each of ours, drawn
-    at random or, if `aligned`, of the same number (clean/corrupted patching). Gradients flow unless
-    the caller forbids them. For a metric of your own, set `score` first: `baseline` is kept."""
+    """A model on a batch of B sequences, with some of what its heads read replaced by what they
+    read in others, a Batch, by default of 256 held-out sequences. ANOTHER takes one of these for
+    each of ours, drawn at random or, if `aligned`, of the same number (clean/corrupted patching).
+    Gradients flow unless the caller forbids them. For a metric of your own, set `score` first:
+    `baseline` is kept."""
 
-    def __init__(self, model, flags, batch, reference=None, aligned=False):
+    def __init__(self, model, flags, batch, others=None, aligned=False):
         self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
-        self.reference = reference or Reference(model, flags)
-        n, generator = len(self.reference.batch.inputs), torch.Generator().manual_seed(0)
+        self.others = others or train.sequences(flags, held_out("means", 256, flags.device))
+        self.reads = reads_of(model, flags, self.others)
+        n, generator = len(self.others.inputs), torch.Generator().manual_seed(0)
         self.drawn = torch.randint(n, (len(batch.inputs),), generator=generator)
         if aligned:
             self.drawn = torch.arange(len(batch.inputs))
-        # cached, since the next circuit differs in few heads
-        self.ablate = functools.lru_cache(100)(self.ablate)
 
     def losses(self, heads):
         """Return the losses (B, N, targets) with these head functions, {(layer, head): f}."""
@@ -188,9 +179,7 @@ class PatchedModel:
 
     def score(self, predictions):
         """Return the losses (B, N, targets) of predictions (B, N, targets*K)."""
-        # an axis of one, over which partial_losses takes the mean: (B, N, 1, targets*K)
-        predictions, targets = predictions[:, :, None], self.batch.targets[:, :, None]
-        return partial_losses(predictions, targets, self.flags.K)
+        return partial_losses(predictions, self.batch.targets, self.flags.K)
 
     @functools.cached_property
     def baseline(self):
@@ -199,47 +188,41 @@ class PatchedModel:
     def ablate(self, head, paths, keep=True, by=MEAN):
         """Return the f of a head that replaces (by MEAN or ANOTHER) what tokens read of others
         outside of these paths, a tuple; with keep=False, what they read along these paths."""
-        # True where a weight stays as it is, here (B, T, T) and in the reference (n, T, T)
+        # True where a weight stays as it is, here (B, T, T) and in the others (n, T, T)
         along = mask_of(paths, self.problem, self.batch.positions)
-        along_there = mask_of(paths, self.problem, self.reference.batch.positions)
+        along_there = mask_of(paths, self.problem, self.others.positions)
         itself = torch.eye(self.problem.T, dtype=torch.bool, device=along.device)
         stays, stays_there = ~along, ~along_there
         if keep:
             stays, stays_there = along | itself, along_there | itself
 
-        # what the reference reads with all other weights: ours get its mean, or one sequence each
-        weights, values = self.reference.reads[head]
+        # what the others read with all other weights: ours get its mean, or one sequence each
+        weights, values = self.reads[head]
         replacement = (weights * ~stays_there) @ values  # (n, T, size)
         if by == MEAN:
             replacement, weights = replacement.mean(0), weights.mean(0)
         else:
             replacement, weights = replacement[self.drawn], weights[self.drawn]
 
-        # attention sums to 1, so a token's weight on itself tells that on others: where it has no
-        # path this is replaced too, but not the value that it weighs
-        pathless = itself & ~along.any(-1, keepdim=True) & keep
+        # attention sums to 1, so a token's weight on itself tells that on others: where a token has
+        # no path, this weight is replaced too, but not the value that it weighs
+        alone = itself & ~along.any(-1, keepdim=True) & keep
 
         def write(pattern, values):
-            pattern = torch.where(pathless, weights.to(pattern), pattern * stays)
+            pattern = torch.where(alone, weights.to(pattern), pattern * stays)
             return pattern @ values + replacement.to(values)
 
         return write
 
     def circuit(self, paths, by=MEAN):
         """Return the losses with all outside of these paths ablated."""
-        groups = dict.fromkeys(self.reference.reads, ())  # of paths, of every head
-        groups.update(by_head(paths))
-        heads = {}
-        for head, group in groups.items():
-            heads[head] = self.ablate(head, group, by=by)
-        return self.losses(heads)
+        groups = dict.fromkeys(self.reads, ()) | by_head(paths)  # of every head
+        return self.losses({head: self.ablate(head, groups[head], by=by) for head in groups})
 
     def knock_out(self, paths, by=MEAN):
         """Return the losses of the full model with only these paths ablated."""
-        heads = {}
-        for head, group in by_head(paths).items():
-            heads[head] = self.ablate(head, group, keep=False, by=by)
-        return self.losses(heads)
+        groups = by_head(paths)
+        return self.losses({head: self.ablate(head, groups[head], False, by) for head in groups})
 
     def measure(self, losses):
         """Return the means of such losses, {symbol: loss}, and {symbol: share of lost answers}."""
@@ -257,23 +240,24 @@ def means(values, flags):
 # ---- search: candidates, the most attended first, without what can go
 
 
-def candidates(reference, problem, floor):
+def candidates(patched, floor):
     """Return {Path: attention} of all paths with at least `floor`. That of a plain path is what its
     reader gives to its own chain, less what it gives to an average other one; that of a star is the
     sum over all chains. Paths between roles come first, then those of intermediate tokens, which
     may be roles of other chains, then stars; of each kind the most attended first."""
     # mark the tokens of all roles and, after these, the intermediate tokens behind each slot
-    ends, roles = list(problem.names), len(problem.names)
+    problem = patched.problem
+    ends, roles = list(problem.roles), len(problem.roles)
     for block in problem.blocks:
         last = block.roles[block.size - 1 :: block.size]  # of each slot of a chain
         for offset in range(1, REACH + 1):
             ends += [f"{role}+{offset}" for role in last]
-    positions = reference.batch.positions
+    positions = patched.others.positions
     marks = torch.stack([marks_of(end, problem, positions) for end in ends], 2)  # (B, N, ends, T)
 
     # the mean attention of end i to end j of its own chain, and to end j summed over all chains
     plain, stars = {}, {}
-    for head, (pattern, _) in reference.reads.items():
+    for head, (pattern, _) in patched.reads.items():
         of_others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself has no path
         given = marks @ of_others[:, None]  # (B, N, ends, T) what each end attends to
         own_chain = (given @ marks.mT).mean((0, 1))  # (ends, ends)
@@ -288,7 +272,7 @@ def candidates(reference, problem, floor):
     def connected(path):
         written = any(path.read == other.reader and path.layer > other.layer for other in plain)
         used = any(path.reader == other.read and path.layer < other.layer for other in plain)
-        return (written or path.read in problem.names) and (used or path.reader in problem.names)
+        return (written or path.read in problem.roles) and (used or path.reader in problem.roles)
 
     while loose := [path for path in plain if not connected(path)]:
         for path in loose:
@@ -297,13 +281,13 @@ def candidates(reference, problem, floor):
     attention = plain | stars
 
     def rank(path):
-        intermediate = not {path.reader, path.token} <= set(problem.names)
+        intermediate = not {path.reader, path.token} <= problem.roles.keys()
         return path.star, intermediate, -attention[path]
 
     return {path: attention[path] for path in sorted(attention, key=rank)}
 
 
-def search(patched, ranked, ablations, threshold):
+def search(patched, ranked, ablations):
     """Return a set of these paths that is faithful under these ablations, and without any one of
     them is not; None if all together are not. ranked: those to take first, and to drop last."""
 
@@ -311,8 +295,7 @@ def search(patched, ranked, ablations, threshold):
     def faithful(paths):
         show(f"search: {len(paths)} paths")
         for by in ablations:
-            measured = patched.measure(patched.circuit(paths, by))
-            if not is_faithful(measured, threshold, MARGIN):
+            if not is_faithful(patched.measure(patched.circuit(paths, by)), MARGIN):
                 return False
         return True
 
@@ -346,26 +329,26 @@ def prune(ranked, test):
     return paths
 
 
-def is_faithful(measured, threshold, margin=1.0):
+def is_faithful(measured, margin=1.0):
     """Return whether what PatchedModel.measure returns is that of a faithful circuit."""
     losses, lost = measured
-    return max(losses.values()) < margin * threshold and max(lost.values()) <= margin * LOST
+    return max(losses.values()) < margin * SOLVED and max(lost.values()) <= margin * LOST
 
 
 # ---- the report, on fresh sequences
 
 
-def verdict(fresh, paths, ablations, threshold):
+def verdict(fresh, paths, ablations):
     """Return what the report says of a circuit as a whole."""
     part, reasons = dict(lost={}), []
     for by in MEAN, ANOTHER:
         measured = fresh.measure(fresh.circuit(paths, by))
         part[by], part["lost"][by] = measured
-        if by in ablations and not is_faithful(measured, threshold):
+        if by in ablations and not is_faithful(measured):
             reasons.append(f"with {by} for all else, {worst_of(*measured)}")
     without = fresh.measure(fresh.knock_out(paths))
     part["knocked_out"], _ = without
-    if is_faithful(without, threshold):
+    if is_faithful(without):
         reasons.append("the full model does as well without it")
     for k in sorted(set(fresh.flags.target_symbols) - reached(paths, fresh.problem)):
         reasons.append(f"no paths lead from x_{k} to the query")
@@ -384,7 +367,7 @@ def reached(paths, problem):
         taken = [(path.reader, holds.get(path.token, set())) for path in layer]
         for reader, symbols in taken:
             holds[reader] = holds.get(reader, set()) | symbols
-    return holds[problem.names[0]]  # the query
+    return holds["q"]
 
 
 def worst_of(losses, lost=None):
@@ -401,7 +384,7 @@ def rows_of(fresh, paths, by):
     """Return the rows of the report on each path: its attention in the full model; `cost`, the rise
     of the full model's loss with the path at its mean; `without`, the loss of the circuit without
     it under this ablation."""
-    reads = Reference(fresh.model, fresh.flags, fresh.batch).reads
+    reads = reads_of(fresh.model, fresh.flags, fresh.batch)
     rows = []
     for path in sorted(paths):
         show(f"measured: {len(rows)} of {len(paths)} paths")
@@ -416,7 +399,7 @@ def rows_of(fresh, paths, by):
 
 
 @torch.no_grad()
-def find_circuit(model, flags, threshold=0.05, count=512):
+def find_circuit(model, flags, count=512):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, which
     is the dict in circuit.json:
 
@@ -424,37 +407,34 @@ def find_circuit(model, flags, threshold=0.05, count=512):
         circuit under each ablation, of the full model with its paths ablated
     lost: {ablation: {symbol: share of lost answers}}
     paths: as rows_of says; ablation: that of their `without`
-    validated, verdict, threshold, dtype, sequences
+    validated, verdict, dtype, sequences
 
     model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
     f}, and returns predictions (B, N, targets*K) of x_1, x_2, ... at the last N tokens. flags: from
-    train.load or train.parse_flags([...]). threshold: the loss below which a symbol is solved."""
+    train.load or train.parse_flags([...])."""
     flags = flags.replace(device="cpu")
-    if flags.N < 2:
-        raise ValueError("the run has --N 1, and one chain leaves nothing to look for")
-    if flags.target_symbols != list(range(1, flags.problem.symbols)):
-        raise ValueError("the run predicts some symbols only: choose one that predicts all of them")
+    if flags.N < 2 or flags.target_symbols != list(range(1, flags.problem.symbols)):
+        raise ValueError("a circuit needs two chains or more, and predictions of all symbols")
 
     # sequences to search on, and fresh ones for what is reported
-    reference = Reference(model, flags)
     batch = train.sequences(flags, held_out("search", SEARCHED))
-    searched = PatchedModel(model, flags, batch, reference)
+    searched = PatchedModel(model, flags, batch)
     batch = train.sequences(flags, held_out("circuits", count))
-    fresh = PatchedModel(model, flags, batch, reference)
+    fresh = PatchedModel(model, flags, batch)
     full = means(fresh.baseline, flags)
-    report = dict(validated=False, threshold=threshold, dtype=flags.dtype, sequences=count)
+    report = dict(validated=False, dtype=flags.dtype, sequences=count)
     report.update(full_model=full, lost={}, paths=[])
-    if not max(full.values()) < MARGIN * threshold:
+    if not max(full.values()) < MARGIN * SOLVED:
         said = f"not searched: the full model has {worst_of(full)}"
-        return dict(report, verdict=f"{said}, not below {MARGIN * threshold:.3f}")
+        return dict(report, verdict=f"{said}, not below {MARGIN * SOLVED:.3f}")
 
     # under both ablations or, if no circuit is validated, under mean ablation alone
-    found, ranked = None, list(candidates(reference, flags.problem, FLOOR / flags.N))
+    found, ranked = None, list(candidates(searched, FLOOR / flags.N))
     for ablations in (MEAN, ANOTHER), (MEAN,):
-        paths = search(searched, ranked, ablations, threshold)
+        paths = search(searched, ranked, ablations)
         if paths is not None:
             found = paths
-            report.update(verdict(fresh, paths, ablations, threshold), ablation=ablations[-1])
+            report.update(verdict(fresh, paths, ablations), ablation=ablations[-1])
         if report["validated"]:
             break
     show()
@@ -473,8 +453,6 @@ def print_report(report):
     for key in "full_model", MEAN, ANOTHER, "knocked_out":
         if key in report:
             cells = [f"{name} {loss:.4f}" for name, loss in report[key].items()]
-            if key in report["lost"]:
-                cells.append(f"at most {max(report['lost'][key].values()):.1%} of answers lost")
             print(f"  {key:16s}", *cells, sep="  ")
 
     if report["paths"]:
@@ -489,11 +467,10 @@ def print_report(report):
 def main():
     p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=train.run_directory, help="run directory of train.py")
-    p.add_argument("--threshold", type=float, default=0.05, help="loss of a solved symbol")
     args = p.parse_args()
     train.keep_freed_memory()
     model, flags = train.load(args.run)
-    report = find_circuit(model, flags, args.threshold)
+    report = find_circuit(model, flags)
     print_report(report)
     train.write_file(args.run / "circuit.json", dict(report, weights=train.weights_hash(args.run)))
     print(f"circuit: {args.run / 'circuit.json'}")

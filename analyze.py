@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 
 CIRCUIT = "tab:red"  # the colour of its paths and heads
+ARROWS = "arrows point from the attended token to the token that reads it; dashed: in all chains"
 
 
 # ---- Figure 6: losses
@@ -32,7 +33,7 @@ CIRCUIT = "tab:red"  # the colour of its paths and heads
 def first_below(steps, losses, level):
     """Return the step, linearly interpolated, at which a curve first passes below level; the first
     step if it begins there; None if it never does."""
-    if losses and losses[0] < level:
+    if losses[0] < level:
         return steps[0]
     for (start, before), (end, after) in itertools.pairwise(zip(steps, losses, strict=True)):
         if after < level <= before:
@@ -97,8 +98,9 @@ def draw_attention_maps(model, flags, paths):
         _, layers = model(batch.inputs, return_patterns=True)
     patterns = torch.cat(layers, 1)[0]  # (layers * heads, T, T)
 
-    # a panel for each head, a row for each layer or for four of one head
-    figure, grid = panels(len(patterns), flags.heads if flags.heads > 1 else 4, 3.4, 3.2)
+    # a panel for each head, a row for each layer or for four of one head; wide enough for names
+    side = max(3.2, 0.11 * flags.problem.T)
+    figure, grid = panels(len(patterns), flags.heads if flags.heads > 1 else 4, side, side)
     for i, axes in enumerate(grid):
         image = axes.imshow(patterns[i].numpy(), cmap="Blues", vmin=0, vmax=1)
         label_tokens(axes, flags.problem, batch.symbols[0].tolist())
@@ -114,25 +116,16 @@ def draw_attention_maps(model, flags, paths):
 
 
 def label_tokens(axes, problem, symbols):
-    """Draw lines where blocks begin. Name each token along both axes, 1b B3, or, of more than 40
-    tokens, each block: 1a 1b."""
-    ticks, names = [], []
-    start = 0
+    """Draw lines where blocks begin, and name each token along both axes: 1b B3."""
+    names = []
     for block in problem.blocks:
-        tokens = range(start, start + block.size * block.slots)
-        axes.axhline(start - 0.5, color="black", lw=0.4)
-        axes.axvline(start - 0.5, color="black", lw=0.4)
-        if len(symbols) > 40:
-            ticks.append(sum(tokens) / len(tokens))
-            names.append(" ".join(block.roles))
-        else:
-            ticks += tokens
-            for token, role in zip(tokens, itertools.cycle(block.roles)):
-                names.append(f"{role} {problem.labels[symbols[token]]}")
-        start = tokens.stop
-    size = 160 / max(len(names), 15)
-    axes.set_xticks(ticks, names, size=size, rotation=90)
-    axes.set_yticks(ticks, names, size=size)
+        axes.axhline(len(names) - 0.5, color="black", lw=0.4)
+        axes.axvline(len(names) - 0.5, color="black", lw=0.4)
+        roles = itertools.cycle(block.roles)
+        for _ in range(block.size * block.slots):
+            names.append(f"{next(roles)} {problem.labels[symbols[len(names)]]}")
+    axes.set_xticks(range(len(names)), names, size=5.5, rotation=90)
+    axes.set_yticks(range(len(names)), names, size=5.5)
     axes.tick_params(length=0)
 
 
@@ -201,12 +194,6 @@ def draw_diagram(axes, problem, paths, labels, colors):
     return drawn
 
 
-def arrows_of(paths):
-    """Return what the arrows of a diagram of these paths mean, as text."""
-    dashed = ", dashed: in all chains" if any(path.star for path in paths) else ""
-    return f"arrows point from the attended token to the token that reads it{dashed}"
-
-
 def draw_circuit(flags, report):
     """Figures 5 and 7: the circuit, with the mean attention of each path."""
     paths = paths_in(report)
@@ -216,8 +203,7 @@ def draw_circuit(flags, report):
     verdict = report["verdict"] if report["validated"] else "not validated"
     worst = worst_of(report[MEAN])
     caption = f"circuit, {verdict}; worst loss with all else at its mean: {worst}\n"
-    n = report["sequences"]
-    caption += f"mean attention in the full model (n = {n}); {arrows_of(paths)}"
+    caption += f"mean attention in the full model (n = {report['sequences']}); {ARROWS}"
     add_title(figure, flags, caption)
     return figure
 
@@ -233,10 +219,10 @@ def checkpoints_of(run):
 @torch.no_grad()
 def measure_emergence(run, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run: for
-    each path the mean attention, and its 10% and 90% quantile over sequences."""
+    each path the mean attention."""
     batch = train.sequences(train.read_flags(run), held_out("emergence", n))
     files = checkpoints_of(run)
-    rows = [dict(path._asdict(), mean=[], low=[], high=[]) for path in paths]
+    rows = [dict(path._asdict(), mean=[]) for path in paths]
     for file in progress("checkpoints", files):
         model, flags = train.load(run, f"ckpt/{file.name}")
         with train.precision(flags):
@@ -244,10 +230,7 @@ def measure_emergence(run, paths, n=32):
         for path, row in zip(paths, rows, strict=True):
             pattern = patterns[path.layer][:, path.head]
             attention = attention_on(pattern, path, flags.problem, batch.positions)  # (n, N)
-            attention = attention.mean(1)
             row["mean"].append(round(attention.mean().item(), 4))
-            row["low"].append(round(attention.quantile(0.1).item(), 4))
-            row["high"].append(round(attention.quantile(0.9).item(), 4))
     steps = [int(file.stem) for file in files]
     return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 
@@ -289,7 +272,7 @@ def draw_emergence(flags, emergence):
     draw_diagram(figure.subplots(), flags.problem, steps, labels, colors)
     n = emergence["sequences"]
     caption = f"the step at which the mean attention of each path first passes 0.5 (n = {n})"
-    add_title(figure, flags, f"{caption}\n{arrows_of(steps)}")
+    add_title(figure, flags, f"{caption}\n{ARROWS}")
     return figure
 
 
@@ -298,7 +281,6 @@ def draw_paths(flags, emergence):
     steps = emergence_steps(emergence)
     figure, grid = panels(len(steps), 4, 3.2, 2.2, sharey=True)
     for axes, (path, step), row in zip(grid, steps.items(), emergence["paths"], strict=True):
-        axes.fill_between(emergence["steps"], row["low"], row["high"], alpha=0.25)
         axes.plot(emergence["steps"], row["mean"])
         axes.axhline(0.5, color="gray", ls=":", lw=1)
         if step is not None:
@@ -309,8 +291,7 @@ def draw_paths(flags, emergence):
     figure.supxlabel("training step", fontsize=10)
     figure.supylabel("mean attention", fontsize=10)
     n = emergence["sequences"]
-    caption = f"mean attention of each path (n = {n}), and 10% to 90% of the sequences"
-    add_title(figure, flags, f"{caption}; red: the mean first passes 0.5")
+    add_title(figure, flags, f"mean attention of each path (n = {n}); red: it first passes 0.5")
     return figure
 
 

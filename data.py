@@ -82,14 +82,10 @@ class Task:
         """The number of tokens."""
         return sum(block.size * block.slots for block in self.blocks)
 
-    @property
-    def names(self):
-        return list(self.roles)
-
     def arrange(self, keys):
         """Shuffle by random keys (B, self.keys). Return
         symbols (B, T): the number of the symbol of each token; x_k of chain n is n * (D+1) + k;
-        positions (B, N, roles): where the tokens of each chain stand, role by role."""
+        positions (B, N, roles): the tokens of each chain, in the order of self.roles."""
         N, D = self.N, self.symbols - 1
 
         # column 0 has the queries, column k the pairs of step k
@@ -114,7 +110,7 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T, K), or (B, T, 2K) with the numbers of each token's position
     targets: torch.Tensor  # (B, N, target symbols * K) by query: n is that of token T - N + n
-    positions: torch.Tensor  # (B, N, roles) by chain: the tokens of chain n, role by role
+    positions: torch.Tensor  # (B, N, roles) by chain: the tokens of chain n, as in Task.roles
     symbols: torch.Tensor  # (B, T) the number of each token's symbol
 
 
@@ -155,8 +151,8 @@ LOSS = "mean squared error"  # its name
 
 
 def partial_losses(predictions, targets, K):
-    """Two (..., N, target symbols * K) -> the losses (..., target symbols), means over N and K."""
-    return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean((-3, -1))
+    """Two (..., target symbols * K) -> the losses (..., target symbols), means over K."""
+    return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean(-1)
 
 
 def average_loss(n):
@@ -190,10 +186,8 @@ def epoch_order(seed, epoch, examples):
 
 
 def batch_index(seed, step, batch, examples):
-    """(batch,) the examples of a training step: each once per epoch, or new ones if examples=0."""
+    """(batch,) the examples of a training step: each once per epoch."""
     drawn = torch.arange(step * batch, (step + 1) * batch)
-    if not examples:
-        return drawn
     epochs, parts = drawn // examples, []
     for epoch in epochs.unique().tolist():
         parts.append(epoch_order(seed, epoch, examples)[drawn[epochs == epoch] % examples])

@@ -35,10 +35,10 @@ class Layer(nn.Module):
         """(B, T, heads * head_size) -> (B, heads, T, head_size), in float32."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).float()
 
-    def forward(self, x, mask, angles, last, changed):
+    def forward(self, x, mask, angles, last, functions):
         """x (B, T, width), the residual stream -> that after this layer (B, last, width), and the
         attention (B, heads, last, T), both of as many last tokens as `last` says. mask (T, T) is
-        added to the scores; angles (T, head_size/2) or None; changed: {head: f} as in
+        added to the scores; angles (T, head_size/2) or None; functions: {head: f} as in
         Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
         q, x = q[:, -last:], x[:, -last:]
@@ -54,7 +54,7 @@ class Layer(nn.Module):
             scores = torch.baddbmm(mask[-last:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).unflatten(0, (-1, self.heads))  # (B, heads, last, T)
             written = pattern @ v  # (B, heads, last, head_size)
-            for head, f in changed.items():
+            for head, f in functions.items():
                 z = f(pattern[:, head].clone(), v[:, head])  # f may write into its pattern
                 if z.shape != v[:, head].shape:
                     raise ValueError(f"head {head} must write {tuple(v[:, head].shape)}")
@@ -117,17 +117,18 @@ class Transformer(nn.Module):
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
         (B, T, head_size) replaces pattern @ values, what this head writes before the output matrix
         (z of TransformerLens)."""
-        changed = [{} for _ in self.blocks]
+        functions = [{} for _ in self.blocks]  # of each layer
         for (layer, head), f in (heads or {}).items():
             if layer not in range(len(self.blocks)) or head not in range(self.blocks[layer].heads):
                 raise ValueError(f"the model has no head L{layer}H{head}")
-            changed[layer][head] = f
+            functions[layer][head] = f
 
-        x, patterns = self.embed(x), []
-        for block, fs in zip(self.blocks, changed, strict=True):
+        x, patterns, last = self.embed(x), [], x.shape[1]
+        for block, of_layer in zip(self.blocks, functions, strict=True):
             # only the queries reach the loss: the last layer can do without the other tokens
-            short = block is self.blocks[-1] and not fs and not return_patterns
-            x, pattern = block(x, self.mask, self.angles, self.N if short else x.shape[1], fs)
+            if block is self.blocks[-1] and not of_layer and not return_patterns:
+                last = self.N
+            x, pattern = block(x, self.mask, self.angles, last, of_layer)
             patterns.append(pattern)
         predictions = self.head(self.ln(x[:, -self.N :]))
         return (predictions, patterns) if return_patterns else predictions
@@ -138,12 +139,9 @@ class Transformer(nn.Module):
 
 def make_optimizers(model, flags):
     """[AdamW, Muon] of a Transformer, where Muon has the matrices inside the layers and AdamW all
-    other parameters, or [AdamW] with --optimizer adamw. Only matrices decay, and parameters with
-    requires_grad=False stay as they are."""
+    other parameters, or [AdamW] with --optimizer adamw. Only matrices decay."""
     inside, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue  # frozen
         if p.ndim < 2:
             vectors.append(p)
         elif name.startswith("blocks.") and flags.optimizer == "muon":

@@ -17,14 +17,12 @@ its workers: keep it in a network of your own.
     python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 """
 
-import contextlib
 import math
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -51,14 +49,14 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
 
 
 def grid(words, layers, seeds, folder):
-    """Return {run directory: (its Flags, its command line)}, a run for each depth and seed; words:
-    further flags of train.py, a list."""
-    runs = {}
+    """Return [(Flags, command line), ...], a run for each depth and seed; words: further flags of
+    train.py, a list."""
+    runs = []
     for depth in layers:
         for seed in range(seeds):
             line = [*words, "--layers", str(depth), "--seed", str(seed), "--resume"]
             flags = train.parse_flags(line, folder)
-            runs[flags.out] = flags, [*line, "--out", str(flags.out)]
+            runs.append((flags, [*line, "--out", str(flags.out)]))
     return runs
 
 
@@ -73,16 +71,8 @@ def train_in_a_process(line, out):
     return f"exit code {code}, {last}" if code else ""
 
 
-def meet(scheduler, clients):
-    """Append the client of a Dask cluster, if there is one."""
-    from distributed import Client
-
-    with contextlib.suppress(BaseException):  # main says that there is none
-        clients.append(Client(scheduler, timeout=15))
-
-
 def sweep(runs, pool):
-    """Train these runs, pairs as in `grid`, in their order; return how many failed."""
+    """Train these runs of `grid` in their order; return how many failed."""
     began, done, failed = time.time(), 0, 0
     total = sum(flags.layers for flags, _ in runs)
     waiting = {pool.submit(train_in_a_process, line, flags.out): flags for flags, line in runs}
@@ -196,32 +186,22 @@ def main():
             p.error(f"{table} has {row['run']}, whose directory is gone: choose another --out")
 
     # train what has not ended, the deepest first, since they take longest
-    runs = {}
+    runs = []
     for text, layers, seeds in PRESETS.get(args.preset, [("", args.layers, 3)]):
-        runs |= grid([*text.split(), *words], layers, args.seeds or seeds, folder)
-    missing = []
-    for flags, line in runs.values():
-        if not (flags.out / "model.pt").exists():
-            missing.append((flags, line))
-            continue
-        try:
-            train.open_run(flags)
-        except FileExistsError as error:  # with other flags
-            p.error(error)
+        runs += grid([*text.split(), *words], layers, args.seeds or seeds, folder)
+    missing = [run for run in runs if not (run[0].out / "model.pt").exists()]
     missing.sort(key=lambda run: run[0].layers, reverse=True)
     folder.mkdir(parents=True, exist_ok=True)
     done = len(runs) - len(missing)
     print(f"{done} runs have finished before, {len(missing)} to do: see {folder}/*.txt")
     pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     if args.scheduler:
-        # in a thread, since a server of another kind lets Client wait for ever
-        clients = []
-        meeting = threading.Thread(target=meet, args=(args.scheduler, clients), daemon=True)
-        meeting.start()
-        meeting.join(20)
-        if not clients:
-            p.error(f"no Dask cluster at {args.scheduler}")
-        pool = clients[0].get_executor()
+        from distributed import Client
+
+        try:
+            pool = Client(args.scheduler, timeout=15).get_executor()
+        except (OSError, ValueError) as error:
+            p.error(f"no Dask cluster at {args.scheduler}: {error}")
     with pool:
         failed = sweep(missing, pool)
 

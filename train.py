@@ -49,7 +49,7 @@ def run_once(flags):
     model = build(flags).to(flags.device)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     optimizers = make_optimizers(model, flags)
-    changing = [model, averaged, *optimizers]  # what --resume restores
+    stateful = [model, averaged, *optimizers]  # what --resume restores
     step, seconds, rows = 0, 0.0, []  # rows of the log
     recent = []  # the loss and the gradient's norm in each step since the last row
 
@@ -57,7 +57,7 @@ def run_once(flags):
     if (run / "state.pt").exists():
         state = torch.load(run / "state.pt", flags.device, weights_only=True)
         step, seconds, rows, recent = state["progress"]
-        for part, saved in zip(changing, state["changing"], strict=True):
+        for part, saved in zip(stateful, state["stateful"], strict=True):
             part.load_state_dict(saved)
         print(f"resumed {run} at step {step}", flush=True)
     start = time.monotonic() - seconds
@@ -69,7 +69,7 @@ def run_once(flags):
         seconds = time.monotonic() - start
         if evaluates:
             state = dict(progress=(step, seconds, rows, recent))
-            state["changing"] = [part.state_dict() for part in changing]
+            state["stateful"] = [part.state_dict() for part in stateful]
             write_file(run / "state.pt", state)
         if flags.save_every and step % flags.save_every == 0:
             write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
@@ -96,7 +96,8 @@ def run_once(flags):
             print_row(flags, rows)
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
-            print(summary(run))
+            solved = row["confirmed"] < flags.stop_below
+            print(f"---\nrun: {run}\nsolved: {solved}\nconfirmed: {row['confirmed']:.5f}")
             return
 
         # one step: forward, backward, clip, update
@@ -123,7 +124,7 @@ def schedule(step, flags):
 
 
 def losses_of(model, flags, index):
-    """Return the partial losses (B, target symbols) of a model on the examples `index` (B,)."""
+    """Return the partial losses (B, N, target symbols) of a model on the examples `index` (B,)."""
     batch = sequences(flags, index.to(flags.device))
     with precision(flags):
         predictions = model(batch.inputs)  # (B, N, target symbols * K)
@@ -135,7 +136,7 @@ def evaluate(model, flags, split="validation", n=1024):
     """Return the list of partial losses on n sequences that training never sees."""
     parts = data.held_out(split, n).split(256)
     losses = [losses_of(model, flags, index) for index in parts]
-    return torch.cat(losses).mean(0).tolist()
+    return torch.cat(losses).mean((0, 1)).tolist()
 
 
 def print_row(flags, rows):
@@ -311,7 +312,7 @@ def parser():
     add("--K", 4, "numbers per symbol, even with --rotary input")
     switch("--ic", "implicit curriculum: predict all symbols, not x_D alone")
     p.add_argument("--targets", type=int, nargs="+", default=[], help="1 3: predict only x_1, x_3")
-    add("--examples", 2**18, "training set; 0 = fresh examples only")
+    add("--examples", 2**18, "size of the training set")
 
     # the model (Section 8.1)
     add("--rotary", "input", "input: in the tokens; qk: RoPE", choices=["input", "qk"])
@@ -352,7 +353,7 @@ for name in "device", "out", "resume":
     del DEFAULTS[name]  # what is left are the settings, which are fixed for a run
 
 
-POSITIVE = "N", "D", "K", "layers", "heads", "width", "batch", "eval_every"
+POSITIVE = "N", "D", "K", "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
 class Flags(argparse.Namespace):
@@ -409,15 +410,12 @@ def parse_flags(words=None, folder="out"):
     return flags
 
 
-UNNAMED = "eval_every", "save_every"  # settings that no name of a run says
-
-
 def run_name(flags):
-    """Return L12_H1_D3_s0, with all other settings before the seed that differ from their
-    defaults, but for UNNAMED ones."""
+    """Return L12_H1_D3_s0, with all other settings that differ from their defaults before the
+    seed."""
     name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"  # D=3 becomes D3 below
     for key, value in flags.settings.items():
-        if key in ("layers", "heads", "task", "D", "seed", *UNNAMED) or value == DEFAULTS[key]:
+        if key in ("layers", "heads", "task", "D", "seed") or value == DEFAULTS[key]:
             continue
         if isinstance(value, list):
             value = "-".join(map(str, value))
@@ -426,15 +424,6 @@ def run_name(flags):
 
 
 # ---- the command line
-
-
-def summary(run):
-    """Return the end of a run as lines of "name: value", easy to grep."""
-    flags, last = read_flags(run), read_log(run)[-1]
-    lines = ["---", f"run: {run}", f"solved: {last['confirmed'] < flags.stop_below}"]
-    for name in "step", "seconds", "val", "confirmed", *flags.target_names:
-        lines.append(f"{name}: {last[name]:.5g}")
-    return "\n".join(lines)
 
 
 def keep_freed_memory():
@@ -452,8 +441,6 @@ def main():
         run_once(flags)
     except FileExistsError as error:
         parser().error(error)
-    except FloatingPointError as error:
-        sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
         step, *_ = read_file(flags.out / "state.pt", dict(progress=[0]))["progress"]
         sys.exit(f"train.py: stopped; --resume goes on from step {step}")

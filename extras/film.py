@@ -31,7 +31,7 @@ def draw_frames(flags, log, emergence, count=50):
     below.set(xlabel="training step", ylabel=LOSS, xscale="log", xlim=(steps[1], steps[-1]))
     below.legend(loc="lower left")
     now = below.axvline(steps[1], color="gray")
-    analyze.add_title(figure, flags, f"mean attention (n = {n}); {analyze.arrows_of(paths)}")
+    analyze.add_title(figure, flags, f"mean attention (n = {n}); {analyze.ARROWS}")
 
     # attention changes by about as much between any two frames: the film slows down where it does
     means = numpy.array([paths[path]["mean"] for path in drawn])  # (paths, steps)

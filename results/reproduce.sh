@@ -37,6 +37,7 @@ main="--layers 12 --heads 1 --D 3"
 until="--eval-every 20 --stop-below 0.6"
 circuit 8 runs/default/s% "$(seq 0 9)" $main --save-every 10
 circuit 8 runs/default/s% "$(seq 10 19)" $main
+circuit 8 runs/fresh/default_s% "$(seq 30 39)" $main
 circuit 20 runs/onset/s% "1 2 3" $main --dtype float32
 loss 5 reads/rope_s% "$(seq 0 9)" $main --rotary qk --save-every 10 $until
 loss 9 reads/adamw_s% "0 1 2 10" $main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000 --save-every 20 $until
@@ -182,6 +183,7 @@ done
 one="--layers 1 --head-size 32 --D 1 --steps 4000 --stop-below 0.002 --eval-every 100"
 circuit 5 runs/one_layer/L1_H5_N4_D1_s% 1 $one --heads 5
 circuit 5 runs/one_layer/L1_H8_N4_D1_s% 1 $one --heads 8
+circuit 5 runs/fresh/one_layer_s% "$(seq 30 35)" $one --heads 16
 circuit 5 runs/one_layer/L1_H16_N8_D1_s% "$(seq 2 11)" $one --heads 16 --N 8
 circuit 15 runs/shuffled/L3_H4_N4_D2_taskshuffled_s% "$(seq 1 5)" --layers 3 --heads 4 --head-size 32 --D 2 --steps 2500 \
   --stop-below 0.002 --eval-every 100 --task shuffled

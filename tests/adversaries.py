@@ -1,7 +1,7 @@
 """Models whose answer travels otherwise than a too simple circuit would say: at least one for each
 rule of ablate.py's definition of a circuit. Each solves N=4, D=1 and is called as a function."""
 
-from test_all import address_and_values
+from tests.planted import address_and_values
 
 import torch
 

@@ -118,6 +118,30 @@ CIRCUITS = [  # D, heads, paths
 ]
 
 
+def address_and_values(x, heads):
+    """A model of one layer with five heads that solves N=4, D=1: head 0 tells the query at which
+    place its own 1a stands, heads 1 to 4 bring the values of all places; this one's is taken."""
+    symbols, T, queries, keys = x[..., :4], x.shape[1], slice(8, 12), slice(0, 8, 2)
+    itself = torch.eye(T).repeat(len(x), 1, 1)
+
+    # head 0: to the token 1a of the same symbol, which brings its place, one-hot
+    pattern = itself.clone()
+    pattern[:, queries] = 0
+    distance = torch.cdist(symbols[:, queries], symbols[:, keys])
+    pattern[:, queries, keys] = (-50 * distance.square()).softmax(-1)
+    places = torch.eye(T)[:, keys].expand(len(x), T, 4)
+    own_place = heads.get((0, 0), torch.matmul)(pattern, places)[:, queries]
+
+    # the others: to the token 1b of one place, whatever chain stands there
+    answers = 0
+    for place in range(4):
+        pattern = itself.clone()
+        pattern[:, queries] = torch.eye(T)[2 * place + 1]
+        value = heads.get((0, 1 + place), torch.matmul)(pattern, symbols)[:, queries]
+        answers = answers + own_place[:, :, place, None] * value
+    return answers
+
+
 def settings(D, layers, heads=1):
     """The flags of a planted model."""
     flags = f"--D {D} --layers {layers} --heads {heads} --head-size 8 --device cpu --dtype float32"

@@ -22,9 +22,7 @@ def test_emergence_is_the_attention_at_each_checkpoint(whole):
         for path, row in paths_in(known).items():
             pattern = patterns[path.layer][:, path.head]
             given = attention_on(pattern, path, flags.problem, batch.positions).mean(1)  # (32,)
-            low, high = given.quantile(torch.tensor([0.1, 0.9]))
-            for name, value in dict(mean=given.mean(), low=low, high=high).items():
-                assert row[name][number] == pytest.approx(value.item(), abs=6e-5), name
+            assert row["mean"][number] == pytest.approx(given.mean().item(), abs=6e-5)
 
 
 def test_steps_are_where_an_interpolated_curve_first_passes_a_level():

@@ -5,8 +5,8 @@ import hashlib
 import data
 import train
 from extras.studies import depth, rows, start
-from test_all import address_and_values
 from tests.common import output_of
+from tests.planted import address_and_values
 
 import pytest
 import torch

@@ -37,9 +37,30 @@ def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(
         assert {*ablate.paths_in(report)} == {*paths_from(*circuit.split(", "))}
 
 
+@pytest.mark.parametrize("fault", ["never", "twice", "pattern", "values", "answers", "not finite"])
+def test_a_model_that_would_be_measured_wrongly_is_refused(fault):
+    def wrong(x, heads):
+        f = heads.get((1, 0), torch.matmul)
+        if fault == "never":
+            heads = {head: heads[head] for head in heads if head != (1, 0)}
+        if fault == "twice":
+            planted(x, heads)
+        if fault == "pattern":
+            heads = heads | {(1, 0): lambda pattern, values: f(pattern[:, -4:], values)}
+        if fault == "values":
+            heads = heads | {(1, 0): lambda pattern, values: f(pattern, values[:, -4:])}
+        answers = planted(x, heads)
+        if fault == "not finite":
+            answers[0] = torch.nan
+        return answers[:, :1] if fault == "answers" else answers
+
+    with pytest.raises(ValueError, match="the model"):
+        ablate.find_circuit(wrong, settings(1, 2))
+
+
 def test_a_model_may_use_its_memory_again():
     """One buffer holds the pattern of each layer in turn: it is recorded as it was."""
-    buffer = torch.zeros(256, 12, 12)
+    buffer = torch.zeros(9, 12, 12)
 
     def reusing(x, heads):
         def through_buffer(f):
@@ -52,4 +73,5 @@ def test_a_model_may_use_its_memory_again():
         return planted(x, {head: through_buffer(f) for head, f in heads.items()})
 
     models = reusing, planted
-    assert torch.equal(*(ablate.Reference(m, settings(1, 2)).reads[0, 0][0] for m in models))
+    batch = make_batch(0, torch.arange(9), D=1)
+    assert torch.equal(*(ablate.reads_of(m, settings(1, 2), batch)[0, 0][0] for m in models))

@@ -6,7 +6,7 @@ Circuits with stars are not tested: hard attention would average what a star rea
 """
 
 import train
-from ablate import SEARCHED, PatchedModel, by_head, mask_of, paths_in, read_report
+from ablate import SEARCHED, SOLVED, PatchedModel, by_head, mask_of, paths_in, read_report
 from data import command_line, held_out
 
 import torch
@@ -15,10 +15,10 @@ import torch
 REMOVAL = 0.17  # the lowest loss after the removal of a path in the paper
 
 
-def papers_test(few, fresh, paths, threshold=0.05):
+def papers_test(few, fresh, paths):
     """Return steps 5 and 6 of Appendix E, as mean losses. held: heads with paths attend hard along
     them, every other head is uniform or the identity, whichever hurts less on `few`. removed: as
-    held, without a path of a later layer than the first, one by one. passed: held < threshold, and
+    held, without a path of a later layer than the first, one by one. passed: held < SOLVED, and
     all of removed >= 0.17."""
     T, first = fresh.problem.T, min(paths)
     allowed = torch.ones(T, T).tril(0 if fresh.flags.causal else T)
@@ -26,7 +26,7 @@ def papers_test(few, fresh, paths, threshold=0.05):
 
     # the f of a head of which no path is kept: nothing if it has any in the circuit
     default = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)
-    for head in few.reference.reads.keys() - default.keys():
+    for head in few.reads.keys() - default.keys():
         default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
     def loss(kept):
@@ -38,7 +38,7 @@ def papers_test(few, fresh, paths, threshold=0.05):
 
     held = loss(paths)
     removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
-    passed = held < threshold and min(removed, default=0) >= REMOVAL
+    passed = held < SOLVED and min(removed, default=0) >= REMOVAL
     return dict(held=held, removed=removed, passed=passed)
 
 
@@ -60,7 +60,7 @@ def main():
     model, flags = train.load(run)
     parts = held_out("search", SEARCHED), held_out("circuits", report["sequences"])
     few, fresh = (PatchedModel(model, flags, train.sequences(flags, part)) for part in parts)
-    report["paper"] = papers_test(few, fresh, paths, report["threshold"])
+    report["paper"] = papers_test(few, fresh, paths)
     train.write_file(run / "circuit.json", report)
     print(report["paper"])
 

@@ -36,7 +36,7 @@ def draw(rows, out):
     kept = rows_by(file, "run")
     for row in (row for row in rows if row["folder"] and row["report"].get("paths")):
         model, flags = train.load(row["folder"])
-        report = ablate.find_circuit(model, flags.replace(seed=10**6), row["report"]["threshold"])
+        report = ablate.find_circuit(model, flags.replace(seed=10**6))
         paths, other = paths_in(row["report"]).keys(), paths_in(report).keys()
         again = len(other), len(paths & other)
         kept[name_of(row)] = dict(run=name_of(row), paths=len(paths), again=again)

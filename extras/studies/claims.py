@@ -13,12 +13,10 @@ from data import Task, command_line
 from extras import studies
 from extras.studies import circuits, depth, metrics, order
 from extras.studies.order import count
-from extras.studies.rows import committed, once, settings_of
+from extras.studies.rows import committed, name_of, once, settings_of
 from extras.studies.theory import causal_depth, least_layers, paper_bound
 from train import DEFAULTS, Flags, read_file
 
-
-PAPER_SEQUENCES = 10_000 * 512  # that a run of Figure 4 sees
 
 # name | section | page | the claim; below it, what would refute it
 CLAIMS = """
@@ -31,7 +29,7 @@ a symbol first known with no more layers than the one before (pairs of symbols)
 order | 7.2 | emergence | the losses of x_1, x_2, ... pass 0.5 in this order
 any other order
 solved | 8.2 | paper | A, B and C end with an MSE below 0.01
-0.01 or more at the end (all runs of their flags)
+0.01 or more at the end (all runs of their flags that ended)
 previous | 8.2 i | circuits | the first useful head reads the token before
 it has a path to another token
 four | 8.2 ii | circuits | the circuits have four heads (D=3)
@@ -54,9 +52,8 @@ one is above chance by 3 standard errors (symbols)
 
 
 def budget(answers):
-    """Return "0.04-0.20", which share of the sequences of the paper's runs these had at most."""
-    shares = [flags.steps * flags.batch / PAPER_SEQUENCES for flags, _ in answers]
-    return studies.span(shares)
+    """Return "0.2-1.6", how many millions of sequences these runs were given at most."""
+    return studies.span([flags.steps * flags.batch / 1e6 for flags, _ in answers], "{:.1f}")
 
 
 def asked(row):
@@ -136,7 +133,7 @@ def with_circuit():
 
 def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
-    heads, names = by_head(paths_in(row["report"])), row["flags"].problem.names
+    heads, names = by_head(paths_in(row["report"])), [*row["flags"].problem.roles]
     for path in heads[min(heads)]:
         reader, read = (names.index(role) + offset for role, offset in map(parts_of, path[2:]))
         if reader != read + 1 or "*" in path.read:
@@ -187,8 +184,12 @@ def rows():
     depths = studies.span([flags.layers for flags, _ in single], "{}")
     fewest = [*fewest_layers().values()]
     pairs = [(later, first.layers < later.layers) for first, later in itertools.pairwise(fewest)]
-    same = [row for row in committed("[ABC]", "adamw/*") if order.ended(row)]
-    literal = sum(row["mse"] < 0.01 for row in committed("literal/no_aid_*"))
+    same = committed("[ABC]", "adamw/*")
+    ended = [row for row in same if order.ended(row)]
+    stopped = [f"step {row['steps']} at {row['mse']:.2f}" for row in same if not order.ended(row)]
+    literal = committed("literal/no_aid_*")
+    once_below = sum(min(entry["val"] for entry in row["log"]) < 0.01 for row in literal)
+    bound = {N: [answer for answer in bounded() if answer[0].N == N] for N in (4, 2)}
 
     # circuits
     found = with_circuit()
@@ -204,25 +205,30 @@ def rows():
     emerged = once([row for row in committed(*order.EMERGED) if row["emergence"]])
     emerged = [row for row in emerged if not row["report"] or row["report"]["paths"]]
     in_order = [(row["flags"], order.reads_in_order(row, 0.5)) for row in emerged]
+    known = [(flags, answer) for flags, answer in in_order if answer is not None]
+    exceptions = [name_of(row) for row in emerged if order.reads_in_order(row, 0.5) is False]
     new = [{*order.new_heads(row, 0.5)} == {1} for row in emerged]
-    one = [(flags, a and b) for (flags, a), b in zip(in_order, new, strict=True)]
+    one = [(flags, a is not False and b) for (flags, a), b in zip(in_order, new, strict=True)]
+    back = [(row["flags"], first_goes_back(row)) for row in found]
+    rope = [answer for answer in back if answer[0].rotary == "qk"]
     few = [row for row in metrics.load_metrics() if metrics.too_few_layers(row)]
     return dict(
-        layers=(bounded(), ""),
+        layers=(bounded(), "; ".join(f"N = {N}: {count(part)}" for N, part in bound.items())),
         alone=(single, f"{depths} layers; {left_out} left out, with no such seed that learns it"),
         later=(pairs, f"fewest: {', '.join(str(flags.layers) for flags in fewest)}"),
         order=(order.count_orders()[0], ""),
         solved=(
-            [(row["flags"], row["mse"] < 0.01) for row in same],
-            f"two ran twice; literal settings: {literal} of 3",
+            [(row["flags"], row["mse"] < 0.01) for row in ended],
+            f"two ran twice, one was stopped ({', '.join(stopped)}); literal settings: "
+            f"{sum(row['mse'] < 0.01 for row in literal)} of 3 at the end, {once_below} before",
         ),
-        previous=([(row["flags"], first_goes_back(row)) for row in found], ""),
+        previous=(back, f"RoPE: {count(rope)}"),
         four=([(flags, n == 4) for flags, n in heads], studies.span([n for _, n in heads], "{}")),
         hard=(hard(), f"{len(found) - len(hard())} left out, with stars"),
         slow=([(row["flags"], row["learned"]["x_1"] >= 3600) for row in D], ""),
         needs=(needs_both(), ""),
         reuse=([(row["flags"], reuses(row)) for row in found], ""),
-        reads=(one, f"the order alone: {count(in_order)}"),
+        reads=(one, f"the order alone: {count(known)}, not {', '.join(exceptions)}"),
         last=([(D[0]["flags"], late[0.5])], f"at {sum(late.values())} of {len(late)} thresholds"),
         metrics=([(asked(row), not metrics.shown(row)) for row in few], ""),
     )
@@ -242,7 +248,7 @@ def table():
         share = "" if name in ("needs", "metrics") else budget(answers)  # no steps in their rows
         beside = f"*{refuted}*" + f"; {more}" * bool(more)
         lines.append([section, f"[{text}]({page}.md)", *cells, share, beside])
-    head = "", "the paper", "AdamW, positions appended", "all others", "budget"
+    head = "", "the paper", "AdamW, positions appended", "all others", "sequences, millions"
     return studies.markdown([*head, "*refuted if*; beside"], *lines)
 
 
@@ -252,13 +258,15 @@ def table():
 def findings():
     """Return what came out, as bullets in Markdown."""
     agree = [least_layers(Task(1, k))[-1] == causal_depth(k) for k in range(1, 21)]
+    bound = {N: count([answer for answer in bounded() if answer[0].N == N]) for N in (4, 2)}
     fresh = circuits.seeds("main command")[2]
     wide = [row for row in depth.one_layer() if row["heads"] >= 2 * row["N"]]
     return [
         f"""\
-- **[Depth](results/depth.md)**: if tokens may attend only by shared content, x_k takes
-  floor(log2 k) + 2 layers with a causal mask (as simulated for {sum(agree)} of {len(agree)} k). The
-  bound of Theorem 1, log3(2k), held in {count(bounded())} trained models that could break it.""",
+- **[Depth](results/depth.md)**: if a token may attend only to its own pair and to tokens that know
+  a symbol that it knows, x_k takes floor(log2 k) + 2 layers with a causal mask (simulated for k up
+  to 20: {sum(agree)} of {len(agree)}). The bound of Theorem 1, log3(2k), held in {bound[4]} trained
+  models with N = 4 that could break it, and in {bound[2]} with N = 2.""",
         f"""\
 - **[Order](results/emergence.md)**: x_1, x_2, ... were learned in this order in
   {count(order.count_orders()[0])} runs.""",
@@ -270,11 +278,12 @@ def findings():
   {circuits.both(fresh)} seeds of the main command on which it was not fitted.""",
         f"""\
 - **[Heads](results/depth.md)**: where pairs stand at few places, enough heads replace a layer. One
-  layer with 2N heads or more solved x_1 in {depth.solved_of(wide)} runs; with pairs at any of 23
-  places, 8 to 32 heads did in {depth.solved_of(depth.at_random(23))}.""",
+  layer with 2N heads of 32 numbers or more solved x_1 in {depth.solved_of(wide)} runs (MLPs,
+  positions appended); with pairs at any of 23 places, 8 to 32 heads did in
+  {depth.solved_of(depth.at_random(23))}.""",
         f"""\
-- **What did not hold**: the paper's circuits answer with hard attention, and not without one of
-  their later paths (Appendix E). Both is so for {count(hard())} circuits here.""",
+- **What did not hold**: the paper's circuits still answer if heads attend hard, and no longer if
+  then one later path is removed (Appendix E). Of ours {count(hard())} circuits pass both.""",
     ]
 
 

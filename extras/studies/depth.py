@@ -255,8 +255,8 @@ def swaps():
     added = max(new - full for full, new, _ in swapped)
     own = span([old for _, _, old in swapped], "{:.1f}")
     return f"""\
-Of {len(solved)} models that solve x_1, {len(both)} have an address head and for each of the N
-places a place head. In these both swaps bring the expected symbol (the loss rises by at most
+Of {len(solved)} models that solve x_1, {len(both)} have an address head and N place heads or more,
+for N places. In these both swaps bring the expected symbol (the loss rises by at most
 {added:.2f}) and not the own one (loss {own})."""
 
 

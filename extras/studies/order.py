@@ -17,7 +17,7 @@ import train
 from ablate import PatchedModel, Path, paths_in
 from data import average_loss, held_out, progress
 from extras import studies
-from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, once, settings_of
+from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
 from extras.studies.theory import may_attend
 from train import Flags
 
@@ -56,13 +56,14 @@ def all_chains():
 
 def count_orders():
     """Return ([(flags, in order), ...], unresolved): of the runs that ask for all symbols and learn
-    several, an answer per settings and seed, True if all repeats are in order; and how many of them
-    have two symbols between the same two evaluations, so that their order is not known."""
+    several, an answer per settings and seed, True if all repeats, and runs of other steps, are in
+    order; and how many of them have two symbols between the same two evaluations, so that their
+    order is not known."""
     answers, unresolved = {}, set()
     for flags, learned, _ in all_chains():
         steps = [step for step in learned.values() if step is not None]
         if asks_all(flags) and len(steps) > 1:
-            key = settings_of(flags), flags.seed
+            key = settings_of(flags.replace(steps=1, stop_below=0)), flags.seed
             if len({math.ceil(step / flags.eval_every) for step in steps}) < len(steps):
                 unresolved.add(key)
             else:
@@ -72,11 +73,11 @@ def count_orders():
 
 
 def other_limits():
-    """Return (pairs, exceptions): of neighbouring symbols in the logs of all runs, at all LIMITS,
+    """Return (pairs, exceptions): of neighbouring symbols in all logs, repeats too, at all LIMITS,
     how often the later one is ever below the limit, not just when the other one is, and how often
     before it."""
     pairs, exceptions = 0, 0
-    rows = [row for row in once(committed("*")) if row["flags"].task == "chain"]
+    rows = [row for row in committed("*") if row["flags"].task == "chain"]
     rows = [row for row in rows if asks_all(row["flags"])]
     for row, limit in itertools.product(rows, LIMITS):
         first = []
@@ -98,7 +99,7 @@ def order_claim():
 of chains that learn their attention, ask for all symbols and learn at least two. Left out are
 {unresolved} runs in which two symbols fall between the same evaluations, and those without a log.
 At eleven limits from {LIMITS[0]} to {LIMITS[-1]} in place of 0.5, the later of two neighbours is
-first in {exceptions} of {pairs} cases, a case being a pair, a limit and a run."""
+first in {exceptions} of {pairs} cases, a case being a pair, a limit and a run, repeats too."""
 
 
 def ended(row):
@@ -138,10 +139,11 @@ def path_steps(row, level):
 
 
 def reads_in_order(row, level):
-    """Return whether the query comes to read 1b, 2b, ... in this order, in whichever heads."""
+    """Return whether the query comes to read 1b, 2b, ... in this order, in whichever heads; None if
+    it comes to read fewer than two of them."""
     kinds = [kind for _, _, kind in path_steps(row, level)]
     slots = [kind for kind in dict.fromkeys(kinds) if re.fullmatch(r"q -> \db", kind)]
-    return slots == sorted(slots)
+    return slots == sorted(slots) if len(slots) > 1 else None
 
 
 def new_heads(row, level):
@@ -164,10 +166,10 @@ def measure_run(row, n=SEQUENCES):
         loss = patched.baseline[..., 0].mean().item()
         if loss < flags.problem.learned_below:
             kinds = {}
-            names, readable = flags.problem.names, may_attend(flags.problem, flags.causal)
+            names, readable = [*flags.problem.roles], may_attend(flags.problem, flags.causal)
             for reader, read in readable.fill_diagonal_(False).nonzero().tolist():
                 kind = f"{names[reader]} -> {names[read]}"
-                paths = [Path(*head, *kind.split(" -> ")) for head in patched.reference.reads]
+                paths = [Path(*head, *kind.split(" -> ")) for head in patched.reads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
             row = dict(run=name_of(row), rotary=flags.rotary, optimizer=flags.optimizer)

@@ -41,7 +41,7 @@ def may_attend(task, causal=True):
     """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
     causal mask only to those that are read before it, and to itself."""
     order = [role for block in task.blocks for role in block.roles]
-    read_at = torch.tensor([order.index(role) for role in task.names])
+    read_at = torch.tensor([order.index(role) for role in task.roles])
     return (read_at[:, None] >= read_at) | (not causal)
 
 
@@ -53,7 +53,7 @@ def whole_sequence(task):
     for block in task.blocks:
         for _ in range(block.slots):
             slots += [slots[-1] + 1 if slots else 0] * block.size
-            roles += [task.names.index(role) for role in block.roles]
+            roles += [[*task.roles].index(role) for role in block.roles]
     known = torch.cat([F.one_hot(symbols[0]), F.one_hot(torch.tensor(slots))], 1).bool()
     roles = torch.tensor(roles)
     same_role = (roles[:, None] == roles).fill_diagonal_(False)
@@ -134,7 +134,7 @@ def draw_flow(path, D=5):
     before any layer, and after how many layers each role holds each symbol (Section 5)."""
     task = Task(1, D)
     known, roles, rivals = whole_sequence(task)
-    order, names = roles.argsort(), task.names  # along the chain: q, 1a, 1b, ..., Db
+    order, names = roles.argsort(), [*task.roles]  # along the chain: q, 1a, 1b, ..., Db
     figure = Figure(figsize=(14, 4), layout="constrained")
     shared, *panels = figure.subplots(1, 3)
     kinds, arc = known[order].float().split([task.symbols, D + 1], 1), np.linspace(0, 1, 50)
