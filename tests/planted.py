@@ -118,28 +118,26 @@ CIRCUITS = [  # D, heads, paths
 ]
 
 
-def address_and_values(x, heads):
+def address_and_values(x, heads=None, return_patterns=False):
     """A model of one layer with five heads that solves N=4, D=1: head 0 tells the query at which
     place its own 1a stands, heads 1 to 4 bring the values of all places; this one's is taken."""
     symbols, T, queries, keys = x[..., :4], x.shape[1], slice(8, 12), slice(0, 8, 2)
-    itself = torch.eye(T).repeat(len(x), 1, 1)
+    heads, patterns = heads or {}, torch.eye(T).repeat(len(x), 5, 1, 1)  # (B, heads, T, T)
+    patterns[:, :, queries] = 0
 
     # head 0: to the token 1a of the same symbol, which brings its place, one-hot
-    pattern = itself.clone()
-    pattern[:, queries] = 0
     distance = torch.cdist(symbols[:, queries], symbols[:, keys])
-    pattern[:, queries, keys] = (-50 * distance.square()).softmax(-1)
+    patterns[:, 0, queries, keys] = (-50 * distance.square()).softmax(-1)
     places = torch.eye(T)[:, keys].expand(len(x), T, 4)
-    own_place = heads.get((0, 0), torch.matmul)(pattern, places)[:, queries]
+    own_place = heads.get((0, 0), torch.matmul)(patterns[:, 0], places)[:, queries]
 
     # the others: to the token 1b of one place, whatever chain stands there
     answers = 0
     for place in range(4):
-        pattern = itself.clone()
-        pattern[:, queries] = torch.eye(T)[2 * place + 1]
-        value = heads.get((0, 1 + place), torch.matmul)(pattern, symbols)[:, queries]
-        answers = answers + own_place[:, :, place, None] * value
-    return answers
+        patterns[:, 1 + place, queries, 2 * place + 1] = 1
+        value = heads.get((0, 1 + place), torch.matmul)(patterns[:, 1 + place], symbols)
+        answers = answers + own_place[:, :, place, None] * value[:, queries]
+    return (answers, [patterns]) if return_patterns else answers
 
 
 def settings(D, layers, heads=1):
