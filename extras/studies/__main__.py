@@ -53,7 +53,7 @@ PAGES = {  # page: functions that return what stands on it
     "results/curriculum.md": [curriculum_table, curriculum.claim, curriculum.conditional_claim],
     "results/emergence.md": [order.order_claim, order.induction_table, order.d_claim],
     "results/depth.md": [
-        *(depth.answer, depth.heads_table, depth.limits, depth.sweeps),
+        *(depth.answer, depth.heads_table, depth.limits, depth.equal_parameters),
         *(depth.swaps, depth.places_table, depth.waits, depth.place_heads),
     ],
     "extras/llm/README.md": [

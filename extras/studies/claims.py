@@ -264,9 +264,9 @@ def findings():
     return [
         f"""\
 - **[Depth](results/depth.md)**: if a token may attend only to its own pair and to tokens that know
-  a symbol that it knows, x_k takes floor(log2 k) + 2 layers with a causal mask (simulated for k up
-  to 20: {sum(agree)} of {len(agree)}). The bound of Theorem 1, log3(2k), held in {bound[4]} trained
-  models with N = 4 that could break it, and in {bound[2]} with N = 2.""",
+  a symbol that it knows, x_k takes floor(log2 k) + 2 layers (simulated: {sum(agree)} of
+  {len(agree)} k). Theorem 1's log3(2k) held in {bound[4]} models with N = 4 that could break it,
+  in {bound[2]} with N = 2.""",
         f"""\
 - **[Order](results/emergence.md)**: x_1, x_2, ... were learned in this order in
   {count(order.count_orders()[0])} runs.""",
@@ -278,9 +278,8 @@ def findings():
   {circuits.both(fresh)} seeds of the main command on which it was not fitted.""",
         f"""\
 - **[Heads](results/depth.md)**: where pairs stand at few places, enough heads replace a layer. One
-  layer with 2N heads of 32 numbers or more solved x_1 in {depth.solved_of(wide)} runs (MLPs,
-  positions appended); with pairs at any of 23 places, 8 to 32 heads did in
-  {depth.solved_of(depth.at_random(23))}.""",
+  layer of 2N heads or more (of 32 numbers, with MLPs, without RoPE) solved x_1 in
+  {depth.solved_of(wide)} runs; of 23 places, 8 to 32 heads in {depth.solved_of(depth.at_random(23))}.""",
         f"""\
 - **What did not hold**: the paper's circuits still answer if heads attend hard, and no longer if
   then one later path is removed (Appendix E). Of ours {count(hard())} circuits pass both.""",

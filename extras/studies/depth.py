@@ -9,14 +9,12 @@ import collections
 import functools
 import itertools
 import statistics
-from operator import itemgetter
 from pathlib import Path
 
 import analyze
-import sweep
 import train
 from data import LOSS, command_line, held_out, progress
-from extras.studies import RESULTS, committed, load_rows, markdown, span, spread
+from extras.studies import RESULTS, markdown, span, spread
 from extras.studies.rows import rounded
 from extras.studies.theory import causal_depth
 from train import Flags
@@ -32,6 +30,12 @@ SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an 
 SERVED = 0.25  # the loss of x_1 below which a place is served; where nothing is known it is about 1
 SEEDS = 5  # a cell of the page has runs of so many seeds or more
 PLACES, HEADS = (9, 11, 15, 23), (8, 16, 32)  # of a 1b, and in the one layer
+EQUAL = [  # other flags, N, D, steps, two shapes (layers, heads) with as many parameters
+    ("", 4, 1, 4000, (1, 16), (2, 4)),
+    ("", 4, 2, 2500, (2, 16), (3, 8)),
+    ("", 4, 3, 12_000, (2, 16), (3, 8)),
+    ("--task random12", 2, 1, 10_000, (1, 16), (2, 4)),
+]
 BASELINE = 0.66  # the median of the cells of random places that were known before PREDICTED
 
 
@@ -199,17 +203,20 @@ def answer():
     chains = ", ".join(map(str, sorted(seeds)))
     of_each = ", ".join(str(seeds[N]) for N in sorted(seeds))
     scratch, led = at_random(15, (16, 32), [False]), at_random(15, (16, 32), [True])
-    far, two = at_random(23), []
+    far = [at_random(23, led=[start]) for start in (True, False)]
+    short, two = [], []
     for heads in (8, 16):
+        short += cells()["--task random20", 1, 2, heads, 1, 4000]
         two += cells()["--task random20", 2, 2, heads, 1, 4000]
     return f"""\
 **Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
-takes two by shared content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with
-{of_each} seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads
-solve x_1 in {solved_of(scratch)} runs from scratch and in {solved_of(led)} led from fewer places.
-In our runs it stops at 23 places, which one layer of 8 to 32 heads solves in {solved_of(far)} runs
-(best loss {min(losses_of(far)):.2f}), and two layers in {solved_of(two)} runs of 4,000 steps (five
-seeds)."""
+takes two by content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with {of_each}
+seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads solve x_1
+in {solved_of(led)} runs that start from the weights of fewer places (*led*), and in
+{solved_of(scratch)} from scratch. In our runs it stops at 23 places: one layer of 8 to 32 heads
+solves x_1 in {solved_of(far[0])} led runs (best loss {min(losses_of(far[0])):.2f}),
+{solved_of(far[1])} from scratch and {solved_of(short)} of 4,000 steps, where two layers do in
+{solved_of(two)}."""
 
 
 def heads_table():
@@ -307,23 +314,23 @@ Models that solve x_1 have this many place heads: {", ".join(solved)}. Of 23 pla
 in part (error {span(swapped)})."""
 
 
-def sweeps():
-    """Return what runs of our sweeps learned beyond shared content, with too few layers for x_D."""
-    longest = {}  # of each depth and seed: a run counts once
-    for row in sorted(sweep.section_7(load_rows(committed("*"))), key=itemgetter("ended")):
-        if row["ic"] and row["layers"] < causal_depth(row["D"]) and not row["circuit"]:
-            longest[row["layers"], row["D"], row["seed"]] = row
-    beyond, nothing = [], 0
-    for row in longest.values():
-        below = Flags(**row).problem.learned_below
-        known = [k for k in range(1, row["D"] + 1) if row[f"x_{k}"] < below]
-        nothing += not known
-        if known:
-            beyond.append(any(causal_depth(k) > row["layers"] for k in known))
-    return f"""\
-In Figure 4's shape (N = 4, 8 heads of 16 numbers), {sum(beyond)} of {len(beyond)} runs with
-too few layers for x_5 learn more than content allows; {nothing} more learn nothing (each seed's
-longest run)."""
+def equal_parameters():
+    """Return, for shapes with as many parameters, which solve x_D: few layers of many heads, and
+    more layers of fewer heads."""
+    lines = []
+    for other, N, D, steps, *shapes in EQUAL:
+        cell, task = [f"{steps:,}"], other.removeprefix("--task ") or "chain"
+        for layers, heads in shapes:
+            rows = cells().get((other, layers, N, heads, D, steps), [])
+            flags = Flags(**train.DEFAULTS).replace(layers=layers, heads=heads, head_size=32)
+            flags = flags.replace(task=task, N=N, D=D)
+            size = sum(weights.numel() for weights in train.build(flags).parameters())
+            layer = "layer" + "s" * (layers > 1)
+            cell.append(f"{layers} {layer} of {heads}, {size:,}: {solved_of(rows)}")
+        where = f" ({int(task.removeprefix('random')) + 3} places)" if other else ""
+        lines.append([f"x_{D}, N = {N}{where}", *cell])
+    head = "symbol", "steps", "fewer layers of heads, parameters: solved", "more layers"
+    return markdown(head, *lines)
 
 
 # ---- what the command prints
@@ -347,16 +354,14 @@ def predictions():
     lines, inside, near = [], 0, 0
     for row in train.read_file(PREDICTED):
         led = row["group"].startswith("led")
-        if row["places"]:
-            rows = at_random(row["places"], [row["heads"]], [led])
-        else:
-            shape = row["layers"], row["N"], row["heads"], row["D"], row["steps"]
-            rows = cells().get(("", *shape), [])
+        other = f"--task random{row['places'] - 3}" + " led" * led if row["places"] else ""
+        steps = row.get("steps") or (5000 if led else 10_000)
+        rows = cells().get((other, row["layers"], row["N"], row["heads"], row["D"], steps), [])
         if rows:
             median, low, high = median_of(rows), row["low"], row["high"]
             inside += low <= median <= high
             near += abs(median - BASELINE) <= (high - low) / 2
-            where = f"{row['places']} places" if row["places"] else f"{row['layers']} layers"
+            where = f"{row['layers']} layers" + f", {row['places']} places" * bool(row["places"])
             cell = row["group"], where, row["heads"], row["loss"], len(rows)
             lines.append([*cell, f"{low}-{high}", f"{median:.3f}", low <= median <= high])
     head = "runs", "", "heads", "loss", "n", "predicted", "median", "inside"
