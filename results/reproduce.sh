@@ -40,7 +40,7 @@ circuit 8 runs/default/s% "$(seq 10 19)" $main
 circuit 8 runs/fresh/default_s% "$(seq 30 39)" $main
 circuit 20 runs/onset/s% "1 2 3" $main --dtype float32
 loss 5 reads/rope_s% "$(seq 0 9)" $main --rotary qk --save-every 10 $until
-loss 9 reads/adamw_s% "0 1 2 10" $main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000 --save-every 20 $until
+loss 9 reads/adamw_s% "0 1 2" $main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000 --save-every 20 $until
 
 # W_Q and W_K start as small as all other weights (emergence.md)
 circuit 8 runs/qk_std0.02/s% "$(seq 0 8)" $main --qk-std 0.02
