@@ -15,10 +15,11 @@ of a softmax tells and, in a model of your own, what moves between tokens outsid
 
 A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
 are lost. An answer is lost if its loss is above half of the plateau, 0.375 for N = 4, and that of
-the full model is not. The search takes the paths along which the full model attends most until they
-are faithful, and drops paths as long as the others still are; under both ablations or, if that
-fails, under mean ablation alone. The circuit is validated if on fresh sequences it is faithful, the
-full model with its paths at their mean is not, and its paths lead from each symbol to the query.
+the full model is not. The search takes the paths along which the full model attends most (first of
+roles, then of intermediate tokens, 3b+1, then stars) until they are faithful, and drops paths as
+long as the others still are; under both ablations or, if that fails, under mean ablation alone. The
+circuit is validated if on fresh sequences it is faithful, the full model with its paths at their
+mean is not, and its paths lead from each symbol to the query.
 """
 
 import functools
@@ -46,7 +47,8 @@ SEARCHED = 256  # sequences to search on
 
 
 class Path(NamedTuple):
-    """In this layer and head, the token `reader` reads the token `read`, both of one chain."""
+    """In this layer and head, the token `reader` reads the token `read`, of its own chain or, if
+    that is a star, of all."""
 
     layer: int
     head: int
@@ -74,7 +76,7 @@ def parts_of(end):
 
 def marks_of(end, problem, positions):
     """Return (B, N, T) of 0 and 1: which token of each chain is this end of a path; of a star, the
-    tokens of all chains. None is where it would stand behind the sequence. positions (B, N, roles)
+    tokens of all chains; no mark where it would stand behind the sequence. positions (B, N, roles)
     as in a Batch."""
     role, offset = parts_of(end)
     tokens = positions[:, :, [*problem.roles].index(role)] + offset  # (B, N)
@@ -162,7 +164,7 @@ class PatchedModel:
     def __init__(self, model, flags, batch, others=None, aligned=False):
         self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
         self.others = others or train.sequences(flags, held_out("means", 256, flags.device))
-        self.reads = reads_of(model, flags, self.others)
+        self.others_reads = reads_of(model, flags, self.others)
         n, generator = len(self.others.inputs), torch.Generator().manual_seed(0)
         self.drawn = torch.randint(n, (len(batch.inputs),), generator=generator)
         if aligned:
@@ -197,7 +199,7 @@ class PatchedModel:
             stays, stays_there = along | itself, along_there | itself
 
         # what the others read with all other weights: ours get its mean, or one sequence each
-        weights, values = self.reads[head]
+        weights, values = self.others_reads[head]
         replacement = (weights * ~stays_there) @ values  # (n, T, size)
         if by == MEAN:
             replacement, weights = replacement.mean(0), weights.mean(0)
@@ -216,13 +218,15 @@ class PatchedModel:
 
     def circuit(self, paths, by=MEAN):
         """Return the losses with all outside of these paths ablated."""
-        groups = dict.fromkeys(self.reads, ()) | by_head(paths)  # of every head
+        groups = dict.fromkeys(self.others_reads, ()) | by_head(paths)  # of every head
         return self.losses({head: self.ablate(head, groups[head], by=by) for head in groups})
 
     def knock_out(self, paths, by=MEAN):
         """Return the losses of the full model with only these paths ablated."""
         groups = by_head(paths)
-        return self.losses({head: self.ablate(head, groups[head], False, by) for head in groups})
+        return self.losses(
+            {head: self.ablate(head, groups[head], keep=False, by=by) for head in groups}
+        )
 
     def measure(self, losses):
         """Return the means of such losses, {symbol: loss}, and {symbol: share of lost answers}."""
@@ -257,7 +261,7 @@ def candidates(patched, floor):
 
     # the mean attention of end i to end j of its own chain, and to end j summed over all chains
     plain, stars = {}, {}
-    for head, (pattern, _) in patched.reads.items():
+    for head, (pattern, _) in patched.others_reads.items():
         of_others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself has no path
         given = marks @ of_others[:, None]  # (B, N, ends, T) what each end attends to
         own_chain = (given @ marks.mT).mean((0, 1))  # (ends, ends)

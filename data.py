@@ -109,8 +109,8 @@ class Batch(NamedTuple):
     """B sequences of T tokens, the last N of which are the queries."""
 
     inputs: torch.Tensor  # (B, T, K), or (B, T, 2K) with the numbers of each token's position
-    targets: torch.Tensor  # (B, N, target symbols * K) by query: n is that of token T - N + n
-    positions: torch.Tensor  # (B, N, roles) by chain: the tokens of chain n, as in Task.roles
+    targets: torch.Tensor  # (B, N, target symbols * K) of each query, in the order of the tokens
+    positions: torch.Tensor  # (B, N, roles) the tokens of the chain of each query, as in Task.roles
     symbols: torch.Tensor  # (B, T) the number of each token's symbol
 
 
@@ -136,7 +136,7 @@ def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"
     asked = symbols[:, -N:] // problem.symbols  # (B, N) this chain
     chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, asked]
     targets = chains[:, :, ks or [*range(1, problem.symbols)]]  # (B, N, target symbols, K)
-    return Batch(inputs, targets.flatten(2), positions, symbols)
+    return Batch(inputs, targets.flatten(2), positions[sequence, asked], symbols)
 
 
 def rotary_angles(T, size, device=None):
@@ -156,8 +156,8 @@ def partial_losses(predictions, targets, K):
 
 
 def average_loss(n):
-    """The loss of the best answer for a model that cannot tell n candidates apart: their average.
-    n = inf: it knows nothing."""
+    """The loss of a model that cannot tell n candidates apart and gives the best answer, of this
+    loss their average. n = inf: it knows nothing."""
     return 1 - 1 / n
 
 

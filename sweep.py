@@ -81,12 +81,12 @@ def sweep(runs, pool):
             flags = waiting[future]
             error = future.exception() or future.result()  # of the cluster, or of the run
             failed += bool(error)
-            done += flags.layers  # each takes as long
+            done += flags.layers  # each layer takes as long
             minutes = (time.time() - began) * (total / done - 1) / 60
             said = error or f"val {row_of(flags.out)['val']:.4f}"
             print(f"{ended}/{len(runs)}, about {minutes:.0f} min left: {flags.out.name} {said}")
     finally:
-        # after Ctrl-C, at which each train.py saves and ends, start no other
+        # after Ctrl-C, at which each train.py ends, start no other
         for future in waiting:
             future.cancel()
     return failed
@@ -188,7 +188,8 @@ def main():
     # train what has not ended, the deepest first, since they take longest
     runs = []
     for text, layers, seeds in PRESETS.get(args.preset, [("", args.layers, 3)]):
-        runs += grid([*text.split(), *words], layers, args.seeds or seeds, folder)
+        seeds = seeds if args.seeds is None else args.seeds
+        runs += grid([*text.split(), *words], layers, seeds, folder)
     missing = [run for run in runs if not (run[0].out / "model.pt").exists()]
     missing.sort(key=lambda run: run[0].layers, reverse=True)
     folder.mkdir(parents=True, exist_ok=True)

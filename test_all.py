@@ -1,6 +1,6 @@
 """Smoke tests: each stage once, small, against something independent of it.
 
-python test_all.py              # these, in ten seconds
+python test_all.py              # these, in seconds
 python test_all.py -k model     # those of a stage; further options are pytest's
 python -m pytest tests          # all others
 """

@@ -57,7 +57,7 @@ circuit 10 runs/shorter/decay0.4_s% "0 3" $short --weight-decay 0.4
 # again on another machine, an Intel Xeon, each run on one thread
 circuit 7 runs/again/s% "0 1 2 3 4 5 6 8" $main $plain
 
-# transformers A, B, C: the paper's optimizer in a tenth of its steps (circuits.md, emergence.md)
+# transformers A, B, C: the paper's optimizer in an eighth of its steps (circuits.md, emergence.md)
 paper="$main $plain --optimizer adamw"
 circuit 23 A 0 $paper --steps 3000
 circuit 23 B 1 $paper --steps 3000

@@ -81,7 +81,7 @@ def test_ablation_against_loops(patched, by):
     """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
     task, heads, itself = patched.problem, {}, torch.eye(patched.problem.T).bool()
     circuit = paths_from("0.1 q 1b+1", "0.1 1b 1a", "0 2b 2a*", "1 q 2b")
-    for head, (pattern, values) in patched.reads.items():
+    for head, (pattern, values) in patched.others_reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for batch in patched.others, patched.batch:
             read = mask_of(paths, task, batch.positions)
@@ -144,7 +144,7 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
         patterns[0, b, q] = torch.zeros(task.T).scatter(0, batch.positions[b, :, 2], 1 / 3)
         patterns[1, b, q] = torch.eye(task.T)[b2]
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
-    found = ablate.candidates(mock.Mock(reads=reads, others=batch, problem=task), 0.1 / 3)
+    found = ablate.candidates(mock.Mock(others_reads=reads, others=batch, problem=task), 0.1 / 3)
     plain, stars, sequence = {}, {}, torch.arange(6)[:, None, None]
     for layer, reader, read in itertools.product((0, 1), task.roles, task.roles):
         i, j = (batch.positions[..., [*task.roles].index(name)] for name in (reader, read))

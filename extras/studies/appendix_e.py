@@ -26,7 +26,7 @@ def papers_test(few, fresh, paths):
 
     # the f of a head of which no path is kept: nothing if it has any in the circuit
     default = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)
-    for head in few.reads.keys() - default.keys():
+    for head in few.others_reads.keys() - default.keys():
         default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
 
     def loss(kept):

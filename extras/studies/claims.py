@@ -215,7 +215,7 @@ def rows():
     return dict(
         layers=(bounded(), "; ".join(f"N = {N}: {count(part)}" for N, part in bound.items())),
         alone=(single, f"{depths} layers; {left_out} left out, with no such seed that learns it"),
-        later=(pairs, f"fewest: {', '.join(str(flags.layers) for flags in fewest)}"),
+        later=(pairs, f"in sweeps: {', '.join(str(flags.layers) for flags in fewest)}"),
         order=(order.count_orders()[0], ""),
         solved=(
             [(row["flags"], row["mse"] < 0.01) for row in ended],

@@ -105,9 +105,7 @@ def mechanism(run, n=512):
         queries whose 1b stands elsewhere in the next sequence"""
     model, flags = train.load(run)
     batch, sequence = train.sequences(flags, held_out("circuits", n)), torch.arange(n)[:, None]
-    order = batch.positions[:, :, 0].argsort(1)  # (n, N) the chain of each query
-    positions = batch.positions[sequence, order]  # (n, N, roles), in the order of the queries
-    query, key, own = positions.unbind(2)
+    query, key, own = batch.positions.unbind(2)  # (n, N) each
 
     def errors(heads=None, expected=batch.targets):
         with train.precision(flags):
@@ -210,8 +208,8 @@ def answer():
         two += cells()["--task random20", 2, 2, heads, 1, 4000]
     return f"""\
 **Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
-takes two by content, in {solved_of(wide)} runs with 2N heads or more (N = {chains} with {of_each}
-seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads solve x_1
+takes two by content, in {solved_of(wide)} runs with 2N heads or more (of 32 numbers, with MLPs,
+without RoPE; N = {chains} with {of_each} seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads solve x_1
 in {solved_of(led)} runs that start from the weights of fewer places (*led*), and in
 {solved_of(scratch)} from scratch. In our runs it stops at 23 places: one layer of 8 to 32 heads
 solves x_1 in {solved_of(far[0])} led runs (best loss {min(losses_of(far[0])):.2f}),
@@ -231,12 +229,8 @@ def heads_table():
         if max(solved) > N:
             parts = []
             for text, group in itertools.groupby(solved, solved.get):
-                heads = list(group)
-                more = len(heads) > 1
-                parts.append(
-                    f"{heads[0]}-{heads[-1]}: {text} each" if more else f"{heads[0]}: {text}"
-                )
-            table.append([k, f"{layers} ({content})", N, f"{steps:,}", ", ".join(parts)])
+                parts.append(f"{', '.join(map(str, group))}: {text}")
+            table.append([k, f"{layers} ({content})", N, f"{steps:,}", "; ".join(parts)])
     head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
 

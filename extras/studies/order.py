@@ -169,7 +169,7 @@ def measure_run(row, n=SEQUENCES):
             names, readable = [*flags.problem.roles], may_attend(flags.problem, flags.causal)
             for reader, read in readable.fill_diagonal_(False).nonzero().tolist():
                 kind = f"{names[reader]} -> {names[read]}"
-                paths = [Path(*head, *kind.split(" -> ")) for head in patched.reads]
+                paths = [Path(*head, *kind.split(" -> ")) for head in patched.others_reads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
             row = dict(run=name_of(row), rotary=flags.rotary, optimizer=flags.optimizer)
