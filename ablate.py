@@ -299,7 +299,7 @@ def search(patched, ranked, ablations):
     def faithful(paths):
         show(f"search: {len(paths)} paths")
         for by in ablations:
-            if not is_faithful(patched.measure(patched.circuit(paths, by)), MARGIN):
+            if not is_faithful(*patched.measure(patched.circuit(paths, by)), MARGIN):
                 return False
         return True
 
@@ -333,9 +333,8 @@ def prune(ranked, test):
     return paths
 
 
-def is_faithful(measured, margin=1.0):
+def is_faithful(losses, lost, margin=1.0):
     """Return whether what PatchedModel.measure returns is that of a faithful circuit."""
-    losses, lost = measured
     return max(losses.values()) < margin * SOLVED and max(lost.values()) <= margin * LOST
 
 
@@ -346,13 +345,13 @@ def verdict(fresh, paths, ablations):
     """Return what the report says of a circuit as a whole."""
     part, reasons = dict(lost={}), []
     for by in MEAN, ANOTHER:
-        measured = fresh.measure(fresh.circuit(paths, by))
-        part[by], part["lost"][by] = measured
-        if by in ablations and not is_faithful(measured):
-            reasons.append(f"with {by} for all else, {worst_of(*measured)}")
-    without = fresh.measure(fresh.knock_out(paths))
-    part["knocked_out"], _ = without
-    if is_faithful(without):
+        losses, lost = fresh.measure(fresh.circuit(paths, by))
+        part[by], part["lost"][by] = losses, lost
+        if by in ablations and not is_faithful(losses, lost):
+            text = f"loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
+            reasons.append(f"with {by} for all else, {text}")
+    part["knocked_out"], lost = fresh.measure(fresh.knock_out(paths))
+    if is_faithful(part["knocked_out"], lost):
         reasons.append("the full model does as well without it")
     for k in sorted(set(fresh.flags.target_symbols) - reached(paths, fresh.problem)):
         reasons.append(f"no paths lead from x_{k} to the query")
@@ -374,14 +373,10 @@ def reached(paths, problem):
     return holds["q"]
 
 
-def worst_of(losses, lost=None):
-    """Return the symbol with the highest loss, and that with the most lost answers, as text."""
-    worst = max(losses, key=losses.get)
-    text = f"{worst} {losses[worst]:.3f}"
-    if lost:
-        most = max(lost, key=lost.get)
-        text += f", {lost[most]:.1%} of the answers on {most} lost"
-    return text
+def worst_of(values):
+    """Return the symbol with the highest loss, or share of lost answers, as text."""
+    worst = max(values, key=values.get)
+    return f"{worst} {values[worst]:.3f}"
 
 
 def rows_of(fresh, paths, by):
@@ -443,7 +438,8 @@ def find_circuit(model, flags, count=512):
             break
     show()
     if found is None:
-        said = worst_of(*searched.measure(searched.circuit(ranked)))
+        losses, lost = searched.measure(searched.circuit(ranked))
+        said = f"a loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
         return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave {said}")
     return dict(report, paths=rows_of(fresh, found, report["ablation"]))
 
@@ -471,13 +467,12 @@ def print_report(report):
 def main():
     p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=train.run_directory, help="run directory of train.py")
-    args = p.parse_args()
+    run = p.parse_args().run
     train.keep_freed_memory()
-    model, flags = train.load(args.run)
+    model, flags = train.load(run)
     report = find_circuit(model, flags)
     print_report(report)
-    train.write_file(args.run / "circuit.json", dict(report, weights=train.weights_hash(args.run)))
-    print(f"circuit: {args.run / 'circuit.json'}")
+    train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def draw_attention_maps(model, flags, paths):
         axes.set_title(f"L{layer}H{head}", fontsize=13, color=color)
         axes.spines[:].set(color=color)
     figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
-    figure.supxlabel("attended token (B3: $x_1$ of chain 3)", fontsize=13)
-    figure.supylabel("attending token", fontsize=13)
+    figure.supxlabel("attended token (B3: $x_1$ of chain 3)")
+    figure.supylabel("attending token")
     add_title(figure, flags, "attention on one held-out sequence; red: heads of the circuit")
     return figure
 
@@ -286,10 +286,10 @@ def draw_paths(flags, emergence):
         if step is not None:
             axes.axvline(step, color=CIRCUIT, lw=1)
             axes.text(step, 0.05, f" {step:.0f}", color=CIRCUIT, fontsize=9)
-        axes.set_title(str(path), fontsize=10)
+        axes.set_title(str(path))
         axes.set(ylim=(-0.03, 1.03))
-    figure.supxlabel("training step", fontsize=10)
-    figure.supylabel("mean attention", fontsize=10)
+    figure.supxlabel("training step")
+    figure.supylabel("mean attention")
     n = emergence["sequences"]
     add_title(figure, flags, f"mean attention of each path (n = {n}); red: it first passes 0.5")
     return figure

@@ -193,8 +193,7 @@ def main():
     missing = [run for run in runs if not (run[0].out / "model.pt").exists()]
     missing.sort(key=lambda run: run[0].layers, reverse=True)
     folder.mkdir(parents=True, exist_ok=True)
-    done = len(runs) - len(missing)
-    print(f"{done} runs have finished before, {len(missing)} to do: see {folder}/*.txt")
+    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt")
     pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     if args.scheduler:
         from distributed import Client

@@ -112,9 +112,9 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     means, lost = patched.measure(losses)
     assert [*lost.values()] == [pytest.approx(1 / 6, abs=1e-5)] * 2
     assert means["x_1"] == pytest.approx(losses[..., 0].mean().item(), abs=1e-5)
-    assert not ablate.is_faithful((dict(x_1=0), lost))  # a sixth is lost
+    assert not ablate.is_faithful(dict(x_1=0), lost)  # a sixth is lost
     for level, faithful in (0.06, False), (0.04, True):
-        assert ablate.is_faithful(patched.measure(0 * losses + level)) == faithful
+        assert ablate.is_faithful(*patched.measure(0 * losses + level)) == faithful
 
 
 def test_aligned_twins_and_gradients(patched):

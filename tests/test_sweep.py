@@ -52,7 +52,7 @@ def test_a_killed_run_is_one_line_and_the_same_command_continues_it(where, tmp_p
             code, out, err = run_main(sweep, *words)
         assert code == 1 and "1 runs failed; the same command" in err
         assert out.count("exit code -9") == 1 and steps_of(folder) == [[0, 20, 40]] * 2
-        assert "2 runs have finished before, 1 to do" in output_of(sweep, *words)
+        assert "1 of 3 runs to do" in output_of(sweep, *words)
     assert steps_of(folder) == [[0, 20, 40]] * 3
     assert "resumed" in next(folder.glob("*_s1.txt")).read_text()
 
@@ -67,7 +67,7 @@ def test_a_sweep_that_was_killed_ends_with_whole_logs(tmp_path):
     process.communicate()
     output_of(sweep, *words)
     psutil.wait_procs(trainings, timeout=100)
-    assert "0 to do" in output_of(sweep, *words)
+    assert "0 of 3 runs to do" in output_of(sweep, *words)
     assert steps_of(tmp_path) == [[*range(0, 101, 20)]] * 3
 
 

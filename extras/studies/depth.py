@@ -209,12 +209,12 @@ def answer():
     return f"""\
 **Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
 takes two by content, in {solved_of(wide)} runs with 2N heads or more (of 32 numbers, with MLPs,
-without RoPE; N = {chains} with {of_each} seeds). It costs about a head for each place, and training: at 15 places, 16 or 32 heads solve x_1
-in {solved_of(led)} runs that start from the weights of fewer places (*led*), and in
-{solved_of(scratch)} from scratch. In our runs it stops at 23 places: one layer of 8 to 32 heads
-solves x_1 in {solved_of(far[0])} led runs (best loss {min(losses_of(far[0])):.2f}),
-{solved_of(far[1])} from scratch and {solved_of(short)} of 4,000 steps, where two layers do in
-{solved_of(two)}."""
+without RoPE; N = {chains} with {of_each} seeds). It costs about a head for each place, and
+training: at 15 places, 16 or 32 heads solve x_1 in {solved_of(led)} runs that start from the
+weights of fewer places (*led*), and in {solved_of(scratch)} from scratch. In our runs it stops at
+23 places: one layer of 8 to 32 heads solves x_1 in {solved_of(far[0])} led runs (best loss
+{min(losses_of(far[0])):.2f}), {solved_of(far[1])} from scratch and {solved_of(short)} of 4,000
+steps, where two layers do in {solved_of(two)}."""
 
 
 def heads_table():
