@@ -269,7 +269,7 @@ def findings():
   {len(agree)} k). Theorem 1's log3(2k) held in {bound[4]} models with N = 4 that could break it,
   in {bound[2]} with N = 2.""",
         f"""\
-- **[Order](results/emergence.md)**: x_1, x_2, ... were learned in this order in
+- **[Order](results/emergence.md)**: the losses of x_1, x_2, ... fell below 0.5 in this order in
   {count(order.count_orders()[0])} runs.""",
         f"""\
 - **[Induction](results/emergence.md)**: when x_1 was learned, it needed both reads of an induction
@@ -282,7 +282,7 @@ def findings():
   layer of 2N heads or more (of 32 numbers, with MLPs, without RoPE) solved x_1 in
   {depth.solved_of(wide)} runs; of 23 places, 8 to 32 heads in {depth.solved_of(far)}.""",
         f"""\
-- **What did not hold**: the paper's circuits still answer if heads attend hard, and no longer if
+- **What did not hold**: the paper's circuits still answer with one-hot attention, and no longer if
   then one later path is removed (Appendix E). Of ours {count(hard())} circuits pass both.""",
     ]
 
