@@ -282,10 +282,11 @@ def waits():
     for places in PLACES:
         rows = at_random(places, led=[False])
         steps = [row["learned"][0] for row in rows if row["learned"][0]]
-        texts.append(f"{len(steps)} of {len(rows)} at {places} places")
+        texts.append(f"{len(steps)} of {len(rows)} at {places}")
         medians += [f"{statistics.median(steps):,.0f}"] if steps else []
     return f"""\
-From scratch, x_1 falls below 1/3 in {", ".join(texts)} (median steps {", ".join(medians)})."""
+From scratch, x_1 falls below 1/3 in {", ".join(texts)} places (median steps
+{", ".join(medians)})."""
 
 
 def place_heads():
@@ -295,17 +296,17 @@ def place_heads():
         hows = [row["how"] for row in at_random(places) if solves(row)]
         swapped += [how["swap"][0] for how in hows if "swap" in how]
         if hows:
-            solved.append(f"{span([len(how['place']) for how in hows], '{}')} at {places} places")
+            solved.append(f"{span([len(how['place']) for how in hows], '{}')} at {places}")
     for heads in HEADS:
         hows = [row["how"] for row in at_random(23, [heads], [True])]
         served = [sum(loss < SERVED for loss in how["by_place"]) for how in hows]
         if hows:
             kept = span([len(how["place"]) for how in hows], "{}")
-            far.append(f"{heads} heads serve {span(served, '{}')} with {kept} place heads")
+            far.append(f"{heads} heads have {kept} and serve {span(served, '{}')}")
     return f"""\
-Models that solve x_1 have this many place heads: {", ".join(solved)}. Of 23 places, led models of
-{", of ".join(far)} (served: a loss below {SERVED}). Here the first swap brings the expected symbol
-in part (error {span(swapped)})."""
+Place heads of models that solve x_1, by places: {", ".join(solved)}. Of 23 places, led models of
+{", of ".join(far)} (by a loss below {SERVED}). The first swap brings the expected symbol in part
+(error {span(swapped)})."""
 
 
 def equal_parameters():
