@@ -348,8 +348,7 @@ def verdict(fresh, paths, ablations):
         losses, lost = fresh.measure(fresh.circuit(paths, by))
         part[by], part["lost"][by] = losses, lost
         if by in ablations and not is_faithful(losses, lost):
-            text = f"loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
-            reasons.append(f"with {by} for all else, {text}")
+            reasons.append(f"with {by} for all else, {worst_of_both(losses, lost)}")
     part["knocked_out"], lost = fresh.measure(fresh.knock_out(paths))
     if is_faithful(part["knocked_out"], lost):
         reasons.append("the full model does as well without it")
@@ -377,6 +376,10 @@ def worst_of(values):
     """Return the symbol with the highest loss, or share of lost answers, as text."""
     worst = max(values, key=values.get)
     return f"{worst} {values[worst]:.3f}"
+
+
+def worst_of_both(losses, lost):
+    return f"loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
 
 
 def rows_of(fresh, paths, by):
@@ -438,9 +441,8 @@ def find_circuit(model, flags, count=512):
             break
     show()
     if found is None:
-        losses, lost = searched.measure(searched.circuit(ranked))
-        said = f"a loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
-        return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave {said}")
+        said = worst_of_both(*searched.measure(searched.circuit(ranked)))
+        return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave a {said}")
     return dict(report, paths=rows_of(fresh, found, report["ablation"]))
 
 

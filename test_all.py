@@ -241,6 +241,7 @@ def test_a_mistake_gets_one_line(tiny_run):
         (analyze, "", "required: run"),
         (sweep, "", "give either a --preset"),
         (sweep, "--layers 1 --seed 3", "leave out --seed"),
+        (sweep, "--layers 1 --worker 3", "unrecognized"),
     ):
         code, _, err = run_main(module, arguments)
         assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)

@@ -37,7 +37,7 @@ def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(
         assert {*ablate.paths_in(report)} == {*paths_from(*circuit.split(", "))}
 
 
-@pytest.mark.parametrize("fault", ["never", "twice", "pattern", "answers", "not finite"])
+@pytest.mark.parametrize("fault", ["never", "twice", "pattern", "values", "answers", "not finite"])
 def test_a_model_that_would_be_measured_wrongly_is_refused(fault):
     def wrong(x, heads):
         f = heads.get((1, 0), torch.matmul)
@@ -47,6 +47,8 @@ def test_a_model_that_would_be_measured_wrongly_is_refused(fault):
             planted(x, heads)
         if fault == "pattern":
             heads = heads | {(1, 0): lambda pattern, values: f(pattern[:, -4:], values)}
+        if fault == "values":
+            heads = heads | {(1, 0): lambda pattern, values: f(pattern, values[:, -4:])}
         answers = planted(x, heads)
         if fault == "not finite":
             answers[0] = torch.nan

@@ -15,9 +15,8 @@ import pytest
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
 GRID = ["--layers", 1, "--seeds", 3, *TINY.split(), "--workers", 2]
-KILLER = f"""# train.py, which kills itself at its second evaluation if the seed is 1
-import os, sys
-sys.path.insert(0, {str(HERE)!r})
+KILLER = """# train.py, which kills itself at its second evaluation if the seed is 1
+import os
 import train
 real = train.print_row
 def print_row(flags, rows):
@@ -49,6 +48,7 @@ def test_a_killed_run_is_one_line_and_the_same_command_continues_it(where, tmp_p
             words += ["--scheduler", stack.enter_context(cluster).scheduler_address]
         with monkeypatch.context() as patch:
             patch.setattr(train, "__file__", str(killer))
+            patch.setenv("PYTHONPATH", str(HERE))  # where the killer finds train
             code, out, err = run_main(sweep, *words)
         assert code == 1 and "1 runs failed; the same command" in err
         assert out.count("exit code -9") == 1 and steps_of(folder) == [[0, 20, 40]] * 2

@@ -30,11 +30,11 @@ SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an 
 SERVED = 0.25  # the loss of x_1 below which a place is served; where nothing is known it is about 1
 SEEDS = 5  # a cell of the page has runs of so many seeds or more
 PLACES, HEADS = (9, 11, 15, 23), (8, 16, 32)  # of a 1b, and in the one layer
-EQUAL = [  # other flags, N, D, steps, two shapes (layers, heads) with as many parameters
-    ("", 4, 1, 4000, (1, 16), (2, 4)),
-    ("", 4, 2, 2500, (2, 16), (3, 8)),
-    ("", 4, 3, 12_000, (2, 16), (3, 8)),
-    ("--task random12", 2, 1, 10_000, (1, 16), (2, 4)),
+EQUAL = [  # places or None, N, D, steps, two shapes (layers, heads) with as many parameters
+    (None, 4, 1, 4000, (1, 16), (2, 4)),
+    (None, 4, 2, 2500, (2, 16), (3, 8)),
+    (None, 4, 3, 12_000, (2, 16), (3, 8)),
+    (15, 2, 1, 10_000, (1, 16), (2, 4)),
 ]
 BASELINE = 0.66  # the median of the cells of random places that were known before PREDICTED
 
@@ -164,13 +164,18 @@ def one_layer():
     return found
 
 
+def rows_of(layers, heads, N, D, steps, places=None, led=False):
+    """Return the rows of a cell without further flags; places: of a 1b among distractors."""
+    other = f"--task random{places - 3}" if places else ""
+    return cells().get((other + " led" * led, layers, N, heads, D, steps), [])
+
+
 def at_random(places, heads=HEADS, led=(False, True)):
     """Return the rows of one layer, N = 2, where a 1b stands at any of so many places: with these
     numbers of heads, from scratch with 10,000 steps, and led."""
     found = []
     for number, start in itertools.product(heads, led):
-        task, steps = f"--task random{places - 3}", 5000 if start else 10_000
-        found += cells().get((task + " led" * start, 1, 2, number, 1, steps), [])
+        found += rows_of(1, number, 2, 1, 5000 if start else 10_000, places, start)
     return found
 
 
@@ -202,10 +207,8 @@ def answer():
     of_each = ", ".join(str(seeds[N]) for N in sorted(seeds))
     scratch, led = at_random(15, (16, 32), [False]), at_random(15, (16, 32), [True])
     far = [at_random(23, led=[start]) for start in (True, False)]
-    short, two = [], []
-    for heads in (8, 16):
-        short += cells()["--task random20", 1, 2, heads, 1, 4000]
-        two += cells()["--task random20", 2, 2, heads, 1, 4000]
+    short = rows_of(1, 8, 2, 1, 4000, 23) + rows_of(1, 16, 2, 1, 4000, 23)
+    two = rows_of(2, 8, 2, 1, 4000, 23) + rows_of(2, 16, 2, 1, 4000, 23)
     return f"""\
 **Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
 takes two by content, in {solved_of(wide)} runs with 2N heads or more (of 32 numbers, with MLPs,
@@ -313,16 +316,16 @@ def equal_parameters():
     """Return, for shapes with as many parameters, which solve x_D: few layers of many heads, and
     more layers of fewer heads."""
     lines = []
-    for other, N, D, steps, *shapes in EQUAL:
-        cell, task = [f"{steps:,}"], other.removeprefix("--task ") or "chain"
+    for places, N, D, steps, *shapes in EQUAL:
+        cell = [f"{steps:,}"]
         for layers, heads in shapes:
-            rows = cells().get((other, layers, N, heads, D, steps), [])
-            flags = Flags(**train.DEFAULTS).replace(layers=layers, heads=heads, head_size=32)
-            flags = flags.replace(task=task, N=N, D=D)
+            rows = rows_of(layers, heads, N, D, steps, places)
+            shape = dict(layers=layers, heads=heads, head_size=32, N=N, D=D)
+            flags = Flags(**(train.DEFAULTS | shape))  # distractors change no parameter
             size = sum(weights.numel() for weights in train.build(flags).parameters())
             layer = "layer" + "s" * (layers > 1)
             cell.append(f"{layers} {layer} of {heads}, {size:,}: {solved_of(rows)}")
-        where = f" ({int(task.removeprefix('random')) + 3} places)" if other else ""
+        where = f" ({places} places)" if places else ""
         lines.append([f"x_{D}, N = {N}{where}", *cell])
     head = "symbol", "steps", "fewer layers of heads, parameters: solved", "more layers"
     return markdown(head, *lines)
@@ -349,9 +352,9 @@ def predictions():
     lines, inside, near = [], 0, 0
     for row in train.read_file(PREDICTED):
         led = row["group"].startswith("led")
-        other = f"--task random{row['places'] - 3}" + " led" * led if row["places"] else ""
         steps = row.get("steps") or (5000 if led else 10_000)
-        rows = cells().get((other, row["layers"], row["N"], row["heads"], row["D"], steps), [])
+        shape = row["layers"], row["heads"], row["N"], row["D"]
+        rows = rows_of(*shape, steps, row["places"], led)
         if rows:
             median, low, high = median_of(rows), row["low"], row["high"]
             inside += low <= median <= high
