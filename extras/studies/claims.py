@@ -261,7 +261,7 @@ def findings():
     bound = {N: count([answer for answer in bounded() if answer[0].N == N]) for N in (4, 2)}
     fresh = circuits.seeds("main command")[2]
     far = depth.at_random(23)
-    wide = [row for row in depth.one_layer() if row["heads"] >= 2 * row["N"]]
+    chains, wide = depth.wide()
     return [
         f"""\
 - **[Depth](results/depth.md)**: if a token may attend only to its own pair and to tokens that know
@@ -279,8 +279,8 @@ def findings():
   {circuits.both(fresh)} seeds of the main command on which it was not fitted.""",
         f"""\
 - **[Heads](results/depth.md)**: where pairs stand at few places, enough heads replace a layer. One
-  layer of 2N heads or more (of 32 numbers, with MLPs, without RoPE) solved x_1 in
-  {depth.solved_of(wide)} runs; of 23 places, 8 to 32 heads in {depth.solved_of(far)}.""",
+  layer of 2N heads or more (N = {chains}; heads of 32 numbers, with MLPs, without RoPE) solved x_1
+  in {depth.solved_of(wide)} runs; of 23 places, 8 to 32 heads in {depth.solved_of(far)}.""",
         f"""\
 - **What did not hold**: the paper's circuits still answer with one-hot attention, and no longer if
   then one later path is removed (Appendix E). Of ours {count(hard())} circuits pass both.""",

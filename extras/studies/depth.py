@@ -157,16 +157,22 @@ def cells():
 
 
 def one_layer():
-    """Return the rows of one layer, D = 1 and no other flags."""
+    """Return the rows of one layer, D = 1 and no other flags, of cells with SEEDS runs or more."""
     found = []
     for (other, layers, _, _, D, _), rows in cells().items():
-        found += rows if (other, layers, D) == ("", 1, 1) else []
+        found += rows if (other, layers, D) == ("", 1, 1) and len(rows) >= SEEDS else []
     return found
+
+
+def wide():
+    """Return the N, "2, 4, 8", and the rows of one layer with 2N heads or more."""
+    rows = [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
+    return ", ".join(map(str, sorted({row["N"] for row in rows}))), rows
 
 
 def rows_of(layers, heads, N, D, steps, places=None, led=False):
     """Return the rows of a cell without further flags; places: of a 1b among distractors."""
-    other = f"--task random{places - 3}" if places else ""
+    other = f"--task random{places - 2 * N + 1}" if places else ""
     return cells().get((other + " led" * led, layers, N, heads, D, steps), [])
 
 
@@ -201,39 +207,36 @@ def solved_of(rows, form="{} of {}"):
 
 def answer():
     """Return what heads replace, what it costs, and where it stops."""
-    wide = [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
-    seeds = collections.Counter(N for N, _ in {(row["N"], row["seed"]) for row in wide})
-    chains = ", ".join(map(str, sorted(seeds)))
-    of_each = ", ".join(str(seeds[N]) for N in sorted(seeds))
+    chains, many = wide()
     scratch, led = at_random(15, (16, 32), [False]), at_random(15, (16, 32), [True])
-    far = [at_random(23, led=[start]) for start in (True, False)]
-    short = rows_of(1, 8, 2, 1, 4000, 23) + rows_of(1, 16, 2, 1, 4000, 23)
+    far = at_random(23)
     two = rows_of(2, 8, 2, 1, 4000, 23) + rows_of(2, 16, 2, 1, 4000, 23)
     return f"""\
 **Where the pairs stand at few places, enough heads replace a layer**: one layer solves x_1, which
-takes two by content, in {solved_of(wide)} runs with 2N heads or more (of 32 numbers, with MLPs,
-without RoPE; N = {chains} with {of_each} seeds). It costs about a head for each place, and
-training: at 15 places, 16 or 32 heads solve x_1 in {solved_of(led)} runs that start from the
-weights of fewer places (*led*), and in {solved_of(scratch)} from scratch. In our runs it stops at
-23 places: one layer of 8 to 32 heads solves x_1 in {solved_of(far[0])} led runs (best loss
-{min(losses_of(far[0])):.2f}), {solved_of(far[1])} from scratch and {solved_of(short)} of 4,000
-steps, where two layers do in {solved_of(two)}."""
+takes two by content, in {solved_of(many)} runs with 2N heads or more (N = {chains}; heads of 32
+numbers, with MLPs, without RoPE). It costs about a head for each place, and training: at 15 places,
+16 or 32 heads solve x_1 in {solved_of(led)} runs that start from the weights of fewer places
+(*led*), and in {solved_of(scratch)} from scratch. In our runs it stops at 23 places: one layer of
+8 to 32 heads solves x_1 in {solved_of(far)} (best loss {min(losses_of(far)):.2f}), two layers of 8
+or 16 in {solved_of(two)}, of fewer steps."""
 
 
 def heads_table():
     """Return which models solve a symbol that takes more layers by shared content, by their heads:
-    of each shape that has more than N heads and SEEDS runs or more."""
-    lines = collections.defaultdict(dict)
+    of SEEDS runs or more, some with more than N heads, those of most steps."""
+    lines, longest = collections.defaultdict(dict), {}
     for (other, layers, N, heads, D, steps), rows in cells().items():
         if not other and len(rows) >= SEEDS and layers < causal_depth(D):
-            lines[D, causal_depth(D), layers, N, steps][heads] = solved_of(rows, "{}/{}")
+            lines[D, layers, N, steps][heads] = solved_of(rows, "{}/{}")
+    for k, layers, N, steps in sorted(lines):
+        if max(lines[k, layers, N, steps]) > N:
+            longest[k, layers, N] = steps, lines[k, layers, N, steps]
     table = []
-    for (k, content, layers, N, steps), solved in sorted(lines.items()):
-        if max(solved) > N:
-            parts = []
-            for text, group in itertools.groupby(solved, solved.get):
-                parts.append(f"{', '.join(map(str, group))}: {text}")
-            table.append([k, f"{layers} ({content})", N, f"{steps:,}", "; ".join(parts)])
+    for (k, layers, N), (steps, solved) in longest.items():
+        parts = []
+        for text, group in itertools.groupby(solved, solved.get):
+            parts.append(f"{', '.join(map(str, group))}: {text}")
+        table.append([k, f"{layers} ({causal_depth(k)})", N, f"{steps:,}", "; ".join(parts)])
     head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
 
@@ -317,17 +320,16 @@ def equal_parameters():
     more layers of fewer heads."""
     lines = []
     for places, N, D, steps, *shapes in EQUAL:
-        cell = [f"{steps:,}"]
+        where = f" ({places} places)" if places else ""
+        sizes, solved = [], []
         for layers, heads in shapes:
-            rows = rows_of(layers, heads, N, D, steps, places)
             shape = dict(layers=layers, heads=heads, head_size=32, N=N, D=D)
             flags = Flags(**(train.DEFAULTS | shape))  # distractors change no parameter
-            size = sum(weights.numel() for weights in train.build(flags).parameters())
-            layer = "layer" + "s" * (layers > 1)
-            cell.append(f"{layers} {layer} of {heads}, {size:,}: {solved_of(rows)}")
-        where = f" ({places} places)" if places else ""
-        lines.append([f"x_{D}, N = {N}{where}", *cell])
-    head = "symbol", "steps", "fewer layers of heads, parameters: solved", "more layers"
+            sizes.append(sum(weights.numel() for weights in train.build(flags).parameters()))
+            rows = rows_of(layers, heads, N, D, steps, places)
+            solved.append(f"{layers} x {heads}: {solved_of(rows, '{}/{}')}")
+        lines.append([f"x_{D}, N = {N}{where}", f"{steps:,}", "{:,}; {:,}".format(*sizes), *solved])
+    head = "symbol", "steps", "parameters", "layers x heads: solved", "with more layers"
     return markdown(head, *lines)
 
 
