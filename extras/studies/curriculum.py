@@ -90,33 +90,22 @@ def draw(rows, out):
 # ---- conditional retrieval: x_1, x_2, x_3 are called x, y, z
 
 
-def conditional_runs():
-    """Return (rows, left out): the runs of conditional retrieval that learn their attention, the
-    longest of each encoding, depth, seed and targets; and the shorter ones."""
-    rows, runs = committed("conditional/*", "again/cond*"), {}
-    rows = [row for row in rows if not row["flags"].circuit]
-    for row in sorted(rows, key=lambda row: -row["flags"].steps):
-        flags = row["flags"]
-        runs.setdefault((flags.rotary, flags.layers, flags.seed, *flags.target_symbols), row)
-    kept = [*runs.values()]
-    return kept, [row for row in rows if row not in kept]
-
-
 def conditional_claim():
     """Return in which order the symbols are learned, and what runs with fewer targets learn."""
-    rows, left_out = conditional_runs()
-    runs = [[*row["learned"].values()] for row in rows if len(row["learned"]) == 3]
-    both = [steps for steps in runs if None not in steps[:2]]
-    later = [z - max(x, y) for x, y, z in both if z is not None]
+    rows = committed("conditional/*", "again/cond*")
+    rows = [row for row in rows if not row["flags"].circuit]  # they learn their attention
+    whole = [row for row in rows if len(row["learned"]) == 3]
     part = [row for row in rows if len(row["learned"]) < 3]
+    both = [row for row in whole if None not in [*row["learned"].values()][:2]]
+    seeds = len({row["flags"].seed for row in both})
+    steps = [[*row["learned"].values()] for row in both]
+    gaps = [z - max(x, y) for x, y, z in steps if z is not None]
     return f"""\
-- Of {len(both)} runs that learn x and y, {sum(y < x for x, y, _ in both)} learn y first.
-- z comes after both in {sum(gap > 0 for gap in later)} of the {len(later)} runs that learn it; one
-  with RoPE knows both and does not learn it.
+- Of {len(whole)} runs that ask for all three, repeats included, {len(both)} ({seeds} seeds) learn x
+  and y, {sum(y < x for x, y, _ in steps)} of them y first. {len(gaps)} learn z too,
+  {sum(gap > 0 for gap in gaps)} of them after both.
 - If x or y is not asked for, {sum(bool(row["known"]) for row in part)} of {len(part)} runs learn
-  anything.
-
-Left out are {len(left_out)} runs of the same seeds and flags, shorter ones and repeats."""
+  anything."""
 
 
 if __name__ == "__main__":
