@@ -40,8 +40,8 @@ slow | 9.2 i | emergence | transformer D learns x_1 after 3600 slow steps
 x_1 below 0.5 before step 3600
 needs | 9.2 i | emergence | x_1 is learned with an induction head
 half of what is learned stays without q -> 1b, or without 1b -> 1a, in all heads
-reuse | 9.2 ii | emergence | later symbols reuse the induction head
-one stays below 0.5 without any one q -> 1b, or without any one 1b -> 1a
+reuse | 9.2 ii | emergence | later symbols reuse one induction head
+one stays below 0.5 without any one q -> 1b, or without any one 1b -> 1a (heads may share it)
 reads | 9.2 iii | emergence | one new head for each later symbol reads 1b, 2b, ... in this order
 another order, or none or several new heads between two symbols
 last | 9.2 iv | emergence | D's last head emerges much later
@@ -270,10 +270,10 @@ def findings():
     fresh = circuits.seeds("main command")[1]
     return [
         f"""\
-- **[Depth](results/depth.md)**: if a token may attend only to its own pair and to tokens that know
-  a symbol that it knows, x_k takes floor(log2 k) + 2 layers (simulated: {sum(agree)} of
-  {len(agree)} k). Theorem 1's log3(2k) held in some models that learn a symbol and could
-  break it ({by_N(bounded())}).""",
+- **[Depth](results/depth.md)**: with a causal mask, if a token may attend only to its own pair and
+  to tokens that know a symbol that it knows, x_k takes floor(log2 k) + 2 layers (simulated:
+  {sum(agree)} of {len(agree)} k). Theorem 1's log3(2k) held in some models that learn a symbol and
+  could break it ({by_N(bounded())}).""",
         f"""\
 - **[Order](results/emergence.md)**: the losses of x_1, x_2, ... fell below 0.5 in this order in
   {count(order.count_orders()[0])} runs.""",

@@ -99,11 +99,11 @@ def conditional_claim():
     both = [row for row in whole if None not in [*row["learned"].values()][:2]]
     seeds = len({row["flags"].seed for row in both})
     steps = [[*row["learned"].values()] for row in both]
-    gaps = [z - max(x, y) for x, y, z in steps if z is not None]
+    known = [(x, y, z) for x, y, z in steps if z is not None]
     return f"""\
-- Of {len(whole)} runs that ask for all three, repeats included, {len(both)} ({seeds} seeds) learn x
-  and y, {sum(y < x for x, y, _ in steps)} of them y first. {len(gaps)} learn z too,
-  {sum(gap > 0 for gap in gaps)} of them after both.
+- Of {len(whole)} runs that ask for all three and learn their attention, repeats included,
+  {len(both)} ({seeds} seeds) learn x and y, {sum(y < x for x, y, _ in steps)} of them y first.
+  {len(known)} learn z too, {sum(z < max(x, y) for x, y, z in known)} of them before x or y.
 - If x or y is not asked for, {sum(bool(row["known"]) for row in part)} of {len(part)} runs learn
   anything."""
 

@@ -264,9 +264,9 @@ def swaps():
     added = max(new - full for full, new, _ in swapped)
     own = span([old for _, _, old in swapped], "{:.1f}")
     return f"""\
-Of {len(solved)} models that solve x_1, {len(both)} have an address head and N place heads or more,
-for N places. In these both swaps bring the expected symbol (the loss rises by at most
-{added:.2f}) and not the own one (loss {own})."""
+Of {len(solved)} models of the first table that solve x_1, {len(both)} have an address head and N
+place heads or more, for N places. In these both swaps bring the expected symbol (the loss rises by
+at most {added:.2f}) and not the own one (loss {own})."""
 
 
 def places_table():
@@ -291,7 +291,7 @@ def waits():
         steps = [step for step in learned if step]
         when = f" (step {spread(steps)})" if steps else ""
         texts.append(f"{len(steps)} of {len(learned)} at {places}{when}")
-    return f"Runs from scratch in which x_1 falls below 1/3, by places: {', '.join(texts)}."
+    return f"Of 8 to 32 heads from scratch, x_1 falls below 1/3, by places: {', '.join(texts)}."
 
 
 def place_heads():
@@ -309,8 +309,9 @@ def place_heads():
         far.append(f"{heads} heads have {kept} and serve {span(served, '{}')}")
     return f"""\
 Place heads of models that solve x_1, by places: {", ".join(solved)}. Of 23 places, led models of
-{", of ".join(far)} (by a loss below {SERVED}). The first swap brings the expected symbol
-with an error of {span(swapped)}."""
+{", of ".join(far)} (by a loss below {SERVED}). Where x_1 is solved,
+the first swap brings the expected symbol with an error of {span(swapped)}, of 1 or more in
+{sum(error >= 1 for error in swapped)} of {len(swapped)}."""
 
 
 def equal_parameters():

@@ -177,8 +177,8 @@ def induction_table(shown=5):
     """Return a row per kind of read: by how much x_1 rises without it, and who needs it."""
     groups, lines, rows = induction_groups(), [], load_induction()
     kinds = sorted(rows[0]["kinds"], key=lambda kind: -max(row["kinds"][kind] for row in rows))
-    others = kinds[shown:]
-    for title, group in [*((kind, [kind]) for kind in kinds[:shown]), ("any other", others)]:
+    named = {kind: [kind] for kind in kinds[:shown]} | {"largest of others": kinds[shown:]}
+    for title, group in named.items():
         line = [title]
         for rows in groups.values():
             rises = [max(row["kinds"][kind] for kind in group) for row in rows]
