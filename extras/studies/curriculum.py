@@ -54,12 +54,12 @@ def claim():
     alone, turns = committed(f"{D3}x1-2_then_x3_*"), committed(f"{D3}x1_then_x1-2_then_all_*")
     return f"""\
 - **Without x_1**: {sum(no_x1)} of {len(no_x1)} fresh runs that did not ask for x_1 learned a later
-  symbol (D = 2, 3, 5). Left out are {no_x1_left}, whose seed learns none if asked for all either.
+  symbol (D = 2, 3, 5). Left out are {no_x1_left}, whose seed learns no later one if asked for all.
 - **Without x_2**: x_3 is learned in {sum("x_3" in row["known"] for row in whole)} of {len(whole)}
   seeds if all three are asked for, and in {sum("x_3" in row["known"] for row in no_x2)} of the same
   {len(no_x2)} if x_1 and x_3 are.
 - **After x_1 and x_2**: {sum("x_3" in row["known"] for row in alone)} of {len(alone)} runs that
-  knew both and then were asked for x_3 alone learned it. Of {len(turns)} others, asked for all
+  knew only both and then were asked for x_3 alone learned it. Of {len(turns)} others, asked for all
   three, {sum("x_3" in row["known"] for row in turns)} did."""
 
 
