@@ -179,6 +179,21 @@ for heads in 8 16 32; do
   done
 done
 
+# the same with N = 4, and x_2 in one layer, from N = 2 over 3 to 4
+one="--layers 1 --heads 16 --head-size 32 --eval-every 100"
+for seed in 1 2 3; do
+  for distractors in 4 8; do
+    loss 5 "depth_width/scratch$((distractors + 7))_H16_N4_s%" $seed $one --N 4 --D 1 --task random$distractors --steps 10000
+  done
+  for step in "scratch11_H16_N4 led13_H16_N4 --N 4 --D 1 --task random6" "led13_H16_N4 led15_H16_N4 --N 4 --D 1 --task random8" \
+    "L1_H16_N2_D2_steps10000 L1_H16_N3_D2_led --N 3 --D 2 --stop-below 0.002" \
+    "L1_H16_N3_D2_led L1_H16_N4_D2_led --N 4 --D 2 --stop-below 0.002"; do
+    read -r before after flags <<< "$step"
+    trainer="python -m extras.studies.start $folder/depth_width/${before}_s$seed" loss 5 "depth_width/${after}_s%" $seed $one $flags \
+      --steps 5000
+  done
+done
+
 # the circuits of some of these (circuits.md)
 one="--layers 1 --head-size 32 --D 1 --steps 4000 --stop-below 0.002 --eval-every 100"
 circuit 5 runs/one_layer/L1_H5_N4_D1_s% 1 $one --heads 5
