@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Trains every run of results/, in order, makes rows of them, and draws the figures of the studies. It skips what is there,
-# so after a stop the same command continues. Two kinds of committed runs need an older commit: 4dff4b6 those that start from
-# the weights of a run with other targets ("then" in runs/curriculum.jsonl, with its --init), and ae492b7 those whose
-# attention is held on a circuit ("held" in runs/conditional.jsonl, with its extras.studies.frozen).
+# so after a stop the same command continues. Those that start from the weights of a run with other targets ("then" in
+# runs/curriculum.jsonl, with its --init) need commit 4dff4b6.
 #
 #   bash results/reproduce.sh out/again          # about 80 core-hours, days on a laptop
 #   bash results/reproduce.sh out/again --all    # the long runs too, which take weeks without a GPU
@@ -147,9 +146,9 @@ diagram() {  # LAST_SEED LAYERS N D STEPS HEADS FLAGS, where N, D and HEADS may 
   done; done; done
 }
 for shape in "6 1 2 1 3000 1" "5 1 2 1 3000 2,3,4,5,8,16" "5 1 4 1 4000 1,16" "6 1 4 1 4000 2,3,4,5,8" "5 1 8 1 4000 1,2,3,4,5,8,9,16" \
-  "5 1 16 1 2000 4" "5 1 2 2 3000 16" "5 1 2 2 10000 16" "5 1 4 2 4000 16" "5 2 4 2 2000 1" "5 2 4 2 2500 2,3,4,5,8" "6 2 4 2 2500 16" \
+  "5 2 4 1 4000 4" "5 1 16 1 2000 4" "5 1 2 2 3000 16" "5 1 2 2 10000 16" "5 1 4 2 4000 16" "5 2 4 2 2000 1" "5 2 4 2 2500 2,3,4,5,8" "6 2 4 2 2500 16" \
   "10 2 4 2 10000 1" "5 2 4 2 10000 8" "5 2 16 2 10000 4" "5 2 2 3 3000 8,16" "5 2 3 3 4000 8" "1 2 4 3,4 2500 16" "5 2 4 3 6000 16" \
-  "5 2 4 3 12000 8,16" "5 3 4 4 2500 4" "1 3 4 4 2500 16" "3 3 4 4 4500 4" "5 3 4 4 12000 4,16" "5 3 2 5,7 5000 8" \
+  "5 2 4 3 12000 8,16" "5 3 4 2 2500 8" "5 3 4 3 12000 8" "5 3 4 4 2500 4" "1 3 4 4 2500 16" "3 3 4 4 4500 4" "5 3 4 4 12000 4,16" "5 3 2 5,7 5000 8" \
   "5 1 4 1 4000 8 --no-mlp" "5 2 4 2 2500 8 --no-mlp" "6 2 4 2 10000 8 --no-mlp" "5 1 4 1 4000 1,2,3,4,5,8,16 --rotary qk" \
   "5 2 4 2 2500 4 --task shuffled" "9 2 4 2 10000 4 --task shuffled" "5 3 4 2,4 2500 4 --task shuffled" \
   "1 1 3 1 4000 3,4,6" "1 1 6 1 4000 6,7,12" "1 1 2 1 3000 1,2 --head-size 64" "1 1 2 1 3000 2 --head-size 8" "1 1 2 1 3000 2,4 --head-size 4" \
@@ -161,6 +160,7 @@ done
 
 # pairs among distractors in two layers, where the first seed went to 0.002
 stop=0.01 diagram 3 2 2 1 4000 8 --task fixed20
+stop=0.01 diagram 3 2 2 1 10000 4 --task random12
 stop=0.01 diagram 5 2 2,4 1 4000 8,16 --task random20
 
 # heads against places: from scratch, and each number of places from the weights of the one before

@@ -97,8 +97,7 @@ def test_a_row_is_what_a_run_left(tmp_path):
 def test_figure_4_holds_every_run():
     """A dot per run and symbol, at its own loss."""
     committed = train.read_file(HERE / "results/sweep/results.jsonl")
-    plain = [row for row in committed if not row.get("intervene")]
-    rows = sweep.section_7([{**train.DEFAULTS, **row} for row in plain])
+    rows = sweep.section_7([train.DEFAULTS | row for row in committed])
     above, below = sweep.figure_4(rows).axes
     losses = [(row["layers"], row["val"]) for row in rows]
     symbols = [(row["layers"], row[f"x_{k}"]) for row in rows if row["ic"] for k in range(1, 6)]

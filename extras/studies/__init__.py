@@ -15,9 +15,7 @@ from train import read_file
 
 
 RESULTS = Path("results")
-# what a config.json may say beside the flags: from which run's weights it starts (start.py), and on
-# which circuit its attention was held (frozen.py of commit ae492b7)
-BESIDE = dict(init="", circuit="")
+BESIDE = dict(init="")  # config.json may say from which run's weights it starts (start.py)
 
 
 def command(script, description, tables, draw=None):

@@ -81,7 +81,7 @@ def answer():
     """Return in how many runs a circuit is validated, and what would have refuted it."""
     earlier, present = seeds("main command")
     fresh = earlier + present
-    solved = len(fresh) - count(fresh, "not searched")
+    solved = sum(row["mse"] < 0.01 for row in fresh)
     return f"""\
 On seeds that were trained after it was frozen, the search finds a circuit that is validated under
 both ablations in {both(present)} runs of the main command, and in
@@ -89,9 +89,9 @@ both ablations in {both(present)} runs of the main command, and in
 in {both(earlier)} other seeds of the main command, and with AdamW and RoPE in
 {both(seeds("AdamW with RoPE")[0])}.
 
-**What would have refuted it**: a fresh seed of the main command that solves the problem and has no
-circuit validated under both ablations. Of {solved} that solve it, {count(fresh, VERDICTS[0])} have
-one."""
+**What would have refuted it**: such a seed of the main command whose loss ends below 0.01, and that
+has no circuit validated under both ablations. Of {solved} that end so,
+{count(fresh, VERDICTS[0])} have one."""
 
 
 def fresh_table():

@@ -93,7 +93,6 @@ def draw(rows, out):
 def conditional_claim():
     """Return in which order the symbols are learned, and what runs with fewer targets learn."""
     rows = committed("conditional/*", "again/cond*")
-    rows = [row for row in rows if not row["flags"].circuit]  # they learn their attention
     whole = [row for row in rows if len(row["learned"]) == 3]
     part = [row for row in rows if len(row["learned"]) < 3]
     both = [row for row in whole if None not in [*row["learned"].values()][:2]]
@@ -101,9 +100,9 @@ def conditional_claim():
     steps = [[*row["learned"].values()] for row in both]
     known = [(x, y, z) for x, y, z in steps if z is not None]
     return f"""\
-- Of {len(whole)} runs that ask for all three and learn their attention, repeats included,
-  {len(both)} ({seeds} seeds) learn x and y, {sum(y < x for x, y, _ in steps)} of them y first.
-  {len(known)} learn z too, {sum(z < max(x, y) for x, y, z in known)} of them before x or y.
+- Of {len(whole)} runs that ask for all three, repeats included, {len(both)} ({seeds} seeds) learn x
+  and y, {sum(y < x for x, y, _ in steps)} of them y first. {len(known)} learn z too,
+  {sum(z < max(x, y) for x, y, z in known)} of them before x or y.
 - If x or y is not asked for, {sum(bool(row["known"]) for row in part)} of {len(part)} runs learn
   anything."""
 

@@ -39,8 +39,8 @@ def count(answers):
 
 
 def asks_all(flags):
-    """Return whether a run asks for all symbols, from fresh weights, and learns its attention."""
-    return flags.ic and not (flags.targets or flags.init or flags.circuit)
+    """Return whether a run asks for all symbols, from fresh weights."""
+    return flags.ic and not (flags.targets or flags.init)
 
 
 def all_chains():
@@ -76,8 +76,8 @@ def order_claim():
     answers, unresolved = count_orders()
     return f"""\
 **Symbols are learned in order in {count(answers)}**: each seed of each setting counts once, of the
-runs of chains in `runs/`, `sweep/` and `longer/` that ask for all symbols, learn their attention
-and learn two symbols or more. Left out are {unresolved} in which two symbols fall between the same
+runs of chains in `runs/`, `sweep/`, `longer/` and A to D that ask for all symbols, from fresh
+weights, and learn two or more. Left out are {unresolved} in which two symbols fall between the same
 evaluations, and `depth_width`."""
 
 
@@ -166,9 +166,9 @@ def needed(row, kind):
 
 def induction_groups():
     """Return {title: [row of induction.jsonl, ...]} of the recipes."""
-    groups = {"main command": [], "RoPE": [], "AdamW": []}
+    groups = {"main command": [], "with RoPE": [], "AdamW": []}
     for row in load_induction():
-        recipe = "RoPE" if row["rotary"] == "qk" else "main command"
+        recipe = "with RoPE" if row["rotary"] == "qk" else "main command"
         groups["AdamW" if row["optimizer"] == "adamw" else recipe].append(row)
     return {f"{title} (n = {len(rows)})": rows for title, rows in groups.items() if rows}
 
