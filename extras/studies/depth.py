@@ -218,9 +218,8 @@ def answer():
 alone, solves it, which takes two layers by content, in {solved_of(wide())} runs of the first table
 with 2N heads or more. It costs about a head for each place, and training: at 15 places, 16 or 32
 heads solve x_1 in {solved_of(led)} runs that start from the weights of fewer places (*led*), and in
-{solved_of(scratch)} from scratch. In our runs it stops at 23 places: one layer of 8 to 32 heads
-solves x_1 in {solved_of(far())} runs of 4,000 steps or more, two layers of 8 or 16 in
-{solved_of(two)} of 4,000."""
+{solved_of(scratch)} from scratch. In our runs it stops at 23 places, where one layer of 8 to 32
+heads solves x_1 in {solved_of(far())} runs, and two layers, of no more steps, in {solved_of(two)}."""
 
 
 def heads_table():
