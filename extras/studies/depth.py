@@ -219,7 +219,7 @@ alone, solves it, which takes two layers by content, in {solved_of(wide())} runs
 with 2N heads or more. It costs about a head for each place, and training: at 15 places, 16 or 32
 heads solve x_1 in {solved_of(led)} runs that start from the weights of fewer places (*led*), and in
 {solved_of(scratch)} from scratch. In our runs it stops at 23 places, where one layer of 8 to 32
-heads solves x_1 in {solved_of(far())} runs, and two layers, of no more steps, in {solved_of(two)}."""
+heads solves x_1 in {solved_of(far())} runs, two layers, of no more steps, in {solved_of(two)}."""
 
 
 def heads_table():
