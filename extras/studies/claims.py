@@ -223,7 +223,11 @@ def rows():
     nothing = [(asked(row), not metrics.shown(row)) for row in few]
     return dict(
         layers=(bounded(), by_N(bounded())),
-        alone=(single, f"{depths} layers; {left_out} left out, with no such seed that learns it"),
+        alone=(
+            single,
+            f"{depths} layers; {left_out} left out: no run of their seed and flags, asked for all, "
+            "learns it so soon",
+        ),
         later=(pairs, f"in sweeps: {', '.join(str(flags.layers) for flags in fewest)}"),
         order=(order.count_orders()[0], ""),
         solved=(
