@@ -209,7 +209,6 @@ def rows():
     D = committed("D", "literal/D_s0", "rope/D_s0")
     late = {level: gap > longest for level, _, gap, longest in order.last_paths(D[0])}
     emerged = once([row for row in committed(*order.EMERGED) if row["emergence"]])
-    emerged = [row for row in emerged if not row["report"] or row["report"]["paths"]]
     in_order = [(row["flags"], order.reads_in_order(row, 0.5)) for row in emerged]
     known = [(flags, answer) for flags, answer in in_order if answer is not None]
     exceptions = [name_of(row) for row in emerged if order.reads_in_order(row, 0.5) is False]
@@ -225,8 +224,8 @@ def rows():
         layers=(bounded(), by_N(bounded())),
         alone=(
             single,
-            f"{depths} layers; {left_out} left out: no run of their seed and flags, asked for all, "
-            "learns it so soon",
+            f"{depths} layers; {left_out} left out: no run of their seed and flags, but perhaps of "
+            "other D, asked for all, learns it so soon",
         ),
         later=(pairs, f"in sweeps: {', '.join(str(flags.layers) for flags in fewest)}"),
         order=(order.count_orders()[0], ""),

@@ -248,13 +248,13 @@ def limits():
     without = cells()["--no-mlp", 1, 4, 8, 1, 4000]
     deeper = cells()["--no-mlp", 2, 4, 8, 2, 10_000]
     rope = cells()["--rotary qk", 1, 4, 8, 1, 4000] + cells()["--rotary qk", 1, 4, 16, 1, 4000]
-    falling = sum(row["fell"] > SOLVED for row in rope)
+    fell = span([row["fell"] for row in rope])
     few = sorted(losses_of(rows_of(3, 4, 4, 4, 12_000)))
     three, four = rows_of(1, 16, 3, 2, 5000, led=True), rows_of(1, 16, 4, 2, 5000, led=True)
     return f"""\
 For N = 4, one layer of 8 heads without MLPs solves x_1 in {solved_of(without)} runs of 4,000 steps,
-one of 8 or 16 heads with RoPE in {solved_of(rope)} ({falling} still falling). Two layers of 8
-heads without MLPs solve x_2 in {solved_of(deeper)} runs of 10,000 steps. Three layers
+one of 8 or 16 heads with RoPE in {solved_of(rope)} (they fell by {fell} in the last third). Two
+layers of 8 heads without MLPs solve x_2 in {solved_of(deeper)} runs of 10,000 steps. Three layers
 of 4 heads end at losses of x_4 of {", ".join(f"{loss:.2f}" for loss in few)}. One layer of 16
 heads, led from N = 2 to 3 and 4 with 5,000 steps each, solves x_2 in {solved_of(three)} and
 {solved_of(four)} (losses {span(losses_of(three))} and {span(losses_of(four))})."""
