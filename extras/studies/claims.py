@@ -57,8 +57,9 @@ def budget(answers):
 
 
 def by_N(answers):
-    """Return "N = 4: 12 of 12; N = 2: 0 of 5"."""
-    groups = {N: [answer for answer in answers if answer[0].N == N] for N in (4, 2)}
+    """Return "N = 2: 0 of 5; N = 4: 12 of 12"."""
+    numbers = sorted({flags.N for flags, _ in answers})
+    groups = {N: [answer for answer in answers if answer[0].N == N] for N in numbers}
     return "; ".join(f"N = {N}: {count(group)}" for N, group in groups.items())
 
 
@@ -72,8 +73,8 @@ def asked(row):
 
 def bounded():
     """Return [(flags, whether it learns no symbol for which Theorem 1 asks for more layers), ...],
-    of each run of chains from fresh weights with such a symbol that learns something; of runs that
-    differ in nothing but their steps the longest one."""
+    of each run of chains with such a symbol that learns something, from fresh weights or led; of
+    runs that differ in nothing but their steps the longest one."""
     runs = []
     for flags, learned, _ in order.all_chains():
         names = [name for name, step in learned.items() if step is not None]
@@ -81,10 +82,10 @@ def bounded():
             runs.append((flags, "", names))
     for row in read_file(depth.ROWS):
         flags = asked(row)
-        if "--task" not in row["other"] and not row["init"]:
+        if "--task" not in row["other"]:
             flags = flags.replace(rotary="qk" if "qk" in row["other"] else "input")
             names = [name for name in flags.target_names if row[name] < row["threshold"]]
-            runs.append((flags, row["other"], names))
+            runs.append((flags, row["other"] + row["init"], names))
     answers = {}
     for flags, other, names in sorted(runs, key=lambda run: run[0].steps):
         beyond = {f"x_{k}" for k in range(1, flags.D + 1) if paper_bound(k) > flags.layers}
