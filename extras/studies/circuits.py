@@ -98,9 +98,9 @@ def fresh_table():
     """Return a row per group: what the searches found on seeds on which they were not changed."""
     lines = []
     for name in GROUPS:
-        rows = [row for part in seeds(name) for row in part]
-        cells = [name]
-        for part in seeds(name):
+        parts, cells = seeds(name), [name]
+        rows = [row for part in parts for row in part]
+        for part in parts:
             counts = "/".join(str(count(part, verdict)) for verdict in VERDICTS)
             cells.append(counts if part else "")
         circuits = [paths_in(row["report"]) for row in rows if row["report"]["validated"]]

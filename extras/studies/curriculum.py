@@ -93,15 +93,15 @@ def draw(rows, out):
 def conditional_claim():
     """Return in which order the symbols are learned, and what runs with fewer targets learn."""
     rows = committed("conditional/*", "again/cond*")
-    whole = [row for row in rows if len(row["learned"]) == 3]
     part = [row for row in rows if len(row["learned"]) < 3]
-    both = [row for row in whole if None not in [*row["learned"].values()][:2]]
-    seeds = len({row["flags"].seed for row in both})
-    steps = [[*row["learned"].values()] for row in both]
-    known = [(x, y, z) for x, y, z in steps if z is not None]
+    whole = [row for row in rows if len(row["learned"]) == 3]
+    steps = [(row["flags"].seed, *row["learned"].values()) for row in whole]
+    both = [(seed, x, y, z) for seed, x, y, z in steps if None not in (x, y)]
+    known = [(x, y, z) for _, x, y, z in both if z is not None]
+    seeds = len({seed for seed, *_ in both})
     return f"""\
 - Of {len(whole)} runs that ask for all three, repeats included, {len(both)} ({seeds} seeds) learn x
-  and y, {sum(y < x for x, y, _ in steps)} of them y first. {len(known)} learn z too,
+  and y, {sum(y < x for _, x, y, _ in both)} of them y first. {len(known)} learn z too,
   {sum(z < max(x, y) for x, y, z in known)} of them before x or y.
 - If x or y is not asked for, {sum(bool(row["known"]) for row in part)} of {len(part)} runs learn
   anything."""

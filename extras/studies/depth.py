@@ -230,9 +230,9 @@ def heads_table():
     for (other, layers, N, heads, D, steps), rows in cells().items():
         if not other and len(rows) >= SEEDS and layers < causal_depth(D):
             lines[D, layers, N, steps][heads] = solved_of(rows, "{}/{}")
-    for k, layers, N, steps in sorted(lines):
-        if max(lines[k, layers, N, steps]) > N:
-            longest[k, layers, N] = steps, lines[k, layers, N, steps]
+    for (k, layers, N, steps), solved in sorted(lines.items()):
+        if max(solved) > N:
+            longest[k, layers, N] = steps, solved
     table = []
     for (k, layers, N), (steps, solved) in longest.items():
         parts = []
