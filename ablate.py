@@ -2,57 +2,33 @@
 
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
-A path (the paper's word; others say attention edge) is a layer, a head, a reader and what it reads.
-L6H0: q -> 1b says that in layer 6, head 0, both counted from 0, the query reads token 1b of its own
-chain; q -> 1b* is a star: the query reads the tokens 1b of all chains. A circuit is a set of paths.
-
-To test a circuit, all else that tokens read of others is ablated, in all heads at once: replaced by
-what they read in other sequences, whose chains stand elsewhere. Mean ablation takes the mean of 256
-sequences, resample ablation another sequence, the same for all heads. Later heads attend from what
-is left: so one loss tells whether the paths carry the answer, and whether they find what they read.
-This leaves open what a token keeps of itself, the MLPs, the residual stream, what the denominator
-of a softmax tells and, in a model of your own, what moves between tokens outside of its heads.
-
-A circuit is faithful if the loss of each symbol then stays below 0.05 and at most 1% of its answers
-are lost. An answer is lost if its loss is above half of the plateau, 0.375 for N = 4, and that of
-the full model is not. The search takes the paths along which the full model attends most (first of
-roles, then of intermediate tokens, 3b+1, then stars) until they are faithful, and drops paths as
-long as the others still are; under both ablations or, if that fails, under mean ablation alone. The
-circuit is validated if on fresh sequences it is faithful, the full model with its paths at their
-mean is not, and its paths lead from each symbol to the query.
+A circuit is a set of paths, along which tokens read other tokens. It is tested by replacing all
+that is read elsewhere: if the model still answers, these paths carry the answers.
 """
 
+import collections
 import functools
-import itertools
 import pathlib
 import re
 from typing import NamedTuple
 
 import train
-from data import LOSS, command_line, held_out, partial_losses, show
+from data import command_line, held_out, progress, show
 
 import torch
 
 
-MEAN, ANOTHER = "mean", "another sequence"  # what replaces what is ablated
-SOLVED = 0.05  # the loss of a symbol below which it is solved
-LOST = 0.01  # of the answers on a symbol may be lost
-MARGIN = 0.9  # of both limits: the search keeps below, so that fresh sequences do too
-FLOOR = 0.1  # of 1/N: the least attention of a candidate
-REACH = 4  # intermediate tokens are at most so far behind a chain's pair
-SEARCHED = 256  # sequences to search on
-
-
-# ---- paths
+# ---- paths, the edges that they have in a sequence, and the attention on these
 
 
 class Path(NamedTuple):
-    """In this layer and head, the token `reader` reads the token `read`, of its own chain or, if
-    that is a star, of all."""
+    """A kind of attention edge. L6H0: q -> 1b says that in layer 6, head 0, both counted from 0,
+    the query of each chain reads the token 1b of its own chain; L6H0: q -> 1b*, a star, that it
+    reads the tokens 1b of all chains."""
 
     layer: int
     head: int
-    reader: str  # a role, 3b, or an intermediate token so many behind it, 3b+1
+    reader: str  # a role, 3b, or an intermediate token: 3b+1 is the next one behind 3b
     read: str  # the same, or a star: 3b* in all chains
 
     def __str__(self):
@@ -74,40 +50,45 @@ def parts_of(end):
     return role, int(offset or 0)
 
 
-def marks_of(end, problem, positions):
-    """Return (B, N, T) of 0 and 1: which token of each chain is this end of a path; of a star, the
-    tokens of all chains; no mark where it would stand behind the sequence. positions (B, N, roles)
-    as in a Batch."""
+def marks_of(end, task, positions):
+    """Return (B, N, T): for each chain, 1 at the token that is this end of a path, 0 elsewhere.
+    positions (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A1 A2, of two chains:
+
+        end     chain 1        chain 2
+        1b      0 0 0 1 0 0    0 1 0 0 0 0
+        1b+1    0 0 0 0 1 0    0 0 1 0 0 0    all 0 if it is behind the last token
+        1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every chain"""
     role, offset = parts_of(end)
-    tokens = positions[:, :, [*problem.roles].index(role)] + offset  # (B, N)
-    marks = (tokens[..., None] == torch.arange(problem.T, device=tokens.device)).float()
+    tokens = positions[:, :, [*task.roles].index(role)] + offset  # (B, N)
+    marks = (tokens[:, :, None] == torch.arange(task.T, device=tokens.device)).float()
     if end.endswith("*"):
         marks = marks.sum(1, keepdim=True).expand_as(marks)
     return marks
 
 
-def mask_of(paths, problem, positions):
-    """Return (B, T, T) bool, True where a reader of these paths reads what it reads."""
-    count = torch.zeros(len(positions), problem.T, problem.T, device=positions.device)
+def mask_of(paths, task, positions):
+    """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
+    reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
+    q -> 1b has the edges [4, 3] and [5, 1]."""
+    edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     for path in paths:
-        reader = marks_of(path.reader, problem, positions)
-        count += reader.mT @ marks_of(path.read, problem, positions)
-    return count > 0
+        reader, read = (marks_of(end, task, positions) for end in (path.reader, path.read))
+        edges |= reader.mT @ read > 0  # the product counts the chains with this edge
+    return edges
 
 
-def attention_on(pattern, path, problem, positions):
+def attention_on(pattern, path, task, positions):
     """Return the attention (..., B, N) of each chain's reader to what it reads along a path, in
     patterns (..., B, T, T)."""
-    given = marks_of(path.reader, problem, positions) @ pattern  # (..., B, N, T)
-    return (given * marks_of(path.read, problem, positions)).sum(-1)
+    given = marks_of(path.reader, task, positions) @ pattern  # (..., B, N, T)
+    return (given * marks_of(path.read, task, positions)).sum(-1)
 
 
 def by_head(paths):
-    """Return {(layer, head): (path, ...)}, the paths of each head, sorted."""
+    """Return {(layer, head): [path, ...]}, the paths of each head, sorted."""
     heads = {}
     for path in sorted(paths):
-        head = path.layer, path.head
-        heads[head] = (*heads.get(head, ()), path)
+        heads.setdefault((path.layer, path.head), []).append(path)
     return heads
 
 
@@ -130,180 +111,226 @@ def paths_in(report):
 
 # ---- ablation
 
+MEAN, RESAMPLE = "mean", "another sequence"  # mean ablation, resample ablation
+LOST = 0.01  # of the answers on a symbol a circuit may lose
+
 
 @torch.no_grad()
-def reads_of(model, flags, batch):
-    """Return what each head reads in a batch, {(layer, head): (pattern (B, T, T), values (B, T,
-    size))}. ValueError if the model does not call each f once with such a pattern and values."""
-    shape, reads, heads = batch.inputs.shape[:2], {}, {}
+def reads_of(model, inputs):
+    """Return what each head reads in inputs (B, T, numbers), {(layer, head): (pattern (B, T, T),
+    values (B, T, size))}. ValueError if the model does not call each f once with such arguments."""
+    B, T = inputs.shape[:2]
+    reads = {}
 
     def record(pattern, values, head):
-        if head in reads or pattern.shape != (*shape, shape[1]) or values.shape[:2] != shape:
+        if head in reads or pattern.shape != (B, T, T) or values.shape[:2] != (B, T):
             text = "once, with a pattern (B, T, T) and values (B, T, size)"
             raise ValueError(f"the model must call f of {head} {text}")
-        # copies, since a model may use the same memory again
-        reads[head] = pattern.float().clone(), values.float().clone()
+        reads[head] = pattern.float().clone(), values.float().clone()  # a model may reuse memory
         return pattern @ values
 
-    for head in itertools.product(range(flags.layers), range(flags.heads)):
-        heads[head] = functools.partial(record, head=head)
-    with train.precision(flags):
-        model(batch.inputs, heads=heads)
-    if reads.keys() != heads.keys():
-        raise ValueError(f"the model never calls f of {heads.keys() - reads.keys()}")
+    model(inputs, heads={head: functools.partial(record, head=head) for head in model.heads})
+    if unread := {*model.heads} - reads.keys():
+        raise ValueError(f"the model never calls f of {unread}")
     return reads
 
 
 class PatchedModel:
-    """A model on a batch of B sequences, with some of what its heads read replaced by what they
-    read in others, a Batch, by default of 256 held-out sequences. ANOTHER takes one of these for
-    each of ours, drawn at random or, if `aligned`, of the same number (clean/corrupted patching).
-    Gradients flow unless the caller forbids them. For a metric of your own, set `score` first:
-    `baseline` is kept."""
+    """A model on clean sequences in which some edges are ablated: what the heads read along them is
+    replaced by what they read in corrupted sequences, whose chains stand elsewhere. Later heads
+    attend from what is left. Never ablated is what a token keeps of itself, the MLPs, the residual
+    stream, the denominator of a softmax and, in a model of your own, what bypasses its heads.
 
-    def __init__(self, model, flags, batch, others=None, aligned=False):
-        self.model, self.flags, self.batch, self.problem = model, flags, batch, flags.problem
-        self.others = others or train.sequences(flags, held_out("means", 256, flags.device))
-        self.others_reads = reads_of(model, flags, self.others)
-        n, generator = len(self.others.inputs), torch.Generator().manual_seed(0)
-        self.drawn = torch.randint(n, (len(batch.inputs),), generator=generator)
+    clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
+    aligned: pairs the clean and corrupted sequences by their number, otherwise at random
+    score: a metric of your own, f(predictions, batch) -> (B, N, targets), by default task.losses
+    Gradients flow unless the caller forbids them."""
+
+    def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
+        self.model, self.task, self.clean = model, task, clean
+        self.score = score or task.losses
+        self.corrupted = corrupted or task.batch(held_out("means", 256, clean.inputs.device))
+        self.corrupted_reads = reads_of(model, self.corrupted.inputs)
+        B, n = len(clean.inputs), len(self.corrupted.inputs)
+        self.drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         if aligned:
-            self.drawn = torch.arange(len(batch.inputs))
+            self.drawn = torch.arange(B)  # the corrupted sequence for each clean one
 
     def losses(self, heads):
-        """Return the losses (B, N, targets) with these head functions, {(layer, head): f}."""
-        with train.precision(self.flags):
-            predictions = self.model(self.batch.inputs, heads=heads)
-        shape = self.batch.targets.shape
+        """Return the losses (B, N, targets), or scores, with these functions {(layer, head): f}."""
+        predictions = self.model(self.clean.inputs, heads=heads)
+        shape = len(self.clean.inputs), self.task.N, self.task.outputs
         if predictions.shape != shape or not predictions.isfinite().all():
-            raise ValueError(f"the model must return finite predictions {tuple(shape)}")
-        return self.score(predictions)
-
-    def score(self, predictions):
-        """Return the losses (B, N, targets) of predictions (B, N, targets*K)."""
-        return partial_losses(predictions, self.batch.targets, self.flags.K)
+            raise ValueError(f"the model must return finite predictions {shape}")
+        return self.score(predictions, self.clean)
 
     @functools.cached_property
     def baseline(self):
+        """The losses of the full model."""
         return self.losses({})
 
-    def ablate(self, head, paths, keep=True, by=MEAN):
-        """Return the f of a head that replaces (by MEAN or ANOTHER) what tokens read of others
-        outside of these paths, a tuple; with keep=False, what they read along these paths."""
-        # True where a weight stays as it is, here (B, T, T) and in the others (n, T, T)
-        along = mask_of(paths, self.problem, self.batch.positions)
-        along_there = mask_of(paths, self.problem, self.others.positions)
-        itself = torch.eye(self.problem.T, dtype=torch.bool, device=along.device)
-        stays, stays_there = ~along, ~along_there
-        if keep:
-            stays, stays_there = along | itself, along_there | itself
+    def edges_of(self, paths):
+        """Return the edges of these paths in the clean (B, T, T) and the corrupted (n, T, T)."""
+        return [mask_of(paths, self.task, part.positions) for part in (self.clean, self.corrupted)]
 
-        # what the others read with all other weights: ours get its mean, or one sequence each
-        weights, values = self.others_reads[head]
-        replacement = (weights * ~stays_there) @ values  # (n, T, size)
-        if by == MEAN:
-            replacement, weights = replacement.mean(0), weights.mean(0)
-        else:
-            replacement, weights = replacement[self.drawn], weights[self.drawn]
+    def average_or_draw(self, x, by):
+        """Return what clean sequences get of x (n, ...) of the corrupted ones: in mean ablation the
+        mean (...), in resample ablation x of the one that was drawn for each, (B, ...)."""
+        return x.mean(0) if by == MEAN else x[self.drawn]
 
-        # attention sums to 1, so a token's weight on itself tells that on others: where a token has
-        # no path, this weight is replaced too, but not the value that it weighs
-        alone = itself & ~along.any(-1, keepdim=True) & keep
+    def corrupted_read(self, head, edges, by):
+        """Return what a head reads in the corrupted sequences along these edges (n, T, T)."""
+        pattern, values = self.corrupted_reads[head]
+        return self.average_or_draw((pattern * edges) @ values, by)
+
+    def ablate(self, paths, head, by):
+        """Return the f of a head in which these paths are ablated, and nothing else is."""
+        clean_edges, corrupted_edges = self.edges_of(paths)
+        replacement = self.corrupted_read(head, corrupted_edges, by)
 
         def write(pattern, values):
-            pattern = torch.where(alone, weights.to(pattern), pattern * stays)
+            return (pattern * ~clean_edges) @ values + replacement.to(values)
+
+        return write
+
+    def ablate_all_but(self, paths, head, by):
+        """Return the f of a head that keeps what tokens read along these paths and of themselves,
+        and in which all else is ablated. For token 3, the last of four, which has one path:
+
+            token 3 attends to               0    1    2    3, itself
+            clean attention                 .1   .6   .1   .2
+            kept: the path leads to 1        0   .6    0   .2    times the clean values
+            corrupted attention             .2   .1   .4   .3
+            taken: there it leads to 2      .2   .1    0    0    times the corrupted values
+
+        The head writes the sum of both products."""
+        clean_edges, corrupted_edges = self.edges_of(paths)
+        itself = torch.eye(self.task.T, dtype=torch.bool, device=clean_edges.device)
+        kept = clean_edges | itself
+        replacement = self.corrupted_read(head, ~(corrupted_edges | itself), by)
+
+        # Attention sums to 1, so the .2 on itself tells that .8 went to others. If token 3 had no
+        # path, not even that would be kept: it would read its own clean value times .3
+        without_path = itself & ~clean_edges.any(-1, keepdim=True)  # (B, T, T)
+        corrupted_pattern = self.average_or_draw(self.corrupted_reads[head][0], by)
+
+        def write(pattern, values):
+            pattern = torch.where(without_path, corrupted_pattern.to(pattern), pattern * kept)
             return pattern @ values + replacement.to(values)
 
         return write
 
     def circuit(self, paths, by=MEAN):
-        """Return the losses with all outside of these paths ablated."""
-        groups = dict.fromkeys(self.others_reads, ()) | by_head(paths)  # of every head
-        return self.losses({head: self.ablate(head, groups[head], by=by) for head in groups})
+        """Return the losses of these paths alone, with all else ablated in all heads at once."""
+        groups = dict.fromkeys(self.model.heads, []) | by_head(paths)  # a head may have no path
+        return self.losses({head: self.ablate_all_but(groups[head], head, by) for head in groups})
 
     def knock_out(self, paths, by=MEAN):
-        """Return the losses of the full model with only these paths ablated."""
+        """Return the losses of the full model without these paths."""
         groups = by_head(paths)
-        return self.losses(
-            {head: self.ablate(head, groups[head], keep=False, by=by) for head in groups}
-        )
+        return self.losses({head: self.ablate(groups[head], head, by) for head in groups})
+
+    def means(self, values):
+        """Return {symbol: mean} of values (B, N, targets)."""
+        rounded = [round(mean, 5) for mean in values.mean((0, 1)).tolist()]
+        return dict(zip(self.task.target_names, rounded, strict=True))
 
     def measure(self, losses):
-        """Return the means of such losses, {symbol: loss}, and {symbol: share of lost answers}."""
-        bound = self.problem.lost_above
+        """Return, of losses (B, N, targets), their means, {symbol: loss}, and {symbol: share of
+        lost answers}. An answer is lost if its loss is above half of the plateau (0.375 for N = 4),
+        and in the full model is not."""
+        bound = self.task.lost_above
         lost = (losses > bound) & (self.baseline <= bound)
-        return means(losses, self.flags), means(lost.float(), self.flags)
+        return self.means(losses), self.means(lost.float())
+
+    def is_faithful(self, losses, lost, margin=1.0):
+        """Return whether the circuit that was measured so still answers: if for every symbol the
+        mean loss is below task.solved (0.05) and at most 1% of the answers are lost. A margin below
+        1 makes both limits stricter."""
+        solved = max(losses.values()) < margin * self.task.solved
+        return solved and max(lost.values()) <= margin * LOST
 
 
-def means(values, flags):
-    """Return {symbol: mean} of values (B, N, targets)."""
-    rounded = [round(mean, 5) for mean in values.mean((0, 1)).tolist()]
-    return dict(zip(flags.target_names, rounded, strict=True))
+# ---- search: all paths with enough attention are candidates, and those that can go are dropped
 
-
-# ---- search: candidates, the most attended first, without what can go
+SEARCHED = 256  # sequences to search on, and as many corrupted ones
+FLOOR = 0.1  # times 1/N: the least attention of a candidate
+REACH = 4  # intermediate tokens are at most so far behind a slot
+MARGIN = 0.9  # of the limits of is_faithful in the search, so that fresh sequences pass too
 
 
 def candidates(patched, floor):
-    """Return {Path: attention} of all paths with at least `floor`. That of a plain path is what its
-    reader gives to its own chain, less what it gives to an average other one; that of a star is the
-    sum over all chains. Paths between roles come first, then those of intermediate tokens, which
-    may be roles of other chains, then stars; of each kind the most attended first."""
-    # mark the tokens of all roles and, after these, the intermediate tokens behind each slot
-    problem = patched.problem
-    ends, roles = list(problem.roles), len(problem.roles)
-    for block in problem.blocks:
-        last = block.roles[block.size - 1 :: block.size]  # of each slot of a chain
-        for offset in range(1, REACH + 1):
-            ends += [f"{role}+{offset}" for role in last]
-    positions = patched.others.positions
-    marks = torch.stack([marks_of(end, problem, positions) for end in ends], 2)  # (B, N, ends, T)
-
-    # the mean attention of end i to end j of its own chain, and to end j summed over all chains
-    plain, stars = {}, {}
-    for head, (pattern, _) in patched.others_reads.items():
-        of_others = pattern * (1 - torch.eye(problem.T))  # what a token reads of itself has no path
-        given = marks @ of_others[:, None]  # (B, N, ends, T) what each end attends to
-        own_chain = (given @ marks.mT).mean((0, 1))  # (ends, ends)
-        all_chains = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
-        surplus = own_chain - (all_chains - own_chain) / (problem.N - 1)  # above another chain
+    """Return {Path: attention} of the candidates, in the order in which the search takes them:
+    paths between roles, then those with intermediate tokens (which may be roles of other chains),
+    then stars; of each kind the most attended first."""
+    roles, plain, stars = [*patched.task.roles], {}, {}
+    ends = roles + intermediate_tokens(patched.task)
+    for head, (to_own, to_all) in attention_between(ends, patched).items():
+        # a plain path counts by what its own chain gets, less what another one gets on average
+        surplus = to_own - (to_all - to_own) / (patched.task.N - 1)
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(*head, ends[i], ends[j])] = surplus[i, j].item()
-        for i, j in (all_chains[:roles, :roles] >= floor).nonzero().tolist():
-            stars[Path(*head, ends[i], ends[j] + "*")] = all_chains[i, j].item()
+        of_roles = to_all[: len(roles), : len(roles)]
+        for i, j in (of_roles >= floor).nonzero().tolist():
+            stars[Path(*head, roles[i], roles[j] + "*")] = of_roles[i, j].item()
 
-    # an intermediate token must have read in an earlier layer, and be read in a later one
-    def connected(path):
-        written = any(path.read == other.reader and path.layer > other.layer for other in plain)
-        used = any(path.reader == other.read and path.layer < other.layer for other in plain)
-        return (written or path.read in problem.roles) and (used or path.reader in problem.roles)
-
-    while loose := [path for path in plain if not connected(path)]:
-        for path in loose:
-            del plain[path]
-
+    drop_loose(plain)
     attention = plain | stars
+    ranked = sorted(attention, key=lambda path: (path.star, "+" in str(path), -attention[path]))
+    return {path: attention[path] for path in ranked}
 
-    def rank(path):
-        intermediate = not {path.reader, path.token} <= problem.roles.keys()
-        return path.star, intermediate, -attention[path]
 
-    return {path: attention[path] for path in sorted(attention, key=rank)}
+def attention_between(ends, patched):
+    """Return {head: (to_own, to_all)}, both (ends, ends), means over all chains: the attention of
+    each end to each end of its own chain, and to that of all chains. If q gives .7 to the 1b of its
+    own chain and .1 and .2 to those of two others, to_own is .7, to_all 1, and the surplus .55."""
+    task, positions = patched.task, patched.corrupted.positions
+    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
+    found = {}
+    for head, (pattern, _) in patched.corrupted_reads.items():
+        of_others = pattern * (1 - torch.eye(task.T))  # what a token reads of itself has no path
+        given = marks @ of_others[:, None]  # (B, N, ends, T) by each end to each token
+        to_own = (given @ marks.mT).mean((0, 1))
+        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
+        found[head] = to_own, to_all
+    return found
+
+
+def intermediate_tokens(task):
+    """Return ["3b+1", "3b+2", ...], the tokens at most REACH behind the slots of a chain."""
+    ends = []
+    for block in task.blocks:
+        last = [*block.roles][block.size - 1 :: block.size]  # of each slot of a chain
+        for offset in range(1, REACH + 1):
+            ends += [f"{role}+{offset}" for role in last]
+    return ends
+
+
+def drop_loose(paths):
+    """Drop, of {Path: attention}, those that lead nowhere: q -> 3b+1 needs an earlier layer in
+    which 3b+1 reads something, and 3b+1 -> 3b a later one in which 3b+1 is read."""
+
+    def is_loose(path):
+        has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
+        is_read = any(other.read == path.reader and other.layer > path.layer for other in paths)
+        return ("+" in path.read and not has_read) or ("+" in path.reader and not is_read)
+
+    while loose := [*filter(is_loose, paths)]:  # a path may hang on one that goes
+        for path in loose:
+            del paths[path]
 
 
 def search(patched, ranked, ablations):
-    """Return a set of these paths that is faithful under these ablations, and without any one of
-    them is not; None if all together are not. ranked: those to take first, and to drop last."""
+    """Return a set of these paths that is a faithful circuit under each of these ablations, and is
+    not without any one of its paths; None if not even all together are faithful."""
 
     @functools.cache
     def faithful(paths):
         show(f"search: {len(paths)} paths")
-        for by in ablations:
-            if not is_faithful(*patched.measure(patched.circuit(paths, by)), MARGIN):
-                return False
-        return True
+        measured = (patched.measure(patched.circuit(paths, by)) for by in ablations)
+        return all(patched.is_faithful(*pair, MARGIN) for pair in measured)
 
-    # twice as many each time, until they are faithful
+    # the first 1, 2, 4, 8, ... paths, until they are faithful
     count = 1
     while not faithful(frozenset(ranked[:count])):
         if count >= len(ranked):
@@ -313,18 +340,19 @@ def search(patched, ranked, ablations):
 
 
 def prune(ranked, test):
-    """Return what is left of these paths, which pass a test, when none of them can go alone: delta
-    debugging (Zeller and Hildebrandt, 2002)."""
+    """Return a set of these paths that passes a test, as all of them do, and of which none can go
+    alone: delta debugging (Zeller and Hildebrandt, 2002). If of a b c d the test needs b and c, it
+    fails for none, fails for a b, passes for a b c (d goes), fails for a b, for c, and for a c, and
+    passes for b c (a goes)."""
 
     def drop(group, paths):
-        """Return paths without those of a group that can go: all at once, or else by halves, the
-        last half first."""
+        """Return paths without those of a group that can go."""
         if test(paths.difference(group)):
-            return paths.difference(group)
+            return paths.difference(group)  # all go at once
         if len(group) == 1:
             return paths  # this one stays
         half = len(group) // 2
-        return drop(group[:half], drop(group[half:], paths))
+        return drop(group[:half], drop(group[half:], paths))  # the last ones go first
 
     paths, before = frozenset(ranked), None
     while paths != before:  # a path that had to stay may go once others went
@@ -333,42 +361,52 @@ def prune(ranked, test):
     return paths
 
 
-def is_faithful(losses, lost, margin=1.0):
-    """Return whether what PatchedModel.measure returns is that of a faithful circuit."""
-    return max(losses.values()) < margin * SOLVED and max(lost.values()) <= margin * LOST
-
-
 # ---- the report, on fresh sequences
 
 
 def verdict(fresh, paths, ablations):
-    """Return what the report says of a circuit as a whole."""
-    part, reasons = dict(lost={}), []
-    for by in MEAN, ANOTHER:
+    """Return what the report says of a circuit as a whole. It is validated if on fresh sequences
+    1. it is faithful under these ablations,
+    2. the full model is not if its paths are ablated, by their mean, and
+    3. its paths lead from each symbol to the query."""
+    measured, reasons = dict(lost={}), []
+    for by in MEAN, RESAMPLE:
         losses, lost = fresh.measure(fresh.circuit(paths, by))
-        part[by], part["lost"][by] = losses, lost
-        if by in ablations and not is_faithful(losses, lost):
+        measured[by], measured["lost"][by] = losses, lost
+        if by in ablations and not fresh.is_faithful(losses, lost):
             reasons.append(f"with {by} for all else, {worst_of_both(losses, lost)}")
-    part["knocked_out"], lost = fresh.measure(fresh.knock_out(paths))
-    if is_faithful(part["knocked_out"], lost):
+    losses, lost = fresh.measure(fresh.knock_out(paths))
+    measured["knocked_out"] = losses
+    if fresh.is_faithful(losses, lost):
         reasons.append("the full model does as well without it")
-    for k in sorted(set(fresh.flags.target_symbols) - reached(paths, fresh.problem)):
+    for k in sorted({*fresh.task.targets} - reached(paths, fresh.task)):
         reasons.append(f"no paths lead from x_{k} to the query")
 
-    kind = "both ablations" if ANOTHER in ablations else "mean ablation alone"
+    kind = "both ablations" if RESAMPLE in ablations else "mean ablation alone"
     said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
-    return dict(part, validated=not reasons, verdict=said)
+    return dict(measured, validated=not reasons, verdict=said)
 
 
-def reached(paths, problem):
-    """Return the k of all x_k that reach the query along these paths (Section 5). A role holds the
-    symbol that it shows; layer by layer, each reader also gets what the token that it reads held
-    before."""
-    holds = {role: {k} for role, k in problem.roles.items()}
-    for _, layer in itertools.groupby(sorted(paths), key=lambda path: path.layer):
-        taken = [(path.reader, holds.get(path.token, set())) for path in layer]
-        for reader, symbols in taken:
-            holds[reader] = holds.get(reader, set()) | symbols
+def held(paths, task):
+    """Return [(layer, {token: the k of all x_k that it can hold then}), ...] (Section 5): first -1,
+    the input, where a role holds the symbol that it shows, and then each layer that has paths. At
+    first 1a holds x_0, and 1b x_1. After L0H0: 1b -> 1a, 1b holds both; after L1H0: q -> 1b, so
+    does the query."""
+    holds = collections.defaultdict(set)  # of an intermediate token, nothing at first
+    holds.update({role: {k} for role, k in task.roles.items()})
+    stages = [(-1, holds)]
+    for layer in sorted({path.layer for path in paths}):
+        before, holds = holds, holds.copy()
+        for path in paths:
+            if path.layer == layer:
+                holds[path.reader] = holds[path.reader] | before[path.token]
+        stages.append((layer, holds))
+    return stages
+
+
+def reached(paths, task):
+    """Return the k of all x_k that reach the query along these paths."""
+    _, holds = held(paths, task)[-1]
     return holds["q"]
 
 
@@ -383,67 +421,61 @@ def worst_of_both(losses, lost):
 
 
 def rows_of(fresh, paths, by):
-    """Return the rows of the report on each path: its attention in the full model; `cost`, the rise
-    of the full model's loss with the path at its mean; `without`, the loss of the circuit without
-    it under this ablation."""
-    reads = reads_of(fresh.model, fresh.flags, fresh.batch)
-    rows = []
-    for path in sorted(paths):
-        show(f"measured: {len(rows)} of {len(paths)} paths")
+    """Return the rows of the report on each path: its `attention` in the full model; `cost`, the
+    rise of the full model's loss without it, by mean ablation; `without`, the loss of the circuit
+    without it under this ablation."""
+    reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
+    for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
-        given = attention_on(pattern, path, fresh.problem, fresh.batch.positions)
+        given = attention_on(pattern, path, fresh.task, fresh.clean.positions)
         row = dict(path._asdict(), attention=round(given.mean().item(), 4))
-        row["cost"] = means(fresh.knock_out([path]) - fresh.baseline, fresh.flags)
-        row["without"] = means(fresh.circuit(paths - {path}, by), fresh.flags)
+        row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
+        row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
         rows.append(row)
-    show()
     return rows
 
 
+def attempt(searched, fresh, ranked, ablations):
+    """Return the part of the report on a circuit under these ablations; {} if there is none."""
+    paths = search(searched, ranked, ablations)
+    if paths is None:
+        return {}
+    return dict(verdict(fresh, paths, ablations), ablation=ablations[-1], paths=paths)
+
+
 @torch.no_grad()
-def find_circuit(model, flags, count=512):
+def find_circuit(model, task, count=512):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, which
     is the dict in circuit.json:
 
     full_model, mean, another sequence, knocked_out: {symbol: loss} of the full model, of the
         circuit under each ablation, of the full model with its paths ablated
     lost: {ablation: {symbol: share of lost answers}}
-    paths: as rows_of says; ablation: that of their `without`
-    validated, verdict, dtype, sequences
+    paths: as rows_of says; ablation: that of their `without`; validated, verdict, sequences
 
-    model: anything on the CPU that can be called like model.Transformer, with heads={(layer, head):
-    f}, and returns predictions (B, N, targets*K) of x_1, x_2, ... at the last N tokens. flags: from
-    train.load or train.parse_flags([...])."""
-    flags = flags.replace(device="cpu")
-    if flags.N < 2 or flags.target_symbols != list(range(1, flags.problem.symbols)):
+    model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
+    like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
+    if task.N < 2 or task.targets != [*range(1, task.D + 1)]:
         raise ValueError("a circuit needs two chains or more, and predictions of all symbols")
 
-    # sequences to search on, and fresh ones for what is reported
-    batch = train.sequences(flags, held_out("search", SEARCHED))
-    searched = PatchedModel(model, flags, batch)
-    batch = train.sequences(flags, held_out("circuits", count))
-    fresh = PatchedModel(model, flags, batch)
-    full = means(fresh.baseline, flags)
-    report = dict(validated=False, dtype=flags.dtype, sequences=count)
-    report.update(full_model=full, lost={}, paths=[])
-    if not max(full.values()) < MARGIN * SOLVED:
-        said = f"not searched: the full model has {worst_of(full)}"
-        return dict(report, verdict=f"{said}, not below {MARGIN * SOLVED:.3f}")
+    searched = PatchedModel(model, task, task.batch(held_out("search", SEARCHED)))
+    fresh = PatchedModel(model, task, task.batch(held_out("circuits", count)))
+    full, limit = fresh.means(fresh.baseline), MARGIN * task.solved
+    report = dict(validated=False, sequences=count, full_model=full, lost={}, paths=[])
+    if max(full.values()) >= limit:
+        said = f"not searched: the full model has {worst_of(full)}, not below {limit:.3f}"
+        return dict(report, verdict=said)
 
-    # under both ablations or, if no circuit is validated, under mean ablation alone
-    found, ranked = None, list(candidates(searched, FLOOR / flags.N))
-    for ablations in (MEAN, ANOTHER), (MEAN,):
-        paths = search(searched, ranked, ablations)
-        if paths is not None:
-            found = paths
-            report.update(verdict(fresh, paths, ablations), ablation=ablations[-1])
-        if report["validated"]:
-            break
+    # the best is a circuit under both ablations, and the next best under mean ablation alone
+    ranked = list(candidates(searched, FLOOR / task.N))
+    best = attempt(searched, fresh, ranked, [MEAN, RESAMPLE])
+    if not best.get("validated"):
+        best = attempt(searched, fresh, ranked, [MEAN]) or best
     show()
-    if found is None:
+    if not best:
         said = worst_of_both(*searched.measure(searched.circuit(ranked)))
         return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave a {said}")
-    return dict(report, paths=rows_of(fresh, found, report["ablation"]))
+    return report | best | dict(paths=rows_of(fresh, best["paths"], best["ablation"]))
 
 
 # ---- the command line
@@ -451,8 +483,8 @@ def find_circuit(model, flags, count=512):
 
 def print_report(report):
     """Print the report in lines that explain themselves."""
-    print(f"{LOSS} on {report['sequences']} fresh sequences, {report['dtype']}")
-    for key in "full_model", MEAN, ANOTHER, "knocked_out":
+    print(f"losses on {report['sequences']} fresh sequences, {report['dtype']}")
+    for key in "full_model", MEAN, RESAMPLE, "knocked_out":
         if key in report:
             cells = [f"{name} {loss:.4f}" for name, loss in report[key].items()]
             print(f"  {key:16s}", *cells, sep="  ")
@@ -471,8 +503,8 @@ def main():
     p.add_argument("run", type=train.run_directory, help="run directory of train.py")
     run = p.parse_args().run
     train.keep_freed_memory()
-    model, flags = train.load(run)
-    report = find_circuit(model, flags)
+    model, task, flags = train.load(run)
+    report = dict(find_circuit(model, task), dtype=flags.dtype)
     print_report(report)
     train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
 

@@ -15,16 +15,17 @@ import math
 import pathlib
 
 import train
-from ablate import MEAN, attention_on, by_head, parts_of, paths_in, read_report, worst_of
-from data import LOSS, command_line, held_out, progress
+from ablate import MEAN, attention_on, by_head, held, mask_of, parts_of, paths_in, read_report
+from data import command_line, held_out, progress
 
 import matplotlib
 import torch
 from matplotlib.figure import Figure
 
 
-CIRCUIT = "tab:red"  # the colour of its paths and heads
-ARROWS = "arrows point from the attended token to the token that reads it; dashed: in all chains"
+CIRCUIT, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
+SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
+LETTERS = "Letters: what can have arrived at a token by this layer, an upper bound."
 
 
 # ---- Figure 6: losses
@@ -41,49 +42,41 @@ def first_below(steps, losses, level):
     return None
 
 
-def crossings(rows, flags):
+def crossings(rows, task):
     """Return {x_1: the step at which it was learned, or None, ...} from the rows of a log."""
-    steps = [row["step"] for row in rows]
-    level = flags.problem.learned_below
-    found = {}
-    for name in flags.target_names:
-        found[name] = first_below(steps, [row[name] for row in rows], level)
+    found, steps = {}, [row["step"] for row in rows]
+    for name in task.target_names:
+        found[name] = first_below(steps, [row[name] for row in rows], task.learned_below)
     return found
 
 
 def draw_curves(flags, rows):
     """The losses, the steps at which symbols were learned, and the plateaus."""
-    steps = [row["step"] for row in rows]
-    validation = [row["val"] for row in rows]
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    add_title(figure, flags, f"validation loss {validation[-1]:.4f} at step {steps[-1]}")
+    task, steps = train.task_of(flags), [row["step"] for row in rows]
+    figure, (left, right) = panels(2, 2, 5, 3)
 
     # left: all symbols together; the first row has no training loss
-    left.plot(steps[1:], [row["train"] for row in rows[1:]], color="tab:gray", label="training")
-    left.plot(steps, validation, color="black", label="validation, 1024 sequences")
+    left.plot(steps[1:], [row["train"] for row in rows[1:]], color=GRAY, label="training")
+    left.plot(steps, [row["val"] for row in rows], color=INK, label="validation, 1024 sequences")
     if flags.stop_below:
-        left.axhline(flags.stop_below, color="tab:green", ls="--", label="--stop-below")
-    left.set(xlabel="training step", ylabel=LOSS, yscale="log")
-    left.legend(fontsize="small", loc="lower left")
+        left.axhline(flags.stop_below, color=CIRCUIT, ls="--", label="--stop-below")
+    left.set(xlabel="training step", ylabel=task.loss, yscale="log")
 
     # right: each symbol alone
-    for name, crossing in crossings(rows, flags).items():
-        color = symbol_color(int(name[2:]), flags.problem.symbols - 1)
-        label = f"${name}$"
+    for k, (name, crossing) in zip(task.targets, crossings(rows, task).items(), strict=True):
+        color = symbol_color(k)
+        right.plot(steps, [row[name] for row in rows], color=color, label=f"${name}$")
         if crossing is not None:
-            right.plot(crossing, flags.problem.learned_below, "o", color=color)
-            label += f", below {flags.problem.learned_below:.3g} at step {crossing:.0f}"
-        right.plot(steps, [row[name] for row in rows], color=color, label=label)
-    highest, _ = flags.problem.plateaus[0]
-    right.set(xlabel="training step", ylabel="of each symbol, validation", ylim=(0, 1.2 * highest))
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
+            text = f"at step {crossing:.0f}"
+            right.plot(crossing, task.learned_below, "o", color=color, label=text)
+    right.set(xlabel="training step", ylabel="of each symbol, validation", ylim=0)
+    figure.legend(loc="outside right center")
 
-    # both: the plateaus, and what a model on each of them does
-    for level, meaning in flags.problem.plateaus:
-        left.axhline(level, color="tab:red", ls=":")
-        right.axhline(level, color="tab:red", ls=":")
+    # the plateaus, and what a model on each of them does
+    for level, meaning in task.plateaus:
+        right.axhline(level, color=GRAY, ls=":")
         right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom")
+    add_title(figure, flags, "how it learned", "Dots: the symbol counts as learned.")
     return figure
 
 
@@ -92,119 +85,170 @@ def draw_curves(flags, rows):
 
 @torch.no_grad()
 def draw_attention_maps(model, flags, paths):
-    """The attention of every head on one held-out sequence; the heads of the circuit are red."""
-    batch = train.sequences(flags, held_out("validation", 1))
-    with train.precision(flags):
-        _, layers = model(batch.inputs, return_patterns=True)
-    patterns = torch.cat(layers, 1)[0]  # (layers * heads, T, T)
+    """The attention of every head on one held-out sequence, its tokens sorted by chain: large for
+    the heads of the circuit, with frames around its paths."""
+    task = train.task_of(flags)
+    batch = task.batch(held_out("validation", 1))
+    _, patterns = model(batch.inputs, return_patterns=True)
 
-    # a panel for each head, a row for each layer or for four of one head; wide enough for names
-    side = max(3.2, 0.11 * flags.problem.T)
-    figure, grid = panels(len(patterns), flags.heads if flags.heads > 1 else 4, side, side)
-    for i, axes in enumerate(grid):
-        image = axes.imshow(patterns[i].numpy(), cmap="Blues", vmin=0, vmax=1)
-        label_tokens(axes, flags.problem, batch.symbols[0].tolist())
-        layer, head = divmod(i, flags.heads)
-        color = CIRCUIT if (layer, head) in by_head(paths) else "black"
-        axes.set_title(f"L{layer}H{head}", fontsize=13, color=color)
-        axes.spines[:].set(color=color)
-    figure.colorbar(image, ax=grid, shrink=0.4, label="attention")
-    figure.supxlabel("attended token (B3: $x_1$ of chain 3)")
-    figure.supylabel("attending token")
-    add_title(figure, flags, "attention on one held-out sequence; red: heads of the circuit")
+    # the tokens of each chain, (N, roles); those of none are left out
+    order, names = batch.positions[0].flatten().tolist(), [*task.roles] * task.N
+
+    # the heads of the circuit come first: three of them are as wide as nine others
+    own = by_head(paths)
+    groups = own | dict.fromkeys(model.heads, ()) | own
+    large = len(own) or len(groups)
+    above = 3 * math.ceil(large / 3)
+    rows = above + math.ceil((len(groups) - large) / 9)
+    figure = Figure(figsize=(10, 1.16 * rows + 1), layout="constrained")
+    for number, ((layer, head), group) in enumerate(groups.items()):
+        first = last = 9 * above + number - large + 1  # of the cells of the figure
+        if number < large:
+            first = 3 * number + 18 * (number // 3) + 1
+            last = first + 20
+        axes = figure.add_subplot(rows, 9, (first, last), xticks=[], yticks=[])
+        pattern = patterns[layer][0, head, order][:, order].numpy()
+        axes.imshow(pattern, "Blues", vmin=0, vmax=1)
+        axes.set_title(f"L{layer}H{head}")
+        if number < large:
+            axes.set_xticks(range(len(names)), names, rotation=90)
+            axes.set_yticks(range(len(names)), names)
+            axes.tick_params(length=0, pad=1, labelsize=min(8, 210 / len(names)))
+        for edge in range(0, len(names) + 1, len(task.roles)):
+            axes.axhline(edge - 0.5, color=GRAY, lw=0.5)
+            axes.axvline(edge - 0.5, color=GRAY, lw=0.5)
+        mask = mask_of(group, task, batch.positions)[0, order][:, order]
+        y, x = mask.nonzero().T.tolist()
+        axes.plot(x, y, "s", ms=205 / len(names), mfc="none", mec=CIRCUIT)
+    caption = "The chains of one held-out sequence. Rows attend to columns, the darker, the more."
+    add_title(figure, flags, "where it attends", f"{caption} Red: the paths of the circuit.")
     return figure
-
-
-def label_tokens(axes, problem, symbols):
-    """Draw lines where blocks begin, and name each token along both axes: 1b B3."""
-    names = []
-    for block in problem.blocks:
-        axes.axhline(len(names) - 0.5, color="black", lw=0.4)
-        axes.axvline(len(names) - 0.5, color="black", lw=0.4)
-        roles = itertools.cycle(block.roles)
-        for _ in range(block.size * block.slots):
-            names.append(f"{next(roles)} {problem.labels[symbols[len(names)]]}")
-    axes.set_xticks(range(len(names)), names, size=5.5, rotation=90)
-    axes.set_yticks(range(len(names)), names, size=5.5)
-    axes.tick_params(length=0)
 
 
 # ---- Figures 5 and 7: the circuit
 
 
-def columns_of(problem, paths):
-    """Return {end of a path: its column}: the roles in the order of the sequence, each among its
-    intermediate tokens (3b, 3b+1)."""
-    order = [role for block in problem.blocks for role in block.roles]
-    ends = {*order}
+def slots_of(task, paths):
+    """Return [[end of a path, ...], ...]: the roles of each slot, block by block, and then the
+    intermediate tokens behind it (3b+1) of these paths."""
+    ends = {end for path in paths for end in (path.reader, path.token)}
+    slots = []
+    for block in task.blocks:
+        for first in range(0, len(block.roles), block.size):
+            slot = [*block.roles][first : first + block.size]
+            behind = {end for end in ends if parts_of(end)[0] in slot}.difference(slot)
+            slots.append(slot)
+            if behind:
+                slots.append(sorted(behind))
+    return slots
+
+
+def draw_diagram(axes, flags, looks):
+    """Draw the tokens of a chain across, the layers that have paths upward, letters for what can
+    have arrived at a token by then, and arrows from what is read to its reader, dashed if it is a
+    star; looks: {path: (label, color, width)}. Return {path: (arrow, label)}."""
+    task, paths = train.task_of(flags), sorted(looks)
+    layers, stages = zip(*held(paths, task), strict=True)
+    columns, x = {}, 0
+
+    # across, with a band behind each slot; upward, dotted where layers are left out
+    for slot in slots_of(task, paths):
+        band = [x - 0.15, x + len(slot) - 0.85]
+        axes.plot(band, [0, 0], color=PALE, lw=30, solid_capstyle="round")
+        for end in slot:
+            columns[end] = x
+            x += 1
+    for y, (below, layer) in enumerate(itertools.pairwise(layers)):
+        style = "-" if layer == below + 1 else ":"
+        axes.vlines(range(x), y, y + 1, FAINT, style, lw=1, zorder=0)
+    axes.set_xticks(range(x), columns)
+    axes.set_yticks(range(len(layers)), ["input", *(f"layer {layer}" for layer in layers[1:])])
+    axes.tick_params(length=0)
+    axes.set_frame_on(False)
+
+    # heads that read the same have arrows 0.18 inches apart, for which the layers are high enough
+    edges = {}
     for path in paths:
-        ends |= {path.reader, path.token}
+        edges.setdefault((path.layer, path.reader, path.token), []).append(path)
+    height = 0.66 + 0.18 * max(map(len, edges.values()))
+    apart = 0.18 / height  # in layers
+    axes.set(xlim=(-0.6, x - 0.3), ylim=(-2 * apart, len(layers) - 1 + apart))
+    axes.figure.set_size_inches(max(7.5, 0.85 * x + 1.2), height * (len(layers) - 1) + 2)
 
-    def place(end):
-        role, offset = parts_of(end)
-        return order.index(role), offset
+    drawn, shown = {}, {(0, end) for end in columns}
+    for (layer, reader, token), group in edges.items():
+        y, x0, x1 = layers.index(layer), columns[token], columns[reader]
+        shown |= {(y - 1, token), (y, reader)}
+        start, end = y - 1 + apart, y - apart * len(group)
+        for path in group:
+            text, color, width = looks[path]
+            style = dict(
+                arrowstyle="-|>",
+                mutation_scale=13,
+                color=color,
+                lw=width,
+                ls="--" if path.star else "-",
+            )
+            arrow = axes.annotate("", (x1, end), (x0, start), arrowprops=style).arrow_patch
+            if flags.heads > 1:
+                text = f"H{path.head} {text}".strip()
+            label = axes.text(
+                (x0 + x1) / 2,
+                (start + end) / 2,
+                text,
+                zorder=4,
+                size=8.5,
+                bbox=dict(fc="white", ec="none", pad=1),
+                ha="center",
+                va="center",
+            )
+            drawn[path] = arrow, label
+            start += apart
+            end += apart
 
-    return {end: column for column, end in enumerate(sorted(ends, key=place))}
-
-
-def diagram_size(problem, paths):
-    """Return (width, height) in inches of the diagram of these paths, with room for a title."""
-    layers, columns = len({path.layer for path in paths}), len(columns_of(problem, paths))
-    return max(8, 1.2 * columns + 1), layers + 2.2
-
-
-def draw_diagram(axes, problem, paths, labels, colors):
-    """Draw the tokens of a chain across, the layers that have paths upward, and an arrow for each
-    path, dashed if it is a star; labels and colors: {path: that of its arrow}. Return {path:
-    (arrow, label)}."""
-    layers = sorted({path.layer for path in paths})
-    columns = columns_of(problem, paths)
-
-    # across: a line for each token, with a dot at the input and after each layer
-    names = []
-    for end, x in columns.items():
-        axes.plot([x, x], [0, len(layers)], color="lightgray", lw=1, zorder=0)
-        axes.plot([x] * (len(layers) + 1), range(len(layers) + 1), "o", mfc="white", mec="gray")
-        role, offset = parts_of(end)
-        k = problem.roles[role]  # x_k of the first chain has the number k, and its label
-        symbol = f"{problem.labels[k][0]} = $x_{{{k}}}$" if k >= 0 else "distractor"
-        names.append(f"{'intermediate' if offset else symbol}\n{end}")
-    axes.set_xticks(range(len(names)), names)
-    axes.set_yticks(range(len(layers) + 1), ["input", *(f"after L{layer}" for layer in layers)])
-    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.35, len(layers) + 0.3))
-    axes.set(xlabel="symbol and role", ylabel="layer")
-    axes.spines[:].set_visible(False)
-
-    # upward from what is read to its reader
-    drawn = {}
-    for path in sorted(paths):
-        x0, x1, y = columns[path.token], columns[path.reader], layers.index(path.layer)
-        style = dict(arrowstyle="-|>", mutation_scale=14, shrinkA=5, shrinkB=5)
-        style.update(color=colors[path], ls="--" if path.star else "-")
-        arrow = axes.annotate("", (x1, y + 1), (x0, y), arrowprops=style).arrow_patch
-
-        # the label is lower where others end, which may lie on the same line
-        others = [end for end in drawn if (end.layer, end.reader) == (path.layer, path.reader)]
-        share = 0.7 - 0.15 * (len(others) % 4)
-        text = f"H{path.head}: {labels[path]}" if any(path.head for path in paths) else labels[path]
-        box = dict(boxstyle="round,pad=0.1", fc="white", ec="none", alpha=0.85)
-        place = dict(ha="center", va="center", fontsize=9, bbox=box)
-        label = axes.text(x0 + share * (x1 - x0), y + share, text, **place)
-        drawn[path] = arrow, label
+    # letters of all tokens at the input, and where one reads or is read
+    for y, end in shown:
+        symbols = sorted(stages[y][end]) or [-1]  # -1: none of its chain
+        for i, k in enumerate(symbols):
+            axes.text(
+                columns[end] + 0.2 * (i - (len(symbols) - 1) / 2),
+                y,
+                task.labels[k][0] if k >= 0 else "?",
+                family="monospace",
+                weight="bold",
+                size=9,
+                color="white",
+                bbox=dict(boxstyle="round,pad=0.25", fc=symbol_color(k), ec="white"),
+                ha="center",
+                va="center",
+            )
     return drawn
 
 
 def draw_circuit(flags, report):
-    """Figures 5 and 7: the circuit, with the mean attention of each path."""
-    paths = paths_in(report)
-    figure = Figure(figsize=diagram_size(flags.problem, paths), layout="constrained")
-    labels = {path: f"{row['attention']:.2f}" for path, row in paths.items()}
-    draw_diagram(figure.subplots(), flags.problem, paths, labels, dict.fromkeys(paths, CIRCUIT))
-    verdict = report["verdict"] if report["validated"] else "not validated"
-    worst = worst_of(report[MEAN])
-    caption = f"circuit, {verdict}; worst loss with all else at its mean: {worst}\n"
-    caption += f"mean attention in the full model (n = {report['sequences']}); {ARROWS}"
-    add_title(figure, flags, caption)
+    """Figures 5 and 7: the circuit; the more is lost without a path, the wider its arrow."""
+    task, paths, looks = train.task_of(flags), paths_in(report), {}
+    layers, stages = zip(*held(paths, task), strict=True)
+    pairs = slots_of(task, ())[:-1]  # without the query
+    for path, row in paths.items():
+        before = stages[layers.index(path.layer) - 1]
+        brought = before[path.token]
+        color = GRAY if brought <= before[path.reader] else INK
+        shown = [task.roles[role] for slot in pairs if path.reader in slot for role in slot]
+        if shown and brought and max(brought) > max(shown):
+            color = CIRCUIT
+        text = ""
+        if row["attention"] < 0.9:
+            text = f"{row['attention']:.2f}"
+        looks[path] = text, color, 1 + 2 * min(1, max(row["without"].values()))
+    figure = Figure(layout="constrained")
+    draw_diagram(figure.subplots(), flags, looks)
+    caption = f"""{LETTERS} Arrows point to the reader.
+Wider: more is lost without it. Red: reads ahead, from a later pair. Gray: brings nothing new.
+Dashed: reads all chains. Numbers: mean attention below 0.9. Dotted: layers without paths left out.
+Circuit {report["verdict"].split(":")[0]}; worst loss of a symbol with all else at its mean: \
+{max(report[MEAN].values()):.3f} (n = {report["sequences"]})."""
+    add_title(figure, flags, "what it learned", caption)
     return figure
 
 
@@ -220,24 +264,22 @@ def checkpoints_of(run):
 def measure_emergence(run, paths, n=32):
     """Return what emergence.json holds, measured on n sequences at each checkpoint of a run: for
     each path the mean attention."""
-    batch = train.sequences(train.read_flags(run), held_out("emergence", n))
     files = checkpoints_of(run)
     rows = [dict(path._asdict(), mean=[]) for path in paths]
     for file in progress("checkpoints", files):
-        model, flags = train.load(run, f"ckpt/{file.name}")
-        with train.precision(flags):
-            _, patterns = model(batch.inputs, return_patterns=True)
+        model, task, _ = train.load(run, f"ckpt/{file.name}")
+        batch = task.batch(held_out("emergence", n))
+        _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
             pattern = patterns[path.layer][:, path.head]
-            attention = attention_on(pattern, path, flags.problem, batch.positions)  # (n, N)
+            attention = attention_on(pattern, path, task, batch.positions)  # (n, N)
             row["mean"].append(round(attention.mean().item(), 4))
     steps = [int(file.stem) for file in files]
     return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 
 
 def emergence_of(run, paths):
-    """Return what emergence.json holds, measured anew where there are checkpoints; {} if there is
-    neither."""
+    """Return what emergence.json holds, measured anew if there are checkpoints; {} without both."""
     if not checkpoints_of(run):
         emergence = read_report(run, "emergence.json")
         if emergence and {*paths_in(emergence)} != {*paths}:
@@ -260,38 +302,31 @@ def emergence_steps(emergence, level=0.5):
 
 def draw_emergence(flags, emergence):
     """Figure 7: the step at which each path emerged; the later, the darker."""
-    steps = emergence_steps(emergence)
-    known = [step for step in steps.values() if step is not None]
-    labels, colors = dict.fromkeys(steps, "never"), dict.fromkeys(steps, "lightgray")
+    looks, steps = {}, emergence_steps(emergence)
+    known = sorted({*steps.values()} - {None})
     for path, step in steps.items():
+        looks[path] = "never", FAINT, 1
         if step is not None:
-            labels[path] = f"{step:.0f}"
-            late = (step - min(known)) / max(1, max(known) - min(known))  # from 0 to 1
-            colors[path] = matplotlib.colormaps["viridis_r"](0.1 + 0.9 * late)
-    figure = Figure(figsize=diagram_size(flags.problem, steps), layout="constrained")
-    draw_diagram(figure.subplots(), flags.problem, steps, labels, colors)
-    n = emergence["sequences"]
-    caption = f"the step at which the mean attention of each path first passes 0.5 (n = {n})"
-    add_title(figure, flags, f"{caption}\n{ARROWS}")
+            rank = (known.index(step) + 1) / len(known)
+            looks[path] = f"{step:.0f}", matplotlib.colormaps["plasma_r"](rank), 2
+    figure = Figure(layout="constrained")
+    draw_diagram(figure.subplots(), flags, looks)
+    numbers = f"the step at which mean attention first passes 0.5 (n = {emergence['sequences']})"
+    caption = f"{LETTERS}\nNumber of a path: {numbers}. The later, the darker."
+    add_title(figure, flags, "when each path emerged", caption)
     return figure
 
 
 def draw_paths(flags, emergence):
     """Appendix D: the attention of each path over training."""
     steps = emergence_steps(emergence)
-    figure, grid = panels(len(steps), 4, 3.2, 2.2, sharey=True)
+    figure, grid = panels(len(steps), 4, 2.5, 1.8, sharey=True)
     for axes, (path, step), row in zip(grid, steps.items(), emergence["paths"], strict=True):
-        axes.plot(emergence["steps"], row["mean"])
-        axes.axhline(0.5, color="gray", ls=":", lw=1)
-        if step is not None:
-            axes.axvline(step, color=CIRCUIT, lw=1)
-            axes.text(step, 0.05, f" {step:.0f}", color=CIRCUIT, fontsize=9)
-        axes.set_title(str(path))
-        axes.set(ylim=(-0.03, 1.03))
-    figure.supxlabel("training step")
-    figure.supylabel("mean attention")
-    n = emergence["sequences"]
-    add_title(figure, flags, f"mean attention of each path (n = {n}); red: it first passes 0.5")
+        axes.plot(emergence["steps"], row["mean"], color=INK)
+        axes.set_title(f"{path}: {'never' if step is None else round(step)}", size=9)
+        axes.axhline(0.5, color=CIRCUIT, lw=0.5)
+    caption = "Mean attention by training step; named: the step at which it first passes 0.5"
+    add_title(figure, flags, "how it learned its paths", caption)
     return figure
 
 
@@ -308,10 +343,12 @@ def panels(count, columns, width, height, **options):
     return figure, list(grid.flat[:count])
 
 
-def add_title(figure, flags, caption):
-    """Name the run above a figure, and say there what the figure shows."""
-    run = f"layers {flags.layers}, heads {flags.heads}, {flags.problem.title}, seed {flags.seed}"
-    figure.suptitle(f"{run}\n{caption}", fontsize=10)
+def add_title(figure, flags, title, caption):
+    """Name the run above a figure, by its directory, and write a caption below it."""
+    title = f"{flags.out.resolve().name}: {title}"
+    figure.suptitle(title, x=0.01, ha="left", size=13, weight="bold")
+    caption += f"\nFlags: {train.run_name(flags).replace('_', ' ')}"
+    figure.supxlabel(caption, x=0.01, ha="left", size=8.5, color="gray", wrap=True)
 
 
 def save_figure(figure, path):
@@ -320,9 +357,9 @@ def save_figure(figure, path):
     figure.savefig(path, dpi=130)
 
 
-def symbol_color(k, last):
-    """Return the colour of x_k in all figures: x_1 is dark, the last symbol is bright."""
-    return matplotlib.colormaps["viridis"](0.9 * (k - 1) / max(1, last - 1))
+def symbol_color(k):
+    """Return the colour of x_k in all figures."""
+    return SYMBOLS[k % len(SYMBOLS)]
 
 
 # ---- the command line
@@ -330,12 +367,12 @@ def symbol_color(k, last):
 
 def figures_of(run):
     """Yield (file name, figure) for all that this run directory has been through."""
-    yield "curves.png", draw_curves(train.read_flags(run), train.read_log(run))
+    flags = train.read_flags(run)
+    yield "curves.png", draw_curves(flags, train.read_log(run))
     if not (run / "model.pt").exists():
         print(f"there is no {run / 'model.pt'}: finish the training with --resume")
         return
-    model, flags = train.load(run)
-    report = read_report(run)
+    model, report = train.load(run)[0], read_report(run)
     paths = paths_in(report)
     yield "attention_maps.png", draw_attention_maps(model, flags, paths)
     if not paths:

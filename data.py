@@ -1,31 +1,15 @@
-"""The retrieval problem of Section 6: chains of symbols, cut into pairs that are shuffled.
+"""The retrieval problem of Section 6: chains of symbols, cut into pairs that are shuffled. The
+symbols are random vectors, new in every sequence.
 
     python data.py --D 3    # shows one worked sequence: tokens, roles, targets
-
-A chain is a list of D+1 symbols, A -> B -> C for D = 2. A sequence shows N chains, cut into pairs
-and shuffled, and then the queries, which are the first symbols of the chains. At each query the
-model predicts the rest of the chain: it retrieves B with the pair (A, B), then C with (B, C). The
-symbols are random vectors, new in every sequence. With N = 3 and D = 2:
-
-    tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
-    roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
-    places    0      1      2        0      1      2        0  1  2
-    blocks    0: pairs of step 2     1: pairs of step 1     2: queries
-
-    in the code       in the paper
-    N, D, K, T        N chains, D retrieval steps, K numbers per symbol, T = N(2D+1) tokens
-    symbol k          x_k of a chain: x_0 is A, x_1 is B, x_2 is C, ...
-    role q            s_0 of Definition 1: the query, which shows x_0
-    roles ka, kb      s_{2k-1} and s_{2k}: the pair of step k, which shows x_{k-1} and x_k
-    block, place      the pairs of one step; where a pair stands among them, p_k of Definition 3
-    targets           x_1, ..., x_D with the implicit curriculum (IC), x_D alone without it
 """
 
 import argparse
 import functools
-import math
+import importlib
 import os
 import sys
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -34,131 +18,186 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: its waiting thr
 import torch
 
 
-# ---- the problem: which tokens there are, and what they show
+# ---- the problem
 
 
 class Block(NamedTuple):
-    """A part of the sequence: so many slots of `size` tokens each, shuffled to its places."""
+    """A part of the sequence: the pairs of one step, or the queries. Each pair is a slot of its
+    block, and so is each query. Slots are shuffled; blocks stay where they are."""
 
-    roles: list  # of the tokens of a chain here: 2a and 2b
-    size: int
-    slots: int
-
-
-class Task:
-    """N chains of D+1 symbols. For a task of your own override __init__ and arrange, and add a row
-    to TASKS."""
-
-    def __init__(self, N, D):
-        self.title, self.N = f"D={D}", N
-        self.symbols = D + 1  # of a chain
-        self.keys = N * (D + 1)  # random numbers that `arrange` needs
-
-        # the pairs of each step, the last step first, and the queries
-        self.blocks = [Block([f"{k}a", f"{k}b"], 2, N) for k in range(D, 0, -1)]
-        self.blocks.append(Block(["q"], 1, N))
-
-        # {role: the k of the x_k that it shows}, the query first
-        self.roles = {"q": 0}
-        for k in range(1, D + 1):
-            self.roles.update({f"{k}a": k - 1, f"{k}b": k})
-
-        # the name of each symbol, as in the paper: x_1 of the first chain is B1
-        self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
-
-        # the losses on which a model can stay, the highest first, and what it does then
-        self.plateaus = [(average_loss(math.inf), "knows nothing")]
-        if N > 1:
-            self.plateaus.append((average_loss(N), f"averages the {N} candidates"))
-
-        # the losses below which training has learned a symbol (0.5 if N = 4, as in the paper), and
-        # above which an ablation has lost it
-        lowest, _ = self.plateaus[-1]
-        self.learned_below = lowest * 2 / 3
-        self.lost_above = lowest / 2
+    roles: dict  # of the tokens of a chain: {"2a": 1, "2b": 2}, where 2a shows x_1 and 2b x_2
+    symbols: torch.Tensor  # (slots, size) the number of the symbol that each token shows
+    own: torch.Tensor  # (N, m) the m slots of each chain; m is 1 for pairs and queries
 
     @property
-    def T(self):
-        """The number of tokens."""
-        return sum(block.size * block.slots for block in self.blocks)
+    def slots(self):
+        return len(self.symbols)
 
-    def arrange(self, keys):
-        """Shuffle by random keys (B, self.keys). Return
-        symbols (B, T): the number of the symbol of each token; x_k of chain n is n * (D+1) + k;
-        positions (B, N, roles): the tokens of each chain, in the order of self.roles."""
-        N, D = self.N, self.symbols - 1
-
-        # column 0 has the queries, column k the pairs of step k
-        chain_at = keys.view(-1, N, D + 1).argsort(1)  # (B, N, D+1) the chain at each place
-        place_of = chain_at.argsort(1)  # (B, N, D+1) the place of each chain, its inverse
-
-        symbols = [chain_at[:, :, 0] * (D + 1)]  # (B, N) of x_0
-        positions = [2 * N * D + place_of[:, :, 0]]  # (B, N) of the queries, the last N tokens
-        for k in range(1, D + 1):
-            x_k = chain_at[:, :, k] * (D + 1) + k  # (B, N)
-            symbols.append(torch.stack([x_k - 1, x_k], -1).flatten(1))  # (B, 2N)
-            first = 2 * N * (D - k) + 2 * place_of[:, :, k]  # (B, N) the first token of each pair
-            positions += [first, first + 1]
-        return torch.cat(symbols[::-1], 1), torch.stack(positions, -1)
-
-
-TASKS = {"chain": Task}  # --task
+    @property
+    def size(self):
+        return self.symbols.shape[1]  # tokens
 
 
 class Batch(NamedTuple):
     """B sequences of T tokens, the last N of which are the queries."""
 
-    inputs: torch.Tensor  # (B, T, K), or (B, T, 2K) with the numbers of each token's position
-    targets: torch.Tensor  # (B, N, target symbols * K) of each query, in the order of the tokens
+    inputs: torch.Tensor  # (B, T, Task.inputs)
+    targets: torch.Tensor  # (B, N, targets * K) of each query, in the order of the tokens
     positions: torch.Tensor  # (B, N, roles) the tokens of the chain of each query, as in Task.roles
-    symbols: torch.Tensor  # (B, T) the number of each token's symbol
+    symbols: torch.Tensor  # (B, T) the number of the symbol of each token
 
 
-def make_batch(seed, index, N=4, D=3, K=4, ks=None, rotary="input", task="chain"):
-    """The Batch of the examples `index` (B,) of data set `seed`, on the device of `index`: a pure
-    function of the arguments. ks: the k of the target symbols, [1, 3] for x_1 and x_3 (default: all
-    but x_0). rotary: "input" appends the position to each token, "qk" leaves it to the model."""
-    problem, B = TASKS[task](N, D), len(index)
+@dataclass
+class Task:
+    """All about the problem: its sequences, sizes and losses. A task of your own is a subclass that
+    overrides what differs, such as `batch` and `losses`; extras/lookup.py is one.
 
-    # which symbol each token shows, and the vector of each symbol
-    bits = random_bits(seed, index, problem.keys + len(problem.labels) * K)
-    symbols, positions = problem.arrange(bits[:, : problem.keys])
-    vectors = standard_normal(bits[:, problem.keys :]).view(B, -1, K)
-    sequence = torch.arange(B, device=index.device)[:, None]
-    inputs = vectors[sequence, symbols]  # (B, T, K)
+    A chain is A -> B -> C for D = 2. A sequence shows N chains, cut into pairs, and then their
+    first symbols, the queries. At each query the model predicts the rest of the chain: it retrieves
+    B with the pair (A, B), then C with (B, C). With N = 3, in three blocks:
 
-    # the position of each token, as numbers
-    if rotary == "input":
-        angles = rotary_angles(problem.T, K, index.device).expand(B, -1, -1)  # (B, T, K/2)
-        inputs = torch.cat([inputs, angles.cos(), angles.sin()], -1)  # (B, T, 2K)
+        tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
+        roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
 
-    # the target symbols of the chain of each query
-    asked = symbols[:, -N:] // problem.symbols  # (B, N) this chain
-    chains = vectors[:, : N * problem.symbols].view(B, N, problem.symbols, K)[sequence, asked]
-    targets = chains[:, :, ks or [*range(1, problem.symbols)]]  # (B, N, target symbols, K)
-    return Batch(inputs, targets.flatten(2), positions[sequence, asked], symbols)
+    In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and ka and kb, the pair of step k,
+    are s_{2k-1} and s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC)."""
+
+    N: int = 4  # chains, and as many queries
+    D: int = 3  # retrieval steps per chain
+    K: int = 4  # numbers per symbol
+    targets: list = ()  # the k of the symbols x_k to predict; by default all but x_0
+    rotary: str = "input"  # appends the position to each token; "qk" leaves it to the model
+    seed: int = 0  # which data set
+
+    loss = "mean squared error"  # its name
+    solved = 0.05  # the loss of a symbol below which a circuit answers it
+
+    def __post_init__(self):
+        N, D, K = self.N, self.D, self.K
+        if self.rotary == "input" and K % 2:
+            raise ValueError("--K must be even with --rotary input: pairs of numbers turn")
+        if not {*self.targets} <= {*range(1, D + 1)}:
+            raise ValueError(f"--targets must be among 1 to {D}")
+        self.title = f"D={D}"  # in figures, and in the names of runs
+        self.targets = sorted({*self.targets}) or [*range(1, D + 1)]
+        self.target_names = [f"x_{k}" for k in self.targets]
+
+        # x[n, k] = n (D + 1) + k is the number of the symbol x_k of chain n; that of B1 is x[0, 1]
+        x = torch.arange(N * (D + 1)).view(N, D + 1)
+        self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
+
+        # the pairs of each step, the last step first, and the queries; slot n is of chain n
+        self.blocks, own = [], torch.arange(N)[:, None]
+        for k in range(D, 0, -1):
+            self.blocks.append(Block({f"{k}a": k - 1, f"{k}b": k}, x[:, k - 1 : k + 1], own))
+        self.blocks.append(Block({"q": 0}, x[:, :1], own))
+
+        # the numbers that a model reads at each token, and predicts at each query
+        self.inputs = 2 * K if self.rotary == "input" else K
+        self.outputs = K * len(self.targets)
+
+        # the losses on which a model can stay, the highest first, and what it does then
+        self.plateaus = [(1.0, "knows nothing")]
+        if N > 1:
+            self.plateaus += [(1 - 1 / N, f"averages the {N} candidates")]
+
+    @property
+    def T(self):
+        """The number of tokens."""
+        return sum(block.symbols.numel() for block in self.blocks)
+
+    @property
+    def roles(self):
+        """{role: k} of all blocks, the query first."""
+        return {role: k for block in self.blocks[::-1] for role, k in block.roles.items()}
+
+    @property
+    def learned_below(self):
+        """The loss below which training has learned a symbol: 0.5 if N = 4, as in the paper."""
+        return self.plateaus[-1][0] * 2 / 3
+
+    @property
+    def lost_above(self):
+        """The loss above which an ablation has lost an answer."""
+        return self.plateaus[-1][0] / 2
+
+    def batch(self, index):
+        """The Batch of the examples with the numbers `index` (B,), on their device. An example
+        depends on the task and on its number alone. One with N = 3 and D = 1:
+
+            the tokens without shuffling    0  1   2  3   4  5    6  7  8
+            the symbols that they show      A1 B1  A2 B2  A3 B3   A1 A2 A3
+            order: which come first, ...    4  5   0  1   2  3    7  6  8
+            the symbols in this order       A3 B3  A1 B1  A2 B2   A2 A1 A3
+            gone_to: where each token is    2  3   4  5   0  1    7  6  8"""
+        B, device = len(index), index.device
+
+        # random numbers: a key for each slot to shuffle it by, and a vector for each symbol
+        n_keys = len(self.blocks) * max(block.slots for block in self.blocks)
+        bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
+        keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
+        order = self.shuffled_order(keys)  # (B, T)
+        vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
+
+        unshuffled = torch.cat([block.symbols.flatten() for block in self.blocks])  # (T,)
+        symbols = unshuffled.to(device)[order]  # (B, T)
+        sequence = torch.arange(B, device=device)[:, None]  # (B, 1) the b of each row
+        inputs = vectors[sequence, symbols]  # (B, T, K), at [b, t] vectors[b, symbols[b, t]]
+        if self.rotary == "input":
+            angles = rotary_angles(self.T, self.K, device).expand(B, -1, -1)  # (B, T, K/2)
+            inputs = torch.cat([inputs, angles.cos(), angles.sin()], -1)  # (B, T, 2K)
+
+        # what each query asks for: if it shows x_0 with the number 8, then x_2 has the number 10
+        queries = symbols[:, -self.N :]  # (B, N)
+        asked = queries[:, :, None] + torch.tensor(self.targets, device=device)  # (B, N, targets)
+        targets = vectors[sequence, asked.flatten(1)].view(B, self.N, -1)  # (B, N, targets * K)
+
+        # where the tokens of the chain of each query are; q 1a 1b of A2, above, are at 6 4 5
+        gone_to = order.argsort(1)  # (B, T), the inverse of order
+        positions = gone_to[:, self.tokens_of_chains()]  # (B, N, roles)
+        chains = queries // (self.D + 1)  # (B, N) that of each query
+        return Batch(inputs, targets, positions[sequence, chains], symbols)
+
+    def tokens_by_block(self):
+        """[(slots, size), ...] the tokens of each block, numbered 0 to T - 1 before any shuffle."""
+        parts = torch.arange(self.T).split([block.symbols.numel() for block in self.blocks])
+        return [part.view_as(block.symbols) for part, block in zip(parts, self.blocks, strict=True)]
+
+    def tokens_of_chains(self):
+        """(N, roles) the same tokens for each chain, in the order of self.roles."""
+        parts = []
+        for block, tokens in zip(self.blocks, self.tokens_by_block(), strict=True):
+            parts.append(tokens[block.own].flatten(1))  # (N, roles of the block)
+        return torch.cat(parts[::-1], 1)
+
+    def shuffled_order(self, keys):
+        """(B, T) these tokens in a new order: in each block, whole slots are sorted by random keys.
+        keys (B, slots, blocks), in which the last block, the queries, comes first."""
+        order = []
+        for number, tokens in enumerate(self.tokens_by_block()):
+            key = keys[:, : len(tokens), -1 - number]  # (B, slots)
+            slots = key.argsort(1)  # (B, slots) the slot that comes first, second, ...
+            order.append(tokens.to(keys.device)[slots].flatten(1))
+        return torch.cat(order, 1)
+
+    def losses(self, predictions, batch):
+        """The losses (B, N, targets) of predictions (B, N, outputs): means over K."""
+        errors = (predictions - batch.targets).square()
+        return errors.unflatten(-1, (-1, self.K)).mean(-1)
+
+
+def task_class(name):
+    """The class of --task: `chain` is Task, and lookup:Lookup is Lookup of lookup.py."""
+    if name == "chain":
+        return Task
+    module, _, name = name.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def rotary_angles(T, size, device=None):
     """(T, size/2) the angles of each token at the RoPE frequencies 10000^(-2i/size), size even."""
     evens = torch.arange(0, size, 2, dtype=torch.float32, device=device)
     return torch.arange(T, device=device)[:, None] * 10000.0 ** (-evens / size)
-
-
-# ---- the loss: for another, change these three
-
-LOSS = "mean squared error"  # its name
-
-
-def partial_losses(predictions, targets, K):
-    """Two (..., target symbols * K) -> the losses (..., target symbols), means over K."""
-    return (predictions.float() - targets).square().unflatten(-1, (-1, K)).mean(-1)
-
-
-def average_loss(n):
-    """The loss of a model that cannot tell n candidates apart and gives the best answer, of this
-    loss their average. n = inf: it knows nothing."""
-    return 1 - 1 / n
 
 
 # ---- which examples: training counts up from 0, and held-out examples count down from -1
@@ -181,45 +220,51 @@ def held_out(split, n, device="cpu"):
 
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
-    """(examples,) a random permutation. No data set has the seed ~seed, which is negative."""
-    return random_bits(~seed, torch.tensor([epoch]), examples)[0].argsort()
+    """(examples,) the order in which an epoch takes the examples 0, 1, ..., examples - 1."""
+    keys = random_bits(~seed, torch.tensor([epoch]), examples)  # data sets have no seed below 0
+    return keys[0].argsort()
 
 
 def batch_index(seed, step, batch, examples):
-    """(batch,) the examples of a training step: each once per epoch."""
-    drawn = torch.arange(step * batch, (step + 1) * batch)
-    epochs, parts = drawn // examples, []
-    for epoch in epochs.unique().tolist():
-        parts.append(epoch_order(seed, epoch, examples)[drawn[epochs == epoch] % examples])
-    return torch.cat(parts)
+    """(batch,) the examples of a training step: each once per epoch. With 10 examples and batches
+    of 4, step 2 takes the last two of epoch 0 and the first two of epoch 1."""
+    first, last = step * batch, (step + 1) * batch - 1  # counted from the start of the training
+    epochs = range(first // examples, last // examples + 1)
+    orders = torch.cat([epoch_order(seed, epoch, examples) for epoch in epochs])
+    return orders[first % examples :][:batch]
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
 
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # uint64 as int64, whose products wrap around alike
+FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
+FACTOR_2 = 0x94D049BB133111EB - 2**64
+
 
 def shift_right(x, bits):
-    """x >> bits of int64 taken as uint64: the mask drops the copies of the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    """The shift of uint64, which moves zeros in from the left; >> of int64 moves in the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # only the lowest 64 - bits are left
 
 
 def mix(x):
-    """The finaliser of splitmix64, int64 -> int64: each output bit depends on all input bits."""
-    x = (x ^ shift_right(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)  # uint64 as int64
-    x = (x ^ shift_right(x, 27)) * (0x94D049BB133111EB - 2**64)
+    """The hash of splitmix64: if one bit of x changes, about half of those of its hash do."""
+    x = (x ^ shift_right(x, 30)) * FACTOR_1
+    x = (x ^ shift_right(x, 27)) * FACTOR_2
     return x ^ shift_right(x, 31)
 
 
 def random_bits(seed, index, draws):
-    """(B, draws) int64 random bits for the examples `index` (B,); the same on every device."""
-    golden = 0x9E3779B97F4A7C15 - 2**64
+    """(B, draws) int64 random bits for the examples `index` (B,), the same on every device."""
     seed = torch.as_tensor(seed, device=index.device)
-    stream = mix(mix(seed + golden) ^ (index * golden))  # (B,); sums wrap around at 64 bits
-    return mix(stream[:, None] + torch.arange(1, draws + 1, device=index.device) * golden)
+    start = mix(mix(seed + GOLDEN) ^ (index * GOLDEN))  # (B,) one for each seed and example
+    draw = torch.arange(1, draws + 1, device=index.device)
+    return mix(start[:, None] + draw * GOLDEN)
 
 
 def standard_normal(bits):
     """int64 random bits -> as many finite float32 numbers from N(0, 1)."""
-    uniform = (((bits >> 41) & 0x7FFFFF).float() + 0.5) / 2**22 - 1  # in (-1, 1), without rounding
+    highest = shift_right(bits, 41).float()  # 23 bits: whole numbers from 0 to 2**23 - 1
+    uniform = (highest + 0.5) / 2**22 - 1  # between -1 and 1, without rounding
     return uniform.erfinv() * 2**0.5
 
 
@@ -251,33 +296,29 @@ def progress(what, items):
     show()
 
 
-def describe(problem, batch):
+def describe(task, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
-    names = [problem.labels[symbol] for symbol in batch.symbols[0].tolist()]
+    names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     lines = ["roles     the tokens, in order"]
-    start = 0
-    for block in problem.blocks:
-        end = start + block.slots * block.size
-        slots = [" ".join(names[i : i + block.size]) for i in range(start, end, block.size)]
+    for block, tokens in zip(task.blocks, task.tokens_by_block(), strict=True):
+        slots = [" ".join(names[token] for token in slot) for slot in tokens.tolist()]
         lines.append(f"{' '.join(block.roles):8s}  {'  '.join(slots)}")
-        start = end
     lines += ["", "What the model must predict at each query:"]
-    for query in batch.symbols[0, -problem.N :].tolist():  # the number of its x_0
-        answer = problem.labels[query + 1 : query + problem.symbols]
-        lines.append(f"  {problem.labels[query]}: {' '.join(answer)}")
+    for query in batch.symbols[0, -task.N :].tolist():  # the number of its x_0
+        answer = [task.labels[query + k] for k in task.targets]
+        lines.append(f"  {task.labels[query]}: {' '.join(answer)}")
     return "\n".join(lines)
 
 
 def main():
     p = command_line("data.py", __doc__)
-    p.add_argument("--task", default="chain", choices=TASKS, help="which task")
+    p.add_argument("--task", default="chain", help="or module:Class, a task of your own")
     p.add_argument("--N", type=int, default=4, help="chains per sequence")
     p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
-    p.add_argument("--K", type=int, default=4, help="numbers per symbol")
     p.add_argument("--seed", type=int, default=0, help="which sequence")
     flags = p.parse_args()
-    batch = make_batch(flags.seed, torch.arange(1), flags.N, flags.D, flags.K, task=flags.task)
-    print(describe(TASKS[flags.task](flags.N, flags.D), batch))
+    task = task_class(flags.task)(flags.N, flags.D, seed=flags.seed)
+    print(describe(task, task.batch(torch.arange(1))))
 
 
 if __name__ == "__main__":

@@ -81,14 +81,16 @@ class Transformer(nn.Module):
     angles (T, head_size/2): those by which RoPE rotates queries and keys, or None for no RoPE.
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
-    stream."""
+    stream. dtype: of activations and matrix products, "float32" or "bfloat16"; weights, and
+    attention between its projections, are float32."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
-        mlp=True, causal=True, angles=None, qk_std=0.02,
+        mlp=True, causal=True, angles=None, qk_std=0.02, dtype="float32",
     ):  # fmt: skip
         super().__init__()
-        self.N = N
+        self.N, self.dtype = N, getattr(torch, dtype)
+        self.heads = [(layer, head) for layer in range(layers) for head in range(heads)]
         self.embed = nn.Linear(inputs, width)
         self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
@@ -117,20 +119,19 @@ class Transformer(nn.Module):
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
         (B, T, head_size) replaces pattern @ values, what this head writes before the output matrix
         (z of TransformerLens)."""
-        functions = [{} for _ in self.blocks]  # of each layer
-        for (layer, head), f in (heads or {}).items():
-            if layer not in range(len(self.blocks)) or head not in range(self.blocks[layer].heads):
-                raise ValueError(f"the model has no head L{layer}H{head}")
-            functions[layer][head] = f
-
-        x, patterns, last = self.embed(x), [], x.shape[1]
-        for block, of_layer in zip(self.blocks, functions, strict=True):
-            # only the queries reach the loss: the last layer can do without the other tokens
-            if block is self.blocks[-1] and not of_layer and not return_patterns:
-                last = self.N
-            x, pattern = block(x, self.mask, self.angles, last, of_layer)
-            patterns.append(pattern)
-        predictions = self.head(self.ln(x[:, -self.N :]))
+        heads, patterns, last = heads or {}, [], x.shape[1]
+        if unknown := heads.keys() - {*self.heads}:
+            raise ValueError(f"the model has no head {unknown}")
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            x = self.embed(x)
+            for number, block in enumerate(self.blocks):
+                functions = {head: f for (layer, head), f in heads.items() if layer == number}
+                # only the queries reach the loss: the last layer can do without the other tokens
+                if block is self.blocks[-1] and not functions and not return_patterns:
+                    last = self.N
+                x, pattern = block(x, self.mask, self.angles, last, functions)
+                patterns.append(pattern)
+            predictions = self.head(self.ln(x[:, -self.N :])).float()
         return (predictions, patterns) if return_patterns else predictions
 
 
@@ -154,8 +155,7 @@ def make_optimizers(model, flags):
     ]
     optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
     if inside:
-        dtype = getattr(torch, flags.dtype)
-        optimizers.append(Muon(inside, flags.lr, flags.weight_decay, dtype))
+        optimizers.append(Muon(inside, flags.lr, flags.weight_decay, model.dtype))
     return optimizers
 
 

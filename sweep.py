@@ -17,7 +17,6 @@ its workers: keep it in a network of your own.
     python sweep.py --preset paper --scheduler tcp://10.0.0.1:8786 --out /shared/paper
 """
 
-import math
 import os
 import pathlib
 import statistics
@@ -28,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import train
 from analyze import crossings, save_figure, symbol_color
-from data import LOSS, average_loss, command_line
+from data import Task, command_line
 
 from matplotlib.figure import Figure
 
@@ -49,7 +48,7 @@ PRESETS = {  # name: [(flags of train.py, layers, number of seeds), ...]
 
 
 def grid(words, layers, seeds, folder):
-    """Return [(Flags, command line), ...], a run for each depth and seed; words: further flags of
+    """Return [(flags, command line), ...], a run for each depth and seed; words: further flags of
     train.py, a list."""
     runs = []
     for depth in layers:
@@ -99,11 +98,12 @@ def row_of(run):
     """Return the row of a finished run: its flags, its final losses (means over the evaluations of
     the last 100 steps) and the step at which each symbol was learned."""
     flags, log = train.read_flags(run), train.read_log(run)
-    row = dict(flags.settings, run=run.name, seconds=log[-1]["seconds"], ended=log[-1]["step"])
+    task, row = train.task_of(flags), train.settings_of(flags)
+    row.update(run=run.name, seconds=log[-1]["seconds"], ended=log[-1]["step"])
     last = [entry for entry in log if entry["step"] > row["ended"] - 100]
-    for name in ("val", *flags.target_names):
+    for name in ("val", *task.target_names):
         row[name] = sum(entry[name] for entry in last) / len(last)
-    for name, step in crossings(log, flags).items():
+    for name, step in crossings(log, task).items():
         row[f"{name}_learned"] = step
     return row
 
@@ -130,19 +130,18 @@ def figure_4(rows):
 
     last = max([row["D"] for row in with_ic], default=0)
     for k in range(1, last + 1):
-        color, shift = symbol_color(k, last), 0.15 * (k - (1 + last) / 2)
+        color, shift = symbol_color(k), 0.15 * (k - (1 + last) / 2)
         draw_losses(below, with_ic, f"x_{k}", color, f"$x_{k}$", shift)
         x = k.bit_length() + 1 + shift  # floor(log2 k) + 2
         below.text(x, 0.9, "↓", color=color, size=16, ha="center", clip_on=True)
     below.set_title("Each symbol with implicit curriculum; ↓ the layers it takes by content")
 
     for axes, columns in (above, 1), (below, 3):
-        for N in {row["N"] for row in rows} - {1}:
-            label = f"average of {N} candidates"
-            axes.axhline(average_loss(N), color="gray", ls=":", lw=1, label=label)
-        axes.set(xlabel="layers", ylabel=f"validation {LOSS}")
+        for N in {row["N"] for row in rows}:
+            for level, meaning in Task(N).plateaus[1:]:
+                axes.axhline(level, color="gray", ls=":", lw=1, label=meaning)
+        axes.set(xlabel="layers", ylabel=f"validation {Task.loss}", ylim=(0, 1.2))
         axes.set(xticks=range(1, 1 + max(row["layers"] for row in rows)))
-        axes.set_ylim(0, 1.2 * average_loss(math.inf))
         axes.legend(loc="upper right", ncols=columns, fontsize="small")
     return figure
 

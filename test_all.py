@@ -69,15 +69,16 @@ def follow(tokens, N, D, K):
 
 def test_data_has_the_targets_that_following_the_pairs_finds():
     for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
-        batch = data.make_batch(1, torch.arange(20), N, D, K)
+        batch = data.Task(N, D, K, seed=1).batch(torch.arange(20))
         for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
             assert torch.equal(targets, follow(tokens, N, D, K))
 
 
 def test_data_is_a_function_of_seed_and_number():
-    whole, alone = data.make_batch(5, torch.arange(10)), data.make_batch(5, torch.tensor([7]))
+    five, six = data.Task(seed=5), data.Task(seed=6)
+    whole, alone = five.batch(torch.arange(10)), five.batch(torch.tensor([7]))
     assert torch.equal(alone.inputs[0], whole.inputs[7])
-    assert not torch.equal(data.make_batch(6, torch.arange(10)).inputs, whole.inputs)
+    assert not torch.equal(six.batch(torch.arange(10)).inputs, whole.inputs)
 
 
 def test_data_of_an_epoch_is_each_example_once_and_none_held_out():
@@ -144,11 +145,10 @@ def test_train_learns_one_retrieval_step(tmp_path):
     assert code == 0 and "solved: True" in out, out + err
 
     # other sequences, with answers that are found by comparing symbols; their average has 0.5
-    model, flags = train.load(tmp_path / "run")
-    batch = data.make_batch(99, torch.arange(500), N=2, D=1, rotary="qk")
+    model, _, _ = train.load(tmp_path / "run")
+    batch = data.Task(N=2, D=1, rotary="qk", seed=99).batch(torch.arange(500))
     answers = torch.stack([follow(tokens, 2, 1, 4) for tokens in batch.inputs])
-    with train.precision(flags):
-        assert (model(batch.inputs) - answers).square().mean() < 0.22
+    assert (model(batch.inputs) - answers).square().mean() < 0.22
 
 
 def test_train_resumes_a_stopped_run_to_the_same_bits(tmp_path, tiny_run):
@@ -179,16 +179,18 @@ def planted(x, heads):
     return read[:, -4:]
 
 
+planted.heads = [(0, 0), (1, 0)]
+
+
 def test_ablate_finds_a_planted_circuit_and_no_other_is_faithful():
-    flags = train.parse_flags("--layers 2 --D 1 --device cpu --dtype float32".split())
-    report = ablate.find_circuit(planted, flags)
+    task = data.Task(N=4, D=1)
+    report = ablate.find_circuit(planted, task)
     paths = {*ablate.paths_in(report)}
     assert sorted(map(str, paths)) == ["L0H0: 1b -> 1a", "L1H0: q -> 1b"]
     assert report["verdict"] == "validated under both ablations"
 
     # without a path, or with another in its place: of another head, or of the reader to itself
-    batch = train.sequences(flags, data.held_out("circuits", 64))
-    patched = ablate.PatchedModel(planted, flags, batch)
+    patched = ablate.PatchedModel(planted, task, task.batch(data.held_out("circuits", 64)))
     for path in paths:
         for wrong in [], [path._replace(layer=1 - path.layer)], [path._replace(read=path.reader)]:
             assert patched.circuit(paths - {path} | {*wrong}).mean() > 0.05
@@ -199,7 +201,7 @@ def test_analyze_draws_every_figure(tiny_run):
 
     # with a report of a circuit, whose second path reads all chains
     paths = ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*")
-    rows = [dict(path._asdict(), attention=0.5) for path in paths]
+    rows = [dict(path._asdict(), attention=0.5, without=dict(x_1=0.7)) for path in paths]
     report = dict(validated=True, verdict="validated", sequences=9, paths=rows, mean=dict(x_1=0.5))
     train.write_file(tiny_run / "circuit.json", report)
     code, _, err = run_main(analyze, str(tiny_run))
@@ -228,6 +230,8 @@ def test_a_mistake_gets_one_line(tiny_run):
     for module, arguments, says in (
         (train, "--K 3", "even"),
         (train, "--targets 4", "among 1 to 3"),
+        (train, "--task nowhere:Task", "nowhere"),
+        (train, "--init nowhere", "no model.pt"),
         (train, "--lr fast", "invalid float"),
         (train, "--lay 3", "unrecognized"),
         (train, "--lr -1", "must not be below 0"),

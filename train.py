@@ -33,13 +33,13 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
-# ---- training; `flags` are the Flags below
+# ---- training; `flags` are those of parse_flags below
 
 
 def run_once(flags):
     """Train a run in its directory, or continue it. FileExistsError as open_run says;
     FloatingPointError if the loss is not finite."""
-    run = flags.out
+    run, task = flags.out, task_of(flags)
     open_run(flags)
     if (run / "model.pt").exists():
         print(f"{run} has finished before (git {read_flags(run).git}): nothing was done")
@@ -47,53 +47,56 @@ def run_once(flags):
 
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
+    if flags.init:
+        model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     optimizers = make_optimizers(model, flags)
-    stateful = [model, averaged, *optimizers]  # what --resume restores
     step, seconds, rows = 0, 0.0, []  # rows of the log
     recent = []  # the loss and the gradient's norm in each step since the last row
 
     # resume
     if (run / "state.pt").exists():
         state = torch.load(run / "state.pt", flags.device, weights_only=True)
-        step, seconds, rows, recent = state["progress"]
-        for part, saved in zip(stateful, state["stateful"], strict=True):
-            part.load_state_dict(saved)
+        step, seconds = state["step"], state["seconds"]
+        rows, recent = state["rows"], state["recent"]
+        model.load_state_dict(state["model"])
+        averaged.load_state_dict(state["averaged"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         print(f"resumed {run} at step {step}", flush=True)
     start = time.monotonic() - seconds
 
     while True:  # here `step` steps are done
-        # save first: a run that stops in the evaluation repeats it
         last = step == flags.steps
-        evaluates = last or step % flags.eval_every == 0
-        seconds = time.monotonic() - start
-        if evaluates:
-            state = dict(progress=(step, seconds, rows, recent))
-            state["stateful"] = [part.state_dict() for part in stateful]
-            write_file(run / "state.pt", state)
+        lr = flags.lr * schedule(step, flags)
         if flags.save_every and step % flags.save_every == 0:
             write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
 
-        # evaluate and log
-        lr = flags.lr * schedule(step, flags)
-        if evaluates:
-            parts = evaluate(averaged.module, flags)
+        # save, evaluate, log; in this order, so that a run that stops in the evaluation repeats it
+        if last or step % flags.eval_every == 0:
+            seconds = time.monotonic() - start
+            state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
+            state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
+            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            write_file(run / "state.pt", state)
+
+            losses = evaluate(averaged.module, task, device=flags.device)  # (targets,)
             row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
             if recent:
                 row["train"], row["grad_norm"] = torch.stack(recent).mean(0).tolist()
-            row["val"] = sum(parts) / len(parts)
-            row.update(zip(flags.target_names, parts, strict=True))
+            row["val"] = losses.mean().item()
+            row.update(zip(task.target_names, losses.tolist(), strict=True))
             if not math.isfinite(row["val"]):
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
             # the lowest of many validation losses is biased: more sequences confirm it
             if last or row["val"] < flags.stop_below:
-                parts = evaluate(averaged.module, flags, "confirmation", 8192)
-                row["confirmed"] = sum(parts) / len(parts)
+                losses = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
+                row["confirmed"] = losses.mean().item()
                 last = last or row["confirmed"] < flags.stop_below
             rows, recent = [*rows, row], []
             write_file(run / "log.jsonl", rows)
-            print_row(flags, rows)
+            print_row(flags, task, rows)
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
             print(f"---\nrun: {run}\nconfirmed: {row['confirmed']:.5f}")
@@ -103,8 +106,9 @@ def run_once(flags):
 
         # one step: forward, backward, clip, update
         torch.manual_seed(hash((flags.seed, step)))  # so that dropout, if you add it, resumes alike
-        index = data.batch_index(flags.seed, step, flags.batch, flags.examples)
-        loss = losses_of(model, flags, index).mean()
+        index = data.batch_index(task.seed, step, flags.batch, flags.examples)
+        batch = task.batch(index.to(flags.device))
+        loss = task.losses(model(batch.inputs), batch).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip or math.inf)
         for optimizer in optimizers:
@@ -124,58 +128,47 @@ def schedule(step, flags):
     return min(warmup, 1, decay)
 
 
-def losses_of(model, flags, index):
-    """Return the partial losses (B, N, target symbols) of a model on the examples `index` (B,)."""
-    batch = sequences(flags, index.to(flags.device))
-    with precision(flags):
-        predictions = model(batch.inputs)  # (B, N, target symbols * K)
-    return data.partial_losses(predictions, batch.targets, flags.K)
-
-
 @torch.no_grad()
-def evaluate(model, flags, split="validation", n=1024):
-    """Return the list of partial losses on n sequences that training never sees."""
-    parts = data.held_out(split, n).split(256)
-    losses = [losses_of(model, flags, index) for index in parts]
-    return torch.cat(losses).mean((0, 1)).tolist()
+def evaluate(model, task, split="validation", n=1024, device="cpu"):
+    """Return the mean losses (targets,) on n sequences that training never sees."""
+    losses = []
+    for index in data.held_out(split, n, device).split(256):
+        batch = task.batch(index)
+        losses.append(task.losses(model(batch.inputs), batch))  # (256, N, targets)
+    return torch.cat(losses).mean((0, 1)).double()
 
 
-def print_row(flags, rows):
+def print_row(flags, task, rows):
     """Print the last row, the speed since the row before, and the time left at this speed."""
     row, before = rows[-1], rows[-2:][0]
     rate = (row["step"] - before["step"]) / max(row["seconds"] - before["seconds"], 0.01)
     left = f"{(flags.steps - row['step']) / rate / 60:.1f} min" if rate else "?"
     losses = f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  "
-    losses += "  ".join(f"{name} {row[name]:.3f}" for name in flags.target_names)
+    losses += "  ".join(f"{name} {row[name]:.3f}" for name in task.target_names)
     speed = f"{rate:5.2f} steps/s  {left} left at most"
     print(f"step {row['step']:5d}/{flags.steps}  {losses}  {speed}", flush=True)
 
 
-# ---- a model and its batches from the flags of a run
+# ---- a task and a model from the flags of a run
+
+
+def task_of(flags):
+    """Return the data.Task of these flags. ImportError, AttributeError or ValueError says why there
+    is none."""
+    targets = flags.targets or ([] if flags.ic else [flags.D])
+    seed = flags.seed if flags.data_seed is None else flags.data_seed
+    Task = data.task_class(flags.task)
+    return Task(flags.N, flags.D, flags.K, targets, flags.rotary, seed)
 
 
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
-    T, head_size = flags.problem.T, flags.head_size or flags.width // flags.heads
-    inputs = 2 * flags.K if flags.rotary == "input" else flags.K
-    outputs = flags.K * len(flags.target_symbols)
-    angles = data.rotary_angles(T, head_size) if flags.rotary == "qk" else None
-    sizes = inputs, outputs, flags.layers, flags.heads, flags.width, head_size
-    return Transformer(T, flags.N, *sizes, flags.mlp, flags.causal, angles, flags.qk_std)
-
-
-def sequences(flags, index):
-    """Return the Batch of the examples `index` of a run's problem and seed."""
-    return data.make_batch(
-        flags.seed, index, flags.N, flags.D, flags.K, flags.target_symbols, flags.rotary, flags.task
-    )
-
-
-def precision(flags):
-    """Return a context in which activations and matrix products have the dtype of the flags.
-    Weights, attention between its projections, the loss and averages stay float32."""
-    kind = torch.device(flags.device).type
-    return torch.autocast(kind, torch.bfloat16, enabled=flags.dtype == "bfloat16")
+    task, head_size = task_of(flags), flags.head_size or flags.width // flags.heads
+    angles = data.rotary_angles(task.T, head_size) if flags.rotary == "qk" else None
+    sizes = task.T, task.N, task.inputs, task.outputs
+    shape = flags.layers, flags.heads, flags.width, head_size
+    options = flags.mlp, flags.causal, angles, flags.qk_std, flags.dtype
+    return Transformer(*sizes, *shape, *options)
 
 
 def native_dtype(device):
@@ -202,7 +195,7 @@ def open_run(flags):
     if not (run / "config.json").exists():
         # it appears whole, and of two trainings that start at once the second fails
         new = run.with_name(f"{run.name}.{os.getpid()}.new")
-        write_file(new / "config.json", flags.settings | provenance_of(flags))
+        write_file(new / "config.json", settings_of(flags) | provenance_of(flags))
         try:
             os.rename(new, run)
         except OSError as error:
@@ -210,8 +203,8 @@ def open_run(flags):
             raise FileExistsError(f"{run}: {error.strerror}: choose another --out") from None
         return
 
-    saved = read_flags(run)
-    other = [name for name in DEFAULTS if saved.settings[name] != flags.settings[name]]
+    saved, settings = read_flags(run), settings_of(flags)
+    other = [name for name in settings if getattr(saved, name) != settings[name]]
     if other:
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
     if not flags.resume:
@@ -227,19 +220,20 @@ def provenance_of(flags):
         hardware = torch.cuda.get_device_name(flags.device)
     folder = shlex.quote(os.path.dirname(os.path.abspath(__file__)))
     git = subprocess.getoutput(f"git -C {folder} describe --always --dirty")
-    machine = dict(device=flags.device, hardware=hardware, threads=torch.get_num_threads())
-    return machine | dict(torch=torch.__version__, git=git)
+    versions = dict(torch=torch.__version__, git=git)
+    threads = torch.get_num_threads()
+    return dict(device=flags.device, hardware=hardware, threads=threads, **versions)
 
 
 def load(run, weights="model.pt"):
-    """Return (model, flags) of a run directory, ready to evaluate on the CPU; `weights` may name a
-    checkpoint, "ckpt/000080.pt"."""
-    flags = read_flags(run).replace(device="cpu")  # config.json has that of the training
+    """Return (model, task, flags) of a run directory, ready to evaluate on the CPU; `weights` may
+    name a checkpoint, "ckpt/000080.pt"."""
+    flags = read_flags(run)
     if native_dtype("cpu") == "float32":
         flags.dtype = "float32"  # bfloat16 would be slower
     model = build(flags)
     model.load_state_dict(read_file(pathlib.Path(run, weights)))
-    return model.eval(), flags
+    return model.eval(), task_of(flags), flags
 
 
 def run_directory(text):
@@ -250,10 +244,10 @@ def run_directory(text):
 
 
 def read_flags(run):
-    """Return the Flags of a run, with the device and what else config.json says; a flag that did
+    """Return the flags of a run, with the device and what else config.json says; a flag that did
     not exist then has its default."""
     run = pathlib.Path(run)
-    return Flags(**{**DEFAULTS, **read_file(run / "config.json"), "out": run})
+    return argparse.Namespace(**(DEFAULTS | read_file(run / "config.json")), out=run)
 
 
 def weights_hash(run):
@@ -296,7 +290,7 @@ def read_file(path, default=None):
 
 
 def parser():
-    """Return the ArgumentParser of train.py. To add a flag, add a line."""
+    """Return the ArgumentParser of the settings of a run. To add a flag, add a line."""
     p = command_line("train.py", __doc__)
 
     def add(name, default, meaning, **options):
@@ -307,7 +301,7 @@ def parser():
         p.add_argument(name, action=action, default=True, help=meaning)
 
     # the problem (Section 6)
-    add("--task", "chain", "a row of data.TASKS", choices=data.TASKS)
+    add("--task", "chain", "or module:Class, a task of your own")
     add("--N", 4, "chains per sequence")
     add("--D", 3, "retrieval steps per chain")
     add("--K", 4, "numbers per symbol; with --rotary input it must be even")
@@ -337,58 +331,32 @@ def parser():
     add("--ema", 0.98, "decay of the averaged weights; 0 = no averaging")
     add("--clip", 0.1, "largest norm of the gradient; 0 = no clipping")
     add("--qk-std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
+    add("--init", "", "start from the weights of this run, of the same shape")
     add("--seed", 0, "of the data, their order, and the initial weights")
+    p.add_argument("--data-seed", type=int, help="of the data and their order; by default --seed")
     add("--dtype", "auto", "of products", choices=["auto", "float32", "bfloat16"])
     add("--eval-every", 50, "steps between evaluations; each saves")
     add("--save-every", 0, "steps between checkpoints in ckpt/; 0 = none")
-
-    # the machine and the folder, which are no settings of a run
-    add("--device", "auto", "auto = cuda if there is one, else cpu")
-    p.add_argument("--out", type=pathlib.Path, help="run directory; by default named by the flags")
-    p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
     return p
 
 
 DEFAULTS = vars(parser().parse_args([]))
-for name in "device", "out", "resume":
-    del DEFAULTS[name]  # what is left are the settings, which are fixed for a run
-
-
 POSITIVE = "N", "D", "K", "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
-class Flags(argparse.Namespace):
-    """The flags of a run as attributes, and what follows from them."""
-
-    @property
-    def settings(self):
-        """{flag: value} of the flags that are fixed for a run."""
-        return {name: getattr(self, name) for name in DEFAULTS}
-
-    @property
-    def problem(self):
-        """The data.Task: roles, symbols, tokens."""
-        return data.TASKS[self.task](self.N, self.D)
-
-    @property
-    def target_symbols(self):
-        """The k of the symbols x_k that each query predicts, in order."""
-        last = self.problem.symbols - 1
-        return sorted({*self.targets}) or list(range(1 if self.ic else last, last + 1))
-
-    @property
-    def target_names(self):
-        return [f"x_{k}" for k in self.target_symbols]
-
-    def replace(self, **changes):
-        return Flags(**{**vars(self), **changes})
+def settings_of(flags):
+    """Return {flag: value} of what is fixed for a run: not the machine, not the folder."""
+    return {name: getattr(flags, name) for name in DEFAULTS}
 
 
 def parse_flags(words=None, folder="out"):
-    """Return the Flags of a command line, with device, dtype and run directory chosen."""
+    """Return the flags of a command line, with device, dtype and run directory chosen."""
     p = parser()
-    flags = p.parse_args(words, Flags())
-    for name, value in flags.settings.items():
+    p.add_argument("--device", default="auto", help="auto = cuda if there is one, else cpu")
+    p.add_argument("--out", type=pathlib.Path, help="run directory; by default named by the flags")
+    p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
+    flags = p.parse_args(words)
+    for name, value in settings_of(flags).items():
         lowest = int(name in POSITIVE)
         if isinstance(value, (int, float)) and value < lowest:
             p.error(f"--{name.replace('_', '-')} must not be below {lowest}")
@@ -397,10 +365,14 @@ def parse_flags(words=None, folder="out"):
     head_size = flags.head_size or flags.width // flags.heads
     if not head_size:
         p.error("--heads must not be above --width, or give --head-size")
-    if (flags.K if flags.rotary == "input" else head_size) % 2:
-        p.error("--K, or with --rotary qk the head size, must be even: pairs of numbers turn")
-    if not {*flags.targets} <= {*range(1, flags.problem.symbols)}:
-        p.error(f"--targets must be among 1 to {flags.problem.symbols - 1}")
+    if flags.rotary == "qk" and head_size % 2:
+        p.error("the head size must be even with --rotary qk: pairs of numbers turn")
+    if flags.init and not pathlib.Path(flags.init, "model.pt").exists():
+        p.error(f"--init {flags.init} has no model.pt")
+    try:
+        task_of(flags)
+    except (ImportError, AttributeError, ValueError) as error:
+        p.error(f"--task {flags.task}: {error}")
 
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
@@ -414,14 +386,14 @@ def parse_flags(words=None, folder="out"):
 def run_name(flags):
     """Return L12_H1_D3_s0, with all other settings that differ from their defaults before the
     seed."""
-    name = f"L{flags.layers}_H{flags.heads}_{flags.problem.title}"  # D=3 becomes D3 below
-    for key, value in flags.settings.items():
+    name = f"L{flags.layers}_H{flags.heads}_{task_of(flags).title}"  # D=3 becomes D3 below
+    for key, value in settings_of(flags).items():
         if key in ("layers", "heads", "task", "D", "seed") or value == DEFAULTS[key]:
             continue
         if isinstance(value, list):
             value = "-".join(map(str, value))
         name += f"_no-{key}" if value is False else f"_{key}{value}"
-    return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_")
+    return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", "-")
 
 
 # ---- the command line
@@ -443,7 +415,7 @@ def main():
     except FileExistsError as error:
         parser().error(error)
     except KeyboardInterrupt:
-        step, *_ = read_file(flags.out / "state.pt", dict(progress=[0]))["progress"]
+        step = read_file(flags.out / "state.pt", dict(step=0))["step"]
         sys.exit(f"train.py: stopped; --resume goes on from step {step}")
 
 

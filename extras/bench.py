@@ -14,7 +14,7 @@ import tempfile
 import time
 
 import train
-from data import batch_index, command_line, partial_losses
+from data import batch_index, command_line
 from extras.llm import package
 from extras.studies import markdown
 
@@ -31,27 +31,27 @@ class GPT2(torch.nn.Module):
     def __init__(self, flags):
         super().__init__()
         transformers, ours = package("transformers"), train.build(flags)
+        T = train.task_of(flags).T
         shape = transformers.GPT2Config(
             n_layer=flags.layers, n_head=flags.heads, n_embd=flags.width, vocab_size=1,
-            n_positions=flags.problem.T, bos_token_id=None, eos_token_id=None, use_cache=False,
+            n_positions=T, bos_token_id=None, eos_token_id=None, use_cache=False,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
         )  # fmt: skip
         self.embed, self.head, self.N = ours.embed, ours.head, flags.N
-        self.stack = transformers.GPT2Model(shape)
+        self.stack, self.dtype = transformers.GPT2Model(shape), ours.dtype
 
     def forward(self, x):
-        return self.head(self.stack(inputs_embeds=self.embed(x))[0][:, -self.N :])
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.head(self.stack(inputs_embeds=self.embed(x))[0][:, -self.N :])
 
 
 def training_step(kind, flags):
     """Return a function batch -> loss that trains a new model by one step."""
-    model = kind(flags).to(flags.device)
+    model, task = kind(flags).to(flags.device), train.task_of(flags)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
 
     def step(batch):
-        with train.precision(flags):
-            predictions = model(batch.inputs)
-        loss = partial_losses(predictions, batch.targets, flags.K).mean()
+        loss = task.losses(model(batch.inputs), batch).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip)
         optimizer.step()
@@ -66,7 +66,7 @@ def take_turns(steps, flags):
     seconds = [[] for _ in steps]
     for number in range(WARMUP + ROUNDS):
         index = batch_index(flags.seed, number, flags.batch, flags.examples)
-        batch = train.sequences(flags, index.to(flags.device))
+        batch = train.task_of(flags).batch(index.to(flags.device))
         for step, measured in zip(steps, seconds, strict=True):
             began = time.perf_counter()
             step(batch)
@@ -78,7 +78,8 @@ def steps_table(flags):
     """Return a row for each dtype: the milliseconds of a step of both, and their ratio."""
     lines = []
     for dtype in "float32", "bfloat16":
-        steps = [training_step(kind, flags.replace(dtype=dtype)) for kind in (train.build, GPT2)]
+        flags.dtype = dtype
+        steps = [training_step(kind, flags) for kind in (train.build, GPT2)]
         ours, theirs = take_turns(steps, flags)
         lines.append([dtype, f"{1000 * ours:.0f}", f"{1000 * theirs:.0f}", f"{theirs / ours:.2f}"])
     return markdown(["dtype", "ours, ms", "GPT2Model, ms", "GPT2Model / ours"], *lines)

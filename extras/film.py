@@ -9,7 +9,7 @@ import pathlib
 import analyze
 import train
 from ablate import paths_in, read_report
-from data import LOSS, command_line
+from data import command_line
 
 import numpy
 from matplotlib.figure import Figure
@@ -20,18 +20,25 @@ def draw_frames(flags, log, emergence, count=50):
     """Return the pictures of the film, at most `count`; log: the rows of log.jsonl."""
     # what stays: the diagram above, the losses below
     paths, steps, n = paths_in(emergence), emergence["steps"], emergence["sequences"]
-    width, height = analyze.diagram_size(flags.problem, paths)
-    figure = Figure(figsize=(0.8 * width, 0.8 * height + 2), dpi=75, layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=[0.8 * height, 2])
-    labels, colors = dict.fromkeys(paths, "0.00"), dict.fromkeys(paths, analyze.CIRCUIT)
-    drawn = analyze.draw_diagram(above, flags.problem, paths, labels, colors)
-    losses = [[row[name] for name in flags.target_names] for row in log]  # (rows, symbols)
-    below.set_prop_cycle(color=[analyze.symbol_color(k, flags.D) for k in flags.target_symbols])
-    below.plot([row["step"] for row in log], losses, label=flags.target_names)
-    below.set(xlabel="training step", ylabel=LOSS, xscale="log", xlim=(steps[1], steps[-1]))
-    below.legend(loc="lower left")
-    now = below.axvline(steps[1], color="gray")
-    analyze.add_title(figure, flags, f"mean attention (n = {n}); {analyze.ARROWS}")
+    figure = Figure(dpi=75, layout="constrained")
+    above, below = figure.subplots(2, 1)
+    task, looks = train.task_of(flags), dict.fromkeys(paths, ("0.00", analyze.CIRCUIT, 2.5))
+    drawn = analyze.draw_diagram(above, flags, looks)
+    width, height = figure.get_size_inches()
+    above.get_gridspec().set_height_ratios([height, 2])
+    figure.set_size_inches(width, height + 2.2)
+    for k, (name, step) in zip(task.targets, analyze.crossings(log, task).items(), strict=True):
+        losses, color = [row[name] for row in log], analyze.symbol_color(k)
+        below.plot([row["step"] for row in log], losses, color=color, lw=2)
+        x, y = steps[-1], losses[-1]  # the name stands where the symbol is learned, or at the end
+        if step is not None:
+            x, y = step, task.learned_below
+        below.text(x, y, f"${name}$ ", size=14, color=color, ha="right", va="top")
+    below.set(xlabel="training step", xscale="log", xlim=(steps[1], steps[-1]), ylim=0)
+    below.set_ylabel(task.loss)
+    now = below.axvline(steps[1], color=analyze.INK)
+    caption = f"Numbers: mean attention (n = {n}). {analyze.LETTERS}"
+    analyze.add_title(figure, flags, "how it learned", caption)
 
     # attention changes by about as much between any two frames: the film slows down where it does
     means = numpy.array([paths[path]["mean"] for path in drawn])  # (paths, steps)
@@ -42,7 +49,8 @@ def draw_frames(flags, log, emergence, count=50):
         now.set_xdata([steps[number]] * 2)
         for (arrow, label), mean in zip(drawn.values(), means[:, number], strict=True):
             arrow.set_alpha(max(0.06, mean))
-            label.set(text=f"{mean:.2f}", alpha=max(0.1, mean))
+            head = label.get_text()[:-4]  # before 0.00
+            label.set(text=f"{head}{mean:.2f}", alpha=max(0.1, mean))
         figure.savefig(picture := io.BytesIO())
         figure.set_layout_engine("none")  # that of the first frame stays
         yield Image.open(picture).convert("RGB")

@@ -12,7 +12,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?name a folder for the runs, say out/again}
 runs="$folder/runs"
-stage="python -m extras.studies.stage"
 
 # trains the run NAME, where % is the seed, for each of SEEDS; if WHAT is circuit, it finds its circuit and draws it
 make_runs() {  # MINUTES WHAT NAME SEEDS FLAGS
@@ -21,10 +20,10 @@ make_runs() {  # MINUTES WHAT NAME SEEDS FLAGS
   for seed in $seeds; do
     run="$folder/${name//%/$seed}"
     echo "== $run, about $minutes minutes"
-    [ -e "$run/model.pt" ] || ${trainer:-$stage train} "$@" --seed "$seed" --out "$run" --resume
+    [ -e "$run/model.pt" ] || python train.py "$@" --seed "$seed" --out "$run" --resume
     if [ "$what" = circuit ] && [ ! -e "$run/attention_maps.png" ]; then
-      $stage ablate "$run"
-      $stage analyze "$run"
+      python ablate.py "$run"
+      python analyze.py "$run"
     fi
   done
 }
@@ -95,7 +94,7 @@ loss 9 runs/curriculum/D5_targets1-2-4-5_s% 0 $small --D 5 --targets 1 2 4 5
 loss 9 runs/curriculum/D5_targets2-3-4-5_s% 0 $small --D 5 --targets 2 3 4 5
 
 # conditional retrieval (curriculum.md): two schedules, RoPE, other target symbols, fewer layers; again on another machine
-both="$plain --task conditional --width 64 --lr 4e-3"
+both="$plain --task extras.studies.tables:Conditional --width 64 --lr 4e-3"
 four="$both --layers 4 --heads 4"
 brief="--steps 2500 --decay 0.4"
 long="--steps 4000 --decay 0.3"
@@ -137,7 +136,7 @@ done
 # runs/depth_width.jsonl by `python -m extras.studies.depth RUN`, if there is none
 diagram() {  # LAST_SEED LAYERS N D STEPS HEADS FLAGS, where N, D and HEADS may be several, 8,16
   local layers=$2 steps=$5 N D heads kind
-  kind=$(tr -d ' ' <<< "${*:7}")
+  kind=$(sed 's/[a-z.]*://; s/ //g; s/.*/\L&/' <<< "${*:7}")  # --task a.b:Shuffled is --taskshuffled
   kind=${kind/--/_}
   [ "$steps" -gt 4000 ] && kind="${kind}_steps$steps"
   for N in ${3//,/ }; do for D in ${4//,/ }; do for heads in ${6//,/ }; do
@@ -151,18 +150,18 @@ for shape in "6 1 2 1 3000 1" "5 1 2 1 3000 2,3,4,5,8,16" "5 1 4 1 4000 1,16" "6
   "5 2 4 3 12000 8,16" "5 3 4 2 2500 8" "5 3 4 3 12000 8" "5 3 4 4 2500 4" "1 3 4 4 2500 16" "3 3 4 4 4500 4" \
   "5 3 4 4 12000 4,16" "5 3 2 5,7 5000 8" \
   "5 1 4 1 4000 8 --no-mlp" "5 2 4 2 2500 8 --no-mlp" "6 2 4 2 10000 8 --no-mlp" "5 1 4 1 4000 1,2,3,4,5,8,16 --rotary qk" \
-  "5 2 4 2 2500 4 --task shuffled" "9 2 4 2 10000 4 --task shuffled" "5 3 4 2,4 2500 4 --task shuffled" \
+  "5 2 4 2 2500 4 --task extras.studies.tables:Shuffled" "9 2 4 2 10000 4 --task extras.studies.tables:Shuffled" "5 3 4 2,4 2500 4 --task extras.studies.tables:Shuffled" \
   "1 1 3 1 4000 3,4,6" "1 1 6 1 4000 6,7,12" "1 1 2 1 3000 1,2 --head-size 64" "1 1 2 1 3000 2 --head-size 8" "1 1 2 1 3000 2,4 --head-size 4" \
   "1 1 4 1 4000 2,4 --head-size 64" "1 1 4 1 4000 4,8,16 --head-size 8" "1 1 4 1 4000 4,8,16 --head-size 4" "1 1 8 1 4000 4,8 --head-size 64" \
-  "1 1 8 1 4000 16 --head-size 8" "1 1 8 1 4000 16,32 --head-size 4" "5 1 2 1 4000 8 --task fixed20" "3 1 2 1 4000 8 --task random4" \
-  "3 1 2 1 4000 8 --task random6" "3 1 2 1 4000 8,16 --task random8" "5 1 2,4 1 4000 8,16 --task random20"; do
+  "1 1 8 1 4000 16 --head-size 8" "1 1 8 1 4000 16,32 --head-size 4" "5 1 2 1 4000 8 --task extras.studies.places:fixed20" "3 1 2 1 4000 8 --task extras.studies.places:random4" \
+  "3 1 2 1 4000 8 --task extras.studies.places:random6" "3 1 2 1 4000 8,16 --task extras.studies.places:random8" "5 1 2,4 1 4000 8,16 --task extras.studies.places:random20"; do
   diagram $shape
 done
 
 # pairs among distractors in two layers, where the first seed went to 0.002
-stop=0.01 diagram 3 2 2 1 4000 8 --task fixed20
-stop=0.01 diagram 3 2 2 1 10000 4 --task random12
-stop=0.01 diagram 5 2 2,4 1 4000 8,16 --task random20
+stop=0.01 diagram 3 2 2 1 4000 8 --task extras.studies.places:fixed20
+stop=0.01 diagram 3 2 2 1 10000 4 --task extras.studies.places:random12
+stop=0.01 diagram 5 2 2,4 1 4000 8,16 --task extras.studies.places:random20
 
 # heads against places: from scratch, and each number of places from the weights of the one before
 one="--layers 1 --head-size 32 --N 2 --D 1 --eval-every 100"
@@ -171,10 +170,10 @@ for heads in 8 16 32; do
     before="$folder/depth_width/scratch9_H${heads}_s$seed"
     for distractors in 6 8 12 20; do
       name="$((distractors + 3))_H${heads}_s%"
-      flags="$one --heads $heads --task random$distractors"
+      flags="$one --heads $heads --task extras.studies.places:random$distractors"
       loss 5 "depth_width/scratch$name" $seed $flags --steps 10000
       [ $distractors = 6 ] && continue
-      trainer="python -m extras.studies.start $before" loss 5 "depth_width/led$name" $seed $flags --steps 5000
+      loss 5 "depth_width/led$name" $seed $flags --steps 5000 --init "$before"
       before="$folder/depth_width/led${name//%/$seed}"
     done
   done
@@ -184,14 +183,13 @@ done
 one="--layers 1 --heads 16 --head-size 32 --eval-every 100"
 for seed in 1 2 3; do
   for distractors in 4 8; do
-    loss 5 "depth_width/scratch$((distractors + 7))_H16_N4_s%" $seed $one --N 4 --D 1 --task random$distractors --steps 10000
+    loss 5 "depth_width/scratch$((distractors + 7))_H16_N4_s%" $seed $one --N 4 --D 1 --task extras.studies.places:random$distractors --steps 10000
   done
-  for step in "scratch11_H16_N4 led13_H16_N4 --N 4 --D 1 --task random6" "led13_H16_N4 led15_H16_N4 --N 4 --D 1 --task random8" \
+  for step in "scratch11_H16_N4 led13_H16_N4 --N 4 --D 1 --task extras.studies.places:random6" "led13_H16_N4 led15_H16_N4 --N 4 --D 1 --task extras.studies.places:random8" \
     "L1_H16_N2_D2_steps10000 L1_H16_N3_D2_led --N 3 --D 2 --stop-below 0.002" \
     "L1_H16_N3_D2_led L1_H16_N4_D2_led --N 4 --D 2 --stop-below 0.002"; do
     read -r before after flags <<< "$step"
-    trainer="python -m extras.studies.start $folder/depth_width/${before}_s$seed" loss 5 "depth_width/${after}_s%" $seed $one $flags \
-      --steps 5000
+    loss 5 "depth_width/${after}_s%" $seed $one $flags --steps 5000 --init "$folder/depth_width/${before}_s$seed"
   done
 done
 
@@ -202,7 +200,7 @@ circuit 5 runs/one_layer/L1_H8_N4_D1_s% 1 $one --heads 8
 circuit 5 runs/fresh/one_layer_s% "$(seq 30 35)" $one --heads 16
 circuit 5 runs/one_layer/L1_H16_N8_D1_s% "$(seq 2 11)" $one --heads 16 --N 8
 circuit 15 runs/shuffled/L3_H4_N4_D2_taskshuffled_s% "$(seq 1 5)" --layers 3 --heads 4 --head-size 32 --D 2 --steps 2500 \
-  --stop-below 0.002 --eval-every 100 --task shuffled
+  --stop-below 0.002 --eval-every 100 --task extras.studies.tables:Shuffled
 
 # models of too few layers, and three metrics (paper.md)
 short="$plain --heads 8 --steps 1500 --stop-below 0 --lr 2e-3 --decay 0.3"

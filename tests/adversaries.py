@@ -1,7 +1,7 @@
 """Models whose answer travels otherwise than a too simple circuit would say: at least one for each
 rule of ablate.py's definition of a circuit. Each solves N=4, D=1 and is called as a function."""
 
-from tests.planted import address_and_values
+from tests.planted import address_and_values, heads_of
 
 import torch
 
@@ -127,3 +127,5 @@ ALL = [  # a model, its layers and heads, its only circuit if it has one, what t
     (backup, 2, 2, "", "the full model does as well without it"),
     (convolution, 1, 1, "", "no paths lead from x_1 to the query"),
 ]
+for model, layers, heads, *_ in ALL:
+    model.heads = heads_of(layers, heads)

@@ -2,7 +2,6 @@
 
 import itertools
 
-import train
 from ablate import Path, marks_of, parts_of
 
 import torch
@@ -39,6 +38,11 @@ def find_positions(symbols, task):
     return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
 
 
+def heads_of(layers, heads=1):
+    """[(layer, head), ...] of a model."""
+    return [*itertools.product(range(layers), range(heads))]
+
+
 LANES = 3  # of what a token holds: its own symbols, those of the token before, of the one before it
 
 
@@ -50,7 +54,7 @@ class Planted:
 
     def __init__(self, task, texts, layers, heads=1):
         self.task, self.paths = task, paths_from(*texts)
-        self.layers, self.heads = layers, heads
+        self.layers, self.heads = layers, heads_of(layers, heads)
 
     def evidence(self, path, holds, positions):
         """Return the attention (B, N) that a reader alone would give along a path: all of it in its
@@ -85,7 +89,7 @@ class Planted:
     def __call__(self, x, heads=()):
         task, functions, x = self.task, dict(heads), x[..., :4]
         positions, shows = find_positions(x, task), [*task.roles.values()]
-        first = [shows.index(k) for k in range(task.symbols)]  # the first role that shows x_k
+        first = [shows.index(k) for k in range(task.D + 1)]  # the first role that shows x_k
         symbols = x[torch.arange(len(x))[:, None, None], positions[:, :, first]]
         signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
         shown = (x[:, :, None, None] == symbols[:, None]).all(-1).float()
@@ -93,7 +97,7 @@ class Planted:
 
         for layer in range(self.layers):
             added = torch.zeros_like(holds)
-            for head in range(self.heads):
+            for head in range(len(self.heads) // self.layers):
                 paths = [path for path in self.paths if path[:2] == (layer, head)]
                 pattern = self.attend(paths, holds, positions)
                 write = functions.get((layer, head), torch.matmul)
@@ -140,7 +144,4 @@ def address_and_values(x, heads=None, return_patterns=False):
     return (answers, [patterns]) if return_patterns else answers
 
 
-def settings(D, layers, heads=1):
-    """The flags of a planted model."""
-    flags = f"--D {D} --layers {layers} --heads {heads} --head-size 8 --device cpu --dtype float32"
-    return train.parse_flags(flags.split())
+address_and_values.heads = heads_of(1, 5)

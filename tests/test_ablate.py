@@ -7,12 +7,12 @@ from unittest import mock
 import ablate
 import data
 import train
-from ablate import ANOTHER, MEAN, PatchedModel, Path, mask_of
-from data import held_out, make_batch, partial_losses
-from extras.studies import tables  # noqa: F401 (it adds --task conditional)
+from ablate import MEAN, RESAMPLE, PatchedModel, Path, mask_of
+from data import held_out
+from extras.studies import tables
 from test_all import planted
 from tests.common import TINY
-from tests.planted import CIRCUITS, Planted, paths_from, settings
+from tests.planted import CIRCUITS, Planted, paths_from
 
 import pytest
 import torch
@@ -33,12 +33,11 @@ def pairs_of(path, task, positions, b):
 # ---- paths
 
 
-@pytest.mark.parametrize("title", ["chain", "conditional"])
-def test_paths_against_loops(title):
+@pytest.mark.parametrize("task", [data.Task(), tables.Conditional()], ids=["chain", "conditional"])
+def test_paths_against_loops(task):
     """Attention along a path; a path in a report; the mask of several paths."""
-    task = data.TASKS[title](4, 3)
     T, pattern, ends = task.T, torch.rand(3, task.T, task.T), []
-    positions = make_batch(0, torch.arange(3), D=3, task=title).positions
+    positions = task.batch(torch.arange(3)).positions
     for name, offset in itertools.product(task.roles, ("", "+1", "+2")):
         ends.append(name + offset)
         assert ablate.parts_of(f"{name}{offset}*") == (name, int(offset or 0))
@@ -72,25 +71,26 @@ def patched():
     model = train.build(flags).eval()
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
-    others = train.sequences(flags, held_out("means", 16))
-    return PatchedModel(model, flags, train.sequences(flags, held_out("validation", 6)), others)
+    task = train.task_of(flags)
+    others = task.batch(held_out("means", 16))
+    return PatchedModel(model, task, task.batch(held_out("validation", 6)), others)
 
 
-@pytest.mark.parametrize("by", [MEAN, ANOTHER, None])
+@pytest.mark.parametrize("by", [MEAN, RESAMPLE, None])
 def test_ablation_against_loops(patched, by):
     """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
-    task, heads, itself = patched.problem, {}, torch.eye(patched.problem.T).bool()
+    task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
     circuit = paths_from("0.1 q 1b+1", "0.1 1b 1a", "0 2b 2a*", "1 q 2b")
-    for head, (pattern, values) in patched.others_reads.items():
+    for head, (pattern, values) in patched.corrupted_reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
-        for batch in patched.others, patched.batch:
+        for batch in patched.corrupted, patched.clean:
             read = mask_of(paths, task, batch.positions)
             kept.append(read | itself if by else ~read)
         there, here = kept
         alone = ~read.any(-1)
         rest = (pattern * ~there) @ values
-        instead = rest[patched.drawn] if by == ANOTHER else rest.mean(0).expand(6, -1, -1)
-        weights = pattern[patched.drawn] if by == ANOTHER else pattern.mean(0).expand(6, -1, -1)
+        instead = rest[patched.drawn] if by == RESAMPLE else rest.mean(0).expand(6, -1, -1)
+        weights = pattern[patched.drawn] if by == RESAMPLE else pattern.mean(0).expand(6, -1, -1)
 
         def write(p, v, here=here, instead=instead, weights=weights, alone=alone):
             p = p * here
@@ -112,20 +112,19 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     means, lost = patched.measure(losses)
     assert [*lost.values()] == [pytest.approx(1 / 6, abs=1e-5)] * 2
     assert means["x_1"] == pytest.approx(losses[..., 0].mean().item(), abs=1e-5)
-    assert not ablate.is_faithful(dict(x_1=0), lost)  # a sixth is lost
+    assert not patched.is_faithful(dict(x_1=0), lost)  # a sixth is lost
     for level, faithful in (0.06, False), (0.04, True):
-        assert ablate.is_faithful(*patched.measure(0 * losses + level)) == faithful
+        assert patched.is_faithful(*patched.measure(0 * losses + level)) == faithful
 
 
 def test_aligned_twins_and_gradients(patched):
     """What a twin that is the sequence itself replaces is as it was; gradients flow."""
-    model, flags, batch = patched.model, patched.flags, patched.batch
+    model, task, batch = patched.model, patched.task, patched.clean
     paths = [Path(0, 1, "q", "1b")]
-    aligned = PatchedModel(model, flags, batch, others=batch, aligned=True)
-    for losses in aligned.circuit([], ANOTHER), aligned.knock_out(paths, ANOTHER):
+    aligned = PatchedModel(model, task, batch, corrupted=batch, aligned=True)
+    for losses in aligned.circuit([], RESAMPLE), aligned.knock_out(paths, RESAMPLE):
         torch.testing.assert_close(losses, patched.baseline)
-    mine = PatchedModel(model, flags, batch)
-    mine.score = torch.sum
+    mine = PatchedModel(model, task, batch, score=lambda predictions, batch: predictions.sum())
     [gradient] = torch.autograd.grad(mine.knock_out(paths), model.embed.weight)
     assert gradient.abs().sum() > 0
 
@@ -135,8 +134,8 @@ def test_aligned_twins_and_gradients(patched):
 
 def test_candidates_by_the_tokens_of_all_pairs_of_roles():
     """By the surplus over other chains; a star by all. Stars come last, the most attended first."""
-    flags = train.parse_flags("--D 2 --N 3 --layers 2 --heads 1 --device cpu".split())
-    task, batch = flags.problem, make_batch(0, torch.arange(6), N=3, D=2)
+    task = data.Task(N=3, D=2)
+    batch = task.batch(torch.arange(6))
     torch.manual_seed(0)
     patterns = torch.rand(2, 6, task.T, task.T).pow(8).softmax(-1)
     for b, n in itertools.product(range(6), range(3)):  # q -> 1b* in layer 0, q -> 2b in layer 1
@@ -144,7 +143,7 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
         patterns[0, b, q] = torch.zeros(task.T).scatter(0, batch.positions[b, :, 2], 1 / 3)
         patterns[1, b, q] = torch.eye(task.T)[b2]
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
-    found = ablate.candidates(mock.Mock(others_reads=reads, others=batch, problem=task), 0.1 / 3)
+    found = ablate.candidates(mock.Mock(corrupted_reads=reads, corrupted=batch, task=task), 0.1 / 3)
     plain, stars, sequence = {}, {}, torch.arange(6)[:, None, None]
     for layer, reader, read in itertools.product((0, 1), task.roles, task.roles):
         i, j = (batch.positions[..., [*task.roles].index(name)] for name in (reader, read))
@@ -166,8 +165,9 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
 
 
 def test_an_intermediate_token_that_no_head_reads_is_no_end():
-    model = Planted(data.Task(4, 2), ["0 2b+1 2b"], layers=1)
-    patched = PatchedModel(model, settings(2, 1), make_batch(0, torch.arange(9), D=2))
+    task = data.Task(N=4, D=2)
+    model = Planted(task, ["0 2b+1 2b"], layers=1)
+    patched = PatchedModel(model, task, task.batch(torch.arange(9)))
     assert not [path for path in ablate.candidates(patched, 0.1) if "+" in str(path)]
 
 
@@ -188,31 +188,29 @@ def test_no_path_of_those_that_are_left_can_go():
 
 
 TWO_HEADS = "0 1b 1a,0 3c 3a,0.1 2b 2a,0.1 3c 3b,1 q 1b,1.1 q 2b,2 q 3c".split(",")
-PLANTED = [pytest.param(f"--D {D}", *circuit) for D, *circuit in CIRCUITS]
+PLANTED = [pytest.param(data.Task(D=D), *circuit) for D, *circuit in CIRCUITS]
 refused = "paths between roles are taken first, and some of other chains hide an intermediate token"
 PLANTED[4] = pytest.param(*PLANTED[4].values, marks=pytest.mark.xfail(strict=True, reason=refused))
-PLANTED.append(("--task conditional", 2, TWO_HEADS))
+PLANTED.append((tables.Conditional(), 2, TWO_HEADS))
 
 
-@pytest.mark.parametrize("how, heads, texts", PLANTED)
-def test_planted_circuits_are_validated(how, heads, texts):
+@pytest.mark.parametrize("task, heads, texts", PLANTED)
+def test_planted_circuits_are_validated(task, heads, texts):
     """Without a path is lost what the model planted without it cannot predict."""
     layers = 1 + max(int(text[0]) for text in texts)
-    words = f"{how} --layers {layers} --heads {heads} --device cpu --dtype float32"
-    flags = train.parse_flags(words.split())
-    task, paths = flags.problem, paths_from(*texts)
-    report = ablate.find_circuit(Planted(task, texts, layers, heads), flags, count=256)
+    paths = paths_from(*texts)
+    report = ablate.find_circuit(Planted(task, texts, layers, heads), task, count=256)
     assert report["verdict"] == "validated under both ablations"
-    rows, batch = ablate.paths_in(report), train.sequences(flags, torch.arange(64))
+    rows, batch = ablate.paths_in(report), task.batch(torch.arange(64))
     assert sorted(rows) == sorted(paths)
-    for by in MEAN, ANOTHER:
+    for by in MEAN, RESAMPLE:
         assert not any(report["lost"][by].values())
 
     # what is lost without each path
     for path, text in zip(paths, texts, strict=True):
         others = [other for other in texts if other != text]
         predictions = Planted(task, others, layers, heads)(batch.inputs)
-        lost = partial_losses(predictions, batch.targets, 4).mean((0, 1)) > 0.5
+        lost = task.losses(predictions, batch).mean((0, 1)) > 0.5
         full = torch.tensor([rise > 0.3 for rise in rows[path]["cost"].values()])
         circuit = torch.tensor([loss > 0.3 for loss in rows[path]["without"].values()])
         assert torch.equal(full, lost) and (circuit >= lost).all()
@@ -225,24 +223,24 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
     """They fail here under another sequence alone, and paths are searched again."""
     batches, tried, judge = [], [], ablate.verdict
 
-    def spy(model, flags, batch):
-        patched = PatchedModel(model, flags, batch)
-        batches.append([*patched.batch.inputs])
-        batches.append([*patched.others.inputs])
+    def spy(model, task, batch):
+        patched = PatchedModel(model, task, batch)
+        batches.append([*patched.clean.inputs])
+        batches.append([*patched.corrupted.inputs])
         return patched
 
     def strict(fresh, paths, ablations):
         tried.append(ablations)
         with monkeypatch.context() as patch:
-            if ANOTHER in ablations:
-                patch.setattr(ablate, "SOLVED", 0)
+            if RESAMPLE in ablations:
+                patch.setattr(fresh.task, "solved", 0, raising=False)
             return judge(fresh, paths, ablations)
 
     monkeypatch.setattr(ablate, "PatchedModel", spy)
     monkeypatch.setattr(ablate, "verdict", strict)
-    report = ablate.find_circuit(planted, settings(1, 2), count=256)
+    report = ablate.find_circuit(planted, data.Task(D=1), count=256)
     assert report["verdict"] == "validated under mean ablation alone"
-    assert tried == [(MEAN, ANOTHER), (MEAN,)]
+    assert tried == [[MEAN, RESAMPLE], [MEAN]]
     searched, reference, fresh, donors = (
         {tuple(x.flatten().tolist()) for x in batch} for batch in batches
     )

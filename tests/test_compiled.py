@@ -26,7 +26,7 @@ import ablate
 import train
 from data import Task
 from test_all import HERE
-from tests.planted import paths_from, settings
+from tests.planted import heads_of, paths_from
 
 from tracr.compiler.basis_inference import infer_bases
 from tracr.compiler.craft_graph_to_model import craft_graph_to_model
@@ -82,6 +82,7 @@ class Compiled(torch.nn.Module):
         craft = craft_graph_to_model(graph, extracted[-1].sources)
         blocks = [list(block.heads()) for block in craft.blocks]
         layers, heads = self.shape = len(blocks), max(map(len, blocks))
+        self.heads = heads_of(layers, heads)
 
         # the residual stream has a dimension for each value of each S-Op
         space = craft.residual_space
@@ -149,7 +150,7 @@ def test_the_search_says_of_a_program_what_its_row_says(row):
     for weights in model.parameters():
         noise = torch.randn(weights.shape, generator=generator)
         weights.data += row["noise"] * weights.std() * noise
-    report, truth = ablate.find_circuit(model, settings(int(D), *model.shape)), paths_of(*case)
+    report, truth = ablate.find_circuit(model, Task(N, int(D))), paths_of(*case)
     assert row["shape"] == "{} x {}".format(*model.shape) and row["paths"] == len(truth)
     assert row["exact"] == ({*ablate.paths_in(report)} == truth)
     assert row["verdict"].partition(":")[0] == report["verdict"].partition(":")[0]

@@ -27,9 +27,9 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     code, _, err = test_all.run_main(explore, f"{run} --out {page}")
     assert code == 0, err
 
-    model, flags = train.load(run)
-    batch = train.sequences(flags, held_out("validation", explore.SEQUENCES))
-    expected = (model(batch.inputs) - batch.targets).square().unflatten(-1, (-1, flags.K)).mean(-1)
+    model, task, _ = train.load(run)
+    batch = task.batch(held_out("validation", explore.SEQUENCES))
+    expected = (model(batch.inputs) - batch.targets).square().unflatten(-1, (-1, task.K)).mean(-1)
     (data,) = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"))[1])
     (_, errors), *_ = data["answers"][-1]  # of the last checkpoint, of the full model
     torch.testing.assert_close(torch.tensor(errors), expected, atol=6e-3, rtol=0)

@@ -45,7 +45,7 @@ def test_of_two_trainings_that_start_at_once_one_runs(tmp_path, monkeypatch):
 
 
 def test_a_report_of_other_weights_is_refused(run):
-    row = dict(layer=1, head=0, reader="q", read="1b", attention=0.5)
+    row = dict(layer=1, head=0, reader="q", read="1b", attention=0.5, without=dict(x_1=0.7))
     report = dict(validated=True, verdict="validated", sequences=9, mean=dict(x_1=0.5), paths=[row])
     model, settings = train.read_file(run / "model.pt"), dict(matplotlib.rcParams)
     train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))

@@ -1,14 +1,17 @@
 """Models that are none of ours: the circuit that is validated is the true one, or none is."""
 
 import ablate
-from data import make_batch
+from data import Task
 from test_all import planted
 from tests import adversaries
 from tests.foreign import Mine
-from tests.planted import paths_from, settings
+from tests.planted import paths_from
 
 import pytest
 import torch
+
+
+TASK = Task(N=4, D=1)
 
 
 def test_a_model_of_your_own_is_trained_found_and_validated():
@@ -17,12 +20,12 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1, 2 * (1 - step / steps))
-        batch = make_batch(0, torch.arange(64 * step, 64 * (step + 1)), D=1)
+        batch = TASK.batch(torch.arange(64 * step, 64 * (step + 1)))
         optimizer.zero_grad()
         (model(batch.inputs) - batch.targets.flatten(2)).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-    report = ablate.find_circuit(model.eval(), settings(1, 2), count=256)
+    report = ablate.find_circuit(model.eval(), TASK, count=256)
     assert report["validated"], report["verdict"]
     assert {*ablate.paths_in(report)} == {*paths_from("0 1b 1a", "1 q 1b")}
 
@@ -31,7 +34,7 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
 def test_the_only_circuit_of_an_adversary_is_found_if_it_has_one(
     model, layers, heads, circuit, verdict
 ):
-    report = ablate.find_circuit(model, settings(1, layers, heads))
+    report = ablate.find_circuit(model, TASK)
     assert verdict in report["verdict"] and report["validated"] == bool(circuit), report["verdict"]
     if circuit:
         assert {*ablate.paths_in(report)} == {*paths_from(*circuit.split(", "))}
@@ -54,8 +57,9 @@ def test_a_model_that_would_be_measured_wrongly_is_refused(fault):
             answers[0] = torch.nan
         return answers[:, :1] if fault == "answers" else answers
 
+    wrong.heads = planted.heads
     with pytest.raises(ValueError, match="the model"):
-        ablate.find_circuit(wrong, settings(1, 2))
+        ablate.find_circuit(wrong, TASK)
 
 
 def test_a_model_may_use_its_memory_again():
@@ -72,6 +76,5 @@ def test_a_model_may_use_its_memory_again():
 
         return planted(x, {head: through_buffer(f) for head, f in heads.items()})
 
-    models = reusing, planted
-    batch = make_batch(0, torch.arange(9), D=1)
-    assert torch.equal(*(ablate.reads_of(m, settings(1, 2), batch)[0, 0][0] for m in models))
+    reusing.heads, inputs = planted.heads, TASK.batch(torch.arange(9)).inputs
+    assert torch.equal(*(ablate.reads_of(m, inputs)[0, 0][0] for m in (reusing, planted)))

@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from functools import partial
 
 import data
 import train
-from extras.studies import places, tables  # noqa: F401 (they add tasks)
+from data import Task
+from extras.studies import places, tables
 from model import Muon, Transformer, make_optimizers
 from tests.common import TINY
 
@@ -16,13 +18,13 @@ from torch._subclasses import FakeTensorMode
 
 def test_batches_are_those_of_the_committed_rows():
     """By a sum that depends on the order of all numbers, within their last bits."""
-    cases = [dict(task=task, N=2, D=1) for task in ("random20", "fixed6")]
-    cases += [dict(task="shuffled", D=2), dict(task="conditional", rotary="qk")]
+    cases = [partial(places.random20, N=2, D=1), partial(places.fixed6, N=2, D=1)]
+    cases += [partial(tables.Shuffled, D=2), partial(tables.Conditional, rotary="qk")]
     for D in range(1, 9):
-        cases += [dict(N=4, D=D), dict(N=3, D=D, K=2, ks=[D], rotary="qk")]
+        cases += [partial(Task, N=4, D=D), partial(Task, 3, D, K=2, targets=[D], rotary="qk")]
     index, total = torch.tensor([0, 1, 5, 12345, -1, -2, -1048577]), 0.0
-    for how, seed in itertools.product(cases, (0, 7)):
-        for tensor in data.make_batch(seed, index, **how):
+    for task, seed in itertools.product(cases, (0, 7)):
+        for tensor in task(seed=seed).batch(index):
             weights = torch.arange(tensor.numel(), dtype=torch.float64).cos()
             total += (tensor.flatten().double() @ weights).item()
     assert total == pytest.approx(-466.057, abs=0.01)
@@ -88,11 +90,13 @@ def test_no_tensor_is_on_a_wrong_device(monkeypatch):
     """A GPU without a GPU: under FakeTensorMode tensors have a device and a shape, and no numbers.
     The device is "meta", which every build of PyTorch can index."""
     words = "--dtype", "bfloat16", "--rotary", "qk", "--no-ic"
-    flags = train.parse_flags([*TINY, *words]).replace(device="meta")
+    flags = train.parse_flags([*TINY, *words])
+    task = train.task_of(flags)
     autocast, index = torch.autocast, data.batch_index(0, 0, 8, 100)
     monkeypatch.setattr(torch, "autocast", lambda kind, *more, **how: autocast("cpu", *more, **how))
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("meta"):
             model = train.build(flags)
-        train.losses_of(model, flags, index).mean().backward()
+        batch = task.batch(index.to("meta"))
+        task.losses(model(batch.inputs), batch).mean().backward()
         assert {parameter.grad.device.type for parameter in model.parameters()} == {"meta"}

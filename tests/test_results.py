@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ablate
 import train
-from data import describe, make_batch
+from data import describe
 from extras.studies import rows
 from extras.studies.__main__ import PAGES
 from tests.common import HERE
@@ -23,16 +23,15 @@ MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras
 def test_committed_runs_can_be_read():
     """A folder that kept its weights says the same as its row, but for the report."""
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
-    assert all(row["log"] and row["flags"].problem for row in found.values())
+    assert all(row["log"] and row["task"].T for row in found.values())
     kept = rows.row_of(RESULTS / "default_s0")
     assert all(kept[key] == found["default/s0"][key] for key in ("config", "log"))
 
 
 @pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)
 def test_committed_weights_score_what_their_log_says(run):
-    model, flags = train.load(run)
-    losses, last = train.evaluate(model, flags, n=512), train.read_log(run)[-1]
-    val, logged = sum(losses) / len(losses), last["val"]
+    model, task, _ = train.load(run)
+    val, logged = train.evaluate(model, task, n=512).mean(), train.read_log(run)[-1]["val"]
     assert abs(val - logged) < 0.1 * logged + 1e-3, (val, logged)
 
 
@@ -51,11 +50,12 @@ def test_the_readme_shows_what_the_commands_print(monkeypatch, capsys):
     """Each line of its text blocks begins one that a command prints."""
     readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "default_s0"
     flags, log = train.read_flags(run), train.read_log(run)
+    task = train.task_of(flags)
     for end in range(2, len(log) + 1):
-        train.print_row(flags, log[end - 2 : end])
+        train.print_row(flags, task, log[end - 2 : end])
     ablate.print_report(ablate.read_report(run))
     monkeypatch.chdir(HERE)
-    example = describe(flags.problem, make_batch(0, torch.arange(1)))
+    example = describe(task, task.batch(torch.arange(1)))
     solved = log[-1]["confirmed"] < flags.stop_below
     printed = f"{example}\n{capsys.readouterr().out}\nsolved: {solved}\n---\n  ...".splitlines()
     for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL):

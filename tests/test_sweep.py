@@ -19,8 +19,8 @@ KILLER = """# train.py, which kills itself at its second evaluation if the seed 
 import os
 import train
 real = train.print_row
-def print_row(flags, rows):
-    real(flags, rows)
+def print_row(flags, task, rows):
+    real(flags, task, rows)
     if flags.seed == 1 and len(rows) == 2:
         os.kill(os.getpid(), 9)
 train.print_row = print_row
@@ -87,7 +87,7 @@ def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
 def test_a_row_is_what_a_run_left(tmp_path):
     log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
     [(flags, _)] = sweep.grid(TINY.split(), [2], 1, tmp_path)
-    train.write_file(flags.out / "config.json", flags.settings)
+    train.write_file(flags.out / "config.json", train.settings_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     row = sweep.row_of(flags.out)
     assert row["ended"] == 300 and row["val"] == row["x_1"] == (0.375 + 0.25) / 2

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import data
 from data import Task
 from extras.studies import tables, theory
 
@@ -32,7 +31,7 @@ def slots_of(task):
 def layers_by_sets(task, batch, causal):
     """The layers after which the first query holds each target symbol, token by token (Section 5).
     With distractors no other token of its place may hold all that is shared."""
-    distractors = len(task.labels) > task.N * task.symbols
+    distractors = len(task.labels) > task.N * (task.D + 1)
     slots = slots_of(task)
     known = []
     for symbol, (block, slot, _) in zip(batch.inputs[0, :, :4].tolist(), slots, strict=True):
@@ -58,13 +57,12 @@ def layers_by_sets(task, batch, causal):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "make, N, D",
-    [*((Task, 2, D) for D in (1, 2, 3, 4, 5, 8)), (tables.conditional, 3, 3)],
+    [*((Task, 2, D) for D in (1, 2, 3, 4, 5, 8)), (tables.Conditional, 3, 3)],
 )
-def test_least_layers_against_sets_on_a_real_sequence(make, N, D, causal, monkeypatch):
-    monkeypatch.setitem(data.TASKS, "mine", make)
-    task = make(N, D)
+def test_least_layers_against_sets_on_a_real_sequence(make, N, D, causal):
+    task = make(N=N, D=D, rotary="qk")
     for number in range(3):
-        batch = data.make_batch(0, torch.tensor([number]), N, D, rotary="qk", task="mine")
+        batch = task.batch(torch.tensor([number]))
         assert layers_by_sets(task, batch, causal) == theory.least_layers(task, causal)
 
 

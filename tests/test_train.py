@@ -5,17 +5,18 @@ import signal
 
 import data
 import train
-from extras.studies import tables  # noqa: F401 (it adds --task conditional)
 from tests.common import TINY, assert_refused, outcome_of, output_of, start, train_until, wait_for
 
 import pytest
 import torch
 
 
-def test_partial_losses_are_those_of_each_symbol():
-    predictions, targets = torch.randn(2, 5, 4, 12)
-    expected = ((predictions - targets) ** 2).view(5, 4, 3, 4).mean(3)
-    torch.testing.assert_close(data.partial_losses(predictions, targets, 4), expected)
+def test_losses_are_those_of_each_symbol():
+    task = data.Task(N=4, D=3, K=4)
+    batch = task.batch(torch.arange(5))
+    predictions = torch.randn(5, 4, 12)
+    expected = ((predictions - batch.targets) ** 2).view(5, 4, 3, 4).mean(3)
+    torch.testing.assert_close(task.losses(predictions, batch), expected)
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -40,8 +41,8 @@ def test_the_log_has_means_since_the_last_row(tmp_path):
     """Of the training loss and the gradient's norm; in the first step they are by hand."""
     run = tmp_path / "run"
     output_of(train, *TINY, "--D", 3, "--targets", 1, 3, "--eval-every", 1, "--out", run)
-    model, flags = train.load(run, "ckpt/000000.pt")
-    batch = train.sequences(flags, data.batch_index(0, 0, 8, flags.examples))
+    model, task, flags = train.load(run, "ckpt/000000.pt")
+    batch = task.batch(data.batch_index(0, 0, 8, flags.examples))
     loss = (model(batch.inputs) - batch.targets).square().mean()
     loss.backward()
     norm = math.hypot(*(parameter.grad.norm() for parameter in model.parameters()))
@@ -111,7 +112,7 @@ def test_a_run_goes_on_as_it_began_on_another_processor(tmp_path, whole, monkeyp
     assert_refused(train, *TINY, "--out", run, says="was begun before: add --resume")
     output_of(train, *TINY, "--out", run, "--resume")
     assert outcome_of(run) == outcome_of(whole)
-    assert train.load(run)[1].dtype == "float32"
+    assert train.load(run)[2].dtype == "float32"
 
 
 # ---- every flag
@@ -119,9 +120,10 @@ def test_a_run_goes_on_as_it_began_on_another_processor(tmp_path, whole, monkeyp
 
 FEW = "--D 3 --steps 4 --eval-every 2 --warmup 1 --save-every 0 --dtype float32"
 FEW = [*TINY, *FEW.split()]
-OTHER = """task=conditional N=3 D=2 K=2 ic= targets=1 examples=16 rotary=qk layers=3 heads=4
-    width=24 head_size=4 mlp= causal= optimizer=adamw steps=3 stop_below=2 batch=4 lr=0.01 warmup=3
-    decay=1 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 seed=1
+OTHER = """task=extras.studies.tables:Conditional N=3 D=2 K=2 ic= targets=1 examples=16 rotary=qk
+    layers=3 heads=4 width=24 head_size=4 mlp= causal= optimizer=adamw steps=3 stop_below=2 batch=4
+    lr=0.01 warmup=3
+    decay=1 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 init=INIT seed=1 data_seed=2
     dtype=bfloat16 eval_every=1 save_every=1"""
 OTHER = dict(flag.split("=") for flag in OTHER.split())
 
@@ -137,7 +139,8 @@ def trained(run, *words):
     return outcome_of(run)
 
 
-def test_every_flag_does_something_and_has_its_name(tmp_path):
+def test_every_flag_does_something_and_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(OTHER, "init", tmp_path / "base")
     assert OTHER.keys() == train.DEFAULTS.keys()
     base, name_of_base = trained(tmp_path / "base", "--steps", 2), train.parse_flags(FEW).out
     for name in OTHER:
@@ -146,7 +149,7 @@ def test_every_flag_does_something_and_has_its_name(tmp_path):
 
 
 def test_a_run_with_every_flag_and_dropout_resumes_bitwise(tmp_path, monkeypatch):
-    """All but two that exclude others, and --stop-below; each step has a seed of its own."""
+    """All but three that need or exclude others, and --stop-below; a step has its own seed."""
     build, dropped = train.build, []
 
     def with_dropout(flags):
@@ -161,7 +164,9 @@ def test_a_run_with_every_flag_and_dropout_resumes_bitwise(tmp_path, monkeypatch
 
     monkeypatch.setattr(train, "build", with_dropout)
     words = [
-        word for name in OTHER.keys() - {"task", "targets", "stop_below"} for word in typed(name)
+        word
+        for name in OTHER.keys() - {"task", "targets", "init", "stop_below"}
+        for word in typed(name)
     ]
     whole = trained(tmp_path / "whole", *words)
     assert dropped[0] != dropped[1]

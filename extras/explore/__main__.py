@@ -34,15 +34,15 @@ def weights_of(run):
     return [*steps, last], [*(f"ckpt/{file.name}" for file in files), "model.pt"]
 
 
-def answers_of(flags, batch, predictions):
+def answers_of(task, predictions, batch):
     """Return two lists (B, N queries, symbols): the number of the symbol of the sequence that is
     nearest to each prediction, -1 if it is not near, and the squared error."""
-    predicted = predictions.float().unflatten(-1, (-1, flags.K))  # (B, N, symbols, K)
-    errors = (predicted - batch.targets.unflatten(-1, (-1, flags.K))).square().mean(-1)
-    shown = batch.inputs[:, None, None, :, : flags.K]  # (B, 1, 1, T, K)
+    predicted = predictions.unflatten(-1, (-1, task.K))  # (B, N, symbols, K)
+    errors = task.losses(predictions, batch)
+    shown = batch.inputs[:, None, None, :, : task.K]  # (B, 1, 1, T, K)
     distances, tokens = (predicted[..., None, :] - shown).square().mean(-1).min(-1)
     symbols = batch.symbols.gather(1, tokens.flatten(1)).view_as(tokens)
-    symbols[distances > flags.problem.lost_above] = -1
+    symbols[distances > task.lost_above] = -1
     return symbols.tolist(), errors.double().round(decimals=2).tolist()
 
 
@@ -50,35 +50,38 @@ def answers_of(flags, batch, predictions):
 def measure(run, file, batch, paths):
     """Return (attention, answers) of a model: the patterns of all heads in whole percent, as bytes;
     the answers of the full model, of the circuit alone, and of both without each path."""
-    model, flags = train.load(run, file)
-    with train.precision(flags):
-        _, patterns = model(batch.inputs, return_patterns=True)
+    model, task, _ = train.load(run, file)
+    _, patterns = model(batch.inputs, return_patterns=True)
     percent = (100 * torch.stack(patterns, 1).float()).round().byte()  # (B, layers, heads, T, T)
-    patched = PatchedModel(model, flags, batch)
-    patched.score = functools.partial(answers_of, flags, batch)
+    patched = PatchedModel(model, task, batch, score=functools.partial(answers_of, task))
     answers = [patched.baseline, patched.circuit(paths)]
     for path in paths:
         answers += [patched.knock_out([path]), patched.circuit(paths.keys() - {path})]
     return percent.numpy().tobytes(), answers
 
 
-def path_rows(problem, report, positions):
+def columns_of(task, paths):
+    """Return the ends of paths in the order of the diagram's columns."""
+    return [end for slot in analyze.slots_of(task, paths) for end in slot]
+
+
+def path_rows(task, report, positions):
     """Return a dict for each path: its place in the diagram, its tokens in each sequence and chain,
     what is lost without it."""
 
     def tokens_of(end):
-        marks = marks_of(end, problem, positions)  # (B, N, T)
+        marks = marks_of(end, task, positions)  # (B, N, T)
         return [[row.nonzero().flatten().tolist() for row in chains] for chains in marks]
 
     paths, rows = paths_in(report), []
-    columns = analyze.columns_of(problem, paths)
+    columns = columns_of(task, paths)
     for path, measured in paths.items():
         cost = measured["cost"]
         most = max(cost, key=cost.get)
         text = f"After training, over {report['sequences']} sequences, the full model's loss on"
         text += f" {most} rises by {cost[most]:.2f} without {path}."
         row = dict(title=str(path), text=text, layer=path.layer, head=path.head, cost=cost[most])
-        row.update(x0=columns[path.token], x1=columns[path.reader])
+        row.update(x0=columns.index(path.token), x1=columns.index(path.reader))
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
     return rows
 
@@ -86,9 +89,9 @@ def path_rows(problem, report, positions):
 def data_of(run):
     """Return all that the page holds of a run, a dict for JSON."""
     flags, report = train.read_flags(run), read_report(run)
-    problem, paths = flags.problem, paths_in(report)
+    task, paths = train.task_of(flags), paths_in(report)
     steps, files = weights_of(run)
-    batch = train.sequences(flags, held_out("validation", SEQUENCES))
+    batch = task.batch(held_out("validation", SEQUENCES))
     measured = [measure(run, file, batch, paths) for file in progress("weights", files)]
     attention, answers = zip(*measured, strict=True)
 
@@ -96,37 +99,37 @@ def data_of(run):
     chains = torch.full_like(batch.symbols, -1)
     chains[torch.arange(SEQUENCES)[:, None, None], batch.positions] = torch.arange(flags.N)[:, None]
     roles, blocks = [], []
-    for block in problem.blocks:
+    for block in task.blocks:
         blocks.append([len(roles), block.size, block.slots])
-        roles += block.roles[: block.size] * block.slots
+        roles += [*block.roles][: block.size] * block.slots
 
     # the columns of the diagram: role and letter
     columns = []
-    for end in analyze.columns_of(problem, paths):
+    for end in columns_of(task, paths):
         role, offset = parts_of(end)
-        k = problem.roles[role]  # -1 if it shows none of the chain
-        columns.append([end, "" if offset or k < 0 else problem.labels[k][0]])
+        k = task.roles[role]  # -1 if it shows none of the chain
+        columns.append([end, "" if offset or k < 0 else task.labels[k][0]])
 
     verdict = report.get("verdict", f"run python ablate.py {run} first")
     return dict(
         name=html.escape(run.as_posix()),
-        about=f"Layers {flags.layers}, heads {flags.heads}, {problem.title}, seed {flags.seed}",
+        about=f"Layers {flags.layers}, heads {flags.heads}, {task.title}, seed {flags.seed}",
         found=f"Circuit of {len(paths)} paths: {verdict}.",
         N=flags.N,
-        T=problem.T,
-        labels=problem.labels,
+        T=task.T,
+        labels=task.labels,
         tokens=batch.symbols.tolist(),
         chains=chains.tolist(),
         roles=roles,
         blocks=blocks,
         layers=flags.layers,
         heads=flags.heads,
-        symbols=flags.target_names,
+        symbols=task.target_names,
         steps=steps,
-        targets=answers_of(flags, batch, batch.targets),
+        targets=answers_of(task, batch.targets, batch),
         answers=answers,
         attention=base64.b64encode(b"".join(attention)).decode(),
-        paths=path_rows(problem, report, batch.positions),
+        paths=path_rows(task, report, batch.positions),
         columns=columns,
     )
 

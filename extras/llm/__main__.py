@@ -192,7 +192,7 @@ def draw_figure2(paths):
     names.set(xlabel="formulation", xticks=range(5), xticklabels=NAMES)
     text = "Points: with 95% Wilson intervals."
     figure.suptitle(f"{text} Bars: plain, never settled; hatched, truncated")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

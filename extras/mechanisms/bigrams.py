@@ -9,12 +9,13 @@ a cycle, which is easy to predict; accuracy is therefore also given without such
 
 import csv
 import json
+from argparse import Namespace
 from pathlib import Path
 
 from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds, mean
 from model import Transformer, make_optimizers
-from train import Flags, schedule
+from train import schedule
 
 import torch
 from torch.nn.functional import cross_entropy, embedding, one_hot
@@ -217,7 +218,7 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
     model = Transformer(T, T, N + T, N, layers, 2, d, d // 2)
     torch.nn.init.normal_(model.embed.weight)  # of one-hot characters and positions
     rates = dict(lr=0.02, warmup=20, steps=steps, decay=0.5)
-    flags = Flags(optimizer="muon", weight_decay=0.1, beta2=0.95, dtype="float32", **rates)
+    flags = Namespace(optimizer="muon", weight_decay=0.1, beta2=0.95, dtype="float32", **rates)
     optimizers = make_optimizers(model, flags)
 
     def predict(tokens):

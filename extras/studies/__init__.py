@@ -10,12 +10,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from data import command_line
-from extras.studies import places  # noqa: F401 (it adds tasks to data.TASKS)
 from train import read_file
 
 
 RESULTS = Path("results")
-BESIDE = dict(init="")  # config.json may say from which run's weights it starts (start.py)
 
 
 def command(script, description, tables, draw=None):
@@ -53,7 +51,7 @@ def load_rows(folders):
     rows = []
     for folder in folders:
         rows += read_file(Path(folder, "results.jsonl"))
-    return [BESIDE | row for row in rows]
+    return rows
 
 
 # ---- text

@@ -32,8 +32,9 @@ def draw(rows, out):
     file = out / "circuits.jsonl"
     kept = rows_by(file, "run")
     for row in (row for row in rows if row["folder"] and row["report"].get("paths")):
-        model, flags = train.load(row["folder"])
-        report = ablate.find_circuit(model, flags.replace(seed=10**6))
+        model, task, _ = train.load(row["folder"])
+        task.seed = 10**6
+        report = ablate.find_circuit(model, task)
         paths, other = paths_in(row["report"]).keys(), paths_in(report).keys()
         again = len(other), len(paths & other)
         kept[name_of(row)] = dict(run=name_of(row), paths=len(paths), again=again)

@@ -13,9 +13,16 @@ from data import Task, command_line
 from extras import studies
 from extras.studies import circuits, depth, metrics, order
 from extras.studies.order import count
-from extras.studies.rows import committed, name_of, once, settings_of
+from extras.studies.rows import (
+    committed,
+    flags_of,
+    name_of,
+    once,
+    replaced,
+    settings_text,
+)
 from extras.studies.theory import causal_depth, least_layers, paper_bound
-from train import DEFAULTS, Flags
+from train import DEFAULTS, task_of
 
 
 # name | section | page | the claim; below it, what would refute it
@@ -64,8 +71,8 @@ def by_N(answers):
 
 
 def asked(row):
-    """Return the Flags of a row of a table that names some of them."""
-    return Flags(**(DEFAULTS | {name: row[name] for name in row if name in DEFAULTS}))
+    """Return the flags of a row of a table that names some of them."""
+    return flags_of({name: row[name] for name in row if name in DEFAULTS and name != "init"})
 
 
 # ---- Sections 5 and 7
@@ -82,14 +89,15 @@ def bounded():
             runs.append((flags, "", names))
     for (other, *_), rows in depth.cells().items():
         for row in rows if "--task" not in other else []:
-            flags = asked(row).replace(rotary="qk" if "qk" in other else "input")
-            names = [name for name in flags.target_names if row[name] < row["threshold"]]
+            flags = replaced(asked(row), rotary="qk" if "qk" in other else "input")
+            names = task_of(flags).target_names
+            names = [name for name in names if row[name] < row["threshold"]]
             runs.append((flags, other, names))
     answers = {}
     for flags, other, names in sorted(runs, key=lambda run: run[0].steps):
         beyond = {f"x_{k}" for k in range(1, flags.D + 1) if paper_bound(k) > flags.layers}
         if names and beyond:
-            key = settings_of(flags.replace(steps=1, stop_below=0)), other, flags.seed
+            key = settings_text(replaced(flags, steps=1, stop_below=0)), other, flags.seed
             answers[key] = flags, not {*names} & beyond
     return [*answers.values()]
 
@@ -100,7 +108,7 @@ def alone():
     steps, learned x_D in no more steps, asked for all symbols; the others are left out."""
     single, curricula = [], {}
     for flags, learned, loss in order.all_chains():
-        key = settings_of(flags.replace(ic=True, D=1, steps=1, stop_below=0)), flags.seed
+        key = settings_text(replaced(flags, ic=True, D=1, steps=1, stop_below=0)), flags.seed
         if order.asks_all(flags):
             for name, step in learned.items():
                 if step is not None:
@@ -115,13 +123,14 @@ def alone():
 
 
 def fewest_layers():
-    """Return {x_k: the Flags of the run with the fewest layers, of sweeps, that knows it}."""
+    """Return {x_k: the flags of the run with the fewest layers, of sweeps, that knows it}."""
     fewest = {}
     for row in studies.load_rows(studies.committed("*")):
-        flags = Flags(**row)
+        flags = flags_of(row)
         if order.asks_all(flags) and flags.causal:
-            for name in flags.target_names:
-                known = row[name] < flags.problem.learned_below
+            task = task_of(flags)
+            for name in task.target_names:
+                known = row[name] < task.learned_below
                 if known and flags.layers < getattr(fewest.get(name), "layers", math.inf):
                     fewest[name] = flags
     return dict(sorted(fewest.items()))
@@ -140,7 +149,7 @@ def with_circuit():
 
 def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
-    heads, names = by_head(paths_in(row["report"])), [*row["flags"].problem.roles]
+    heads, names = by_head(paths_in(row["report"])), [*row["task"].roles]
     for path in heads[min(heads)]:
         reader, read = (names.index(role) + offset for role, offset in map(parts_of, path[2:]))
         if reader != read + 1 or "*" in path.read:
@@ -154,19 +163,14 @@ def hard():
     return [(flags, test["passed"]) for flags, test in tests if test]
 
 
-def mean_of(loss):
-    """Return the mean of a loss in a report; older ones have [mean, low, high] instead."""
-    return loss[0] if isinstance(loss, list) else loss
-
-
 def reuses(row):
     """Return whether the full model of a run loses x_2 and all later symbols without some path of
     either kind that an induction head needs."""
     full, kinds = row["report"]["full_model"], set()
     for path in row["report"]["paths"]:
-        names = row["flags"].target_names[1:]
-        losses = [mean_of(full[name]) + mean_of(path["cost"][name]) for name in names]
-        if min(losses) >= row["flags"].problem.learned_below:
+        names = row["task"].target_names[1:]
+        losses = [full[name] + path["cost"][name] for name in names]
+        if min(losses) >= row["task"].learned_below:
             kinds.add(f"{path['reader']} -> {path['read']}")
     return kinds >= {*order.HEADS}
 
@@ -176,7 +180,7 @@ def needs_both():
     at the first checkpoint that knows x_1."""
     answers = []
     for row in order.load_induction():
-        flags = asked(row).replace(seed=int(row["run"].rpartition("s")[2]))
+        flags = replaced(asked(row), seed=int(row["run"].rpartition("s")[2]))
         answers.append((flags, all(order.needed(row, kind) for kind in order.HEADS)))
     return answers
 

@@ -3,7 +3,7 @@
 python -m extras.studies.curriculum results/runs/curriculum.jsonl --out results/figures
 """
 
-import math
+import itertools
 
 import analyze
 from extras import studies
@@ -15,10 +15,10 @@ def table(rows):
     """Return a row per D and targets, from fresh weights: how many know each symbol, and when."""
     groups, lines = {}, []
     for row in (row for row in rows if not row["flags"].init):
-        groups.setdefault((row["flags"].D, *row["flags"].target_symbols), []).append(row)
+        groups.setdefault((row["flags"].D, *row["task"].targets), []).append(row)
     names = sorted({name for row in rows for name in row["learned"]})
     for (D, *_), group in groups.items():
-        asked, cells = group[0]["flags"].target_names, []
+        asked, cells = group[0]["task"].target_names, []
         for name in names:
             known = [row["learned"][name] for row in group if name in row["known"]]
             text = f"{len(known)}: {studies.spread(known)}" if known else "0"
@@ -36,7 +36,7 @@ def despite_gap(rows, gap):
         if order.asks_all(row["flags"]):
             controls[row["flags"].D, row["flags"].seed] = {*row["known"]}
     for row in rows:
-        flags, symbols = row["flags"], row["flags"].target_symbols
+        flags, symbols = row["flags"], row["task"].targets
         above = {f"x_{k}" for k in symbols if k > gap}
         if not flags.init and gap not in symbols and {*range(1, gap)} <= {*symbols} and above:
             if above & controls.get((flags.D, flags.seed), set()):
@@ -64,25 +64,31 @@ def claim():
 
 
 def draw(rows, out):
-    """Draw the last loss of each symbol, D=3 and fresh weights, by what is asked for."""
-    groups, (figure, [axes]) = {}, analyze.panels(1, 1, 7.5, 2.6)
+    """Draw which symbols each run with D=3 and fresh weights learned, by what it was asked for."""
+    groups, (figure, [axes]) = {}, analyze.panels(1, 1, 7.5, 3.4)
     for row in (row for row in rows if row["flags"].D == 3 and not row["flags"].init):
-        groups.setdefault(", ".join(row["flags"].target_names), []).append(row)
-    for k in (1, 2, 3):
-        points = []
-        for x, group in enumerate(groups.values()):
-            left = x + 0.22 * (k - 2) - 0.015 * len(group)
-            losses = [row["log"][-1].get(f"x_{k}", math.nan) for row in group]
-            points += [(left + 0.03 * n, loss) for n, loss in enumerate(losses)]
-        color = analyze.symbol_color(k, 3)
-        axes.scatter(*zip(*points, strict=True), s=16, color=color, label=f"$x_{k}$")
-    axes.axhline(0.5, color="gray", ls=":", lw=1, label="a symbol counts as learned below")
-    axes.axhline(0.75, color="gray", lw=0.6, label="average of the four candidates")
-    ticks = [f"{targets}\nn = {len(group)}" for targets, group in groups.items()]
-    axes.set_xticks(range(len(groups)), ticks, fontsize=8)
-    axes.set(xlabel="what is asked for", ylabel="last validation MSE", ylim=(0, 1.15))
-    axes.set_title("Last loss of each symbol, a dot per run and symbol (D=3)", fontsize=11)
-    figure.legend(loc="outside lower center", ncols=5, fontsize=8)
+        groups.setdefault(tuple(row["task"].targets), []).append(row)
+    for (y, (asked, group)), k in itertools.product(enumerate(groups.items()), (1, 2, 3)):
+        known = [f"x_{k}" in row["known"] for row in group]
+        text, color = f"{sum(known)} of {len(known)}", analyze.symbol_color(k)
+        if k not in asked:
+            axes.text(k - 0.4, y, "not asked for", size=9, color="silver", va="center")
+            continue
+        for x, learned in enumerate(known):  # a run has the same place in each column
+            style = dict(mec=color, mfc=color if learned else "white", mew=1.5, ms=9)
+            axes.plot(k - 0.4 + 0.065 * x, y, "o", **style)
+        axes.text(k + 0.17, y, text, size=9, color="gray", va="center")
+    asked = [", ".join(f"x_{k}" for k in symbols) for symbols in groups]
+    axes.set_yticks(range(len(groups)), asked)
+    axes.set_xticks((1, 2, 3), ["x_1 learned", "x_2 learned", "x_3 learned"], weight="bold")
+    axes.set(xlim=(0.5, 3.5), ylim=(len(groups) - 0.5, -0.5), ylabel="what is asked for")
+    axes.hlines([y + 0.5 for y in range(len(groups) - 1)], 0.5, 3.5, analyze.PALE)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.set_frame_on(False)
+    title = "No symbol is learned above one that is not asked for"
+    figure.suptitle(title, x=0.01, ha="left", size=13, weight="bold")
+    text = "A dot is a run (D=3, fresh weights), filled if it knows the symbol at its end."
+    figure.supxlabel(text, x=0.01, ha="left", size=8.5, color="gray")
     analyze.save_figure(figure, out / "curriculum.png")
     return out / "curriculum.png"
 

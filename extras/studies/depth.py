@@ -13,11 +13,10 @@ from pathlib import Path
 
 import analyze
 import train
-from data import LOSS, command_line, held_out, progress
+from data import command_line, held_out, progress
 from extras.studies import RESULTS, markdown, span, spread
-from extras.studies.rows import rounded
+from extras.studies.rows import flags_of, rounded
 from extras.studies.theory import causal_depth
-from train import Flags
 
 import torch
 from matplotlib.figure import Figure
@@ -36,6 +35,7 @@ EQUAL = [  # places or None, N, D, steps, two shapes (layers, heads) with as man
     (None, 4, 3, 12_000, (2, 16), (3, 8)),
     (15, 2, 1, 10_000, (1, 16), (2, 4)),
 ]
+MARKS = {"all": "#2a9d8f", "some": "#e9c46a", "none": "white"}  # how many runs solve it
 BASELINE = 0.66  # the median of the cells of random places that were known before PREDICTED
 
 
@@ -45,16 +45,17 @@ BASELINE = 0.66  # the median of the cells of random places that were known befo
 def row_of(run):
     """Return the row of a finished run: what it was, its losses at the end, and how it reads."""
     flags, log = train.read_flags(run), train.read_log(run)
+    task = train.task_of(flags)
     other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
-    other |= {f"--task {flags.task}": flags.task != "chain"}
+    other |= {f"--task {flags.task.rpartition(':')[2].lower()}": flags.task != "chain"}
     other |= {f"--head-size {flags.head_size}": flags.head_size != 32}
     names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware", "dtype"
     row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
     row["other"] = " ".join(name for name in other if other[name])
-    row["init"] = Path(getattr(flags, "init", "")).name
-    row["ended"], row["threshold"] = log[-1]["step"], flags.problem.learned_below
-    row |= {name: round(log[-1][name], 5) for name in flags.target_names}
-    row["learned"] = [step and round(step) for step in analyze.crossings(log, flags).values()]
+    row["init"] = Path(flags.init).name
+    row["ended"], row["threshold"] = log[-1]["step"], task.learned_below
+    row |= {name: round(log[-1][name], 5) for name in task.target_names}
+    row["learned"] = [step and round(step) for step in analyze.crossings(log, task).values()]
 
     # what x_D fell by in the last third of the steps that were taken: is the run decided?
     before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
@@ -103,22 +104,20 @@ def mechanism(run, n=512):
         [from the symbol where the next sequence has its own 1b, from their own]; swap_rest: if all
         others do, [from the next sequence's symbol where the own 1b stands, from their own]; of the
         queries whose 1b stands elsewhere in the next sequence"""
-    model, flags = train.load(run)
-    batch, sequence = train.sequences(flags, held_out("circuits", n)), torch.arange(n)[:, None]
+    model, task, _ = train.load(run)
+    batch, sequence = task.batch(held_out("circuits", n)), torch.arange(n)[:, None]
     query, key, own = batch.positions.unbind(2)  # (n, N) each
 
     def errors(heads=None, expected=batch.targets):
-        with train.precision(flags):
-            return (model(batch.inputs, heads) - expected).square().mean(-1)  # (n, N)
+        return (model(batch.inputs, heads) - expected).square().mean(-1)  # (n, N)
 
     right = errors()
     full, used = right.mean().item(), torch.stack([right[own == k].mean() for k in own.unique()])
     how = dict(n=n, full=full, by_place=used.tolist(), address=[], place=[])
 
     # what each head does
-    with train.precision(flags):
-        _, [patterns] = model(batch.inputs, return_patterns=True)
-    names = {f"H{head}": (0, head) for head in range(flags.heads)}
+    _, [patterns] = model(batch.inputs, return_patterns=True)
+    names = {f"H{head}": (layer, head) for layer, head in model.heads}
     for name, (_, head) in names.items():
         if patterns[sequence, head, query, key].mean() > 0.5:
             how["address"].append(name)
@@ -127,7 +126,7 @@ def mechanism(run, n=512):
             how["place"].append(name)
 
     # the swaps
-    symbols = batch.inputs[..., : flags.K]
+    symbols = batch.inputs[..., : task.K]
     there, other = symbols[sequence, own.roll(-1, 0)], symbols.roll(-1, 0)[sequence, own]
     moved = own != own.roll(-1, 0)
     for name, expected in ("swap", there), ("swap_rest", other):
@@ -325,7 +324,7 @@ def equal_parameters():
         sizes, solved = [], []
         for layers, heads in shapes:
             shape = dict(layers=layers, heads=heads, head_size=32, N=N, D=D)
-            flags = Flags(**(train.DEFAULTS | shape))  # distractors change no parameter
+            flags = flags_of(shape | dict(dtype="float32"))  # distractors change no parameter
             sizes.append(sum(weights.numel() for weights in train.build(flags).parameters()))
             rows = rows_of(layers, heads, N, D, steps, places)
             solved.append(f"{layers} x {heads}: {solved_of(rows, '{}/{}')}")
@@ -370,28 +369,53 @@ def predictions():
 
 
 def draw_places(path=FIGURE):
-    """Draw the loss of x_1 by places: a dot a run, a panel for each number of heads."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(HEADS), sharey=True)
-    for panel, heads in zip(panels, HEADS, strict=True):
-        counts = []
-        for led, shift, style in (False, -0.25, "o"), (True, 0.25, "^"):
-            x, losses = [], []
-            for places in PLACES:
-                rows = at_random(places, [heads], [led])
-                x += [places + shift] * len(rows)
-                losses += losses_of(rows)
-            name = "led: from the weights of fewer places" if led else "from scratch"
-            color = "tab:blue" if led else "tab:red"
-            panel.plot(x, losses, style, color=color, ms=6, alpha=0.6, mew=0, label=name)
-            counts.append(len(x))
-        panel.axhline(SOLVED, color="gray", ls=":", lw=1, label="solved below")
-        panel.set_title(f"{heads} heads, n = {counts[0]} and {counts[1]} led", fontsize="medium")
-        panel.set(xlabel="places where the own 1b may stand", xticks=PLACES)
-        panel.set(xlim=(7.5, 24.5), ylim=(-0.03, 1.03))
-    panels[0].set_ylabel(f"loss of $x_1$ ({LOSS})")
-    figure.suptitle("One layer, two pairs among distractors: a dot per run", fontsize="medium")
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    """Draw how many runs of one layer solve x_1: a mark for runs of as many heads and places."""
+    groups = collections.defaultdict(list)  # {(places, N, heads, led): [row, ...]}
+    sizes = {row["N"] for row in wide()}
+    for row in one_layer():
+        if row["N"] in sizes:
+            groups[row["N"], row["N"], row["heads"], False].append(row)
+    for places, led in itertools.product(PLACES, (False, True)):
+        for row in at_random(places, led=[led]):
+            groups[places, row["N"], row["heads"], led].append(row)
+    lines, numbers = sorted({group[:2] for group in groups}), sorted({group[2] for group in groups})
+    figure = Figure(figsize=(8.2, 0.58 * len(lines) + 1.4), layout="constrained")
+    axes = figure.subplots()
+
+    # from scratch beside led; above, how many solve it
+    for (places, N, heads, led), rows in groups.items():
+        x, y = numbers.index(heads), lines.index((places, N))
+        if (places, N, heads, not led) in groups:
+            x += 0.2 if led else -0.2
+        share = sum(map(solves, rows)) / len(rows)
+        color = MARKS["all"] if share == 1 else MARKS["some" if share else "none"]
+        edge = analyze.INK if share else analyze.GRAY
+        axes.plot(x, y - 0.1, "^" if led else "o", ms=12, mfc=color, mec=edge)
+        text = solved_of(rows, "{}/{}")
+        axes.text(x, y + 0.3, text, size=8, color="gray", ha="center", va="center")
+
+    # right of the stairs there is a head for each place
+    edges = [sum(heads < places for heads in numbers) - 0.5 for places, _ in lines]
+    x = [edge for edge in edges for _ in range(2)]
+    y = [line + half for line in range(len(lines)) for half in (-0.5, 0.5)]
+    axes.plot(x, y, "--", color=analyze.CIRCUIT, zorder=0)
+    text = "right of the stairs: a head or more for each place"
+    axes.text(-0.5, len(lines) - 2, text, color=analyze.CIRCUIT, va="center")
+    axes.hlines(y[1:-1:2], -0.6, len(numbers) - 0.4, analyze.PALE, zorder=-1)
+
+    for name, color in MARKS.items():
+        axes.plot([], [], "o", mfc=color, mec=analyze.INK, ms=9, label=f"{name} solve it")
+    name = "led: from the weights of fewer places"
+    axes.plot([], [], "^", mfc="white", mec=analyze.INK, ms=9, label=name)
+    axes.set_yticks(range(len(lines)), [f"{places} (N = {N})" for places, N in lines])
+    axes.set_xticks(range(len(numbers)), numbers)
+    axes.set(xlabel="heads in the only layer", ylabel="places where the own 1b may stand")
+    axes.set(xlim=(-0.6, len(numbers) - 0.4), ylim=(-0.6, len(lines) - 0.4))
+    axes.tick_params(length=0)
+    axes.set_frame_on(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    title = "To find x_1, one layer needs about a head for each place"
+    figure.suptitle(title, x=0.01, ha="left", size=13, weight="bold")
     analyze.save_figure(figure, path)
 
 

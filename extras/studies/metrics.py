@@ -45,14 +45,13 @@ def measures(predictions, targets):
 @torch.no_grad()
 def measure(row, n=4096):
     """Return the rows of metrics.jsonl of a run directory with weights."""
-    model, flags = train.load(row["folder"])
-    batch = train.sequences(flags, held_out("confirmation", n))
-    with train.precision(flags):
-        predictions = torch.cat([model(part) for part in batch.inputs.split(256)]).float()
+    model, task, _ = train.load(row["folder"])
+    batch = task.batch(held_out("confirmation", n))
+    predictions = torch.cat([model(part) for part in batch.inputs.split(256)])
     names, found = ("layers", "N", "D", "seed", "hardware", "dtype", "git"), []
     run = dict(run=row["name"]) | {name: row["config"][name] for name in names}
-    parts = (each.unflatten(-1, (-1, flags.K)).unbind(2) for each in (predictions, batch.targets))
-    for name, answers, targets in zip(flags.target_names, *parts, strict=True):
+    parts = (each.unflatten(-1, (-1, task.K)).unbind(2) for each in (predictions, batch.targets))
+    for name, answers, targets in zip(task.target_names, *parts, strict=True):
         measured = dict(run, symbol=name, above={})
         for metric, (mean, better) in measures(answers, targets).items():
             measured[metric] = round(mean.mean().item(), 4)

@@ -15,11 +15,18 @@ import re
 import analyze
 import train
 from ablate import PatchedModel, Path, paths_in
-from data import average_loss, held_out, progress
+from data import Task, held_out, progress
 from extras import studies
-from extras.studies.rows import RESULTS, committed, group_by_settings, name_of, settings_of
+from extras.studies.rows import (
+    RESULTS,
+    committed,
+    flags_of,
+    group_by_settings,
+    name_of,
+    replaced,
+    settings_text,
+)
 from extras.studies.theory import may_attend
-from train import Flags
 
 
 HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
@@ -47,8 +54,9 @@ def all_chains():
     """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, and of sweeps."""
     runs = [(row["flags"], row["learned"], row["log"][-1]["val"]) for row in committed("*")]
     for row in studies.load_rows(studies.committed("*")):
-        flags = Flags(**row)
-        learned = {name: row[f"{name}_learned"] for name in flags.target_names}
+        flags = flags_of(row)
+        names = train.task_of(flags).target_names
+        learned = {name: row[f"{name}_learned"] for name in names}
         runs.append((flags, learned, row["val"]))
     return [run for run in runs if run[0].task == "chain"]
 
@@ -62,7 +70,7 @@ def count_orders():
     for flags, learned, _ in all_chains():
         steps = [step for step in learned.values() if step is not None]
         if asks_all(flags) and len(steps) > 1:
-            key = settings_of(flags.replace(steps=1, stop_below=0)), flags.seed
+            key = settings_text(replaced(flags, steps=1, stop_below=0)), flags.seed
             if len({math.ceil(step / flags.eval_every) for step in steps}) < len(steps):
                 unresolved.add(key)
             else:
@@ -140,15 +148,15 @@ def new_heads(row, level):
 def measure_run(row, n=SEQUENCES):
     """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
-        model, flags = train.load(row["folder"], f"ckpt/{file.name}")
-        patched = PatchedModel(model, flags, train.sequences(flags, held_out("emergence", n)))
+        model, task, flags = train.load(row["folder"], f"ckpt/{file.name}")
+        patched = PatchedModel(model, task, task.batch(held_out("emergence", n)))
         loss = patched.baseline[..., 0].mean().item()
-        if loss < flags.problem.learned_below:
+        if loss < task.learned_below:
             kinds = {}
-            names, readable = [*flags.problem.roles], may_attend(flags.problem, flags.causal)
+            names, readable = [*task.roles], may_attend(task, flags.causal)
             for reader, read in readable.fill_diagonal_(False).nonzero().tolist():
                 kind = f"{names[reader]} -> {names[read]}"
-                paths = [Path(*head, *kind.split(" -> ")) for head in patched.others_reads]
+                paths = [Path(*head, *kind.split(" -> ")) for head in patched.corrupted_reads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
             row = dict(run=name_of(row), rotary=flags.rotary, optimizer=flags.optimizer)
@@ -161,7 +169,8 @@ def load_induction():
 
 def needed(row, kind):
     """Return whether half of what was learned of x_1, beside the average of four, is lost."""
-    return row["kinds"][kind] >= (average_loss(4) - row["loss"]) / 2
+    average, _ = Task(N=4).plateaus[-1]
+    return row["kinds"][kind] >= (average - row["loss"]) / 2
 
 
 def induction_groups():

@@ -13,6 +13,7 @@ significant digits:
 
 import functools
 import json
+from argparse import Namespace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -20,13 +21,28 @@ import analyze
 import train
 from ablate import read_report
 from data import command_line
-from extras.studies import BESIDE, RESULTS, rows_by
-from train import DEFAULTS, Flags
+from extras.studies import RESULTS, rows_by
+from train import DEFAULTS, settings_of, task_of
 
 
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
 SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
-COMPARED = {name: value for name, value in DEFAULTS.items() if name not in SAME} | BESIDE
+TASKS = {  # what --task was called in committed rows
+    "conditional": "extras.studies.tables:Conditional",
+    "shuffled": "extras.studies.tables:Shuffled",
+}
+
+
+def flags_of(config):
+    """Return the flags of a run from its config.json, or from a row that has them."""
+    flags = Namespace(**(DEFAULTS | config))
+    flags.task = TASKS.get(flags.task, flags.task)
+    return flags
+
+
+def replaced(flags, **changes):
+    """Return a copy of flags with these changes."""
+    return Namespace(**(vars(flags) | changes))
 
 
 def rounded(value):
@@ -50,11 +66,22 @@ def row_of(run):
 # ---- what studies read
 
 
+def drop_intervals(part):
+    """Leave the means in a report, which had [mean, low, high] in earlier ones."""
+    for name, value in part.items():
+        if isinstance(value, dict):
+            drop_intervals(value)
+        elif name.startswith("x_") and isinstance(value, list):
+            part[name] = value[0]
+    for path in part.get("paths", []):
+        drop_intervals(path)
+
+
 def load(sources):
     """Return a row, a dict, for each run of these run directories and files of rows. It has what
     this file says above, report and emergence being {} where there is none, and
         folder, group: the run directory, None for a row of a file; the name above the run's
-        flags, steps: the Flags, and the last step
+        flags, task, steps: the flags, their data.Task, and the last step
         settings: ("width=64", ...), the flags that are not the defaults; the seed is none of them
         learned: {symbol: the step at which it was learned, or None}
         known: the symbols that it knows at its end
@@ -65,25 +92,31 @@ def load(sources):
         rows = train.read_file(source) if many else [row_of(source)]
         for row in (row for row in rows if "config" in row):  # a study may keep others there
             row = dict(report={}, emergence={}) | row
+            drop_intervals(row["report"])
             row["folder"] = None if many else source
             row["group"] = source.stem if many else source.absolute().parent.name
             if "/" in row["name"]:  # of others.jsonl, which holds small groups
                 row["group"], row["name"] = row["name"].split("/")
-            row["flags"] = flags = Flags(**(DEFAULTS | BESIDE | row["config"]))
-            row["settings"] = settings_of(flags)
-            last, level = row["log"][-1], flags.problem.learned_below
+            row["flags"] = flags = flags_of(row["config"])
+            flags.out = row["folder"] or Path(row["name"])  # names it in figures
+            row["settings"] = settings_text(flags)
+            row["task"] = task = task_of(flags)
+            last, level = row["log"][-1], task.learned_below
             row["steps"] = last["step"]
-            row["learned"] = analyze.crossings(row["log"], flags)
+            row["learned"] = analyze.crossings(row["log"], task)
             row["known"] = [name for name in row["learned"] if last[name] < level]
             row["mse"] = last.get("confirmed", last["val"])
             found[row["group"], row["name"]] = row
     return [*found.values()]
 
 
-def settings_of(flags):
+def settings_text(flags):
     """Return ("width=64", ...), the flags of a run that are not the defaults, but for its seed."""
-    values = {name: getattr(flags, name, default) for name, default in COMPARED.items()}
-    return tuple(f"{name}={value}" for name, value in values.items() if value != COMPARED[name])
+    texts = []
+    for name, value in settings_of(flags).items():
+        if name not in SAME and value != DEFAULTS[name]:
+            texts.append(f"{name}={value.rpartition(':')[2] if name == 'task' else value}")
+    return tuple(texts)
 
 
 @functools.cache

@@ -48,13 +48,13 @@ def may_attend(task, causal=True):
 def whole_sequence(task):
     """Return what the tokens of a sequence hold before any layer, (T, pieces) bool, the role of
     each, (T,), and the rivals: all pairs of tokens at the same place of two slots of a block."""
-    symbols, _ = task.arrange(torch.arange(task.keys)[None])  # (1, T)
+    symbols = torch.cat([block.symbols.flatten() for block in task.blocks])  # (T,)
     slots, roles = [], []
     for block in task.blocks:
         for _ in range(block.slots):
             slots += [slots[-1] + 1 if slots else 0] * block.size
             roles += [[*task.roles].index(role) for role in block.roles]
-    known = torch.cat([F.one_hot(symbols[0]), F.one_hot(torch.tensor(slots))], 1).bool()
+    known = torch.cat([F.one_hot(symbols), F.one_hot(torch.tensor(slots))], 1).bool()
     roles = torch.tensor(roles)
     same_role = (roles[:, None] == roles).fill_diagonal_(False)
     return known, roles, same_role.nonzero().tolist()
@@ -65,10 +65,10 @@ def least_layers(task, causal=True):
     chain."""
     known, roles, rivals = whole_sequence(task)
     query = len(roles) - 1
-    chain = known[query].nonzero()[0, 0] // task.symbols  # its number, from that of its symbol
-    asked = torch.arange(1, task.symbols) + chain * task.symbols
+    chain = known[query].nonzero()[0, 0] // (task.D + 1)  # its number, from that of its symbol
+    asked = torch.arange(1, task.D + 1) + chain * (task.D + 1)
     allowed = may_attend(task, causal)[roles[:, None], roles]
-    depths = torch.ones(task.symbols - 1, dtype=torch.long)
+    depths = torch.ones(task.D, dtype=torch.long)
     for _ in task.roles:
         known = attend(known, allowed, rivals)
         depths += ~known[query, asked]
@@ -137,7 +137,7 @@ def draw_flow(path, D=5):
     order, names = roles.argsort(), [*task.roles]  # along the chain: q, 1a, 1b, ..., Db
     figure = Figure(figsize=(14, 4), layout="constrained")
     shared, *panels = figure.subplots(1, 3)
-    kinds, arc = known[order].float().split([task.symbols, D + 1], 1), np.linspace(0, 1, 50)
+    kinds, arc = known[order].float().split([D + 1, D + 1], 1), np.linspace(0, 1, 50)
     for pieces, side, word in zip(kinds, (1, -1), ("symbol", "slot"), strict=True):
         for i, j in (pieces @ pieces.T).triu(1).nonzero().tolist():
             shared.plot(i + (j - i) * arc, side * (0.3 + 2 * arc * (1 - arc)), f"C{side % 3}")
@@ -149,16 +149,16 @@ def draw_flow(path, D=5):
 
     # without a mask, then with one
     for panel, causal in zip(panels, (False, True), strict=True):
-        held, layers = known, torch.zeros(len(names), task.symbols)
+        held, layers = known, torch.zeros(len(names), task.D + 1)
         for _ in names:
-            layers += ~held[order, : task.symbols]
+            layers += ~held[order, : task.D + 1]
             held = attend(held, may_attend(task, causal)[roles[:, None], roles], rivals)
-        layers[~held[order, : task.symbols]] = math.nan
+        layers[~held[order, : task.D + 1]] = math.nan
         panel.imshow(layers.T.numpy(), origin="lower", aspect="auto", cmap="Blues", vmin=-3, vmax=8)
         for role, k in layers.isfinite().nonzero().tolist():
             panel.text(role, k, f"{layers[role, k]:.0f}", ha="center", va="center")
         panel.set_xticks(range(len(names)), names)
-        panel.set_yticks(range(task.symbols), [f"$x_{k}$" for k in range(task.symbols)])
+        panel.set_yticks(range(task.D + 1), [f"$x_{k}$" for k in range(task.D + 1)])
         panel.set(xlabel="role", ylabel="symbol")
         mask = "causal mask (white: never)" if causal else "no mask"
         panel.set_title(f"Layers until a role holds a symbol\n{mask}")
