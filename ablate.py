@@ -56,7 +56,7 @@ def marks_of(end, task, positions):
 
         end     chain 1        chain 2
         1b      0 0 0 1 0 0    0 1 0 0 0 0
-        1b+1    0 0 0 0 1 0    0 0 1 0 0 0    all 0 if it is behind the last token
+        1b+1    0 0 0 0 1 0    0 0 1 0 0 0    all 0 if it is after the last token
         1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every chain"""
     role, offset = parts_of(end)
     tokens = positions[:, :, [*task.roles].index(role)] + offset  # (B, N)
@@ -68,20 +68,22 @@ def marks_of(end, task, positions):
 
 def mask_of(paths, task, positions):
     """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
-    reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
-    q -> 1b has the edges [4, 3] and [5, 1]."""
+    reads token j along one of them, another than itself. In the sequence above the queries are
+    tokens 4 and 5, and q -> 1b has the edges [4, 3] and [5, 1]."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     for path in paths:
-        reader, read = (marks_of(end, task, positions) for end in (path.reader, path.read))
+        reader = marks_of(path.reader, task, positions)
+        read = marks_of(path.read, task, positions)
         edges |= reader.mT @ read > 0  # the product counts the chains with this edge
-    return edges
+    return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
 
-def attention_on(pattern, path, task, positions):
-    """Return the attention (..., B, N) of each chain's reader to what it reads along a path, in
-    patterns (..., B, T, T)."""
-    given = marks_of(path.reader, task, positions) @ pattern  # (..., B, N, T)
-    return (given * marks_of(path.read, task, positions)).sum(-1)
+def mean_attention(pattern, path, task, positions):
+    """Return the mean attention of the readers of a path to what they read along it, in patterns
+    (B, T, T); of 0 where no chain has this reader."""
+    reader = marks_of(path.reader, task, positions)
+    given = (reader @ pattern) * marks_of(path.read, task, positions)  # (B, N, T)
+    return given.sum() / reader.sum().clamp(min=1)
 
 
 def by_head(paths):
@@ -119,6 +121,8 @@ LOST = 0.01  # of the answers on a symbol a circuit may lose
 def reads_of(model, inputs):
     """Return what each head reads in inputs (B, T, numbers), {(layer, head): (pattern (B, T, T),
     values (B, T, size))}. ValueError if the model does not call each f once with such arguments."""
+    if not getattr(model, "heads", None):
+        raise ValueError("the model must have `heads`, the list of its (layer, head)")
     B, T = inputs.shape[:2]
     reads = {}
 
@@ -136,10 +140,14 @@ def reads_of(model, inputs):
 
 
 class PatchedModel:
-    """A model on clean sequences in which some edges are ablated: what the heads read along them is
-    replaced by what they read in corrupted sequences, whose chains stand elsewhere. Later heads
-    attend from what is left. Never ablated is what a token keeps of itself, the MLPs, the residual
-    stream, the denominator of a softmax and, in a model of your own, what bypasses its heads.
+    """A model on clean sequences in which some edges are ablated: what heads read along them is
+    replaced by what they read in corrupted sequences, whose chains stand elsewhere. All heads are
+    ablated at once, and later heads attend from what is left.
+
+    What this leaves open: a token's own value, the MLPs, the residual stream and the denominator of
+    a softmax are never ablated, nor what bypasses the heads in a model of your own. In resample
+    ablation all heads get the same corrupted sequence, so a check whether two heads agree passes
+    unseen. And a path may look needed because its ablation does harm.
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
     aligned: pairs the clean and corrupted sequences by their number, otherwise at random
@@ -171,22 +179,21 @@ class PatchedModel:
 
     def edges_of(self, paths):
         """Return the edges of these paths in the clean (B, T, T) and the corrupted (n, T, T)."""
-        return [mask_of(paths, self.task, part.positions) for part in (self.clean, self.corrupted)]
+        clean = mask_of(paths, self.task, self.clean.positions)
+        return clean, mask_of(paths, self.task, self.corrupted.positions)
 
-    def average_or_draw(self, x, by):
+    def mean_or_drawn(self, x, by):
         """Return what clean sequences get of x (n, ...) of the corrupted ones: in mean ablation the
         mean (...), in resample ablation x of the one that was drawn for each, (B, ...)."""
+        if by not in (MEAN, RESAMPLE):
+            raise ValueError(f"by must be {MEAN!r} or {RESAMPLE!r}, not {by!r}")
         return x.mean(0) if by == MEAN else x[self.drawn]
-
-    def corrupted_read(self, head, edges, by):
-        """Return what a head reads in the corrupted sequences along these edges (n, T, T)."""
-        pattern, values = self.corrupted_reads[head]
-        return self.average_or_draw((pattern * edges) @ values, by)
 
     def ablate(self, paths, head, by):
         """Return the f of a head in which these paths are ablated, and nothing else is."""
         clean_edges, corrupted_edges = self.edges_of(paths)
-        replacement = self.corrupted_read(head, corrupted_edges, by)
+        pattern, values = self.corrupted_reads[head]
+        replacement = self.mean_or_drawn((pattern * corrupted_edges) @ values, by)
 
         def write(pattern, values):
             return (pattern * ~clean_edges) @ values + replacement.to(values)
@@ -194,29 +201,32 @@ class PatchedModel:
         return write
 
     def ablate_all_but(self, paths, head, by):
-        """Return the f of a head that keeps what tokens read along these paths and of themselves,
-        and in which all else is ablated. For token 3, the last of four, which has one path:
+        """Return the f of a head that keeps what tokens read along these paths, and in which all
+        that they read of other tokens elsewhere is ablated. Of four tokens, the last has one path:
 
-            token 3 attends to               0    1    2    3, itself
-            clean attention                 .1   .6   .1   .2
-            kept: the path leads to 1        0   .6    0   .2    times the clean values
-            corrupted attention             .2   .1   .4   .3
-            taken: there it leads to 2      .2   .1    0    0    times the corrupted values
+            token 3 attends to    0    1    2    3, itself
+            clean                .1   .6   .1   .2
+            corrupted            .2   .1   .4   .3
+            clean read                .6             its path leads to 1
+            corrupted read       .2   .1             in the corrupted sequence its path leads to 2
+            own weight                          .2   the clean one
 
-        The head writes the sum of both products."""
+        The head writes the sum of these weights times clean, corrupted and clean values. The own
+        weight tells how much went to others, since attention sums to 1: a token without a path must
+        not know, and gets the corrupted one, here .3."""
         clean_edges, corrupted_edges = self.edges_of(paths)
+        with_path = clean_edges.any(-1)  # (B, T)
         itself = torch.eye(self.task.T, dtype=torch.bool, device=clean_edges.device)
-        kept = clean_edges | itself
-        replacement = self.corrupted_read(head, ~(corrupted_edges | itself), by)
 
-        # Attention sums to 1, so the .2 on itself tells that .8 went to others. If token 3 had no
-        # path, not even that would be kept: it would read its own clean value times .3
-        without_path = itself & ~clean_edges.any(-1, keepdim=True)  # (B, T, T)
-        corrupted_pattern = self.average_or_draw(self.corrupted_reads[head][0], by)
+        pattern, values = self.corrupted_reads[head]
+        corrupted_read = (pattern * ~(corrupted_edges | itself)) @ values  # (n, T, size)
+        corrupted_read = self.mean_or_drawn(corrupted_read, by)
+        corrupted_own = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)
 
         def write(pattern, values):
-            pattern = torch.where(without_path, corrupted_pattern.to(pattern), pattern * kept)
-            return pattern @ values + replacement.to(values)
+            clean_read = (pattern * clean_edges) @ values
+            own = torch.where(with_path, pattern.diagonal(dim1=1, dim2=2), corrupted_own)  # (B, T)
+            return clean_read + corrupted_read.to(values) + own.to(values)[..., None] * values
 
         return write
 
@@ -244,11 +254,11 @@ class PatchedModel:
         return self.means(losses), self.means(lost.float())
 
     def is_faithful(self, losses, lost, margin=1.0):
-        """Return whether the circuit that was measured so still answers: if for every symbol the
-        mean loss is below task.solved (0.05) and at most 1% of the answers are lost. A margin below
-        1 makes both limits stricter."""
-        solved = max(losses.values()) < margin * self.task.solved
-        return solved and max(lost.values()) <= margin * LOST
+        """Return whether a circuit that was measured so still answers: whether for every symbol the
+        mean loss is below task.faithful_below (0.05), and at most 1% of the answers are lost. A
+        margin below 1 makes both limits stricter."""
+        answers = max(losses.values()) < margin * self.task.faithful_below
+        return answers and max(lost.values()) <= margin * LOST
 
 
 # ---- search: all paths with enough attention are candidates, and those that can go are dropped
@@ -267,7 +277,7 @@ def candidates(patched, floor):
     ends = roles + intermediate_tokens(patched.task)
     for head, (to_own, to_all) in attention_between(ends, patched).items():
         # a plain path counts by what its own chain gets, less what another one gets on average
-        surplus = to_own - (to_all - to_own) / (patched.task.N - 1)
+        surplus = to_own - (to_all - to_own) / max(patched.task.N - 1, 1)
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(*head, ends[i], ends[j])] = surplus[i, j].item()
         of_roles = to_all[: len(roles), : len(roles)]
@@ -427,8 +437,8 @@ def rows_of(fresh, paths, by):
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
-        given = attention_on(pattern, path, fresh.task, fresh.clean.positions)
-        row = dict(path._asdict(), attention=round(given.mean().item(), 4))
+        attention = mean_attention(pattern, path, fresh.task, fresh.clean.positions)
+        row = dict(path._asdict(), attention=round(attention.item(), 4))
         row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
         rows.append(row)
@@ -455,12 +465,11 @@ def find_circuit(model, task, count=512):
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
-    if task.N < 2 or task.targets != [*range(1, task.D + 1)]:
-        raise ValueError("a circuit needs two chains or more, and predictions of all symbols")
-
+    if not task.roles:
+        return dict(validated=False, paths=[], verdict="not searched: the task has no roles")
     searched = PatchedModel(model, task, task.batch(held_out("search", SEARCHED)))
     fresh = PatchedModel(model, task, task.batch(held_out("circuits", count)))
-    full, limit = fresh.means(fresh.baseline), MARGIN * task.solved
+    full, limit = fresh.means(fresh.baseline), MARGIN * task.faithful_below
     report = dict(validated=False, sequences=count, full_model=full, lost={}, paths=[])
     if max(full.values()) >= limit:
         said = f"not searched: the full model has {worst_of(full)}, not below {limit:.3f}"

@@ -15,7 +15,7 @@ import math
 import pathlib
 
 import train
-from ablate import MEAN, attention_on, by_head, held, mask_of, parts_of, paths_in, read_report
+from ablate import MEAN, by_head, held, mask_of, mean_attention, parts_of, paths_in, read_report
 from data import command_line, held_out, progress
 
 import matplotlib
@@ -60,7 +60,7 @@ def draw_curves(flags, rows):
     left.plot(steps, [row["val"] for row in rows], color=INK, label="validation, 1024 sequences")
     if flags.stop_below:
         left.axhline(flags.stop_below, color=CIRCUIT, ls="--", label="--stop-below")
-    left.set(xlabel="training step", ylabel=task.loss, yscale="log")
+    left.set(xlabel="training step", ylabel=task.loss_name, yscale="log")
 
     # right: each symbol alone
     for k, (name, crossing) in zip(task.targets, crossings(rows, task).items(), strict=True):
@@ -272,8 +272,8 @@ def measure_emergence(run, paths, n=32):
         _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
             pattern = patterns[path.layer][:, path.head]
-            attention = attention_on(pattern, path, task, batch.positions)  # (n, N)
-            row["mean"].append(round(attention.mean().item(), 4))
+            attention = mean_attention(pattern, path, task, batch.positions)
+            row["mean"].append(round(attention.item(), 4))
     steps = [int(file.stem) for file in files]
     return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: its waiting threads free a core
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads sleep early
 
 import torch
 
@@ -22,8 +22,9 @@ import torch
 
 
 class Block(NamedTuple):
-    """A part of the sequence: the pairs of one step, or the queries. Each pair is a slot of its
-    block, and so is each query. Slots are shuffled; blocks stay where they are."""
+    """A stretch of the sequence: all pairs of one step, or all queries. It consists of slots, each
+    of which holds a pair, or a query. Blocks stay where they are; the slots of a block are shuffled
+    among themselves."""
 
     roles: dict  # of the tokens of a chain: {"2a": 1, "2b": 2}, where 2a shows x_1 and 2b x_2
     symbols: torch.Tensor  # (slots, size) the number of the symbol that each token shows
@@ -35,22 +36,21 @@ class Block(NamedTuple):
 
     @property
     def size(self):
-        return self.symbols.shape[1]  # tokens
+        return self.symbols.shape[1]  # tokens in a slot
 
 
 class Batch(NamedTuple):
     """B sequences of T tokens, the last N of which are the queries."""
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
-    targets: torch.Tensor  # (B, N, targets * K) of each query, in the order of the tokens
-    positions: torch.Tensor  # (B, N, roles) the tokens of the chain of each query, as in Task.roles
-    symbols: torch.Tensor  # (B, T) the number of the symbol of each token
+    targets: torch.Tensor  # the answers to each query, (B, N, ...): what Task.losses compares
+    positions: torch.Tensor  # (B, N, roles) where the chain of each query has the roles of the Task
+    symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
 
 
 @dataclass
 class Task:
-    """All about the problem: its sequences, sizes and losses. A task of your own is a subclass that
-    overrides what differs, such as `batch` and `losses`; extras/lookup.py is one.
+    """All about the problem: its sequences, its sizes, and its losses.
 
     A chain is A -> B -> C for D = 2. A sequence shows N chains, cut into pairs, and then their
     first symbols, the queries. At each query the model predicts the rest of the chain: it retrieves
@@ -60,7 +60,15 @@ class Task:
         roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
 
     In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and ka and kb, the pair of step k,
-    are s_{2k-1} and s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC)."""
+    are s_{2k-1} and s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
+
+    A task of your own is a subclass (extras/lookup.py is one) that overrides what differs.
+    train.py needs  N, T, inputs, outputs, target_names, plateaus, batch (inputs, targets), losses.
+    ablate.py needs, beside these, targets and roles, by whose k it sees whether paths lead from
+                    each x_k to a query; positions of a batch, which it takes for interchangeable
+                    chains; blocks, for the tokens between roles. Without roles there are no paths.
+    analyze.py needs labels too, whose first letters it draws. Numbers of symbols are contiguous:
+                    x_k of chain n has the number n (D + 1) + k. The queries are the last block."""
 
     N: int = 4  # chains, and as many queries
     D: int = 3  # retrieval steps per chain
@@ -69,20 +77,22 @@ class Task:
     rotary: str = "input"  # appends the position to each token; "qk" leaves it to the model
     seed: int = 0  # which data set
 
-    loss = "mean squared error"  # its name
-    solved = 0.05  # the loss of a symbol below which a circuit answers it
+    loss_name = "mean squared error"
+    faithful_below = 0.05  # the loss of a symbol below which a circuit still answers
 
     def __post_init__(self):
+        """ValueError if there is no such task."""
         N, D, K = self.N, self.D, self.K
+        if min(N, D, K) < 1:
+            raise ValueError("--N, --D and --K must not be below 1")
         if self.rotary == "input" and K % 2:
             raise ValueError("--K must be even with --rotary input: pairs of numbers turn")
         if not {*self.targets} <= {*range(1, D + 1)}:
             raise ValueError(f"--targets must be among 1 to {D}")
-        self.title = f"D={D}"  # in figures, and in the names of runs
         self.targets = sorted({*self.targets}) or [*range(1, D + 1)]
         self.target_names = [f"x_{k}" for k in self.targets]
 
-        # x[n, k] = n (D + 1) + k is the number of the symbol x_k of chain n; that of B1 is x[0, 1]
+        # the number of each symbol and its name: of B1, the x_1 of the first chain, x[0, 1]
         x = torch.arange(N * (D + 1)).view(N, D + 1)
         self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
 
@@ -102,14 +112,23 @@ class Task:
             self.plateaus += [(1 - 1 / N, f"averages the {N} candidates")]
 
     @property
+    def title(self):
+        """What figures and the names of runs call the task: D=3, or lookup D=3 of a subclass."""
+        name = "" if type(self).__name__ == "Task" else f"{type(self).__name__.lower()} "
+        return f"{name}D={self.D}"
+
+    @property
     def T(self):
         """The number of tokens."""
         return sum(block.symbols.numel() for block in self.blocks)
 
     @property
     def roles(self):
-        """{role: k} of all blocks, the query first."""
-        return {role: k for block in self.blocks[::-1] for role, k in block.roles.items()}
+        """{role: the k of the x_k that it shows} of all blocks, the query first."""
+        roles = {}
+        for block in reversed(self.blocks):
+            roles.update(block.roles)
+        return roles
 
     @property
     def learned_below(self):
@@ -118,30 +137,25 @@ class Task:
 
     @property
     def lost_above(self):
-        """The loss above which an ablation has lost an answer."""
+        """The loss above which an ablation has lost an answer: 0.375 if N = 4."""
         return self.plateaus[-1][0] / 2
 
     def batch(self, index):
         """The Batch of the examples with the numbers `index` (B,), on their device. An example
-        depends on the task and on its number alone. One with N = 3 and D = 1:
-
-            the tokens without shuffling    0  1   2  3   4  5    6  7  8
-            the symbols that they show      A1 B1  A2 B2  A3 B3   A1 A2 A3
-            order: which come first, ...    4  5   0  1   2  3    7  6  8
-            the symbols in this order       A3 B3  A1 B1  A2 B2   A2 A1 A3
-            gone_to: where each token is    2  3   4  5   0  1    7  6  8"""
+        depends on the task and on its number alone."""
         B, device = len(index), index.device
+        sequence = torch.arange(B, device=device)[:, None]  # (B, 1): row b of what is indexed
 
-        # random numbers: a key for each slot to shuffle it by, and a vector for each symbol
+        # random numbers: a key for each slot to sort it by, and a vector for each symbol
         n_keys = len(self.blocks) * max(block.slots for block in self.blocks)
         bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
         keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
-        order = self.shuffled_order(keys)  # (B, T)
         vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
 
+        # shuffle the tokens, and show their symbols
+        order = self.shuffled(keys)  # (B, T)
         unshuffled = torch.cat([block.symbols.flatten() for block in self.blocks])  # (T,)
         symbols = unshuffled.to(device)[order]  # (B, T)
-        sequence = torch.arange(B, device=device)[:, None]  # (B, 1) the b of each row
         inputs = vectors[sequence, symbols]  # (B, T, K), at [b, t] vectors[b, symbols[b, t]]
         if self.rotary == "input":
             angles = rotary_angles(self.T, self.K, device).expand(B, -1, -1)  # (B, T, K/2)
@@ -152,30 +166,39 @@ class Task:
         asked = queries[:, :, None] + torch.tensor(self.targets, device=device)  # (B, N, targets)
         targets = vectors[sequence, asked.flatten(1)].view(B, self.N, -1)  # (B, N, targets * K)
 
-        # where the tokens of the chain of each query are; q 1a 1b of A2, above, are at 6 4 5
-        gone_to = order.argsort(1)  # (B, T), the inverse of order
-        positions = gone_to[:, self.tokens_of_chains()]  # (B, N, roles)
-        chains = queries // (self.D + 1)  # (B, N) that of each query
+        # where the tokens of each query's chain stand: the inverse of a permutation is its argsort
+        stands_at = order.argsort(1)  # (B, T)
+        positions = stands_at[:, self.tokens_of_chains()]  # (B, N, roles), chain by chain
+        chains = queries // (self.D + 1)  # (B, N) the chain of each query
         return Batch(inputs, targets, positions[sequence, chains], symbols)
 
-    def tokens_by_block(self):
-        """[(slots, size), ...] the tokens of each block, numbered 0 to T - 1 before any shuffle."""
+    def tokens_of_blocks(self):
+        """[(slots, size), ...] the tokens of each block, numbered 0 to T - 1 before any shuffle.
+        With N = 3 and D = 1, as below: [[0, 1], [2, 3], [4, 5]] and [[6], [7], [8]]."""
         parts = torch.arange(self.T).split([block.symbols.numel() for block in self.blocks])
         return [part.view_as(block.symbols) for part, block in zip(parts, self.blocks, strict=True)]
 
     def tokens_of_chains(self):
-        """(N, roles) the same tokens for each chain, in the order of self.roles."""
+        """(N, roles) these tokens for each chain, in the order of self.roles: [6, 0, 1] are the q,
+        1a and 1b of the first."""
         parts = []
-        for block, tokens in zip(self.blocks, self.tokens_by_block(), strict=True):
-            parts.append(tokens[block.own].flatten(1))  # (N, roles of the block)
-        return torch.cat(parts[::-1], 1)
+        for block, tokens in zip(self.blocks, self.tokens_of_blocks(), strict=True):
+            if block.roles:
+                parts.append(tokens[block.own].flatten(1))  # (N, roles of the block)
+        return torch.cat(parts[::-1], 1) if parts else torch.empty(self.N, 0, dtype=torch.long)
 
-    def shuffled_order(self, keys):
-        """(B, T) these tokens in a new order: in each block, whole slots are sorted by random keys.
-        keys (B, slots, blocks), in which the last block, the queries, comes first."""
+    def shuffled(self, keys):
+        """(B, T) these tokens in a new order: in each block the slots are sorted by random keys
+        (B, slots, blocks), whose columns belong to the blocks from the last one to the first.
+
+            unshuffled          0  1   2  3   4  5    6  7  8
+                                A1 B1  A2 B2  A3 B3   A1 A2 A3
+            keys of the slots   .5     .9     .2      .8 .4 .1
+            order               4  5   0  1   2  3    8  7  6
+                                A3 B3  A1 B1  A2 B2   A3 A2 A1"""
         order = []
-        for number, tokens in enumerate(self.tokens_by_block()):
-            key = keys[:, : len(tokens), -1 - number]  # (B, slots)
+        for number, tokens in enumerate(self.tokens_of_blocks(), 1):
+            key = keys[:, : len(tokens), -number]  # (B, slots)
             slots = key.argsort(1)  # (B, slots) the slot that comes first, second, ...
             order.append(tokens.to(keys.device)[slots].flatten(1))
         return torch.cat(order, 1)
@@ -186,12 +209,32 @@ class Task:
         return errors.unflatten(-1, (-1, self.K)).mean(-1)
 
 
-def task_class(name):
-    """The class of --task: `chain` is Task, and lookup:Lookup is Lookup of lookup.py."""
+def make_task(name, *settings, **more):
+    """The task of --task with these settings: `chain` is Task, and lookup:Lookup the class Lookup
+    of lookup.py. ValueError if there is none."""
     if name == "chain":
-        return Task
-    module, _, name = name.partition(":")
-    return getattr(importlib.import_module(module), name)
+        return Task(*settings, **more)
+    module, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--task {name}: {error}") from None
+    if not hasattr(found, "losses"):
+        raise ValueError(f"--task {name} is no subclass of data.Task")
+    return found(*settings, **more)
+
+
+def check_task(task):
+    """ValueError if a batch of a task, or its losses, have other shapes than it says."""
+    batch = task.batch(torch.arange(2))
+    losses = task.losses(torch.zeros(2, task.N, task.outputs), batch)
+    for name, found, said in (
+        ("batch.inputs", batch.inputs, (2, task.T, task.inputs)),
+        ("batch.positions", batch.positions, (2, task.N, len(task.roles))),
+        ("losses", losses, (2, task.N, len(task.target_names))),
+    ):
+        if found.shape != said:
+            raise ValueError(f"{name} of the task has the shape {tuple(found.shape)}, not {said}")
 
 
 def rotary_angles(T, size, device=None):
@@ -207,7 +250,7 @@ SPLITS = {
     "confirmation": range(1024, 2**20),  # whether a run is solved
     "search": range(2**20, 2**20 + 2**16),  # to search circuits on
     "means": range(2**20 + 2**16, 2**21),  # of what heads read
-    "circuits": range(2**21, 2**22),  # to validate them on
+    "circuits": range(2**21, 2**22),  # to validate circuits on
     "emergence": range(2**22, 2**23),
 }
 
@@ -221,7 +264,7 @@ def held_out(split, n, device="cpu"):
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
     """(examples,) the order in which an epoch takes the examples 0, 1, ..., examples - 1."""
-    keys = random_bits(~seed, torch.tensor([epoch]), examples)  # data sets have no seed below 0
+    keys = random_bits(~seed, torch.tensor([epoch]), examples)  # no run has the seed ~seed, < 0
     return keys[0].argsort()
 
 
@@ -235,19 +278,22 @@ def batch_index(seed, step, batch, examples):
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
+# (a generator would have to draw all examples before it). The hash is splitmix64 (Steele et al.,
+# 2014), whose three constants these are; it takes uint64, which PyTorch lacks: int64 has the same
+# sums and products, and only >> differs.
 
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # uint64 as int64, whose products wrap around alike
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
 FACTOR_2 = 0x94D049BB133111EB - 2**64
 
 
 def shift_right(x, bits):
-    """The shift of uint64, which moves zeros in from the left; >> of int64 moves in the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # only the lowest 64 - bits are left
+    """The >> of uint64, which moves zeros in from the left where int64 moves in the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # keeps the lowest 64 - bits
 
 
 def mix(x):
-    """The hash of splitmix64: if one bit of x changes, about half of those of its hash do."""
+    """The hash of splitmix64: if one bit of x changes, so do about half of those of its hash."""
     x = (x ^ shift_right(x, 30)) * FACTOR_1
     x = (x ^ shift_right(x, 27)) * FACTOR_2
     return x ^ shift_right(x, 31)
@@ -265,7 +311,7 @@ def standard_normal(bits):
     """int64 random bits -> as many finite float32 numbers from N(0, 1)."""
     highest = shift_right(bits, 41).float()  # 23 bits: whole numbers from 0 to 2**23 - 1
     uniform = (highest + 0.5) / 2**22 - 1  # between -1 and 1, without rounding
-    return uniform.erfinv() * 2**0.5
+    return uniform.erfinv() * 2**0.5  # the inverse of the normal distribution function
 
 
 # ---- command lines, of this stage and of all later ones
@@ -300,7 +346,7 @@ def describe(task, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
     names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     lines = ["roles     the tokens, in order"]
-    for block, tokens in zip(task.blocks, task.tokens_by_block(), strict=True):
+    for block, tokens in zip(task.blocks, task.tokens_of_blocks(), strict=True):
         slots = [" ".join(names[token] for token in slot) for slot in tokens.tolist()]
         lines.append(f"{' '.join(block.roles):8s}  {'  '.join(slots)}")
     lines += ["", "What the model must predict at each query:"]
@@ -317,7 +363,10 @@ def main():
     p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
     p.add_argument("--seed", type=int, default=0, help="which sequence")
     flags = p.parse_args()
-    task = task_class(flags.task)(flags.N, flags.D, seed=flags.seed)
+    try:
+        task = make_task(flags.task, flags.N, flags.D, seed=flags.seed)
+    except ValueError as error:
+        p.error(error)
     print(describe(task, task.batch(torch.arange(1))))
 
 

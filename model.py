@@ -21,10 +21,13 @@ class Layer(nn.Module):
 
     def __init__(self, width, heads, head_size, mlp):
         super().__init__()
-        self.heads, self.head_size = heads, head_size
+        self.head_size = head_size
         self.ln1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * heads * head_size)
         self.out = nn.Linear(heads * head_size, width)
+        # hook points: here PyTorch's forward hooks can read and replace q, k, v and z of each head
+        self.q, self.k = nn.Identity(), nn.Identity()
+        self.v, self.z = nn.Identity(), nn.Identity()
         if mlp:
             self.ln2 = nn.LayerNorm(width)
             self.up = nn.Linear(width, 4 * width)
@@ -33,11 +36,11 @@ class Layer(nn.Module):
 
     def split(self, x):
         """(B, T, heads * head_size) -> (B, heads, T, head_size), in float32."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).float()
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2).float()
 
     def forward(self, x, mask, angles, last, functions):
-        """x (B, T, width), the residual stream -> that after this layer (B, last, width), and the
-        attention (B, heads, last, T), both of as many last tokens as `last` says. mask (T, T) is
+        """x (B, T, width), the residual stream -> the stream after this layer (B, last, width), and
+        the attention patterns (B, heads, last, T), for the last `last` tokens only. mask (T, T) is
         added to the scores; angles (T, head_size/2) or None; functions: {head: f} as in
         Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
@@ -47,18 +50,20 @@ class Layer(nn.Module):
         # float32 whatever the dtype: they are a few percent of the arithmetic, and bfloat16 rounds
         # a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
-            q, k, v = self.split(q), self.split(k), self.split(v)  # (B, heads, T, head_size)
+            q, k = self.q(self.split(q)), self.k(self.split(k))  # (B, heads, T, head_size)
+            v = self.v(self.split(v))
             if angles is not None:
                 q, k = rotate(q, angles[-last:]), rotate(k, angles)
             q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, T, head_size)
             scores = torch.baddbmm(mask[-last:], q, k.mT, alpha=self.head_size**-0.5)
-            pattern = scores.softmax(-1).unflatten(0, (-1, self.heads))  # (B, heads, last, T)
+            pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, last, T)
             written = pattern @ v  # (B, heads, last, head_size)
             for head, f in functions.items():
                 z = f(pattern[:, head].clone(), v[:, head])  # f may write into its pattern
                 if z.shape != v[:, head].shape:
                     raise ValueError(f"head {head} must write {tuple(v[:, head].shape)}")
                 written[:, head] = z
+            written = self.z(written)
 
         x = x + self.out(written.transpose(1, 2).flatten(2))
         if self.mlp:
@@ -81,8 +86,13 @@ class Transformer(nn.Module):
     angles (T, head_size/2): those by which RoPE rotates queries and keys, or None for no RoPE.
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
-    stream. dtype: of activations and matrix products, "float32" or "bfloat16"; weights, and
-    attention between its projections, are float32."""
+    stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,
+    and attention from scores to z, are float32 in both.
+
+    blocks[6].q, k, v and z pass what their names say, (B, heads, T, head_size), through PyTorch's
+    forward hooks: q and k before RoPE, and z, what heads write before the output matrix. In the
+    last layer q and z have the N queries alone, unless `heads` or `return_patterns` asks for more.
+    """
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -92,6 +102,7 @@ class Transformer(nn.Module):
         self.N, self.dtype = N, getattr(torch, dtype)
         self.heads = [(layer, head) for layer in range(layers) for head in range(heads)]
         self.embed = nn.Linear(inputs, width)
+        # the layers; committed weights know them as blocks, as GPT-2 does
         self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)  # the unembedding, no attention head
@@ -108,8 +119,8 @@ class Transformer(nn.Module):
                 nn.init.normal_(p, std=0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
-        for block in self.blocks:
-            block.qkv.weight.data[: 2 * heads * head_size] *= qk_std / 0.02
+        for layer in self.blocks:
+            layer.qkv.weight.data[: 2 * heads * head_size] *= qk_std / 0.02
 
     def forward(self, x, heads=None, return_patterns=False):
         """x (B, T, inputs) -> predictions (B, N, outputs). With return_patterns also the attention
@@ -117,19 +128,18 @@ class Transformer(nn.Module):
         one reading token.
 
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
-        (B, T, head_size) replaces pattern @ values, what this head writes before the output matrix
-        (z of TransformerLens)."""
+        (B, T, head_size) replaces pattern @ values, the z of this head."""
         heads, patterns, last = heads or {}, [], x.shape[1]
         if unknown := heads.keys() - {*self.heads}:
             raise ValueError(f"the model has no head {unknown}")
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             x = self.embed(x)
-            for number, block in enumerate(self.blocks):
-                functions = {head: f for (layer, head), f in heads.items() if layer == number}
+            for number, layer in enumerate(self.blocks):
+                functions = {head: f for (of, head), f in heads.items() if of == number}
                 # only the queries reach the loss: the last layer can do without the other tokens
-                if block is self.blocks[-1] and not functions and not return_patterns:
+                if layer is self.blocks[-1] and not functions and not return_patterns:
                     last = self.N
-                x, pattern = block(x, self.mask, self.angles, last, functions)
+                x, pattern = layer(x, self.mask, self.angles, last, functions)
                 patterns.append(pattern)
             predictions = self.head(self.ln(x[:, -self.N :])).float()
         return (predictions, patterns) if return_patterns else predictions
@@ -162,8 +172,9 @@ def make_optimizers(model, flags):
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
     as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon with adjust_lr_fn set to
-    "match_rms_adamw", but computes in the given dtype: PyTorch's takes bfloat16, which is 17 times
-    slower on a processor that does not have it."""
+    "match_rms_adamw", but computes in the given dtype: PyTorch's takes bfloat16, which is slow on a
+    processor that does not have it. The W_Q, W_K and W_V of all heads of a layer are one matrix
+    here."""
 
     def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
         by_shape = {}  # all matrices of one shape are computed together
@@ -191,7 +202,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(x):
-    """Bring all singular values of x (n, rows, columns) close to 1 by Newton-Schulz iterations."""
+    """Bring all singular values of x (n, rows, columns) close to 1 by Newton-Schulz iterations: x
+    becomes a x + b (x x^T) x + c (x x^T)^2 x, with the constants of Jordan et al."""
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

@@ -140,7 +140,7 @@ def figure_4(rows):
         for N in {row["N"] for row in rows}:
             for level, meaning in Task(N).plateaus[1:]:
                 axes.axhline(level, color="gray", ls=":", lw=1, label=meaning)
-        axes.set(xlabel="layers", ylabel=f"validation {Task.loss}", ylim=(0, 1.2))
+        axes.set(xlabel="layers", ylabel=f"validation {Task.loss_name}", ylim=(0, 1.2))
         axes.set(xticks=range(1, 1 + max(row["layers"] for row in rows)))
         axes.legend(loc="upper right", ncols=columns, fontsize="small")
     return figure

@@ -19,11 +19,11 @@ import math
 import os
 import pathlib
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
 
 import data
 from data import command_line
@@ -42,6 +42,7 @@ def run_once(flags):
     run, task = flags.out, task_of(flags)
     open_run(flags)
     if (run / "model.pt").exists():
+        read_file(run / "model.pt")  # raises an error if it is damaged
         print(f"{run} has finished before (git {read_flags(run).git}): nothing was done")
         return
 
@@ -56,30 +57,26 @@ def run_once(flags):
 
     # resume
     if (run / "state.pt").exists():
-        state = torch.load(run / "state.pt", flags.device, weights_only=True)
+        state = read_file(run / "state.pt", device=flags.device)
         step, seconds = state["step"], state["seconds"]
         rows, recent = state["rows"], state["recent"]
         model.load_state_dict(state["model"])
         averaged.load_state_dict(state["averaged"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        print(f"resumed {run} at step {step}", flush=True)
+        print(f"resumed {run} at step {step}")
+        begun, now = read_flags(run).git, commit_of_this_code()
+        if begun != now or now.endswith("dirty"):
+            print(f"it was begun with the code of commit {begun}, and goes on with {now}")
     start = time.monotonic() - seconds
 
     while True:  # here `step` steps are done
         last = step == flags.steps
         lr = flags.lr * schedule(step, flags)
-        if flags.save_every and step % flags.save_every == 0:
-            write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
 
-        # save, evaluate, log; in this order, so that a run that stops in the evaluation repeats it
         if last or step % flags.eval_every == 0:
+            # evaluate; if the weights are not finite, the state before is still there
             seconds = time.monotonic() - start
-            state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
-            state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
-            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-            write_file(run / "state.pt", state)
-
             losses = evaluate(averaged.module, task, device=flags.device)  # (targets,)
             row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
             if recent:
@@ -89,14 +86,25 @@ def run_once(flags):
             if not math.isfinite(row["val"]):
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
+            # save what --resume needs: it evaluates this step again, and then adds the row
+            state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
+            state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
+            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            write_file(run / "state.pt", state)
+
             # the lowest of many validation losses is biased: more sequences confirm it
             if last or row["val"] < flags.stop_below:
                 losses = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
                 row["confirmed"] = losses.mean().item()
                 last = last or row["confirmed"] < flags.stop_below
+
+            # log
             rows, recent = [*rows, row], []
             write_file(run / "log.jsonl", rows)
             print_row(flags, task, rows)
+
+        if flags.save_every and step % flags.save_every == 0:
+            write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
             print(f"---\nrun: {run}\nconfirmed: {row['confirmed']:.5f}")
@@ -153,12 +161,9 @@ def print_row(flags, task, rows):
 
 
 def task_of(flags):
-    """Return the data.Task of these flags. ImportError, AttributeError or ValueError says why there
-    is none."""
+    """Return the data.Task of these flags. ValueError if there is none."""
     targets = flags.targets or ([] if flags.ic else [flags.D])
-    seed = flags.seed if flags.data_seed is None else flags.data_seed
-    Task = data.task_class(flags.task)
-    return Task(flags.N, flags.D, flags.K, targets, flags.rotary, seed)
+    return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.rotary, flags.seed)
 
 
 def build(flags):
@@ -193,7 +198,7 @@ def open_run(flags):
     other files, a run with other flags or, without --resume, this run."""
     run = flags.out
     if not (run / "config.json").exists():
-        # it appears whole, and of two trainings that start at once the second fails
+        # made under another name and renamed: of two trainings that start at once the second fails
         new = run.with_name(f"{run.name}.{os.getpid()}.new")
         write_file(new / "config.json", settings_of(flags) | provenance_of(flags))
         try:
@@ -207,22 +212,37 @@ def open_run(flags):
     other = [name for name in settings if getattr(saved, name) != settings[name]]
     if other:
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
+    finished = (run / "model.pt").exists()
     if not flags.resume:
-        finished = (run / "model.pt").exists()
         says = "has finished before:" if finished else "was begun before: add --resume, or"
         raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
+    if not (finished or (run / "state.pt").exists()):  # from step 0
+        for left in run / "log.jsonl", run / "ckpt":
+            if left.exists():
+                raise FileExistsError(f"{left} is of a training without state.pt: delete it")
+
+
+PROVENANCE = "device", "hardware", "threads", "torch", "git"
 
 
 def provenance_of(flags):
-    """Return what config.json says beside the flags."""
+    """Return {PROVENANCE: value}, what config.json says beside the flags."""
     hardware = CPU.get("cpu_name", platform.machine())
     if "cuda" in flags.device:
         hardware = torch.cuda.get_device_name(flags.device)
-    folder = shlex.quote(os.path.dirname(os.path.abspath(__file__)))
-    git = subprocess.getoutput(f"git -C {folder} describe --always --dirty")
-    versions = dict(torch=torch.__version__, git=git)
-    threads = torch.get_num_threads()
-    return dict(device=flags.device, hardware=hardware, threads=threads, **versions)
+    versions = torch.__version__, commit_of_this_code()
+    values = flags.device, hardware, torch.get_num_threads(), *versions
+    return dict(zip(PROVENANCE, values, strict=True))
+
+
+def commit_of_this_code():
+    """Return "7cb5d1b", or "7cb5d1b-dirty" with changes since; "unknown" outside of a clone."""
+    here = pathlib.Path(__file__).resolve().parent
+    if (here / ".git").exists():  # otherwise git would ask the folders above
+        command = ["git", "-C", here, "describe", "--always", "--dirty"]
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no git, another owner
+            return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    return "unknown"
 
 
 def load(run, weights="model.pt"):
@@ -245,13 +265,16 @@ def run_directory(text):
 
 def read_flags(run):
     """Return the flags of a run, with the device and what else config.json says; a flag that did
-    not exist then has its default."""
+    not exist then has its default. ValueError if config.json has a flag that does not exist now."""
     run = pathlib.Path(run)
-    return argparse.Namespace(**(DEFAULTS | read_file(run / "config.json")), out=run)
+    config = read_file(run / "config.json")
+    if unknown := config.keys() - DEFAULTS.keys() - {*PROVENANCE}:
+        raise ValueError(f"{run}/config.json has unknown flags: {', '.join(sorted(unknown))}")
+    return argparse.Namespace(**(DEFAULTS | config), out=run)
 
 
 def weights_hash(run):
-    """Return a hash of the final weights: what is measured of them says whose it is."""
+    """Return a hash of the final weights, by which reports on a run know that it has changed."""
     return hashlib.sha256(pathlib.Path(run, "model.pt").read_bytes()).hexdigest()[:16]
 
 
@@ -265,22 +288,32 @@ def write_file(path, content):
     whole file, the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    if path.suffix == ".pt":
-        with temporary.open("wb") as file:  # of a file without a name: always the same bytes
-            torch.save(content, file)
-    elif path.suffix == ".jsonl":
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in content))
-    else:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    try:
+        if path.suffix == ".pt":
+            with temporary.open("wb") as file:  # given a path, torch would write its name too
+                torch.save(content, file)
+        elif path.suffix == ".jsonl":
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in content))
+        else:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # is there only if the write has failed
 
 
-def read_file(path, default=None):
-    """Return what write_file wrote, or `default` if there is one and no such file."""
+def read_file(path, default=None, device="cpu"):
+    """Return what write_file wrote, or `default` if there is one and no such file. An error if
+    tensors are not as they were written: torch.load would take flipped bits for other numbers."""
     if default is not None and not path.exists():
         return default
     if path.suffix == ".pt":
-        return torch.load(path, "cpu", weights_only=True)
+        try:
+            damaged = zipfile.ZipFile(path).testzip()  # compares the checksums
+        except zipfile.BadZipFile as error:
+            damaged = error
+        if damaged:
+            raise ValueError(f"{path} is damaged: {damaged}")
+        return torch.load(path, device, weights_only=True)
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
     return json.loads(path.read_text())
@@ -333,7 +366,6 @@ def parser():
     add("--qk-std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", "", "start from the weights of this run, of the same shape")
     add("--seed", 0, "of the data, their order, and the initial weights")
-    p.add_argument("--data-seed", type=int, help="of the data and their order; by default --seed")
     add("--dtype", "auto", "of products", choices=["auto", "float32", "bfloat16"])
     add("--eval-every", 50, "steps between evaluations; each saves")
     add("--save-every", 0, "steps between checkpoints in ckpt/; 0 = none")
@@ -341,7 +373,7 @@ def parser():
 
 
 DEFAULTS = vars(parser().parse_args([]))
-POSITIVE = "N", "D", "K", "layers", "heads", "width", "batch", "eval_every", "examples"
+POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
 def settings_of(flags):
@@ -356,10 +388,12 @@ def parse_flags(words=None, folder="out"):
     p.add_argument("--out", type=pathlib.Path, help="run directory; by default named by the flags")
     p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
     flags = p.parse_args(words)
+
+    # check the values, alone and together
     for name, value in settings_of(flags).items():
         lowest = int(name in POSITIVE)
-        if isinstance(value, (int, float)) and value < lowest:
-            p.error(f"--{name.replace('_', '-')} must not be below {lowest}")
+        if isinstance(value, (int, float)) and not lowest <= value < math.inf:
+            p.error(f"--{name.replace('_', '-')} must be a number and not below {lowest}")
     if flags.ema >= 1:
         p.error("--ema must be below 1, or the averaged weights never change")
     head_size = flags.head_size or flags.width // flags.heads
@@ -367,17 +401,31 @@ def parse_flags(words=None, folder="out"):
         p.error("--heads must not be above --width, or give --head-size")
     if flags.rotary == "qk" and head_size % 2:
         p.error("the head size must be even with --rotary qk: pairs of numbers turn")
-    if flags.init and not pathlib.Path(flags.init, "model.pt").exists():
-        p.error(f"--init {flags.init} has no model.pt")
-    try:
-        task_of(flags)
-    except (ImportError, AttributeError, ValueError) as error:
-        p.error(f"--task {flags.task}: {error}")
 
+    # check the task, which says all targets in one way: none given, or --no-ic for x_D alone
+    try:
+        task = task_of(flags)
+        data.check_task(task)
+    except ValueError as error:
+        p.error(error)
+    flags.ic = flags.D == 1 or task.targets != [flags.D]
+    flags.targets = task.targets if flags.ic and len(task.targets) < flags.D else []
+
+    # check the weights to start from
+    if flags.init:
+        weights = pathlib.Path(flags.init, "model.pt")
+        if not weights.exists():
+            p.error(f"--init {flags.init} has no model.pt")
+        try:
+            build(flags).load_state_dict(read_file(weights))
+        except RuntimeError:
+            p.error(f"--init {flags.init} is a model of another shape")
+
+    # choose what was left open; a run goes on in the dtype in which it began
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if flags.dtype == "auto":  # a run goes on as it began
+    if flags.dtype == "auto":
         begun = (flags.out / "config.json").exists()
         flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
     return flags

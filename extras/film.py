@@ -35,7 +35,7 @@ def draw_frames(flags, log, emergence, count=50):
             x, y = step, task.learned_below
         below.text(x, y, f"${name}$ ", size=14, color=color, ha="right", va="top")
     below.set(xlabel="training step", xscale="log", xlim=(steps[1], steps[-1]), ylim=0)
-    below.set_ylabel(task.loss)
+    below.set_ylabel(task.loss_name)
     now = below.axvline(steps[1], color=analyze.INK)
     caption = f"Numbers: mean attention (n = {n}). {analyze.LETTERS}"
     analyze.add_title(figure, flags, "how it learned", caption)

@@ -3,6 +3,7 @@
 import itertools
 
 from ablate import Path, marks_of, parts_of
+from extras.studies import tables
 
 import torch
 
@@ -68,7 +69,7 @@ class Planted:
         for marks, lane in zip(ends, lanes, strict=True):
             held.append(torch.einsum("bnt,btnk->bnk", marks, holds[:, :, lane]))
         shared = torch.minimum(*held)  # (B, N, symbols)
-        if self.task.title == "conditional" and names[1] in self.task.blocks[0].roles:
+        if isinstance(self.task, tables.Conditional) and names[1] in self.task.blocks[0].roles:
             return torch.maximum(shared[..., 1:3].amin(-1), shared[..., 3])
         return shared.amax(-1)
 

@@ -35,7 +35,8 @@ def pairs_of(path, task, positions, b):
 
 @pytest.mark.parametrize("task", [data.Task(), tables.Conditional()], ids=["chain", "conditional"])
 def test_paths_against_loops(task):
-    """Attention along a path; a path in a report; the mask of several paths."""
+    """Mean attention of the readers that are there; a path in a report; the mask of several paths,
+    in which no token reads itself."""
     T, pattern, ends = task.T, torch.rand(3, task.T, task.T), []
     positions = task.batch(torch.arange(3)).positions
     for name, offset in itertools.product(task.roles, ("", "+1", "+2")):
@@ -43,20 +44,24 @@ def test_paths_against_loops(task):
         assert ablate.parts_of(f"{name}{offset}*") == (name, int(offset or 0))
     pairs = itertools.islice(itertools.product(ends, ends), 0, 999, 5)
     for (reader, read), star in itertools.product(pairs, ("", "*")):
-        path, expected = Path(3, 1, reader, read + star), torch.zeros(3, task.N)
+        path, total, readers = Path(3, 1, reader, read + star), torch.zeros(()), set()
+        for b, n in itertools.product(range(3), range(task.N)):
+            role, offset = ablate.parts_of(reader)
+            token = positions[b, n, [*task.roles].index(role)].item() + offset
+            readers |= {(b, token)} if token < task.T else set()
         for b in range(3):
-            for n, i, j in pairs_of(path, task, positions, b):
-                expected[b, n] += pattern[b, i, j]
-        given = ablate.attention_on(pattern, path, task, positions)  # (B, N)
-        torch.testing.assert_close(given, expected)
+            for _, i, j in pairs_of(path, task, positions, b):
+                total = total + pattern[b, i, j]
+        given = ablate.mean_attention(pattern, path, task, positions)
+        torch.testing.assert_close(given, total / max(len(readers), 1))
         assert [*ablate.paths_in(dict(paths=[path._asdict()]))] == [path]
         assert path.star == bool(star)
 
-    paths = paths_from("0 q 1a", "0 q 1b+1", "0 1b 1a*", "0 1a+1 1b")
+    paths = paths_from("0 q 1a", "0 q 1b+1", "0 1b 1a*", "0 1a+1 1b", "0 2a 2a*")
     mask = torch.zeros(3, T, T, dtype=torch.bool)
     for path, b in itertools.product(paths, range(3)):
         for _, reader, read in pairs_of(path, task, positions, b):
-            mask[b, reader, read] = True
+            mask[b, reader, read] = reader != read
     assert torch.equal(mask_of(paths, task, positions), mask)
 
 
@@ -233,7 +238,7 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
         tried.append(ablations)
         with monkeypatch.context() as patch:
             if RESAMPLE in ablations:
-                patch.setattr(fresh.task, "solved", 0, raising=False)
+                patch.setattr(fresh.task, "faithful_below", 0, raising=False)
             return judge(fresh, paths, ablations)
 
     monkeypatch.setattr(ablate, "PatchedModel", spy)

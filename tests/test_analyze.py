@@ -2,7 +2,7 @@
 
 import analyze
 import train
-from ablate import Path, attention_on, paths_in
+from ablate import Path, mean_attention, paths_in
 from data import Task, held_out
 
 import numpy
@@ -22,8 +22,8 @@ def test_emergence_is_the_attention_at_each_checkpoint(whole):
             _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in paths_in(known).items():
             pattern = patterns[path.layer][:, path.head]
-            given = attention_on(pattern, path, task, batch.positions).mean(1)  # (32,)
-            assert row["mean"][number] == pytest.approx(given.mean().item(), abs=6e-5)
+            given = mean_attention(pattern, path, task, batch.positions).item()
+            assert row["mean"][number] == pytest.approx(given, abs=6e-5)
 
 
 def test_steps_are_where_an_interpolated_curve_first_passes_a_level():

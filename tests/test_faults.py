@@ -70,11 +70,11 @@ def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
     """Also by --resume, on the device of its flags."""
     run = tmp_path / "run"
     train_until(3, *TINY, "--out", run)
-    for name in "ckpt/000020.pt", "state.pt":
+    for name in "ckpt/000000.pt", "state.pt":
         content = torch.load(run / name)
         with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
             train.write_file(run / name, content)
-    assert train.load(run, "ckpt/000020.pt")[0].embed.weight.device.type == "cpu"
+    assert train.load(run, "ckpt/000000.pt")[0].embed.weight.device.type == "cpu"
     assert "resumed" in output_of(train, *TINY, "--out", run, "--resume")
 
 

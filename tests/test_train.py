@@ -123,7 +123,7 @@ FEW = [*TINY, *FEW.split()]
 OTHER = """task=extras.studies.tables:Conditional N=3 D=2 K=2 ic= targets=1 examples=16 rotary=qk
     layers=3 heads=4 width=24 head_size=4 mlp= causal= optimizer=adamw steps=3 stop_below=2 batch=4
     lr=0.01 warmup=3
-    decay=1 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 init=INIT seed=1 data_seed=2
+    decay=1 beta2=0.5 weight_decay=50 ema=0.9 clip=1e-4 qk_std=0.5 init=INIT seed=1
     dtype=bfloat16 eval_every=1 save_every=1"""
 OTHER = dict(flag.split("=") for flag in OTHER.split())
 

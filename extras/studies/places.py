@@ -22,7 +22,6 @@ class Places(Task):
         if self.D != 1:
             raise ValueError("it has one step: set --D 1")
         N, G = self.N, self.G
-        self.title = f"{'fixed' if self.fixed else 'random'}{G} D=1"
         self.labels += [f"D{i + 1}" for i in range(G)]
         distractors = torch.arange(2 * N, 2 * N + G)[:, None]
         none = torch.empty(N, 0, dtype=torch.long)  # of them is a chain's own

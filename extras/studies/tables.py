@@ -18,7 +18,7 @@ class Conditional(Task):
         super().__post_init__()
         if self.D != 3:
             raise ValueError("it is the same for every --D: leave --D out")
-        self.title, N = "conditional", self.N
+        N = self.N
         x = torch.arange(N * 4).view(N, 4)  # x[n, k] is the number of x_k of chain n
         triples = []
         for i in range(N):
@@ -43,7 +43,6 @@ class Shuffled(Task):
     def __post_init__(self):
         super().__post_init__()
         N, D = self.N, self.D
-        self.title = f"shuffled D={D}"
         x = torch.arange(N * (D + 1)).view(N, D + 1)
         pairs = torch.stack([x[:, :-1], x[:, 1:]], 2).flatten(0, 1)  # slot n * D + k - 1: step k
         roles = {}
