@@ -260,6 +260,13 @@ class PatchedModel:
         answers = max(losses.values()) < margin * self.task.faithful_below
         return answers and max(lost.values()) <= margin * LOST
 
+    def is_circuit(self, paths, ablations, margin=1.0):
+        """Return whether these paths alone are faithful under each of these ablations."""
+        for by in ablations:
+            if not self.is_faithful(*self.measure(self.circuit(paths, by)), margin):
+                return False
+        return True
+
 
 # ---- search: all paths with enough attention are candidates, and those that can go are dropped
 
@@ -337,8 +344,7 @@ def search(patched, ranked, ablations):
     @functools.cache
     def faithful(paths):
         show(f"search: {len(paths)} paths")
-        measured = (patched.measure(patched.circuit(paths, by)) for by in ablations)
-        return all(patched.is_faithful(*pair, MARGIN) for pair in measured)
+        return patched.is_circuit(paths, ablations, MARGIN)
 
     # the first 1, 2, 4, 8, ... paths, until they are faithful
     count = 1
@@ -430,10 +436,11 @@ def worst_of_both(losses, lost):
     return f"loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
 
 
-def rows_of(fresh, paths, by):
-    """Return the rows of the report on each path: its `attention` in the full model; `cost`, the
-    rise of the full model's loss without it, by mean ablation; `without`, the loss of the circuit
-    without it under this ablation."""
+def rows_of(fresh, searched, paths, ranked, by):
+    """Return the rows of the report on each path, its `attention` in the full model, and
+    cost: the rise of the full model's loss without it, by mean ablation
+    without: the loss of the circuit without it, under this ablation
+    indispensable: whether all other candidates together fail without it, under this ablation"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
@@ -441,6 +448,10 @@ def rows_of(fresh, paths, by):
         row = dict(path._asdict(), attention=round(attention.item(), 4))
         row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
+
+        # 1b* holds the edges of 1b
+        same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
+        row["indispensable"] = not searched.is_circuit({*ranked} - same, [by])
         rows.append(row)
     return rows
 
@@ -465,12 +476,14 @@ def find_circuit(model, task, count=512):
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
+    report = dict(validated=False, sequences=count, lost={}, paths=[])
     if not task.roles:
-        return dict(validated=False, paths=[], verdict="not searched: the task has no roles")
+        return dict(report, verdict="not searched: the task has no roles")
+
     searched = PatchedModel(model, task, task.batch(held_out("search", SEARCHED)))
     fresh = PatchedModel(model, task, task.batch(held_out("circuits", count)))
     full, limit = fresh.means(fresh.baseline), MARGIN * task.faithful_below
-    report = dict(validated=False, sequences=count, full_model=full, lost={}, paths=[])
+    report["full_model"] = full
     if max(full.values()) >= limit:
         said = f"not searched: the full model has {worst_of(full)}, not below {limit:.3f}"
         return dict(report, verdict=said)
@@ -484,7 +497,8 @@ def find_circuit(model, task, count=512):
     if not best:
         said = worst_of_both(*searched.measure(searched.circuit(ranked)))
         return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave a {said}")
-    return report | best | dict(paths=rows_of(fresh, best["paths"], best["ablation"]))
+    rows = rows_of(fresh, searched, best["paths"], ranked, best["ablation"])
+    return report | best | dict(paths=rows)
 
 
 # ---- the command line
@@ -492,18 +506,25 @@ def find_circuit(model, task, count=512):
 
 def print_report(report):
     """Print the report in lines that explain themselves."""
-    print(f"losses on {report['sequences']} fresh sequences, {report['dtype']}")
+    print(f"losses on {report['sequences']} fresh sequences (share of lost answers)")
     for key in "full_model", MEAN, RESAMPLE, "knocked_out":
-        if key in report:
-            cells = [f"{name} {loss:.4f}" for name, loss in report[key].items()]
+        shares, cells = report["lost"].get(key, {}), []
+        for name, loss in report.get(key, {}).items():
+            share = f" ({shares[name]:.1%})" if name in shares else ""
+            cells.append(f"{name} {loss:.4f}{share}")
+        if cells:
             print(f"  {key:16s}", *cells, sep="  ")
 
-    if report["paths"]:
+    rows = paths_in(report)
+    if rows:
         print(f"\nthe worst symbol, if one path is ablated ({report['ablation']} for the circuit):")
         print("path                 attention   full model loses   circuit without it")
-    for path, row in paths_in(report).items():
+    for path, row in rows.items():
         cost, without = max(row["cost"].values()), max(row["without"].values())
         print(f"{path!s:21s}{row['attention']:9.2f}{cost:19.3f}{without:20.3f}")
+    if rows:
+        count = sum(row["indispensable"] for row in rows.values())
+        print(f"indispensable: {count} of {len(rows)}; without one, all candidates together fail")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 
@@ -513,9 +534,12 @@ def main():
     run = p.parse_args().run
     train.keep_freed_memory()
     model, task, flags = train.load(run)
-    report = dict(find_circuit(model, task), dtype=flags.dtype)
+    report = find_circuit(model, task)
     print_report(report)
-    train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
+    provenance = dict(dtype=flags.dtype, weights=train.weights_hash(run))
+    train.write_file(run / "circuit.json", report | provenance)
+    for name in "circuit", "attention_maps", "emergence", "paths":  # of the circuit before
+        (run / f"{name}.png").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

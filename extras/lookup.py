@@ -19,18 +19,20 @@ WORDS = 32
 
 
 class Lookup(Task):
-    loss = "cross-entropy"
+    loss_name = "cross-entropy"
 
     def __post_init__(self):
         super().__post_init__()
-        self.title = f"lookup D={self.D}"
+        if len(self.labels) > WORDS:
+            raise ValueError(f"--N {self.N} --D {self.D} takes more than {WORDS} words")
         self.inputs += WORDS - self.K  # one-hot in place of K numbers; the position stays
         self.outputs = WORDS * len(self.targets)  # logits
         self.plateaus = [(math.log(WORDS), "knows nothing"), (math.log(self.N), "knows the values")]
 
     def batch(self, index):
         batch = super().batch(index)  # where the symbols stand
-        words = random_bits(~self.seed, index, WORDS).argsort(1)  # (B, WORDS) that of each symbol
+        bits = random_bits(self.seed + 2**40, index, WORDS)  # no data set has this seed
+        words = bits.argsort(1)  # (B, WORDS) the word of each symbol
         shown = F.one_hot(words.gather(1, batch.symbols), WORDS)  # (B, T, WORDS)
         inputs = torch.cat([shown, batch.inputs[..., self.K :]], -1)
         asked = [batch.symbols[:, -self.N :] + k for k in self.targets]  # the symbols, (B, N) each

@@ -1,10 +1,14 @@
 """What goes wrong on a user's machine is said, gives no wrong result, and loses no work."""
 
 import ctypes
+import pickle
+import random
 import shutil
+import subprocess
 from pathlib import Path
 from unittest import mock
 
+import ablate
 import analyze
 import train
 from tests.common import TINY, assert_refused, contents, output_of, run_main, start, train_until
@@ -66,6 +70,97 @@ def test_a_report_of_other_weights_is_refused(run):
         run_main(analyze, run)
 
 
+def test_words_and_flags_that_there_are_not_are_refused(run):
+    model, task, _ = train.load(run)
+    patched = ablate.PatchedModel(model, task, task.batch(torch.arange(2)))
+    path = ablate.Path(0, 0, "q", "1b")
+    for wrong in "zero", "Mean", None, True:
+        for measure in patched.circuit, patched.knock_out:
+            with pytest.raises(ValueError, match="by must be 'mean' or 'another sequence'"):
+                measure([path], by=wrong)
+    config = train.read_file(run / "config.json")
+    train.write_file(run / "config.json", config | dict(momentum=0.9))
+    for module in ablate, analyze:
+        with pytest.raises(ValueError, match="unknown flags: momentum"):
+            run_main(module, run)
+
+
+@pytest.mark.parametrize("left", ["log.jsonl", "ckpt/000040.pt"])
+def test_a_training_from_the_start_takes_nothing_over(tmp_path, whole, left):
+    """The state is gone, and the weights: what else is there is of another training."""
+    train.write_file(tmp_path / "run/config.json", train.read_file(whole / "config.json"))
+    (tmp_path / "run/ckpt").mkdir()
+    shutil.copy(whole / left, tmp_path / "run" / left)
+    before = contents(tmp_path)
+    assert_refused(train, *TINY, "--out", tmp_path / "run", "--resume", says="without state.pt")
+    assert contents(tmp_path) == before
+
+
+def test_weights_that_have_changed_on_the_disk_are_refused(tmp_path, run):
+    """Emptied, cut off, or with one bit turned, which may be one that says nothing."""
+    weights, state = train.read_file(run / "model.pt"), (run / "model.pt").read_bytes()
+    for number in range(60):
+        damaged = bytearray(state)
+        damaged[random.Random(number).randrange(len(state))] ^= 1 << number % 8
+        (run / "model.pt").write_bytes(damaged)
+        try:
+            found = train.read_file(run / "model.pt")
+        except (ValueError, RuntimeError, pickle.UnpicklingError):
+            continue
+        assert all(torch.equal(found[name], weights[name]) for name in weights), number
+    for content in b"", state[: len(state) // 2]:
+        (run / "model.pt").write_bytes(content)
+        for module, words in (train, [*TINY, "--out", run, "--resume"]), (ablate, [run]):
+            with pytest.raises(ValueError, match=r"model\.pt is damaged"):
+                run_main(module, *words)
+    stopped = tmp_path / "stopped"
+    train_until(3, *TINY, "--out", stopped)
+    (stopped / "state.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"state\.pt is damaged"):
+        run_main(train, *TINY, "--out", stopped, "--resume")
+
+
+def test_the_commit_is_of_this_clone_or_unknown(tmp_path, monkeypatch):
+    """Not that of another repository around it; none without git."""
+    monkeypatch.setattr(train, "__file__", str(tmp_path / "inner/train.py"))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in ["init", "-q"], ["commit", "-qm", "a", "--allow-empty"]:
+        subprocess.check_call([*git, *words])
+    (tmp_path / "inner").mkdir()
+    assert train.commit_of_this_code() == "unknown"
+    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
+    assert len(train.commit_of_this_code()) == 7
+    monkeypatch.setenv("PATH", "")
+    assert train.commit_of_this_code() == "unknown"
+
+
+def test_a_resumed_run_says_that_the_code_has_changed(tmp_path, monkeypatch):
+    for now, says in ("1111111", False), ("2222222", True), ("1111111-dirty", True):
+        monkeypatch.setattr(train, "commit_of_this_code", lambda: "1111111")
+        train_until(2, *TINY, "--out", tmp_path / now)
+        monkeypatch.setattr(train, "commit_of_this_code", lambda now=now: now)
+        out = output_of(train, *TINY, "--out", tmp_path / now, "--resume")
+        assert (f"begun with the code of commit 1111111, and goes on with {now}" in out) == says
+
+
+def test_one_set_of_targets_has_one_name():
+    for same in (
+        ["", "--targets 1 2 3", "--targets 3 2 1", "--no-ic --targets 1 2 3"],
+        ["--no-ic", "--targets 3", "--targets 3 3"],
+        ["--targets 1 3", "--targets 3 1", "--no-ic --targets 3 1"],
+        ["--D 1", "--D 1 --no-ic", "--D 1 --targets 1"],
+    ):
+        settings = [train.settings_of(train.parse_flags(words.split())) for words in same]
+        assert all(each == settings[0] for each in settings)
+
+
+def test_a_new_circuit_takes_the_figures_of_the_old_one_away(run):
+    for name in "circuit", "emergence", "paths", "attention_maps", "curves":
+        (run / f"{name}.png").touch()
+    output_of(ablate, run)
+    assert [path.name for path in run.glob("*.png")] == ["curves.png"]
+
+
 def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
     """Also by --resume, on the device of its flags."""
     run = tmp_path / "run"
@@ -78,10 +173,13 @@ def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
     assert "resumed" in output_of(train, *TINY, "--out", run, "--resume")
 
 
-def test_a_run_that_blows_up_ends_without_a_model(tmp_path):
+def test_a_run_that_blows_up_ends_without_a_model_and_keeps_its_last_good_state(tmp_path):
     with pytest.raises(FloatingPointError, match="the loss is not finite at step 10"):
         run_main(train, *TINY, "--lr", 1e30, "--clip", 0, "--out", tmp_path / "run")
     assert not (tmp_path / "run/model.pt").exists()
+    state = train.read_file(tmp_path / "run/state.pt")
+    assert state["step"] == 0
+    assert all(weight.isfinite().all() for weight in state["model"].values())
 
 
 # ---- no lost work
@@ -100,7 +198,7 @@ def test_a_write_that_ends_halfway_keeps_the_old_file(tmp_path, monkeypatch, nam
     monkeypatch.setattr(torch, "save", mock.Mock(side_effect=OSError("disk is full")))
     with pytest.raises(OSError, match="disk is full"):
         train.write_file(tmp_path / name, content)
-    assert (tmp_path / name).read_bytes() == old
+    assert (tmp_path / name).read_bytes() == old and [*tmp_path.iterdir()] == [tmp_path / name]
 
 
 def test_a_report_that_cannot_be_written_is_printed_first(run):

@@ -1,0 +1,128 @@
+"""Tasks of one's own: with words and cross-entropy, without chains, without roles, and wrong."""
+
+import ablate
+import analyze
+import data
+import sweep
+import train
+from data import Block, Task
+from extras.lookup import WORDS, Lookup
+from tests.common import TINY, assert_refused, output_of
+
+import pytest
+import torch
+
+
+LOOKUP = ["--task", "extras.lookup:Lookup", "--D", 1, "--device", "cpu"]
+
+
+class Say(Task):
+    """Six tokens and one query, which shows the position of the token to say: no chain."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.labels = [*"ABCDEFG"]  # A is the query, B the token to say
+        tokens, own = torch.arange(1, 7)[:, None], torch.zeros(1, 1, dtype=torch.long)
+        self.blocks[0] = Block({"t": 1}, tokens, own)
+
+    def batch(self, index):
+        batch = super().batch(index)
+        sequence, said = torch.arange(len(index)), batch.positions[:, 0, 1]
+        batch.inputs[:, -1, : self.K] = batch.inputs[sequence, said, self.K :]
+        return batch
+
+
+class Copy(Task):
+    """Without roles: each of the last N tokens is to be said where it stands."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.blocks = [block._replace(roles={}) for block in self.blocks]
+
+    def batch(self, index):
+        batch = super().batch(index)
+        answers = batch.inputs[:, -self.N :, : self.K].repeat(1, 1, len(self.targets))
+        return batch._replace(targets=answers)
+
+
+class Inputs(Task):
+    def batch(self, index):
+        batch = super().batch(index)
+        return batch._replace(inputs=batch.inputs[:, 1:])
+
+
+class Losses(Task):
+    def losses(self, predictions, batch):
+        return super().losses(predictions, batch).mean(-1)
+
+
+class Roles(Task):
+    def batch(self, index):
+        batch = super().batch(index)
+        return batch._replace(positions=batch.positions[..., :1])
+
+
+def test_answers_are_the_values_of_the_keys():
+    batch = Lookup(N=3, D=1).batch(torch.arange(50))
+    words = batch.inputs[..., :WORDS].argmax(-1)  # (50, T)
+    for tokens, answers in zip(words.tolist(), batch.targets.tolist(), strict=True):
+        value_of = dict(zip(tokens[:6:2], tokens[1:6:2], strict=True))
+        assert answers == [[value_of[key]] for key in tokens[6:]]
+
+
+def test_a_lookup_is_trained_found_and_drawn(tmp_path):
+    words = [*LOOKUP, "--layers", 2, "--width", 64, "--lr", 3e-3, "--out", tmp_path / "run"]
+    assert "solved: True" in output_of(train, *words)
+    out = output_of(ablate, tmp_path / "run")
+    assert "L0H0: 1b -> 1a" in out and "L1H0: q -> 1b" in out and "validated: True" in out
+    assert "circuit.png" in output_of(analyze, tmp_path / "run")
+
+
+def test_one_query_that_is_no_chain_gets_its_circuit(tmp_path):
+    task = Say(N=1, D=1)
+    batch = task.batch(torch.arange(20))
+    for tokens, answer in zip(batch.inputs, batch.targets, strict=True):
+        said = [token for token in tokens[:6] if torch.equal(token[4:], tokens[6, :4])]
+        assert torch.equal(said[0][:4], answer[0]) and len(said) == 1
+    words = "--N 1 --D 1 --layers 1 --width 64 --lr 3e-3 --steps 1500 --stop-below 0.02".split()
+    words = ["--task", "tests.test_tasks:Say", *words, "--device", "cpu"]
+    assert "solved: True" in output_of(train, *words, "--out", tmp_path / "run")
+    out = output_of(ablate, tmp_path / "run")
+    assert "L0H0: q -> t" in out and "validated under both ablations" in out
+    assert "circuit.png" in output_of(analyze, tmp_path / "run")
+
+
+def test_a_task_without_roles_is_trained_and_has_no_circuit(tmp_path):
+    words = [*TINY, "--task", "tests.test_tasks:Copy", "--out", tmp_path / "run"]
+    output_of(train, *words)
+    assert "verdict: not searched: the task has no roles" in output_of(ablate, tmp_path / "run")
+    assert "attention_maps.png" in output_of(analyze, tmp_path / "run")
+
+
+def test_a_lookup_is_swept(tmp_path):
+    words = [*LOOKUP, "--width", 16, "--steps", 2, "--batch", 8, "--seeds", 1, "--layers", 1, 2]
+    assert "2 of 2 runs to do" in output_of(sweep, *words, "--out", tmp_path)
+    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--task nowhere:Nothing", "No module named 'nowhere'"),
+        ("--task extras.lookup:Nothing", "no attribute 'Nothing'"),
+        ("--task extras.lookup", "extras.lookup"),
+        ("--task math:pi", "no subclass of data.Task"),
+        ("--task extras.lookup:Lookup --D 9", "more than 32 words"),
+        ("--task extras.studies.tables:Conditional --D 2", "leave --D out"),
+        ("--task tests.test_tasks:Inputs", "batch.inputs of the task has the shape (2, 27, 8)"),
+        ("--task tests.test_tasks:Roles", "batch.positions of the task has the shape (2, 4, 1)"),
+        ("--task tests.test_tasks:Losses", "losses of the task has the shape (2, 4)"),
+    ],
+)
+def test_a_task_that_there_is_not_gets_one_line(tmp_path, words, says):
+    words = words.split()
+    assert_refused(train, *words, "--out", tmp_path / "run", says=says)
+    assert_refused(sweep, *words, "--layers", 1, "--out", tmp_path / "sweep", says=says)
+    if "has the shape" not in says:
+        assert_refused(data, *words, says=says)
+    assert [*tmp_path.iterdir()] == []
