@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 
 CIRCUIT, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
 SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
+CENTER = dict(ha="center", va="center")
 LETTERS = "Letters: what can have arrived at a token by this layer, an upper bound."
 
 
@@ -62,13 +63,14 @@ def draw_curves(flags, rows):
         left.axhline(flags.stop_below, color=CIRCUIT, ls="--", label="--stop-below")
     left.set(xlabel="training step", ylabel=task.loss_name, yscale="log")
 
-    # right: each symbol alone
-    for k, (name, crossing) in zip(task.targets, crossings(rows, task).items(), strict=True):
+    # right: each symbol alone, in its color, or in any if the task has other names than x_k
+    numbers = itertools.chain(task.targets, itertools.count())
+    for k, (name, crossing) in zip(numbers, crossings(rows, task).items(), strict=False):
         color = symbol_color(k)
         right.plot(steps, [row[name] for row in rows], color=color, label=f"${name}$")
         if crossing is not None:
-            text = f"at step {crossing:.0f}"
-            right.plot(crossing, task.learned_below, "o", color=color, label=text)
+            label = f"at step {crossing:.0f}"
+            right.plot(crossing, task.learned_below, "o", color=color, label=label)
     right.set(xlabel="training step", ylabel="of each symbol, validation", ylim=0)
     figure.legend(loc="outside right center")
 
@@ -91,37 +93,39 @@ def draw_attention_maps(model, flags, paths):
     batch = task.batch(held_out("validation", 1))
     _, patterns = model(batch.inputs, return_patterns=True)
 
-    # the tokens of each chain, (N, roles); those of none are left out
+    # the tokens of each chain together, (N, roles), without those of none; or all, without roles
     order, names = batch.positions[0].flatten().tolist(), [*task.roles] * task.N
+    if not names:
+        order = names = [*range(task.T)]
 
-    # the heads of the circuit come first: three of them are as wide as nine others
+    # the heads of the circuit come first, or all: three of them are as wide as nine others
     own = by_head(paths)
     groups = own | dict.fromkeys(model.heads, ()) | own
     large = len(own) or len(groups)
     above = 3 * math.ceil(large / 3)
     rows = above + math.ceil((len(groups) - large) / 9)
     figure = Figure(figsize=(10, 1.16 * rows + 1), layout="constrained")
+    cells = figure.add_gridspec(rows, 9)
     for number, ((layer, head), group) in enumerate(groups.items()):
-        first = last = 9 * above + number - large + 1  # of the cells of the figure
+        y, x = divmod(number - large, 9)
+        cell = cells[above + y, x]
         if number < large:
-            first = 3 * number + 18 * (number // 3) + 1
-            last = first + 20
-        axes = figure.add_subplot(rows, 9, (first, last), xticks=[], yticks=[])
-        pattern = patterns[layer][0, head, order][:, order].numpy()
-        axes.imshow(pattern, "Blues", vmin=0, vmax=1)
-        axes.set_title(f"L{layer}H{head}")
+            y, x = divmod(3 * number, 9)
+            cell = cells[3 * y : 3 * y + 3, x : x + 3]
+        axes = figure.add_subplot(cell, xticks=[], yticks=[], title=f"L{layer}H{head}")
+        axes.imshow(patterns[layer][0, head, order][:, order], "Blues", vmin=0, vmax=1)
         if number < large:
             axes.set_xticks(range(len(names)), names, rotation=90)
             axes.set_yticks(range(len(names)), names)
-            axes.tick_params(length=0, pad=1, labelsize=min(8, 210 / len(names)))
-        for edge in range(0, len(names) + 1, len(task.roles)):
+            axes.tick_params(length=0, pad=1, labelsize=min(8, 230 / len(names)))
+        for edge in range(0, len(names), len(task.roles) or task.T):
             axes.axhline(edge - 0.5, color=GRAY, lw=0.5)
             axes.axvline(edge - 0.5, color=GRAY, lw=0.5)
-        mask = mask_of(group, task, batch.positions)[0, order][:, order]
-        y, x = mask.nonzero().T.tolist()
+        y, x = mask_of(group, task, batch.positions)[0, order][:, order].nonzero().T
         axes.plot(x, y, "s", ms=205 / len(names), mfc="none", mec=CIRCUIT)
-    caption = "The chains of one held-out sequence. Rows attend to columns, the darker, the more."
-    add_title(figure, flags, "where it attends", f"{caption} Red: the paths of the circuit.")
+    caption = f"One held-out sequence, {'sorted by chain' if task.roles else 'tokens by number'}."
+    caption += " Rows attend to columns, the darker, the more. Red: the paths of the circuit."
+    add_title(figure, flags, "where it attends", caption)
     return figure
 
 
@@ -166,29 +170,26 @@ def draw_diagram(axes, flags, looks):
     axes.tick_params(length=0)
     axes.set_frame_on(False)
 
-    # heads that read the same have arrows 0.18 inches apart, for which the layers are high enough
-    edges = {}
-    for path in paths:
-        edges.setdefault((path.layer, path.reader, path.token), []).append(path)
-    height = 0.66 + 0.18 * max(map(len, edges.values()))
+    # arrows to the same reader are 0.18 inches apart, for which the layers are high enough; the
+    # nearest token comes first, so that they do not cross
+    arriving = {}
+    for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
+        arriving.setdefault((path.layer, path.reader), []).append(path)
+    height = 0.66 + 0.18 * max(map(len, arriving.values()))
     apart = 0.18 / height  # in layers
     axes.set(xlim=(-0.6, x - 0.3), ylim=(-2 * apart, len(layers) - 1 + apart))
     axes.figure.set_size_inches(max(7.5, 0.85 * x + 1.2), height * (len(layers) - 1) + 2)
 
     drawn, shown = {}, {(0, end) for end in columns}
-    for (layer, reader, token), group in edges.items():
-        y, x0, x1 = layers.index(layer), columns[token], columns[reader]
-        shown |= {(y - 1, token), (y, reader)}
+    for (layer, reader), group in arriving.items():
+        y, x1 = layers.index(layer), columns[reader]
         start, end = y - 1 + apart, y - apart * len(group)
         for path in group:
+            shown |= {(y - 1, path.token), (y, reader)}
+            x0 = columns[path.token]
             text, color, width = looks[path]
-            style = dict(
-                arrowstyle="-|>",
-                mutation_scale=13,
-                color=color,
-                lw=width,
-                ls="--" if path.star else "-",
-            )
+            style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
+            style["ls"] = "--" if path.star else "-"
             arrow = axes.annotate("", (x1, end), (x0, start), arrowprops=style).arrow_patch
             if flags.heads > 1:
                 text = f"H{path.head} {text}".strip()
@@ -199,8 +200,7 @@ def draw_diagram(axes, flags, looks):
                 zorder=4,
                 size=8.5,
                 bbox=dict(fc="white", ec="none", pad=1),
-                ha="center",
-                va="center",
+                **CENTER,
             )
             drawn[path] = arrow, label
             start += apart
@@ -208,19 +208,18 @@ def draw_diagram(axes, flags, looks):
 
     # letters of all tokens at the input, and where one reads or is read
     for y, end in shown:
-        symbols = sorted(stages[y][end]) or [-1]  # -1: none of its chain
+        symbols = sorted(stages[y][end])  # none at first of an intermediate token
         for i, k in enumerate(symbols):
             axes.text(
                 columns[end] + 0.2 * (i - (len(symbols) - 1) / 2),
                 y,
-                task.labels[k][0] if k >= 0 else "?",
+                task.labels[k][0],
                 family="monospace",
                 weight="bold",
                 size=9,
                 color="white",
                 bbox=dict(boxstyle="round,pad=0.25", fc=symbol_color(k), ec="white"),
-                ha="center",
-                va="center",
+                **CENTER,
             )
     return drawn
 
@@ -256,8 +255,9 @@ Circuit {report["verdict"].split(":")[0]}; worst loss of a symbol with all else 
 
 
 def checkpoints_of(run):
-    """Return the checkpoint files of a run, the first step first."""
-    return sorted(pathlib.Path(run, "ckpt").glob("*.pt"))
+    """Return the checkpoint files of a run, the first step first. ValueError if the name of one
+    begins like a number but is none."""
+    return sorted(pathlib.Path(run, "ckpt").glob("[0-9]*.pt"), key=lambda file: int(file.stem))
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import sys
 
 import sweep
 import train
-from tests.common import HERE, output_of, run_main, start, wait_for
+from tests.common import HERE, assert_refused, output_of, run_main, start, wait_for
 
 import psutil
 import pytest
@@ -84,9 +84,74 @@ def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
     assert f"runs at once, one a core (default: {os.cpu_count()})" in " ".join(text.split())
 
 
+def test_a_grid_is_every_choice_of_one_value(tmp_path):
+    """Against four loops; --targets 1 3 is one value, and a flag alone is itself."""
+    words = "--lr 1e-3 2e-3 --layers 1 2 4 --targets 1 3 --no-mlp --optimizer adamw muon"
+    found = []
+    for flags, line in sweep.grid(sweep.options_of(words.split()), 2, tmp_path):
+        assert train.parse_flags(line).out == flags.out and "--resume" in line
+        assert flags.targets == [1, 3] and not flags.mlp
+        found.append((flags.lr, flags.layers, flags.optimizer, flags.seed))
+    expected = []
+    for lr in 1e-3, 2e-3:
+        for layers in 1, 2, 4:
+            for optimizer in "adamw", "muon":
+                expected += [(lr, layers, optimizer, seed) for seed in (0, 1)]
+    assert found == expected
+
+
+def test_flags_change_a_preset():
+    night = [sweep.options_of(text.split()) for text, _ in sweep.PRESETS["night"]]
+    options = sweep.options_of("--layers 2 3".split())
+    depths = [[run[0].layers for run in sweep.grid(grid | options, 1, "out")] for grid in night]
+    assert depths == [[2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--heads 1 two", "invalid int value: 'two'"),
+        ("--heads 1 0", "--heads must not be below 1"),
+        ("--layers 1 2 --targets 1 9", "among 1 to 3"),
+        ("--layers 1 2 --seeds 0 1", "--seeds says how many"),
+        ("5 --layers 1", "unrecognized arguments: 5"),
+        ("--layers 1 --workers 0", "--workers must not be below 1"),
+        ("--out nowhere", "give either a --preset"),
+    ],
+)
+def test_a_mistake_is_said_before_anything_is_trained(words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(sweep, *words.split(), says=says)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_sigterm_ends_the_trainings_too(tmp_path):
+    process = start("sweep", *GRID, "--steps", 10**6, "--out", tmp_path)
+    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 2)
+    trainings = psutil.Process(process.pid).children()
+    process.terminate()
+    process.communicate(timeout=60)
+    assert len(trainings) == 2 and not any(training.is_running() for training in trainings)
+    assert len([*tmp_path.glob("*/state.pt")]) == 2  # the third was never begun
+
+
+def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
+    committed = HERE / "results/sweep/results.jsonl"
+    table = tmp_path / "results.jsonl"
+    table.write_bytes(committed.read_bytes())
+    assert "0 of 0 runs to do" in output_of(sweep, "--out", tmp_path)
+    assert table.read_bytes() == committed.read_bytes() and (tmp_path / "figure4.png").exists()
+
+    # new runs come after those whose directories are gone
+    words = [*TINY.split(), "--steps", 20, "--layers", 1, "--seeds", 1, "--out", tmp_path]
+    output_of(sweep, *words)
+    rows = train.read_file(table)
+    assert rows[:-1] == train.read_file(committed) and rows[-1]["width"] == 16
+
+
 def test_a_row_is_what_a_run_left(tmp_path):
     log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
-    [(flags, _)] = sweep.grid(TINY.split(), [2], 1, tmp_path)
+    [(flags, _)] = sweep.grid(sweep.options_of([*TINY.split(), "--layers", "2"]), 1, tmp_path)
     train.write_file(flags.out / "config.json", train.settings_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     row = sweep.row_of(flags.out)
@@ -94,13 +159,38 @@ def test_a_row_is_what_a_run_left(tmp_path):
     assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
 
 
+def dots_of(figure):
+    """Return [(column, loss), ...] of all runs in Figure 4."""
+    [axes] = figure.axes
+    dots = [line.get_xydata() for line in axes.lines if line.get_marker() == "o"]
+    return sorted((round(x), y) for line in dots for x, y in line)
+
+
 def test_figure_4_holds_every_run():
-    """A dot per run and symbol, at its own loss."""
-    committed = train.read_file(HERE / "results/sweep/results.jsonl")
-    rows = sweep.section_7([train.DEFAULTS | row for row in committed])
-    above, below = sweep.figure_4(rows).axes
-    losses = [(row["layers"], row["val"]) for row in rows]
-    symbols = [(row["layers"], row[f"x_{k}"]) for row in rows if row["ic"] for k in range(1, 6)]
-    for axes, expected in (above, losses), (below, symbols):
-        dots = [line.get_xydata() for line in axes.lines if line.get_marker() == "o"]
-        assert sorted((round(x), y) for line in dots for x, y in line) == sorted(expected)
+    """A dot per run and series, at its own loss, and one bar at the median of each place."""
+    rows = train.read_file(HERE / "results/sweep/results.jsonl")
+    rows = [train.DEFAULTS | row for row in rows if row["causal"]]
+    expected, places = [], set()
+    for row in rows:
+        for name in ["val", *(f"x_{k}" for k in range(1, 6) if row["ic"])]:
+            expected.append((row["layers"] - 1, row[name]))
+            places.add((row["layers"], row["ic"], name))
+    figure = sweep.figure_4(rows)
+    assert dots_of(figure) == sorted(expected)
+    bars = [line for line in figure.axes[0].lines if line.get_marker() == "_"]
+    assert len(bars) == len(places)
+
+    # the law: x_1 in 2 layers, x_2 and x_3 in 3, x_4 and x_5 in 4
+    marks = [line for line in figure.axes[0].lines if line.get_marker() == "v"]
+    assert [round(mark.get_xdata()[0]) + 1 for mark in marks] == [2, 3, 3, 4, 4]
+
+
+def test_figure_4_has_a_column_for_each_point_of_a_grid():
+    row = train.DEFAULTS | dict(D=1, layers=2, x_1=0.5, seed=1)
+    heads = [row | dict(heads=heads, val=heads / 10) for heads in (8, 16, 1)]
+    figure = sweep.figure_4(heads)
+    assert [x for x, y in dots_of(figure) if y != 0.5] == [0, 1, 2]
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["1", "8", "16"]
+    both = [other | dict(layers=layers) for layers in (3, 2) for other in heads]
+    labels = [text.get_text() for text in sweep.figure_4(both).axes[0].get_xticklabels()]
+    assert labels == ["2\n1", "2\n8", "2\n16", "3\n1", "3\n8", "3\n16"]
