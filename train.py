@@ -178,7 +178,7 @@ def build(flags):
 
 def native_dtype(device):
     """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
-    processors only those with AMX do; the others take twice as long."""
+    processors only those with AMX do."""
     if device.startswith("cuda"):
         native = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
@@ -411,6 +411,14 @@ def parse_flags(words=None, folder="out"):
     flags.ic = flags.D == 1 or task.targets != [flags.D]
     flags.targets = task.targets if flags.ic and len(task.targets) < flags.D else []
 
+    # choose what was left open; a run goes on in the dtype in which it began
+    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
+    if flags.device == "auto":
+        flags.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if flags.dtype == "auto":
+        begun = (flags.out / "config.json").exists()
+        flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
+
     # check the weights to start from
     if flags.init:
         weights = pathlib.Path(flags.init, "model.pt")
@@ -420,14 +428,6 @@ def parse_flags(words=None, folder="out"):
             build(flags).load_state_dict(read_file(weights))
         except RuntimeError:
             p.error(f"--init {flags.init} is a model of another shape")
-
-    # choose what was left open; a run goes on in the dtype in which it began
-    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
-    if flags.device == "auto":
-        flags.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if flags.dtype == "auto":
-        begun = (flags.out / "config.json").exists()
-        flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
     return flags
 
 

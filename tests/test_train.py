@@ -134,6 +134,17 @@ def typed(name):
     return f"--{no}{name.replace('_', '-')} {OTHER[name]}".split()
 
 
+def test_a_run_may_start_from_the_weights_of_another(tmp_path, whole):
+    """In the dtype of this machine; of the same shape, or it is refused."""
+    words = [*TINY, "--init", whole]
+    output_of(train, *words, "--steps", 0, "--out", tmp_path / "run")
+    weights = train.read_file(whole / "model.pt")
+    for name, weight in train.read_file(tmp_path / "run/model.pt").items():
+        assert torch.equal(weight, weights[name])
+    assert_refused(train, *words, "--width", 32, says="is a model of another shape")
+    assert_refused(train, *TINY, "--init", tmp_path, says="has no model.pt")
+
+
 def trained(run, *words):
     output_of(train, *FEW, *words, "--out", run, "--resume")
     return outcome_of(run)
