@@ -8,6 +8,7 @@ k after the last; or a hop token selects the number of hops, and only the last l
 """
 
 import math
+import statistics
 
 from analyze import panels
 from extras.mechanisms import seeds_table
@@ -166,20 +167,20 @@ def draw(results):
                 panel.plot(steps, accuracies[level], color=color)
         panel.set(xlabel="training step", xlim=(-20, LIMIT + 20))
         panel.set_title(f"{MEANINGS[regime]} ({len(runs)} seeds)")
-    grid[0].legend(fontsize="small", loc="lower right")
+    grid[2].legend(fontsize="small", loc="center right", title="accuracy at")
+    grid[2].text(LIMIT, 1 / N, "a guess", ha="right", va="top", size="small")
 
     last, rows = grid[3], results["depth"]
     for hops, marker in (2, "o"), (3, "s"), (4, "^"):
         chosen = [row for row in rows if row["k"] == hops]
         color, layers = viridis(0.2 * hops), [row["layers"] for row in chosen]
-        means = [sum(accuracy for _, accuracy in row["values"]) / 3 for row in chosen]
+        means = [statistics.mean(accuracy for _, accuracy in row["values"]) for row in chosen]
         last.plot(layers, means, marker=marker, color=color, label=f"{hops} hops")
     last.set(xlabel="layers", xticks=layers)
     last.set_title(f"k hops by depth, mixtures (mean of {len(rows[0]['values'])} seeds)")
-    last.legend(fontsize="small", loc="lower right")
+    last.legend(fontsize="small", loc="center right")
     for panel in grid:
         panel.axhline(1 / N, color="0.5", lw=1, ls="--")
-        panel.text(panel.get_xlim()[1], 1 / N, "a guess ", ha="right", va="top", size=8)
     for panel in grid[::2]:
         panel.set(ylabel="accuracy", ylim=(0, 1.04))
     return figure
