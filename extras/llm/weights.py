@@ -160,13 +160,14 @@ def main():
     if args.n < 1:
         p.error("--n must be positive")
     measured = measurements[args.what](*load(args.model), args.n, args.seed)
+    of = dict(what=args.what, model=Path(args.model).name)
+    measured = [of | dict(n=args.n, seed=args.seed) | row for row in measured]
     print(markdown([*measured[0]], *(row.values() for row in measured)))
 
     # these rows take the place of older ones
-    path, of = args.out / "weights.jsonl", dict(what=args.what, model=Path(args.model).name)
+    path = args.out / "weights.jsonl"
     rows = [row for row in read_file(path, []) if not of.items() <= row.items()]
-    rows += [of | dict(n=args.n, seed=args.seed) | row for row in measured]
-    write_file(path, rows)
+    write_file(path, rows + measured)
 
 
 if __name__ == "__main__":
