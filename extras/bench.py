@@ -1,6 +1,6 @@
 """Time a training step of ours, and the README's commands, in steps of transformers' GPT2Model.
 
-    python -m extras.bench            # about a minute for the steps, and as long as the commands
+    python -m extras.bench            # the steps, and then the commands, which take longer
     python -m extras.bench --steps    # the steps alone
 
 Both models have the size of the main command, the same batches and AdamW. They take turns, and the

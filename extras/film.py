@@ -1,6 +1,6 @@
 """A film of how the paths of a circuit emerge in training, an animated GIF (Figure 7).
 
-python -m extras.film results/D    # a run with emergence.json, which analyze.py writes
+python -m extras.film results/default_s0    # a run with emergence.json, which analyze.py writes
 """
 
 import io
@@ -20,7 +20,7 @@ def draw_frames(flags, log, emergence, count=50):
     """Return the pictures of the film, at most `count`; log: the rows of log.jsonl."""
     # what stays: the diagram above, the losses below
     paths, steps, n = paths_in(emergence), emergence["steps"], emergence["sequences"]
-    figure = Figure(dpi=75, layout="constrained")
+    figure = Figure(dpi=100, layout="constrained")
     above, below = figure.subplots(2, 1)
     task, looks = train.task_of(flags), dict.fromkeys(paths, ("0.00", analyze.CIRCUIT, 2.5))
     drawn = analyze.draw_diagram(above, flags, looks)
@@ -34,9 +34,9 @@ def draw_frames(flags, log, emergence, count=50):
         if step is not None:
             x, y = step, task.learned_below
         below.text(x, y, f"${name}$ ", size=14, color=color, ha="right", va="top")
-    below.set(xlabel="training step", xscale="log", xlim=(steps[1], steps[-1]), ylim=0)
+    below.set(xlabel="training step", xlim=(0, steps[-1]), ylim=0)
     below.set_ylabel(task.loss_name)
-    now = below.axvline(steps[1], color=analyze.INK)
+    now = below.axvline(0, color=analyze.INK)
     caption = f"Numbers: mean attention (n = {n}). {analyze.LETTERS}"
     analyze.add_title(figure, flags, "how it learned", caption)
 

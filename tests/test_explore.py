@@ -1,9 +1,11 @@
 """The explorer says what the model says and follows clicks in a browser; the film has frames."""
 
+import base64
 import json
 import re
 import shutil
 
+import ablate
 import test_all
 import train
 from data import held_out
@@ -19,21 +21,35 @@ PATHS = dict(layer=0, head=1, reader="1b", read="1a"), dict(layer=1, head=0, rea
 
 
 def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
-    """Errors on each query; no sideways scrolling at two widths; a click changes what is shown."""
+    """Errors with and without paths; roles of pairs that moved; no sideways scrolling at two
+    widths; clicks, and Enter on what keeps the focus, change what is shown."""
     run, page = tmp_path / "run", tmp_path / "page.html"
-    train.run_once(train.parse_flags([*test_all.TINY.split(), "--out", str(run)]))
+    task = "--task extras.studies.places:random4 --out"  # pairs anywhere among distractors
+    train.run_once(train.parse_flags([*test_all.TINY.split(), *task.split(), str(run)]))
     rows = [dict(path, cost=dict(x_1=0.5)) for path in PATHS]
-    train.write_file(run / "circuit.json", dict(paths=rows, sequences=512, verdict="validated"))
+    report = dict(paths=rows, sequences=512, verdict="validated")
+    train.write_file(run / "circuit.json", report)
     code, _, err = test_all.run_main(explore, f"{run} --out {page}")
     assert code == 0, err
 
     model, task, _ = train.load(run)
     batch = task.batch(held_out("validation", explore.SEQUENCES))
-    expected = (model(batch.inputs) - batch.targets).square().unflatten(-1, (-1, task.K)).mean(-1)
     (data,) = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"))[1])
-    (_, errors), *_ = data["answers"][-1]  # of the last checkpoint, of the full model
-    torch.testing.assert_close(torch.tensor(errors), expected, atol=6e-3, rtol=0)
-    assert data["steps"] == [0, 20, 40]
+    assert data["steps"] == [0, 20, 40] and data["removals"] == [[], [0], [1], [0, 1]]
+    codes = numpy.frombuffer(base64.b64decode(data["answers"]), "<u4").astype(float)
+    shape = 3, 4, 2, explore.SEQUENCES, task.N, 1  # checkpoint, removed, model, ...
+    errors = torch.tensor(codes % 65536 / 1000).view(shape)[-1]
+    patched, (first, second) = ablate.PatchedModel(model, task, batch), ablate.paths_in(report)
+    for number, expected in (
+        ((0, 0), patched.baseline),
+        ((3, 0), patched.knock_out([first, second])),
+        ((1, 1), patched.circuit([second])),
+    ):
+        torch.testing.assert_close(errors[number].float(), expected, atol=6e-4, rtol=0)
+    for name, found in zip(data["names"], batch.positions.unbind(2), strict=True):
+        for sequence, chains, roles in zip(found, data["chains"], data["roles"], strict=True):
+            assert [chains[token] for token in sequence] == [0, 1]
+            assert {data["names"][roles[token]] for token in sequence} == {name}
 
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
@@ -52,12 +68,17 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             assert browser.execute_script(script) <= width
             for target, view, says in (
                 ("[data-layer='0'][data-head='0']", "map", "Attention of L0H0"),
-                (".list [data-path='0']", "answers", "full model without L0H1: 1b -> 1a"),
-                (".strip [data-token='0']", "strip", "In L0H1, A"),
+                (".list [data-path='0']", "answers", "without L1H0: q reads 1b, L0H1: 1b reads 1a"),
+                (".strip [data-token='0']", "strip", "In L0H1, D1 (–)"),
             ):
                 assert says not in browser.find_element("id", view).text, target
                 browser.find_element("css selector", target).click()
                 assert says in browser.find_element("id", view).text, target
+            browser.execute_script("document.querySelector('.list [data-path]').focus()")
+            for removed in False, True:
+                browser.switch_to.active_element.send_keys(webdriver.Keys.ENTER)
+                text = browser.find_element("id", "answers").text
+                assert ("L0H1: 1b reads 1a" in text) == removed
         assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
 
 

@@ -9,6 +9,7 @@ checkpoints (--save-every) also gets a slider for the training step.
 import base64
 import functools
 import html
+import itertools
 import json
 import math
 import pathlib
@@ -22,7 +23,7 @@ import torch
 
 
 HERE = pathlib.Path(__file__).parent
-SEQUENCES, CHECKPOINTS = 6, 8  # in the page, at most
+SEQUENCES, CHECKPOINTS, REMOVALS = 3, 8, 150  # in the page, at most
 
 
 def weights_of(run):
@@ -35,53 +36,59 @@ def weights_of(run):
 
 
 def answers_of(task, predictions, batch):
-    """Return two lists (B, N queries, symbols): the number of the symbol of the sequence that is
-    nearest to each prediction, -1 if it is not near, and the squared error."""
+    """Return codes (B, N queries, targets): the lower 16 bits are the squared error in thousandths,
+    the upper ones 1 + the number of the nearest symbol of the sequence, or 0 if none is near."""
     predicted = predictions.unflatten(-1, (-1, task.K))  # (B, N, symbols, K)
     errors = task.losses(predictions, batch)
     shown = batch.inputs[:, None, None, :, : task.K]  # (B, 1, 1, T, K)
     distances, tokens = (predicted[..., None, :] - shown).square().mean(-1).min(-1)
-    symbols = batch.symbols.gather(1, tokens.flatten(1)).view_as(tokens)
-    symbols[distances > task.lost_above] = -1
-    return symbols.tolist(), errors.double().round(decimals=2).tolist()
+    symbols = 1 + batch.symbols.gather(1, tokens.flatten(1)).view_as(tokens)
+    symbols[distances > task.lost_above] = 0
+    return 65536 * symbols + (1000 * errors).round().clamp(max=65535).long()
+
+
+def removals_of(paths):
+    """Return the sets of paths that the page can remove: (), each path, each two of them, and so
+    on, as long as all are not more than REMOVALS."""
+    sets = [(), *itertools.combinations(paths, 1)]
+    for size in range(2, len(paths) + 1):
+        if len(sets) + math.comb(len(paths), size) > REMOVALS:
+            break
+        sets += itertools.combinations(paths, size)
+    return sets
 
 
 @torch.no_grad()
 def measure(run, file, batch, paths):
-    """Return (attention, answers) of a model: the patterns of all heads in whole percent, as bytes;
-    the answers of the full model, of the circuit alone, and of both without each path."""
+    """Return (attention, answers) of a model as bytes: the patterns of all heads in whole percent;
+    the answers of the full model and of the circuit alone, both without each set of removals_of."""
     model, task, _ = train.load(run, file)
     _, patterns = model(batch.inputs, return_patterns=True)
     percent = (100 * torch.stack(patterns, 1).float()).round().byte()  # (B, layers, heads, T, T)
     patched = PatchedModel(model, task, batch, score=functools.partial(answers_of, task))
-    answers = [patched.baseline, patched.circuit(paths)]
-    for path in paths:
-        answers += [patched.knock_out([path]), patched.circuit(paths.keys() - {path})]
-    return percent.numpy().tobytes(), answers
+    answers = []
+    for removed in removals_of(paths):
+        answers += [patched.knock_out(removed), patched.circuit(paths.keys() - {*removed})]
+    codes = torch.stack(answers).numpy().astype("<u4")  # (2 for each set, B, N, targets)
+    return percent.numpy().tobytes(), codes.tobytes()
 
 
-def columns_of(task, paths):
-    """Return the ends of paths in the order of the diagram's columns."""
-    return [end for slot in analyze.slots_of(task, paths) for end in slot]
-
-
-def path_rows(task, report, positions):
-    """Return a dict for each path: its place in the diagram, its tokens in each sequence and chain,
-    what is lost without it."""
+def path_rows(task, report, positions, ends):
+    """Return a dict for each path: its place in a diagram with these ends of paths as columns, its
+    tokens in each sequence and chain, what is lost without it."""
 
     def tokens_of(end):
         marks = marks_of(end, task, positions)  # (B, N, T)
         return [[row.nonzero().flatten().tolist() for row in chains] for chains in marks]
 
-    paths, rows = paths_in(report), []
-    columns = columns_of(task, paths)
-    for path, measured in paths.items():
-        cost = measured["cost"]
+    rows = []
+    for path, measured in paths_in(report).items():
+        title, cost = str(path).replace("->", "reads"), measured["cost"]
         most = max(cost, key=cost.get)
-        text = f"After training, over {report['sequences']} sequences, the full model's loss on"
-        text += f" {most} rises by {cost[most]:.2f} without {path}."
-        row = dict(title=str(path), text=text, layer=path.layer, head=path.head, cost=cost[most])
-        row.update(x0=columns.index(path.token), x1=columns.index(path.reader))
+        text = f"Without {title} the trained full model's loss on {most} rises by {cost[most]:.2f}"
+        text += f" (n = {report['sequences']})."
+        row = dict(title=title, text=text, layer=path.layer, head=path.head, cost=cost[most])
+        row.update(x0=ends.index(path.token), x1=ends.index(path.reader))
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
     return rows
 
@@ -95,43 +102,36 @@ def data_of(run):
     measured = [measure(run, file, batch, paths) for file in progress("weights", files)]
     attention, answers = zip(*measured, strict=True)
 
-    # of each token its chain, -1 for none, and its role; of each block [first token, size, slots]
-    chains = torch.full_like(batch.symbols, -1)
-    chains[torch.arange(SEQUENCES)[:, None, None], batch.positions] = torch.arange(flags.N)[:, None]
-    roles, blocks = [], []
-    for block in task.blocks:
-        blocks.append([len(roles), block.size, block.slots])
-        roles += [*block.roles][: block.size] * block.slots
+    # of each token its chain and the number of its role, -1 for none
+    chains, roles = torch.full((2, *batch.symbols.shape), -1)
+    sequence = torch.arange(SEQUENCES)[:, None, None]
+    chains[sequence, batch.positions] = torch.arange(flags.N)[:, None]
+    roles[sequence, batch.positions] = torch.arange(len(task.roles))
+
+    # of each block its slots, which are lists of tokens
+    blocks = [tokens.tolist() for tokens in task.tokens_by_block()]
 
     # the columns of the diagram: role and letter
-    columns = []
-    for end in columns_of(task, paths):
+    columns, ends = [], [end for slot in analyze.slots_of(task, paths) for end in slot]
+    for end in ends:
         role, offset = parts_of(end)
         k = task.roles[role]  # -1 if it shows none of the chain
         columns.append([end, "" if offset or k < 0 else task.labels[k][0]])
 
     verdict = report.get("verdict", f"run python ablate.py {run} first")
-    return dict(
-        name=html.escape(run.as_posix()),
-        about=f"Layers {flags.layers}, heads {flags.heads}, {task.title}, seed {flags.seed}",
-        found=f"Circuit of {len(paths)} paths: {verdict}.",
-        N=flags.N,
-        T=task.T,
-        labels=task.labels,
-        tokens=batch.symbols.tolist(),
-        chains=chains.tolist(),
-        roles=roles,
-        blocks=blocks,
-        layers=flags.layers,
-        heads=flags.heads,
-        symbols=task.target_names,
-        steps=steps,
-        targets=answers_of(task, batch.targets, batch),
-        answers=answers,
-        attention=base64.b64encode(b"".join(attention)).decode(),
-        paths=path_rows(task, report, batch.positions),
-        columns=columns,
-    )
+    about = f"Layers {flags.layers}, heads {flags.heads}, {task.title}, seed {flags.seed}"
+    found = f"Circuit of {len(paths)} paths: {verdict}."
+    data = dict(name=html.escape(run.as_posix()), about=about, found=found)
+    data.update(N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps)
+    data.update(labels=task.labels, names=[*task.roles], symbols=task.target_names)
+    data.update(tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist())
+    data.update(blocks=blocks, columns=columns)
+    data["paths"] = path_rows(task, report, batch.positions, ends)
+    targets = answers_of(task, batch.targets, batch) // 65536 - 1  # the symbols alone
+    data.update(targets=targets.tolist(), removals=removals_of(range(len(paths))))
+    for name, parts in ("attention", attention), ("answers", answers):
+        data[name] = base64.b64encode(b"".join(parts)).decode()
+    return data
 
 
 def main():

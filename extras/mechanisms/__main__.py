@@ -7,7 +7,6 @@ from analyze import save_figure
 from data import command_line
 from extras import mechanisms
 from extras.mechanisms import NAMES, read_results
-from extras.studies import markdown
 from train import read_file, write_file
 
 
@@ -35,11 +34,10 @@ def main():
     path = args.out / f"{args.name}.jsonl"
     measure(module.TASKS, path)
     results = read_results(path)
-    for function, _, _, table in module.TASKS:
-        if table:
-            print(markdown(*table(results[function.__name__])), end="\n\n")
-    if hasattr(module, "draw"):
-        save_figure(module.draw(results), path.with_suffix(".png"))
+    for function, _, _, text in module.TASKS:
+        if text:
+            print(text(results[function.__name__]), end="\n\n")
+    save_figure(module.draw(results), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
-    python -m extras.mechanisms bigrams                           # about 10 minutes on one core
+    python -m extras.mechanisms bigrams
 
 Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
 sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
@@ -13,7 +13,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, mean
+from extras.mechanisms import COLORS, draw_seeds, mean, seeds_table
 from model import Transformer, make_optimizers
 from train import schedule
 
@@ -165,18 +165,18 @@ def take_steps(seed, bigrams, d, B, T=32, chunk=128):
 
 def step_table(rows):
     """The mean recall of each memory after the three steps."""
-    cells = [("characters", "d", "sequences a step", *MEMORIES)]
+    lines = []
     for row in sorted(rows, key=lambda row: (row["bigrams"], row["d"], row["B"])):
         means = torch.tensor(row["values"]).mean(0)
-        cells.append((row["bigrams"], row["d"], row["B"], *(f"{mean:.2f}" for mean in means)))
-    return cells
+        lines.append((row["bigrams"], row["d"], row["B"], *(f"{mean:.2f}" for mean in means)))
+    return seeds_table(rows, ("characters", "d", "sequences a step", *MEMORIES), lines)
 
 
 def memory_table(rows):
     """The median steps to half recall and to accuracy 0.9 (inf is never), the number of seeds with
     an order of the first three, and the mean accuracy after the last step, without cycles."""
-    half = [f"{name} half" for name in MEMORIES]
-    cells = [("triggers", *half, "0.9", "slides' order", "W_KQ2 first", "accuracy")]
+    half, lines = [f"{name} half" for name in MEMORIES], []
+    head = "triggers", *half, "0.9", "slides' order", "W_KQ2 first", "accuracy"
     for row in rows:
         curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
         for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
@@ -188,8 +188,8 @@ def memory_table(rows):
         slides = int(((output < trigger) & (trigger < previous)).sum())
         trigger_first = int((trigger < output).sum())
         accuracy = f"{curves[:, -1, 2].mean():.2f}"
-        cells.append((row["triggers"], *medians, slides, trigger_first, accuracy))
-    return cells
+        lines.append((row["triggers"], *medians, slides, trigger_first, accuracy))
+    return seeds_table(rows, head, lines)
 
 
 def draw(results):
@@ -240,11 +240,11 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
 
 def layer_table(rows):
     """The accuracies after the last step."""
-    cells = [("layers", "triggers", "accuracy", "without cycles")]
+    lines = []
     for row in rows:
         seeds = torch.tensor(row["values"])  # (seeds, 2)
-        cells.append((row["layers"], row["triggers"], *(mean(values, 3) for values in seeds.T)))
-    return cells
+        lines.append((row["layers"], row["triggers"], *(mean(values, 3) for values in seeds.T)))
+    return seeds_table(rows, ("layers", "triggers", "accuracy", "without cycles"), lines)
 
 
 SIZES = [(128, 2048), (256, 2048), (512, 2048), (256, 8192), (256, 32768)]  # d, sequences a step

@@ -1,15 +1,17 @@
 """k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
-    python -m extras.mechanisms hops                              # about 20 minutes on one core
+    python -m extras.mechanisms hops
 
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
-in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ahead, but k after the
-last; or a hop token selects the number of hops, and only the last layer has an output.
+in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ahead, at most k, and
+k after the last; or a hop token selects the number of hops, and only the last layer has an output.
 """
 
 import math
+import statistics
 
 from analyze import panels
+from extras.mechanisms import seeds_table
 from model import Layer
 
 import matplotlib
@@ -23,12 +25,14 @@ WIDTH, HEADS, BATCH, EVERY = 64, 2, 64, 25  # steps between evaluations
 
 class Ring:
     """The k permutations sigma_i of N numbers; token (i, b) shows sigma_i(b). A hop leads from
-    number b at place i to number sigma_i(pi_i(b)) at place i + 1; pi (1, k, N) is hidden."""
+    number b at place i to number sigma_i(pi_i(b)) at place i + 1; pi (1, k, N) is hidden. The model
+    has one level of hops for each layer; as many as suffice if `layers` is 0."""
 
-    def __init__(self, k, N, hop_token, seed):
+    def __init__(self, k, N, hop_token, seed, layers=0):
         generator = torch.Generator().manual_seed(seed)
         self.k, self.N, self.hop_token = k, N, hop_token
-        self.hops = [min(2**level, k) for level in range((k - 1).bit_length() + 1)]
+        layers = layers or (k - 1).bit_length() + 1
+        self.hops = [*(min(2**level, k) for level in range(layers - 1)), k]
         self.pi = torch.rand(1, k, N, generator=generator).argsort(2)
 
     def answers(self, sigma):
@@ -75,10 +79,11 @@ class Transformer(torch.nn.Module):
         return torch.stack([self.outputs[i](states[i]) for i in levels])
 
 
-def train(seed, k, N, regime, hop_token, steps):
+def train(seed, k, N, regime, hop_token, steps, layers=0):
     """Train on the last level (hard), all levels (mixture), or one more level whenever the newest
     is SOLVED (curriculum), until the last one is SOLVED; rows of [step, accuracy of each level]."""
-    task, generator = Ring(k, N, hop_token, seed), torch.Generator().manual_seed(seed + 1)
+    task = Ring(k, N, hop_token, seed, layers)
+    generator = torch.Generator().manual_seed(seed + 1)
     torch.manual_seed(seed)
     model, levels, rows = Transformer(task), [*range(len(task.hops))], []
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.95))
@@ -102,6 +107,12 @@ def train(seed, k, N, regime, hop_token, steps):
     return rows
 
 
+def depth(seed, k, N, layers, steps):
+    """The last step of a mixture with this many layers, and its accuracy at k hops."""
+    step, *_, accuracy = train(seed, k, N, "mixture", False, steps, layers)[-1]
+    return [step, accuracy]
+
+
 def by_setting(rows):
     """{(k, N, regime, hop token): the runs of all seeds}."""
     keys = "k", "N", "regime", "hop_token"
@@ -118,38 +129,73 @@ def table(rows):
     runs = by_setting(rows)
     regimes = [*dict.fromkeys(key[2:] for key in runs)]
     names = (regime + ", hop token" * token for regime, token in regimes)
-    cells = [("numbers N", "hops k", *names)]
+    lines = []
     for N, k in sorted({(key[1], key[0]) for key in runs}):
         times = []
         for regime in regimes:
-            steps = sorted(map(steps_to_solve, runs.get((k, N, *regime), [])))
-            times.append("/".join(map(str, steps)).replace("inf", "-"))
-        cells.append((N, k, *times))
-    return cells
+            times.append(times_text(runs.get((k, N, *regime), [])))
+        lines.append((N, k, *times))
+    return seeds_table(rows, ("numbers N", "hops k", *names), lines)
+
+
+def times_text(runs):
+    """The steps to SOLVED of these runs, as in 150/200/-."""
+    return "/".join(map(str, sorted(map(steps_to_solve, runs)))).replace("inf", "-")
+
+
+def depth_table(rows):
+    """The steps to SOLVED with each number of layers."""
+    head, lines = ["hops k"], {}
+    for row in rows:
+        column = f"{row['layers']} layer{'s'[: row['layers'] - 1]}"
+        head += [column] * (column not in head)
+        lines.setdefault(row["k"], []).append(times_text([[run] for run in row["values"]]))
+    return seeds_table(rows, head, [(k, *cells) for k, cells in lines.items()])
 
 
 def draw(results):
-    """Plot the accuracies of a mixture during training, for every number of hops."""
-    figure, [panel] = panels(1, 1, 6, 3.2)
-    k, N = 8, 4
-    runs = by_setting(results["train"])[k, N, "mixture", False]
-    for level in range(k.bit_length()):
-        color = matplotlib.colormaps["viridis"](0.3 * level)
-        panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
-        for run in runs:
-            steps, *accuracies = zip(*run, strict=True)
-            panel.plot(steps, accuracies[level], color=color)
-    panel.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
-    panel.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.02))
-    panel.set_title(f"Mixture, k = {k}, N = {N}, each of {len(runs)} seeds")
-    panel.legend(fontsize="small", loc="lower right", ncol=2)
+    """Plot how each regime learns 1, 2, 4, 8 hops, and k hops by the number of layers."""
+    figure, grid = panels(4, 2, 5, 2.8, sharey=True)
+    viridis, (k, N) = matplotlib.colormaps["viridis"], (8, 4)
+    for panel, regime in zip(grid, REGIMES, strict=False):
+        runs = by_setting(results["train"])[k, N, regime, False]
+        for level in range(k.bit_length()):
+            color = viridis(0.3 * level)
+            panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
+            for run in runs:
+                steps, *accuracies = zip(*run, strict=True)
+                panel.plot(steps, accuracies[level], color=color)
+        panel.set(xlabel="training step", xlim=(-20, LIMIT + 20))
+        panel.set_title(f"{MEANINGS[regime]} ({len(runs)} seeds)")
+    grid[2].legend(fontsize="small", loc="center right", title="accuracy at")
+    grid[2].text(LIMIT, 1 / N, "a guess", ha="right", va="top", size="small")
+
+    last, rows = grid[3], results["depth"]
+    for hops, marker in (2, "o"), (3, "s"), (4, "^"):
+        chosen = [row for row in rows if row["k"] == hops]
+        color, layers = viridis(0.2 * hops), [row["layers"] for row in chosen]
+        means = [statistics.mean(accuracy for _, accuracy in row["values"]) for row in chosen]
+        last.plot(layers, means, marker=marker, color=color, label=f"{hops} hops")
+    last.set(xlabel="layers", xticks=layers)
+    last.set_title(f"k hops by depth, mixtures (mean of {len(rows[0]['values'])} seeds)")
+    last.legend(fontsize="small", loc="center right")
+    for panel in grid:
+        panel.axhline(1 / N, color="0.5", lw=1, ls="--")
+    for panel in grid[::2]:
+        panel.set(ylabel="accuracy", ylim=(0, 1.04))
     return figure
 
 
-REGIMES = ("mixture", "curriculum", "hard")
+MEANINGS = dict(
+    mixture="Mixture of 1, 2, 4, 8 hops",
+    curriculum="Curriculum, easy hops first",
+    hard="Hard, 8 hops alone",
+)
+REGIMES = [*MEANINGS]
 GRID = [(k, 4, regime, False) for k in (2, 4, 8) for regime in REGIMES]  # k, N, regime, hop token
 GRID += [(k, 4, regime, True) for k in (2, 4) for regime in ("mixture", "curriculum")]
 SMALL = [(2, 2), (3, 2), (4, 2), (8, 2), (2, 3), (3, 3), (4, 3), (3, 4)]  # k, N
 GRID += [(k, N, regime, False) for k, N in SMALL for regime in ("mixture", "hard")]
 ROWS = [dict(k=k, N=N, regime=r, hop_token=token, steps=LIMIT) for k, N, r, token in GRID]
-TASKS = [(train, 3, ROWS, table)]
+DEPTHS = [dict(k=k, N=4, layers=n, steps=LIMIT) for k in (2, 3, 4) for n in (1, 2, 3, 4)]
+TASKS = [(train, 3, ROWS, table), (depth, 3, DEPTHS, depth_table)]

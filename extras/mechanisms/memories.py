@@ -1,12 +1,15 @@
 """Weights as associative memories (Bietti's slides): what one gradient step and training store.
 
-    python -m extras.mechanisms memories                          # about 2 minutes on one core
+    python -m extras.mechanisms memories
 
 A memory W answers token z with the k of the largest u_k' W e_z, where e and u are random unit
 vectors of d numbers. The fact is always z -> z: any other one-to-one map only renames the answers.
 """
 
 import math
+
+from analyze import panels
+from extras.mechanisms import COLORS, seeds_table
 
 import torch
 from torch.nn.functional import cross_entropy, normalize
@@ -58,15 +61,41 @@ def capacity(seed, memory, d, steps):
     return low
 
 
+def parameters_of(row):
+    """The number of parameters of a memory: an MLP has two matrices, (2d, d) and (d, 2d)."""
+    return row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1)
+
+
 def table(rows):
     """The mean capacity of each memory at each of its widths."""
-    cells = [("memory", "width d", "facts N", "N / parameters", "N ln N / parameters")]
+    head = "memory", "width d", "facts N", "N / parameters", "N ln N / parameters"
+    lines = []
     for row in rows:
         facts = torch.tensor(row["values"]).double()
-        share = facts / (row["d"] ** 2 * (4 if row["memory"] == "MLP" else 1))
+        share = facts / parameters_of(row)
         parts = f"{facts.mean():.0f}", f"{share.mean():.3f}", f"{(share * facts.log()).mean():.2f}"
-        cells.append((row["memory"], row["d"], *parts))
-    return cells
+        lines.append((row["memory"], row["d"], *parts))
+    return seeds_table(rows, head, lines)
+
+
+def draw(results):
+    """Plot N and N ln N against the parameters, both on logarithmic axes."""
+    figure, grid = panels(2, 2, 5, 3.6, sharex=True, sharey=True)
+    names = "N facts", "N ln N"
+    for panel, name in zip(grid, names, strict=True):
+        for (memory, widths), color in zip(WIDTHS.items(), COLORS, strict=False):
+            rows = [row for row in results["capacity"] if row["memory"] == memory]
+            x = [parameters_of(row) for row in rows]
+            y = torch.tensor([row["values"] for row in rows]).double()  # (widths, seeds)
+            if name != names[0]:
+                y *= y.log()
+            label = f"{memory}, d = {widths[0]} to {widths[-1]}"
+            panel.plot(x, y.mean(1), "o-", color=color, label=label)
+        panel.plot([64, 65536], [64, 65536], "--", color="0.5", label="one for each parameter")
+        panel.set(xscale="log", yscale="log", xlabel="trained parameters", title=name)
+    grid[0].set_ylabel(f"recalled, mean of {y.shape[1]} seeds")
+    grid[0].legend(fontsize="small")
+    return figure
 
 
 SIZES = [dict(memory=memory, d=d) for memory, widths in WIDTHS.items() for d in widths]

@@ -1,6 +1,6 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python -m extras.mechanisms noise                             # about 10 minutes on one core
+    python -m extras.mechanisms noise
 
 Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
 sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
@@ -10,15 +10,16 @@ Apart from this, one linear layer learns the noise token from uniform characters
 """
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, mean
+from extras.mechanisms import COLORS, draw_seeds, mean, seeds_table
 from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
+from extras.studies import spread
 
 import torch
 from torch.nn.functional import cross_entropy
 
 
 NOISE, NOISE_SHARE = N, 0.5  # the token after the N characters, and how often it follows a space
-READERS = ("MLP", "attention")  # the linear layers of contexts()
+KNOWN = 0.9  # the accuracy from which the answer counts as known
 RANKS = (0, 1, 2, 4, 8, 13, 26, 64, 128)  # of the truncated second MLP; 128 is the full rank
 
 
@@ -121,7 +122,7 @@ def contexts(layer, n, N, generator):
     return [torch.cat(parts) for parts in zip(*drawn, strict=True)]
 
 
-def samples_online(seed, layer, N, rate=1.0):
+def samples_online(seed, layer, N, rate):
     """The number of steps of SGD from zero, one for each new sequence, after which a linear layer
     gives the noise token p = 0.25, half of its share."""
     generator, taken = torch.Generator().manual_seed(seed), 0
@@ -137,12 +138,14 @@ def samples_online(seed, layer, N, rate=1.0):
 
 
 def sample_table(rows):
-    """The mean number of steps for each size of the vocabulary and each layer."""
-    cells = {"characters N": list(READERS)}
+    """The mean number of steps for each size of the vocabulary, each layer and its rate."""
+    head, cells = ["characters N"], {}
     for row in rows:
+        column = f"{row['layer']}, rate {'N' if row['rate'] > 1 else 1}"
+        head += [column] * (column not in head)
         mean_steps = torch.tensor(row["values"]).float().mean()
         cells.setdefault(row["N"], []).append(f"{mean_steps:.0f}")
-    return [(N, *line) for N, line in cells.items()]
+    return seeds_table(rows, head, [(N, *line) for N, line in cells.items()])
 
 
 def shares(rows):
@@ -152,37 +155,56 @@ def shares(rows):
 
 
 def table(rows):
-    """The mean, and the lowest and the highest seed, for some steps and ranks."""
-    steps, values = shares(rows)
-    cells = [("step", "rank of the second MLP", "accuracy", "p(noise)")]
-    for time, rank in (-1, 128), (-1, 26), (-1, 13), (-1, 0), (5, 128), (5, 0), (-1, None):
+    """The mean and the range of the seeds for some steps and ranks, and what is learned first."""
+    (steps, values), lines = shares(rows), []
+    for time, rank in (2, 128), (2, 0), (-1, 128), (-1, 26), (-1, 13), (-1, 0), (-1, None):
         seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
         kind = "128, first MLP removed" if rank is None else rank
-        cells.append((steps[time], kind, *map(mean, seeds)))
-    return cells
+        lines.append((steps[time], kind, *map(mean, seeds)))
+    head = "step", "rank of the second MLP", "accuracy", "p(noise)"
+    noise, answer = (spread(passed.tolist()) for passed in first_passed(steps, values))
+    said = f"p(noise) first passes {NOISE_SHARE / 2} at step {noise}, and the accuracy without"
+    said += f" the second MLP first passes {KNOWN} at step {answer} (median and range)."
+    return f"{seeds_table(rows, head, lines)}\n\n{said}"
+
+
+def first_passed(steps, values):
+    """The first steps (seeds,) at which p(noise) is half of its share, and at which the accuracy
+    without the second MLP is KNOWN."""
+    passed = values[:, :, -2, 1] >= NOISE_SHARE / 2, values[:, :, 0, 0] >= KNOWN
+    return [torch.tensor(steps)[each.int().argmax(1)] for each in passed]
 
 
 def draw(results):
-    """Plot accuracy and p(noise) by step, and by the rank of the second MLP."""
-    figure, (left, right) = panels(2, 2, 5, 3.2)
+    """Plot p(noise) and accuracy by step, and by the rank of the second MLP."""
+    figure, (left, right) = panels(2, 2, 5, 3.4, sharey=True)
     steps, values = shares(results["train"])
-    for i, (color, name) in enumerate(zip(COLORS, ("accuracy", "p(noise)"), strict=False)):
-        draw_seeds(left, steps, values[:, :, -2, i], name, color=color, ls="-")
-        draw_seeds(left, steps, values[:, :, 0, i], f"{name}, rank 0", color=color, ls="--")
-        draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=color)
-    left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.25))
-    left.set_title(f"mean of {len(values)} seeds, lowest to highest")
-    left.legend(fontsize="small", ncol=2, loc="upper center")
+    draw_seeds(left, steps, values[:, :, -2, 1], "p(noise)", color=COLORS[1])
+    draw_seeds(left, steps, values[:, :, 0, 0], "accuracy without the second MLP", color=COLORS[0])
+    left.plot(steps, values[:, :, -2, 0].mean(0), "--", color=COLORS[0], label="accuracy")
+    names = f"p(noise) passes {NOISE_SHARE / 2}", f"the answer passes {KNOWN}"
+    for passed, name in zip(first_passed(steps, values), names, strict=True):
+        step = passed.float().quantile(0.5)
+        left.axvline(step, color="0.5", ls=":", zorder=0)
+        left.text(step + 3, 1.04, f"step {step:.0f}: {name}", size="small", va="bottom")
+    left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.12))
+    left.set_title("The noise token is learned first")
+    left.legend(fontsize="small", loc="lower right")
+    for i, name in (1, "p(noise)"), (0, "accuracy"):
+        draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=COLORS[i])
     right.set_xscale("symlog", base=2, linthresh=1)
     right.set_xticks(RANKS, RANKS)
     right.set_xticks([], minor=True)
-    right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole", ylabel="share")
-    right.set_title(f"Truncated after step {steps[-1]}")
+    right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole")
+    right.set_title(f"Without it the answer comes back (step {steps[-1]})")
     right.legend(fontsize="small", loc="center left")
+    figure.supxlabel(f"Mean and range of {len(values)} seeds; dotted: medians", size=9)
     return figure
 
 
-LAYERS = [dict(layer=layer, N=N) for layer in READERS for N in (16, 32, 64, 128, 256)]
+SIZES = (16, 32, 64, 128, 256)
+LAYERS = [dict(layer=layer, N=N, rate=1) for layer in ("MLP", "attention") for N in SIZES]
+LAYERS += [dict(layer="attention", N=N, rate=N) for N in SIZES]
 TASKS = [
     (train, 8, [dict(steps=300)], table),
     (samples_online, 5, LAYERS, sample_table),

@@ -1,6 +1,6 @@
 """Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m extras.mechanisms recall                            # about 7 minutes on one core
+    python -m extras.mechanisms recall
 
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
@@ -12,7 +12,7 @@ Apart from this, softmax attention between random frozen embeddings stores as ma
 import math
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds
+from extras.mechanisms import COLORS, draw_seeds, seeds_table
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -93,11 +93,14 @@ def plateau(seed, S, R, D, init):
 def table(rows):
     """The mean times at which relations, then facts, are learned, and those by the flow."""
     times = torch.tensor([row["values"] for row in rows]).mean(1).T  # (4, rows)
-    cells = [("subjects / relations", *(f"{row['S'] / row['R']:g}" for row in rows))]
+    head = "subjects / relations", *(f"{row['S']} / {row['R']}" for row in rows)
+    lines = []
     for i, event in enumerate(["relation known", "facts begin"]):
-        cells.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
-        cells.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
-    return cells
+        lines.append((f"{event}, steps x lr", *(f"{time:.0f}" for time in times[i])))
+        lines.append((f"{event}, by the flow", *(f"{time:.0f}" for time in times[i + 2])))
+    phases = int((times[0] < times[1]).sum())
+    said = f"The phase exists in {phases} of these {len(rows)} shapes (D = {rows[0]['D']})."
+    return f"{seeds_table(rows, head, lines)}\n\n{said}"
 
 
 # ---- how many facts one layer stores
@@ -158,14 +161,15 @@ def least_heads(seed, S, R, d, head_size, m):
 
 def capacity_table(rows):
     """The least number of heads of every seed, and the facts for each parameter at the median."""
-    cells = [("facts", "width d", "head size", "MLP units", "least heads", "facts per parameter")]
+    head = "facts", "width d", "head size", "MLP units", "least heads", "facts per parameter"
+    lines = []
     for row in rows:
         facts, d, head_size, m = row["S"] * row["R"], row["d"], row["head_size"], row["m"]
         heads = sorted(row["values"])
         parameters = 4 * d * head_size * heads[len(heads) // 2] + 2 * d * m
         least = "/".join(map(str, heads))
-        cells.append((facts, d, head_size, m, least, f"{facts / parameters:.2f}"))
-    return cells
+        lines.append((facts, d, head_size, m, least, f"{facts / parameters:.2f}"))
+    return seeds_table(rows, head, lines)
 
 
 RATIOS = [dict(S=128 // R, R=R, D=4, init=1e-5) for R in (2, 4, 8, 16, 32)]
@@ -179,19 +183,30 @@ TASKS = [
 
 
 def draw(results):
-    """Plot the losses beside those of the flow."""
-    figure, [panel] = panels(1, 1, 6, 3.2)
+    """Plot the losses beside those of the flow, and below them the probability of the answer."""
+    figure, (above, below) = panels(2, 1, 7, 2.6, sharex=True, height_ratios=(3, 2))
     row = results["train_linear"][0]
     S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
-    names = "loss", "relation loss, -ln p($A_r$)", "subject loss", "1 - p(a*), a probability"
-    for i, color in enumerate((*COLORS[:3], "black")):  # curves: (seeds, times, time and measures)
-        draw_seeds(panel, curves[0, :, 0], curves[:, :, i + 1], names[i], color=color, lw=2.5)
+    times = curves[0, :, 0]  # curves: (seeds, times, time and measures)
+    names = "loss", "of the relation, -ln p($A_r$)", "of the subject"
+    for i, color in enumerate(COLORS[:3]):
+        draw_seeds(above, times, curves[:, :, i + 1], names[i], color=color, lw=2.5)
     for kind in (R, R, D), (S, D, R):
-        panel.plot(*zip(*flow(*kind, row["init"], curves[0, -1, 0]), strict=True), "k--", lw=1)
-    panel.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
-    levels = {"0": 0, "1 - 1/D": 1 - 1 / D, "ln R": math.log(R), "ln D": math.log(D)}
-    panel.set_yticks([*levels.values(), math.log(R * D)], [*levels, "ln RD"])
-    panel.set(xlabel="steps x lr (learning rate)", ylabel="loss, nats; black: probability")
-    panel.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
-    panel.legend(fontsize="small")
+        above.plot(*zip(*flow(*kind, row["init"], times[-1]), strict=True), "k--", lw=1)
+    above.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
+    draw_seeds(below, times, 1 - curves[:, :, 4], "p(a*)", color="black", lw=2.5)
+
+    # the phase: the relation is known, the facts are not
+    losses = ([*zip(times.tolist(), curves[:, :, i].mean(0), strict=True)] for i in (2, 3))
+    phase = plateau_of(R, D, *losses)
+    for panel in above, below:
+        panel.axvspan(*phase, color="0.9", zorder=0)
+    below.text(sum(phase) / 2, 0.6, "any answer of $A_r$:\nhallucination", ha="center")
+    levels = {"0": 0, "ln R": math.log(R), "ln D": math.log(D), "ln RD": math.log(R * D)}
+    above.set_yticks([*levels.values()], levels)
+    below.set_yticks([0, 1 / D, 1], ["0", "1/D", "1"])
+    above.set(ylabel="loss (nats)")
+    below.set(xlabel="steps x lr (learning rate)", ylabel="p(right answer)")
+    above.set_title(f"{S} subjects, {R} relations of {D} answers, {len(curves)} seeds")
+    above.legend(fontsize="small")
     return figure
