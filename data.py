@@ -172,7 +172,7 @@ class Task:
         chains = queries // (self.D + 1)  # (B, N) the chain of each query
         return Batch(inputs, targets, positions[sequence, chains], symbols)
 
-    def tokens_of_blocks(self):
+    def tokens_by_block(self):
         """[(slots, size), ...] the tokens of each block, numbered 0 to T - 1 before any shuffle.
         With N = 3 and D = 1, as below: [[0, 1], [2, 3], [4, 5]] and [[6], [7], [8]]."""
         parts = torch.arange(self.T).split([block.symbols.numel() for block in self.blocks])
@@ -182,7 +182,7 @@ class Task:
         """(N, roles) these tokens for each chain, in the order of self.roles: [6, 0, 1] are the q,
         1a and 1b of the first."""
         parts = []
-        for block, tokens in zip(self.blocks, self.tokens_of_blocks(), strict=True):
+        for block, tokens in zip(self.blocks, self.tokens_by_block(), strict=True):
             if block.roles:
                 parts.append(tokens[block.own].flatten(1))  # (N, roles of the block)
         return torch.cat(parts[::-1], 1) if parts else torch.empty(self.N, 0, dtype=torch.long)
@@ -197,7 +197,7 @@ class Task:
             order               4  5   0  1   2  3    8  7  6
                                 A3 B3  A1 B1  A2 B2   A3 A2 A1"""
         order = []
-        for number, tokens in enumerate(self.tokens_of_blocks(), 1):
+        for number, tokens in enumerate(self.tokens_by_block(), 1):
             key = keys[:, : len(tokens), -number]  # (B, slots)
             slots = key.argsort(1)  # (B, slots) the slot that comes first, second, ...
             order.append(tokens.to(keys.device)[slots].flatten(1))
@@ -346,7 +346,7 @@ def describe(task, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
     names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     lines = ["roles     the tokens, in order"]
-    for block, tokens in zip(task.blocks, task.tokens_of_blocks(), strict=True):
+    for block, tokens in zip(task.blocks, task.tokens_by_block(), strict=True):
         slots = [" ".join(names[token] for token in slot) for slot in tokens.tolist()]
         lines.append(f"{' '.join(block.roles):8s}  {'  '.join(slots)}")
     lines += ["", "What the model must predict at each query:"]
