@@ -3,7 +3,8 @@
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
 A circuit is a set of paths, along which tokens read other tokens. It is tested by replacing all
-that is read elsewhere: if the model still answers, these paths carry the answers.
+that is read elsewhere: if the model still answers, these paths carry the answers. Figures of the
+run that show another circuit are deleted; analyze.py draws them again.
 """
 
 import collections
@@ -18,17 +19,17 @@ from data import command_line, held_out, progress, show
 import torch
 
 
-# ---- paths, the edges that they have in a sequence, and the attention on these
+# ---- paths, and the edges that they have in a sequence
 
 
 class Path(NamedTuple):
-    """A kind of attention edge. L6H0: q -> 1b says that in layer 6, head 0, both counted from 0,
-    the query of each chain reads the token 1b of its own chain; L6H0: q -> 1b*, a star, that it
-    reads the tokens 1b of all chains."""
+    """One kind of attention edge (the paper's word is path). L6H0: q -> 1b says that in layer 6,
+    head 0, both counted from 0, the query of each chain reads the token 1b of its own chain;
+    L6H0: q -> 1b*, a star, that it reads the tokens 1b of all chains."""
 
     layer: int
     head: int
-    reader: str  # a role, 3b, or an intermediate token: 3b+1 is the next one behind 3b
+    reader: str  # a role, 3b, or an intermediate token: 3b+1 is the next token after 3b
     read: str  # the same, or a star: 3b* in all chains
 
     def __str__(self):
@@ -51,13 +52,13 @@ def parts_of(end):
 
 
 def marks_of(end, task, positions):
-    """Return (B, N, T): for each chain, 1 at the token that is this end of a path, 0 elsewhere.
-    positions (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A1 A2, of two chains:
+    """Return (B, N, T): in row n, 1 at the token that is this end of a path in the chain of query
+    n, and 0 elsewhere. positions (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
 
-        end     chain 1        chain 2
-        1b      0 0 0 1 0 0    0 1 0 0 0 0
-        1b+1    0 0 0 0 1 0    0 0 1 0 0 0    all 0 if it is after the last token
-        1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every chain"""
+        end     query A2       query A1
+        1b      0 1 0 0 0 0    0 0 0 1 0 0
+        1b+1    0 0 1 0 0 0    0 0 0 0 1 0    all 0 if it is after the last token
+        1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every query"""
     role, offset = parts_of(end)
     tokens = positions[:, :, [*task.roles].index(role)] + offset  # (B, N)
     marks = (tokens[:, :, None] == torch.arange(task.T, device=tokens.device)).float()
@@ -68,22 +69,23 @@ def marks_of(end, task, positions):
 
 def mask_of(paths, task, positions):
     """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
-    reads token j along one of them, another than itself. In the sequence above the queries are
-    tokens 4 and 5, and q -> 1b has the edges [4, 3] and [5, 1]."""
+    reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
+    q -> 1b has the edges [4, 1] and [5, 3]. What a token reads of itself is never an edge."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
+    read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
     for path in paths:
-        reader = marks_of(path.reader, task, positions)
-        read = marks_of(path.read, task, positions)
-        edges |= reader.mT @ read > 0  # the product counts the chains with this edge
+        marks = marks_of(path.read, task, positions)
+        read_by[path.reader] = read_by.get(path.reader, 0) + marks
+    for reader, marks in read_by.items():
+        edges |= marks_of(reader, task, positions).mT @ marks > 0  # (B, T, N) @ (B, N, T)
     return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
 
 def mean_attention(pattern, path, task, positions):
-    """Return the mean attention of the readers of a path to what they read along it, in patterns
-    (B, T, T); of 0 where no chain has this reader."""
-    reader = marks_of(path.reader, task, positions)
-    given = (reader @ pattern) * marks_of(path.read, task, positions)  # (B, N, T)
-    return given.sum() / reader.sum().clamp(min=1)
+    """Return what a reader of this path gives to its edges, the mean over the readers that are
+    there, in patterns (B, T, T)."""
+    readers = marks_of(path.reader, task, positions).sum()
+    return (pattern * mask_of([path], task, positions)).sum() / readers.clamp(min=1)
 
 
 def by_head(paths):
@@ -99,7 +101,7 @@ def read_report(run, name="circuit.json"):
     there is none. ValueError if the run has been given other weights since."""
     report = train.read_file(pathlib.Path(run, name), {})
     if "weights" in report and report["weights"] != train.weights_hash(run):
-        raise ValueError(f"{run}/{name} was made of other weights: make it anew, or delete it")
+        raise ValueError(f"{run}/{name} was made of other weights: make it again, or delete it")
     return report
 
 
@@ -114,7 +116,8 @@ def paths_in(report):
 # ---- ablation
 
 MEAN, RESAMPLE = "mean", "another sequence"  # mean ablation, resample ablation
-LOST = 0.01  # of the answers on a symbol a circuit may lose
+BOTH = RESAMPLE, MEAN  # the one that fewer circuits pass comes first
+LOST = 0.01  # the largest share of lost answers on a symbol
 
 
 @torch.no_grad()
@@ -144,13 +147,14 @@ class PatchedModel:
     replaced by what they read in corrupted sequences, whose chains stand elsewhere. All heads are
     ablated at once, and later heads attend from what is left.
 
-    What this leaves open: a token's own value, the MLPs, the residual stream and the denominator of
-    a softmax are never ablated, nor what bypasses the heads in a model of your own. In resample
-    ablation all heads get the same corrupted sequence, so a check whether two heads agree passes
-    unseen. And a path may look needed because its ablation does harm.
+    Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
+    are never ablated, nor what bypasses the heads in a model of your own. Resample ablation gives
+    all heads the same corrupted sequence, so a model that compares two heads finds that they agree,
+    and we do not see that it compares. And since ablated activations are unusual ones, they can do
+    harm: then a path looks needed that carries nothing.
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
-    aligned: pairs the clean and corrupted sequences by their number, otherwise at random
+    aligned: clean sequence b gets corrupted sequence b, otherwise one drawn at random
     score: a metric of your own, f(predictions, batch) -> (B, N, targets), by default task.losses
     Gradients flow unless the caller forbids them."""
 
@@ -183,8 +187,8 @@ class PatchedModel:
         return clean, mask_of(paths, self.task, self.corrupted.positions)
 
     def mean_or_drawn(self, x, by):
-        """Return what clean sequences get of x (n, ...) of the corrupted ones: in mean ablation the
-        mean (...), in resample ablation x of the one that was drawn for each, (B, ...)."""
+        """Return what clean sequences get of x (n, ...) of the corrupted ones: for mean ablation
+        the mean (...), for resample ablation x of the one that was drawn for each, (B, ...)."""
         if by not in (MEAN, RESAMPLE):
             raise ValueError(f"by must be {MEAN!r} or {RESAMPLE!r}, not {by!r}")
         return x.mean(0) if by == MEAN else x[self.drawn]
@@ -201,32 +205,31 @@ class PatchedModel:
         return write
 
     def ablate_all_but(self, paths, head, by):
-        """Return the f of a head that keeps what tokens read along these paths, and in which all
-        that they read of other tokens elsewhere is ablated. Of four tokens, the last has one path:
+        """Return the f of a head in which all but these paths is ablated. It writes the sum of
+        1. what tokens read along the paths: clean weights times clean values,
+        2. what they read of other tokens elsewhere: corrupted weights times corrupted values,
+        3. what they read of themselves: their clean value, with the clean weight if the token has
+           a path. Otherwise the weight too is corrupted, since it tells how much went to others.
 
-            token 3 attends to    0    1    2    3, itself
-            clean                .1   .6   .1   .2
-            corrupted            .2   .1   .4   .3
-            clean read                .6             its path leads to 1
-            corrupted read       .2   .1             in the corrupted sequence its path leads to 2
-            own weight                          .2   the clean one
+        For token 3, the last of four, whose path leads to 1, in the corrupted sequence to 2:
 
-        The head writes the sum of these weights times clean, corrupted and clean values. The own
-        weight tells how much went to others, since attention sums to 1: a token without a path must
-        not know, and gets the corrupted one, here .3."""
+            it attends to      0    1    2    3      what is written
+            clean weights     .1   .6   .1   .2      .6 v_1 + .2 v_3
+            corrupted         .2   .1   .4   .3      + .2 u_0 + .1 u_1, corrupted values"""
         clean_edges, corrupted_edges = self.edges_of(paths)
         with_path = clean_edges.any(-1)  # (B, T)
         itself = torch.eye(self.task.T, dtype=torch.bool, device=clean_edges.device)
 
         pattern, values = self.corrupted_reads[head]
-        corrupted_read = (pattern * ~(corrupted_edges | itself)) @ values  # (n, T, size)
-        corrupted_read = self.mean_or_drawn(corrupted_read, by)
-        corrupted_own = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)
+        elsewhere = (pattern * ~(corrupted_edges | itself)) @ values  # (n, T, size)
+        elsewhere = self.mean_or_drawn(elsewhere, by)
+        corrupted_weight = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # of itself
 
         def write(pattern, values):
-            clean_read = (pattern * clean_edges) @ values
-            own = torch.where(with_path, pattern.diagonal(dim1=1, dim2=2), corrupted_own)  # (B, T)
-            return clean_read + corrupted_read.to(values) + own.to(values)[..., None] * values
+            along_paths = (pattern * clean_edges) @ values
+            clean_weight = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
+            weight = torch.where(with_path, clean_weight, corrupted_weight).to(values)
+            return along_paths + elsewhere.to(values) + weight[:, :, None] * values
 
         return write
 
@@ -248,15 +251,15 @@ class PatchedModel:
     def measure(self, losses):
         """Return, of losses (B, N, targets), their means, {symbol: loss}, and {symbol: share of
         lost answers}. An answer is lost if its loss is above half of the plateau (0.375 for N = 4),
-        and in the full model is not."""
+        and that of the full model is not."""
         bound = self.task.lost_above
         lost = (losses > bound) & (self.baseline <= bound)
         return self.means(losses), self.means(lost.float())
 
     def is_faithful(self, losses, lost, margin=1.0):
-        """Return whether a circuit that was measured so still answers: whether for every symbol the
-        mean loss is below task.faithful_below (0.05), and at most 1% of the answers are lost. A
-        margin below 1 makes both limits stricter."""
+        """Return whether a circuit that was measured so still answers: for every symbol the mean
+        loss is below task.faithful_below (0.05), and at most 1% of the answers are lost. A margin
+        below 1 makes both limits stricter."""
         answers = max(losses.values()) < margin * self.task.faithful_below
         return answers and max(lost.values()) <= margin * LOST
 
@@ -272,8 +275,35 @@ class PatchedModel:
 
 SEARCHED = 256  # sequences to search on, and as many corrupted ones
 FLOOR = 0.1  # times 1/N: the least attention of a candidate
-REACH = 4  # intermediate tokens are at most so far behind a slot
+REACH = 4  # intermediate tokens are at most so many tokens after a slot
 MARGIN = 0.9  # of the limits of is_faithful in the search, so that fresh sequences pass too
+
+
+def intermediate_tokens(task):
+    """Return ["2b+1", "2b+2", ..., "1b+1", ...], up to REACH tokens after each slot."""
+    ends = []
+    for block in task.blocks:
+        last_of_slots = [*block.roles][block.size - 1 :: block.size]
+        for offset in range(1, REACH + 1):
+            ends += [f"{role}+{offset}" for role in last_of_slots]
+    return ends
+
+
+def attention_between(ends, patched):
+    """Return {head: (to_own, to_all)}, both (ends, ends), means over the corrupted sequences and
+    their chains: the attention of each end to each end of its own chain, and to those of all
+    chains. If q gives .7 to the 1b of its own chain and .1 and .2 to the two others, to_own is .7
+    and to_all 1."""
+    task, positions = patched.task, patched.corrupted.positions
+    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
+    itself = torch.eye(task.T, device=marks.device)
+    found = {}
+    for head, (pattern, _) in patched.corrupted_reads.items():
+        given = marks @ (pattern * (1 - itself))[:, None]  # (B, N, ends, T) by each end
+        to_own = (given @ marks.mT).mean((0, 1))
+        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
+        found[head] = to_own, to_all
+    return found
 
 
 def candidates(patched, floor):
@@ -283,7 +313,7 @@ def candidates(patched, floor):
     roles, plain, stars = [*patched.task.roles], {}, {}
     ends = roles + intermediate_tokens(patched.task)
     for head, (to_own, to_all) in attention_between(ends, patched).items():
-        # a plain path counts by what its own chain gets, less what another one gets on average
+        # what the own chain gets above an average other one: in the example .7 - (.1 + .2) / 2
         surplus = to_own - (to_all - to_own) / max(patched.task.N - 1, 1)
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(*head, ends[i], ends[j])] = surplus[i, j].item()
@@ -297,49 +327,23 @@ def candidates(patched, floor):
     return {path: attention[path] for path in ranked}
 
 
-def attention_between(ends, patched):
-    """Return {head: (to_own, to_all)}, both (ends, ends), means over all chains: the attention of
-    each end to each end of its own chain, and to that of all chains. If q gives .7 to the 1b of its
-    own chain and .1 and .2 to those of two others, to_own is .7, to_all 1, and the surplus .55."""
-    task, positions = patched.task, patched.corrupted.positions
-    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
-    found = {}
-    for head, (pattern, _) in patched.corrupted_reads.items():
-        of_others = pattern * (1 - torch.eye(task.T))  # what a token reads of itself has no path
-        given = marks @ of_others[:, None]  # (B, N, ends, T) by each end to each token
-        to_own = (given @ marks.mT).mean((0, 1))
-        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
-        found[head] = to_own, to_all
-    return found
-
-
-def intermediate_tokens(task):
-    """Return ["3b+1", "3b+2", ...], the tokens at most REACH behind the slots of a chain."""
-    ends = []
-    for block in task.blocks:
-        last = [*block.roles][block.size - 1 :: block.size]  # of each slot of a chain
-        for offset in range(1, REACH + 1):
-            ends += [f"{role}+{offset}" for role in last]
-    return ends
-
-
 def drop_loose(paths):
-    """Drop, of {Path: attention}, those that lead nowhere: q -> 3b+1 needs an earlier layer in
-    which 3b+1 reads something, and 3b+1 -> 3b a later one in which 3b+1 is read."""
+    """Drop the paths of {Path: attention} that carry nothing: an intermediate token must have read
+    something in an earlier layer before it is read, and one that reads must be read later."""
 
     def is_loose(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
         is_read = any(other.read == path.reader and other.layer > path.layer for other in paths)
         return ("+" in path.read and not has_read) or ("+" in path.reader and not is_read)
 
-    while loose := [*filter(is_loose, paths)]:  # a path may hang on one that goes
+    while loose := [*filter(is_loose, paths)]:  # others may hang on those that go
         for path in loose:
             del paths[path]
 
 
 def search(patched, ranked, ablations):
-    """Return a set of these paths that is a faithful circuit under each of these ablations, and is
-    not without any one of its paths; None if not even all together are faithful."""
+    """Return a set of these paths that is a circuit under each of these ablations, and from which
+    none can be dropped; None if not even all of them together are one."""
 
     @functools.cache
     def faithful(paths):
@@ -356,10 +360,13 @@ def search(patched, ranked, ablations):
 
 
 def prune(ranked, test):
-    """Return a set of these paths that passes a test, as all of them do, and of which none can go
-    alone: delta debugging (Zeller and Hildebrandt, 2002). If of a b c d the test needs b and c, it
-    fails for none, fails for a b, passes for a b c (d goes), fails for a b, for c, and for a c, and
-    passes for b c (a goes)."""
+    """Return a set of these paths that passes a test, as all of them do, and from which none can be
+    dropped: delta debugging (Zeller and Hildebrandt, 2002), which tries to drop many at once, the
+    last ones first. Of a b c d, where the test needs b and c:
+
+        drop a b c d?  fails without    drop c d?  fails with a b
+        drop d?        passes: a b c    drop c?    fails with a b
+        drop a b?      fails with c     drop b?    fails with a c     drop a?  passes: b c"""
 
     def drop(group, paths):
         """Return paths without those of a group that can go."""
@@ -368,7 +375,7 @@ def prune(ranked, test):
         if len(group) == 1:
             return paths  # this one stays
         half = len(group) // 2
-        return drop(group[:half], drop(group[half:], paths))  # the last ones go first
+        return drop(group[:half], drop(group[half:], paths))
 
     paths, before = frozenset(ranked), None
     while paths != before:  # a path that had to stay may go once others went
@@ -380,35 +387,12 @@ def prune(ranked, test):
 # ---- the report, on fresh sequences
 
 
-def verdict(fresh, paths, ablations):
-    """Return what the report says of a circuit as a whole. It is validated if on fresh sequences
-    1. it is faithful under these ablations,
-    2. the full model is not if its paths are ablated, by their mean, and
-    3. its paths lead from each symbol to the query."""
-    measured, reasons = dict(lost={}), []
-    for by in MEAN, RESAMPLE:
-        losses, lost = fresh.measure(fresh.circuit(paths, by))
-        measured[by], measured["lost"][by] = losses, lost
-        if by in ablations and not fresh.is_faithful(losses, lost):
-            reasons.append(f"with {by} for all else, {worst_of_both(losses, lost)}")
-    losses, lost = fresh.measure(fresh.knock_out(paths))
-    measured["knocked_out"] = losses
-    if fresh.is_faithful(losses, lost):
-        reasons.append("the full model does as well without it")
-    for k in sorted({*fresh.task.targets} - reached(paths, fresh.task)):
-        reasons.append(f"no paths lead from x_{k} to the query")
-
-    kind = "both ablations" if RESAMPLE in ablations else "mean ablation alone"
-    said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
-    return dict(measured, validated=not reasons, verdict=said)
-
-
 def held(paths, task):
     """Return [(layer, {token: the k of all x_k that it can hold then}), ...] (Section 5): first -1,
-    the input, where a role holds the symbol that it shows, and then each layer that has paths. At
-    first 1a holds x_0, and 1b x_1. After L0H0: 1b -> 1a, 1b holds both; after L1H0: q -> 1b, so
-    does the query."""
-    holds = collections.defaultdict(set)  # of an intermediate token, nothing at first
+    the input, and then each layer that has paths. With L0H0: 1b -> 1a and L1H0: q -> 1b:
+
+        [(-1, {q: {0}, 1a: {0}, 1b: {1}}), (0, {... 1b: {0, 1}}), (1, {... q: {0, 1}})]"""
+    holds = collections.defaultdict(set)  # an intermediate token holds nothing at first
     holds.update({role: {k} for role, k in task.roles.items()})
     stages = [(-1, holds)]
     for layer in sorted({path.layer for path in paths}):
@@ -433,14 +417,38 @@ def worst_of(values):
 
 
 def worst_of_both(losses, lost):
-    return f"loss of {worst_of(losses)}, answers lost of {worst_of(lost)}"
+    return f"loss of {worst_of(losses)}, lost answers of {worst_of(lost)}"
+
+
+def verdict(fresh, paths, ablations):
+    """Return what the report says of a circuit as a whole. It is validated if on fresh sequences
+    1. it is faithful under these ablations,
+    2. the full model is no longer faithful when its paths are ablated by their mean, and
+    3. its paths lead from each symbol to the query."""
+    measured, reasons = dict(lost={}, ablation=ablations[0]), []
+    for by in MEAN, RESAMPLE:
+        losses, lost = fresh.measure(fresh.circuit(paths, by))
+        measured[by], measured["lost"][by] = losses, lost
+        if by in ablations and not fresh.is_faithful(losses, lost):
+            reasons.append(f"with {by} for all else, {worst_of_both(losses, lost)}")
+    losses, lost = fresh.measure(fresh.knock_out(paths))
+    measured["knocked_out"] = losses
+    if fresh.is_faithful(losses, lost):
+        reasons.append("the full model does as well without it")
+    for k in sorted({*fresh.task.targets} - reached(paths, fresh.task)):
+        reasons.append(f"no paths lead from x_{k} to the query")
+
+    kind = "both ablations" if RESAMPLE in ablations else "mean ablation alone"
+    said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
+    return dict(measured, paths=paths, validated=not reasons, verdict=said)
 
 
 def rows_of(fresh, searched, paths, ranked, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
-    indispensable: whether all other candidates together fail without it, under this ablation"""
+    indispensable: whether all other candidates together are no circuit, under this ablation and on
+        the sequences of the search"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
@@ -449,19 +457,11 @@ def rows_of(fresh, searched, paths, ranked, by):
         row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
 
-        # 1b* holds the edges of 1b
+        # 1b* goes with 1b, since its edges are among those of the star
         same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
         row["indispensable"] = not searched.is_circuit({*ranked} - same, [by])
         rows.append(row)
     return rows
-
-
-def attempt(searched, fresh, ranked, ablations):
-    """Return the part of the report on a circuit under these ablations; {} if there is none."""
-    paths = search(searched, ranked, ablations)
-    if paths is None:
-        return {}
-    return dict(verdict(fresh, paths, ablations), ablation=ablations[-1], paths=paths)
 
 
 @torch.no_grad()
@@ -488,11 +488,29 @@ def find_circuit(model, task, count=512):
         said = f"not searched: the full model has {worst_of(full)}, not below {limit:.3f}"
         return dict(report, verdict=said)
 
-    # the best is a circuit under both ablations, and the next best under mean ablation alone
-    ranked = list(candidates(searched, FLOOR / task.N))
-    best = attempt(searched, fresh, ranked, [MEAN, RESAMPLE])
+    def attempt(paths, ablations):
+        found = search(searched, paths, ablations)
+        return {} if found is None else verdict(fresh, found, ablations)
+
+    # best is a circuit under both ablations, and next best one under mean ablation alone. Stars are
+    # taken under both only if the mean needs some: otherwise they bring nothing, and it is what
+    # replaces them that does harm
+    attention = candidates(searched, FLOOR / task.N)
+    ranked = [*attention]
+    plain = [path for path in ranked if not path.star]
+    best = attempt(plain, BOTH)
     if not best.get("validated"):
-        best = attempt(searched, fresh, ranked, [MEAN]) or best
+        mean = attempt(ranked, [MEAN])
+        if any(path.star for path in mean.get("paths", [])):
+            best = attempt(ranked, BOTH)
+        if not best.get("validated"):
+            best = mean or best
+
+    # at last by attention alone, for a model whose intermediate tokens are roles of other chains
+    if not best.get("validated"):
+        last = attempt(sorted(plain, key=attention.get, reverse=True), BOTH)
+        if last.get("validated") or not best:
+            best = last
     show()
     if not best:
         said = worst_of_both(*searched.measure(searched.circuit(ranked)))
@@ -517,11 +535,11 @@ def print_report(report):
 
     rows = paths_in(report)
     if rows:
-        print(f"\nthe worst symbol, if one path is ablated ({report['ablation']} for the circuit):")
-        print("path                 attention   full model loses   circuit without it")
+        print(f"\nwithout one path (by {report['ablation']} in the circuit), the worst symbol:")
+        print("path                 attention   full model rises by   circuit has")
     for path, row in rows.items():
         cost, without = max(row["cost"].values()), max(row["without"].values())
-        print(f"{path!s:21s}{row['attention']:9.2f}{cost:19.3f}{without:20.3f}")
+        print(f"{path!s:21s}{row['attention']:9.2f}{cost:22.3f}{without:14.3f}")
     if rows:
         count = sum(row["indispensable"] for row in rows.values())
         print(f"indispensable: {count} of {len(rows)}; without one, all candidates together fail")
@@ -538,7 +556,7 @@ def main():
     print_report(report)
     provenance = dict(dtype=flags.dtype, weights=train.weights_hash(run))
     train.write_file(run / "circuit.json", report | provenance)
-    for name in "circuit", "attention_maps", "emergence", "paths":  # of the circuit before
+    for name in "circuit", "attention_maps", "emergence", "paths":
         (run / f"{name}.png").unlink(missing_ok=True)
 
 
