@@ -71,10 +71,12 @@ def mask_of(paths, task, positions):
     reads token j along one of them, another than itself. In the sequence above the queries are
     tokens 4 and 5, and q -> 1b has the edges [4, 3] and [5, 1]."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
+    reads = {}  # of each reader, the marks of all that it reads: one product for all its paths
     for path in paths:
-        reader = marks_of(path.reader, task, positions)
-        read = marks_of(path.read, task, positions)
-        edges |= reader.mT @ read > 0  # the product counts the chains with this edge
+        marks = marks_of(path.read, task, positions)
+        reads[path.reader] = reads.get(path.reader, 0) + marks
+    for reader, marks in reads.items():
+        edges |= marks_of(reader, task, positions).mT @ marks > 0  # counts the chains
     return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
 
@@ -461,7 +463,7 @@ def attempt(searched, fresh, ranked, ablations):
     paths = search(searched, ranked, ablations)
     if paths is None:
         return {}
-    return dict(verdict(fresh, paths, ablations), ablation=ablations[-1], paths=paths)
+    return dict(verdict(fresh, paths, ablations), ablation=ablations[0], paths=paths)
 
 
 @torch.no_grad()
@@ -488,11 +490,25 @@ def find_circuit(model, task, count=512):
         said = f"not searched: the full model has {worst_of(full)}, not below {limit:.3f}"
         return dict(report, verdict=said)
 
-    # the best is a circuit under both ablations, and the next best under mean ablation alone
-    ranked = list(candidates(searched, FLOOR / task.N))
-    best = attempt(searched, fresh, ranked, [MEAN, RESAMPLE])
+    # the best is a circuit under both ablations, without stars
+    found = candidates(searched, FLOOR / task.N)
+    ranked, both = list(found), [RESAMPLE, MEAN]  # the first fails more often
+    plain = [path for path in ranked if not path.star]
+    best = attempt(searched, fresh, plain, both)
+
+    # The next best is one under mean ablation alone. If it has stars, it may hold under both. If
+    # not, stars carry nothing, and under both would only keep out what harms when it is replaced
     if not best.get("validated"):
         best = attempt(searched, fresh, ranked, [MEAN]) or best
+        if any(path.star for path in best.get("paths", [])):
+            starred = attempt(searched, fresh, ranked, both)
+            best = starred if starred.get("validated") else best
+
+    # the last try is by attention alone: roles of other chains may hide intermediate tokens
+    if not best.get("validated"):
+        plain.sort(key=found.get, reverse=True)
+        last = attempt(searched, fresh, plain, both)
+        best = last if last.get("validated") else best or last
     show()
     if not best:
         said = worst_of_both(*searched.measure(searched.circuit(ranked)))
