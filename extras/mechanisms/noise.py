@@ -177,7 +177,7 @@ def draw(results):
     draw_seeds(left, steps, values[:, :, 0, 0], "accuracy without the second MLP", color=COLORS[0])
     left.plot(steps, values[:, :, -2, 0].mean(0), "--", color=COLORS[0], label="accuracy")
     left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.03))
-    left.set_title(f"The noise is learned first (mean and range of {len(values)} seeds)")
+    left.set_title(f"Noise is learned first ({len(values)} seeds: mean, range)")
     left.legend(fontsize="small", loc="lower right")
     for i, name in (1, "p(noise)"), (0, "accuracy"):
         draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=COLORS[i])
@@ -185,7 +185,7 @@ def draw(results):
     right.set_xticks(RANKS, RANKS)
     right.set_xticks([], minor=True)
     right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole")
-    right.set_title(f"Without the second MLP the answer comes back (step {steps[-1]})")
+    right.set_title(f"The second MLP hides the answer (step {steps[-1]})")
     right.legend(fontsize="small", loc="center left")
     return figure
 
