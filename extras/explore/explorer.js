@@ -41,7 +41,7 @@ function attention(layer, head) {
   return Array.from(run.bytes.subarray(start, start + size), (percent) => percent / 100);
 }
 
-// what the full model (0) or the circuit alone (1) answers without some paths: [{symbol, error}, ...]
+// [{symbol, error}, ...] of the full model (0) or the circuit alone (1) without some paths
 function answers(kind, removed) {
   run.codes ??= new Uint32Array(bytesOf(run.answers).buffer);
   const sorted = `${[...removed].sort((a, b) => a - b)}`;
