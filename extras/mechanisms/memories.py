@@ -80,21 +80,17 @@ def table(rows):
 
 def draw(results):
     """Plot N and N ln N against the parameters, both on logarithmic axes."""
-    figure, grid = panels(2, 2, 5, 3.6, sharex=True, sharey=True)
-    names = "N facts", "N ln N"
-    for panel, name in zip(grid, names, strict=True):
-        for (memory, widths), color in zip(WIDTHS.items(), COLORS, strict=False):
-            rows = [row for row in results["capacity"] if row["memory"] == memory]
-            x = [parameters_of(row) for row in rows]
-            y = torch.tensor([row["values"] for row in rows]).double()  # (widths, seeds)
-            if name != names[0]:
-                y *= y.log()
-            label = f"{memory}, d = {widths[0]} to {widths[-1]}"
-            panel.plot(x, y.mean(1), "o-", color=color, label=label)
-        panel.plot([64, 65536], [64, 65536], "--", color="0.5", label="one for each parameter")
-        panel.set(xscale="log", yscale="log", xlabel="trained parameters", title=name)
-    grid[0].set_ylabel(f"recalled, mean of {y.shape[1]} seeds")
-    grid[0].legend(fontsize="small")
+    figure, [panel] = panels(1, 1, 7, 4)
+    for memory, color in zip(WIDTHS, COLORS, strict=False):
+        rows = [row for row in results["capacity"] if row["memory"] == memory]
+        x = [parameters_of(row) for row in rows]
+        facts = torch.tensor([row["values"] for row in rows]).double()  # (widths, seeds)
+        panel.plot(x, (facts * facts.log()).mean(1), "o-", color=color, label=f"N ln N, {memory}")
+        panel.plot(x, facts.mean(1), "o:", mfc="white", color=color, label=f"N facts, {memory}")
+    panel.plot([64, 65536], [64, 65536], "--", color="0.5", label="one for each parameter")
+    panel.set(xscale="log", yscale="log", xlabel="trained parameters")
+    panel.set_ylabel(f"recalled, mean of {facts.shape[1]} seeds")
+    panel.legend(fontsize="small", ncols=2)
     return figure
 
 

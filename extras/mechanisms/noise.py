@@ -9,8 +9,10 @@ later spaces, does the model predict the output or the noise, and how does a tru
 Apart from this, one linear layer learns the noise token from uniform characters.
 """
 
+import statistics
+
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, mean, seeds_table
+from extras.mechanisms import COLORS, draw_seeds, pivot, seeds_table
 from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
 from extras.studies import spread
 
@@ -139,13 +141,11 @@ def samples_online(seed, layer, N, rate):
 
 def sample_table(rows):
     """The mean number of steps for each size of the vocabulary, each layer and its rate."""
-    head, cells = ["characters N"], {}
-    for row in rows:
-        column = f"{row['layer']}, rate {'N' if row['rate'] > 1 else 1}"
-        head += [column] * (column not in head)
-        mean_steps = torch.tensor(row["values"]).float().mean()
-        cells.setdefault(row["N"], []).append(f"{mean_steps:.0f}")
-    return seeds_table(rows, head, [(N, *line) for N, line in cells.items()])
+
+    def layer_of(row):
+        return f"{row['layer']}, rate {'N' if row['rate'] > 1 else 1}"
+
+    return pivot(rows, dict(N="characters N"), layer_of, lambda x: f"{statistics.mean(x):.0f}")
 
 
 def shares(rows):
@@ -155,24 +155,18 @@ def shares(rows):
 
 
 def table(rows):
-    """The mean and the range of the seeds for some steps and ranks, and what is learned first."""
+    """The median and the range of the seeds for some steps and ranks, and what is learned first."""
     (steps, values), lines = shares(rows), []
     for time, rank in (2, 128), (2, 0), (-1, 128), (-1, 26), (-1, 13), (-1, 0), (-1, None):
-        seeds = values[:, time, (*RANKS, None).index(rank)].T  # (2, seeds)
+        seeds = values[:, time, (*RANKS, None).index(rank)].T.tolist()  # (2, seeds)
         kind = "128, first MLP removed" if rank is None else rank
-        lines.append((steps[time], kind, *map(mean, seeds)))
+        lines.append((steps[time], kind, *(spread(each, "{:.2f}") for each in seeds)))
     head = "step", "rank of the second MLP", "accuracy", "p(noise)"
-    noise, answer = (spread(passed.tolist()) for passed in first_passed(steps, values))
+    passed = values[:, :, -2, 1] >= NOISE_SHARE / 2, values[:, :, 0, 0] >= KNOWN  # (seeds, steps)
+    noise, answer = (spread([steps[i] for i in each.int().argmax(1)]) for each in passed)
     said = f"p(noise) first passes {NOISE_SHARE / 2} at step {noise}, and the accuracy without"
     said += f" the second MLP first passes {KNOWN} at step {answer} (median and range)."
     return f"{seeds_table(rows, head, lines)}\n\n{said}"
-
-
-def first_passed(steps, values):
-    """The first steps (seeds,) at which p(noise) is half of its share, and at which the accuracy
-    without the second MLP is KNOWN."""
-    passed = values[:, :, -2, 1] >= NOISE_SHARE / 2, values[:, :, 0, 0] >= KNOWN
-    return [torch.tensor(steps)[each.int().argmax(1)] for each in passed]
 
 
 def draw(results):
@@ -182,13 +176,8 @@ def draw(results):
     draw_seeds(left, steps, values[:, :, -2, 1], "p(noise)", color=COLORS[1])
     draw_seeds(left, steps, values[:, :, 0, 0], "accuracy without the second MLP", color=COLORS[0])
     left.plot(steps, values[:, :, -2, 0].mean(0), "--", color=COLORS[0], label="accuracy")
-    names = f"p(noise) passes {NOISE_SHARE / 2}", f"the answer passes {KNOWN}"
-    for passed, name in zip(first_passed(steps, values), names, strict=True):
-        step = passed.float().quantile(0.5)
-        left.axvline(step, color="0.5", ls=":", zorder=0)
-        left.text(step + 3, 1.04, f"step {step:.0f}: {name}", size="small", va="bottom")
-    left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.12))
-    left.set_title("The noise token is learned first")
+    left.set(xlabel="training step", ylabel="share, tested without noise", ylim=(-0.03, 1.03))
+    left.set_title(f"Noise is learned first ({len(values)} seeds: mean, range)")
     left.legend(fontsize="small", loc="lower right")
     for i, name in (1, "p(noise)"), (0, "accuracy"):
         draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=COLORS[i])
@@ -196,9 +185,8 @@ def draw(results):
     right.set_xticks(RANKS, RANKS)
     right.set_xticks([], minor=True)
     right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole")
-    right.set_title(f"Without it the answer comes back (step {steps[-1]})")
+    right.set_title(f"The second MLP hides the answer (step {steps[-1]})")
     right.legend(fontsize="small", loc="center left")
-    figure.supxlabel(f"Mean and range of {len(values)} seeds; dotted: medians", size=9)
     return figure
 
 

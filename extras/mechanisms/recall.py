@@ -191,22 +191,19 @@ def draw(results):
     names = "loss", "of the relation, -ln p($A_r$)", "of the subject"
     for i, color in enumerate(COLORS[:3]):
         draw_seeds(above, times, curves[:, :, i + 1], names[i], color=color, lw=2.5)
-    for kind in (R, R, D), (S, D, R):
-        above.plot(*zip(*flow(*kind, row["init"], times[-1]), strict=True), "k--", lw=1)
+    flows = [[*flow(*kind, row["init"], times[-1])] for kind in ((R, R, D), (S, D, R))]
+    for points in flows:
+        above.plot(*zip(*points, strict=True), "k--", lw=1)
     above.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
     draw_seeds(below, times, 1 - curves[:, :, 4], "p(a*)", color="black", lw=2.5)
 
-    # the phase: the relation is known, the facts are not
-    losses = ([*zip(times.tolist(), curves[:, :, i].mean(0), strict=True)] for i in (2, 3))
-    phase = plateau_of(R, D, *losses)
+    phase = plateau_of(R, D, *flows)
     for panel in above, below:
         panel.axvspan(*phase, color="0.9", zorder=0)
     below.text(sum(phase) / 2, 0.6, "any answer of $A_r$:\nhallucination", ha="center")
-    levels = {"0": 0, "ln R": math.log(R), "ln D": math.log(D), "ln RD": math.log(R * D)}
-    above.set_yticks([*levels.values()], levels)
+    above.set_yticks([0, *map(math.log, (R, D, R * D))], ["0", "ln R", "ln D", "ln RD"])
     below.set_yticks([0, 1 / D, 1], ["0", "1/D", "1"])
-    above.set(ylabel="loss (nats)")
+    above.set(ylabel="loss (nats)", title=f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
     below.set(xlabel="steps x lr (learning rate)", ylabel="p(right answer)")
-    above.set_title(f"{S} subjects, {R} relations of {D} answers, {len(curves)} seeds")
     above.legend(fontsize="small")
     return figure
