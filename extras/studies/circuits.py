@@ -127,7 +127,7 @@ def doubling():
         f"in most circuits of the main command ({len(six)} of {len(rows)})",
         f"for every token at once ({share(map(bool, same_head))})",
         f"lose D, and D alone ({share(map(loses_x_3_alone, six))})",
-        f"all six in {len(holds_six(fresh))} of the {len(fresh)} seeds 30-39",
+        f"all six stand in {len(holds_six(fresh))} of the {len(fresh)} seeds 30-39",
         f"Without them are {', '.join(names)}",
         f"With AdamW and RoPE {len(holds_six(rope))} of {len(rope)} hold them; of A, B and C "
         f"{' and '.join(row['name'] for row in holds_six(papers))} alone",

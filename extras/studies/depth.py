@@ -224,7 +224,7 @@ def heads_table():
         for text, group in itertools.groupby(solved, solved.get):
             parts.append(f"{', '.join(map(str, group))}: {text}")
         table.append([k, f"{layers} ({causal_depth(k)})", N, f"{steps:,}", "; ".join(parts)])
-    head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
+    head = "k", "layers (by content)", "chains", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
 
 

@@ -19,14 +19,7 @@ import train
 from ablate import PatchedModel, Path, paths_in
 from data import Task, held_out, progress
 from extras import studies
-from extras.studies.rows import (
-    RESULTS,
-    committed,
-    flags_of,
-    name_of,
-    replaced,
-    settings_text,
-)
+from extras.studies.rows import RESULTS, committed, flags_of, name_of, replaced, settings_text
 from extras.studies.theory import may_attend
 
 
