@@ -133,7 +133,7 @@ def page():
         f"that learned all that this allows learned more ({share(above)})",
         f"chain for seven steps** ({know(four, 'x_6', 'x_7')} seeds)",
         f"Three layers never got beyond the third ({share(map(knows_x_4, three))})",
-        f"long chains and masks {share(inside)}, though naive guesses would get {sum(near)}",
+        f"long chains, masks and RoPE {share(inside)}, though naive guesses would get {sum(near)}",
     ]
 
 
