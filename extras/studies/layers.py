@@ -105,7 +105,7 @@ def mask_table():
     lines = []
     for words in dict.fromkeys(row["flags"] for row in read_file(PREDICTED)):
         masked, free = predicted_runs(words), predicted_runs(f"{words} --no-causal")
-        if min(len(masked), len(free)) >= FEWEST:
+        if "--no-causal" not in words and min(len(masked), len(free)) >= FEWEST:
             flags, cells = masked[0]["flags"], []
             for rows, depth_of in (masked, causal_depth), (free, unmasked_depth):
                 runs = [Ended(row["flags"], row["learned"], {}, row["known"]) for row in rows]
