@@ -30,7 +30,7 @@ make_runs() {  # MINUTES WHAT NAME SEEDS FLAGS
 loss() { make_runs "$1" loss "${@:2}"; }
 circuit() { make_runs "$1" circuit "${@:2}"; }
 
-# the main command (circuits.md); in float32; until x_1 is learned, with RoPE and AdamW (emergence.md)
+# the main command (circuits.md); in float32; until x_1 is learned, with RoPE and AdamW (circuits.md)
 main="--layers 12 --heads 1 --D 3"
 until="--eval-every 20 --stop-below 0.6"
 circuit 8 runs/default/s% "$(seq 0 9)" $main --save-every 10
@@ -40,10 +40,10 @@ circuit 20 runs/onset/s% "1 2 3" $main --dtype float32
 loss 5 reads/rope_s% "$(seq 0 9)" $main --rotary qk --save-every 10 $until
 loss 9 reads/adamw_s% "0 1 2" $main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000 --save-every 20 $until
 
-# W_Q and W_K start as small as all other weights (emergence.md)
+# W_Q and W_K start as small as all other weights (circuits.md)
 circuit 8 runs/qk_std0.02/s% "$(seq 0 8)" $main --qk-std 0.02
 
-# and the last weights instead of their average, ten times the weight decay, a little shorter (circuits.md, emergence.md)
+# and the last weights instead of their average, ten times the weight decay, a little shorter (circuits.md)
 plain="--qk-std 0.02 --ema 0"
 short="$main $plain --steps 1050 --decay 0.4"
 circuit 10 runs/last/s% "$(seq 0 4)" $main $plain
@@ -55,14 +55,14 @@ circuit 10 runs/shorter/decay0.4_s% "0 3" $short --weight-decay 0.4
 # again on another machine, an Intel Xeon, each run on one thread
 circuit 7 runs/again/s% "0 1 2 3 4 5 6 8" $main $plain
 
-# transformers A, B, C: the paper's optimizer in an eighth of its steps (circuits.md, emergence.md)
+# transformers A, B, C: the paper's optimizer in an eighth of its steps (circuits.md)
 paper="$main $plain --optimizer adamw"
 circuit 23 A 0 $paper --steps 3000
 circuit 23 B 1 $paper --steps 3000
 circuit 23 C 2 $paper --steps 3000
 circuit 23 runs/adamw/s% "0 1 3" $paper --steps 3000 --save-every 20
 
-# RoPE (emergence.md), and at twice the rate (paper.md)
+# RoPE (circuits.md), and at twice the rate (paper.md)
 rope="$paper --rotary qk --steps 1600 --eval-every 20"
 circuit 16 runs/rope/s% "$(seq 0 5)" $rope --save-every 20
 loss 6 runs/rope/s% "$(seq 6 9)" $rope --stop-below 0.15
@@ -111,7 +111,7 @@ loss 16 runs/conditional/all_L3_s% 0 $both $long --layers 3 --heads 4
 circuit 20 runs/again/conditional_s% "5 6" $four $long
 circuit 15 runs/again/conditional_all_s% 0 $four $brief
 
-# the main command at half the width, with weight decay from 0.1 to 5 e-folds (emergence.md)
+# the main command at half the width, with weight decay from 0.1 to 5 e-folds (circuits.md)
 narrow="$plain --layers 12 --heads 1 --width 64 --lr 2e-3 --stop-below 0"
 for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
   read -r folds decay <<< "$folds_decay"
@@ -122,6 +122,26 @@ done
 loss 6 runs/cleaning/adamw_rope_e0.1_s% "3 4 5 6" $narrow --steps 1600 --weight-decay 0.043 --optimizer adamw --rotary qk
 loss 6 runs/cleaning/muon_e0.3_s% "$(seq 3 9)" $narrow --steps 1600 --weight-decay 0.13 --save-every 20
 loss 12 runs/cleaning/time_s% 0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100
+
+# long chains, a second round of reading ahead (depth.md); those of D=7 ran on an H200, in a fifth of these minutes
+circuit 40 runs/ahead/L12_H1_D7_s% "$(seq 0 4)" --layers 12 --heads 1 --D 7 --steps 3000
+for shape in "3 7" "4 7" "4 8" "5 8"; do
+  read -r layers D <<< "$shape"
+  circuit 25 "runs/ahead/L${layers}_H4_D${D}_s%" "$(seq 0 4)" --layers $layers --heads 4 --D $D --steps 8000 --eval-every 200
+done
+
+# with and without a mask (depth.md)
+for shape in "2 2 2" "2 4 2" "3 2 4"; do
+  read -r layers heads D <<< "$shape"
+  flags="--layers $layers --heads $heads --D $D --steps 6000 --eval-every 200"
+  loss 5 "runs/mask/L${layers}_H${heads}_D${D}_s%" "$(seq 0 4)" $flags
+  loss 5 "runs/mask/L${layers}_H${heads}_D${D}_no-causal_s%" "$(seq 0 4)" $flags --no-causal
+done
+loss 5 runs/mask/L3_H4_D4_s% 0 --layers 3 --heads 4 --D 4 --steps 6000 --eval-every 200
+loss 5 runs/mask/L3_H4_D4_no-causal_s% 0 --layers 3 --heads 4 --D 4 --steps 6000 --eval-every 200 --no-causal
+
+# RoPE with the other settings of the main command (circuits.md)
+circuit 4 runs/rope_muon/s% "$(seq 0 9)" $main --rotary qk --save-every 25
 
 # many depths (paper.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 grid="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0 --D 5"

@@ -1,6 +1,6 @@
-"""Questions put to many runs, one script each: it prints Markdown and draws into --out.
+"""Questions put to many runs, one script each. What stands on the pages is printed by
 
-    python -m extras.studies.order results/runs/default.jsonl out/L12_H1_D3_s*
+    python -m extras.studies results/depth.md
 
 A study takes run directories and files of rows (rows.py) alike.
 """
@@ -16,20 +16,16 @@ from train import read_file
 RESULTS = Path("results")
 
 
-def command(script, description, tables, draw=None):
-    """Run the command line of a study: tables(rows) returns the text to print, draw(rows, out)
-    draws a figure into the folder out and returns what is printed last, its path."""
+def command(script, description, draw):
+    """Run the command line of a study: draw(rows, out) draws a figure, or measures runs, into a
+    file of the folder out, and returns its path."""
     from extras.studies import rows  # here, because rows is a command too
 
     p = command_line(f"python -m extras.studies.{Path(script).stem}", description)
     p.add_argument("run", type=Path, nargs="+", help="run directories, or files of rows")
-    if draw:
-        p.add_argument("--out", type=Path, default="out", help="the folder of the figure")
+    p.add_argument("--out", type=Path, default="out", help="the folder of the file")
     args = p.parse_args()
-    found = rows.load(args.run)
-    print(tables(found))
-    if draw:
-        print(draw(found, args.out))
+    print(draw(rows.load(args.run), args.out))
 
 
 def rows_by(file, *names):
@@ -37,24 +33,13 @@ def rows_by(file, *names):
     return {itemgetter(*names)(row): row for row in read_file(file, [])}
 
 
-# ---- the tables of sweep.py; rows.py has the runs
-
-
-def committed(*patterns):
-    """Return the folders below results/ that hold the table of a sweep and match a pattern."""
-    tables = [table for name in patterns for table in sorted(RESULTS.glob(f"{name}/results.jsonl"))]
-    return [table.parent for table in tables]
-
-
-def load_rows(folders):
-    """Return the rows of the tables of these sweeps."""
-    rows = []
-    for folder in folders:
-        rows += read_file(Path(folder, "results.jsonl"))
-    return rows
-
-
 # ---- text
+
+
+def share(answers):
+    """Return "3 of 5", how many of these are true."""
+    answers = [*answers]
+    return f"{sum(answers)} of {len(answers)}"
 
 
 def markdown(head, *lines):
@@ -77,8 +62,3 @@ def span(values, form="{:.2f}"):
         return ""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low}-{high}"
-
-
-def steps_text(steps):
-    """Return "347, 419, never", where None stands for never."""
-    return ", ".join("never" if step is None else f"{step:.0f}" for step in steps)

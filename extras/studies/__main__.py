@@ -7,9 +7,10 @@ stands there.
 import importlib
 from functools import partial
 
+from ablate import Path, paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import circuits, claims, curriculum, depth, order, spread
+from extras.studies import RESULTS, circuits, claims, curriculum, depth, layers, order, share
 from extras.studies.rows import committed
 
 
@@ -27,34 +28,54 @@ def language_models(name):
     return getattr(importlib.import_module("extras.llm.weights"), name)()
 
 
-def main_command():
-    """Return how many seeds of the main command end below its threshold, and after which steps."""
-    rows = committed("default/*", "fresh/default_*")
-    steps = [row["steps"] for row in rows if row["mse"] < row["flags"].stop_below]
-    said = f"{len(steps)} of {len(rows)} seeds end below 0.01"
-    return f"{said}, after {spread(steps)} steps (median and range)"
+def readme():
+    """Return the numbers in the README, but those that its commands print."""
+    main = committed(*circuits.MAIN)
+    solved = share(row["mse"] < row["flags"].stop_below for row in main)
+    report = read_report(RESULTS / "default_s0")
+    ahead = paths_in(report)[Path(5, 0, "2b", "3b")]
+    before, after = report[report["ablation"]]["x_3"], ahead["without"]["x_3"]
+    four, three = layers.of_shape(4, 4, 7), layers.of_shape(3, 4, 7)
+    alone, (orders, _) = claims.alone()[0], order.count_orders()
+    tested, held = circuits.one_hot()
+    literal = committed("literal/no_aid_*")
+    found = circuits.found(*circuits.MAIN)
+    return [
+        f"error below 0.01 ({solved} seeds)",
+        f"error on D rises from {before:.2f} to {after:.2f}",
+        f"full model's error rises by {ahead['cost']['x_3']:.3f}",
+        f"other reads are replaced, becomes {after:.3f}",
+        f"in some seeds ({layers.know(four, 'x_6', 'x_7')})",
+        f"never get beyond x_3 ({share(map(layers.knows_x_4, three))})",
+        f"pointer doubling ({len(circuits.holds_six(found))} of {len(found)})",
+        f"this two-layer task ({depth.solved_of(depth.wide())})",
+        f"below the paper's bound ({depth.solved_of(depth.led_to_x2()[0])})",
+        f"at 23 places 32 heads fail ({depth.solved_of(depth.at_random(23, [32]))}), two layers "
+        f"succeed ({depth.solved_of(depth.two_layers_far())})",
+        f"do ([{share(answer for _, answer in alone)}](results/curriculum.md))",
+        f"a later symbol first ({share(not in_order for _, in_order in orders)})",
+        f"reads of an induction head ({share(answer for _, answer in claims.needs_both())})",
+        f"the paper's one-hot attention ({len(held)} of {len(tested)})",
+        f"none ends solved ({share(row['mse'] < 0.01 for row in literal)}); one reached "
+        f"{claims.lowest_loss('literal/no_aid_*'):.3f} before",
+    ]
 
 
-def findings():
-    return "\n".join(claims.findings())
-
-
-def curriculum_table():
-    return curriculum.table(committed("curriculum/D3_*"))
-
-
-PAGES = {  # page: functions that return what stands on it
-    "README.md": [main_command, findings],
-    "results/paper.md": [claims.table],
+PAGES = {  # page: functions that return a table, or the pieces of text, that must stand on it
+    "README.md": [readme],
+    "results/paper.md": [claims.table, claims.verdicts],
     "results/circuits.md": [
-        *(circuits.answer, circuits.fresh_table, circuits.again_table, circuits.compiled_table),
-        circuits.papers_test,
+        *(circuits.doubling, circuits.doubling_table, circuits.papers_claims),
+        *(order.page, order.induction_table, claims.induction),
+        *(circuits.trust_table, circuits.trust),
     ],
-    "results/curriculum.md": [curriculum_table, curriculum.claim, curriculum.conditional_claim],
-    "results/emergence.md": [order.order_claim, order.induction_table, order.d_claim],
+    "results/curriculum.md": [
+        *(curriculum.table, curriculum.claim, curriculum.conditional_claim),
+        claims.alone_claim,
+    ],
     "results/depth.md": [
-        *(depth.answer, depth.heads_table, depth.limits, depth.equal_parameters),
-        *(depth.swaps, depth.places_table, depth.waits, depth.place_heads),
+        *(layers.page, layers.layers_table, layers.mask_table),
+        *(depth.page, depth.heads_table),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")
@@ -63,8 +84,16 @@ PAGES = {  # page: functions that return what stands on it
 }
 
 
+def pieces_of(page):
+    """Return all that must stand on a page, a list of texts."""
+    pieces = []
+    for function in PAGES[page]:
+        found = function()
+        pieces += [found] if isinstance(found, str) else found
+    return pieces
+
+
 if __name__ == "__main__":
     p = command_line("python -m extras.studies", __doc__)
     p.add_argument("page", choices=PAGES)
-    for function in PAGES[p.parse_args().page]:
-        print(function(), end="\n\n")
+    print(*pieces_of(p.parse_args().page), sep="\n\n")

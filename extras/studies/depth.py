@@ -1,7 +1,7 @@
 """How many layers and heads the problem needs (Sections 5, 7 and 10.1): trained models beside what
 attention by shared content allows, and how many heads replace a layer.
 
-    python -m extras.studies.depth                    # prints all cells, draws the figure
+    python -m extras.studies.depth                    # prints the table, draws the figure
     python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
 """
 
@@ -14,8 +14,9 @@ from pathlib import Path
 import analyze
 import train
 from data import command_line, held_out, progress
-from extras.studies import RESULTS, markdown, span, spread
-from extras.studies.rows import flags_of, rounded
+from extras.studies import RESULTS, markdown, share, span
+from extras.studies.layers import compared
+from extras.studies.rows import rounded
 from extras.studies.theory import causal_depth
 
 import torch
@@ -26,17 +27,15 @@ ROWS = RESULTS / "runs/depth_width.jsonl"
 PREDICTED = RESULTS / "runs/controls_predicted.jsonl"
 FIGURE = RESULTS / "figures/heads_places.png"
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
-SERVED = 0.25  # the loss of x_1 below which a place is served; where nothing is known it is about 1
 SEEDS = 5  # a cell of the page has runs of so many seeds or more
 PLACES, HEADS = (9, 11, 15, 23), (8, 16, 32)  # of a 1b, and in the one layer
 EQUAL = [  # places or None, N, D, steps, two shapes (layers, heads) with as many parameters
     (None, 4, 1, 4000, (1, 16), (2, 4)),
+    (15, 2, 1, 10_000, (1, 16), (2, 4)),
     (None, 4, 2, 2500, (2, 16), (3, 8)),
     (None, 4, 3, 12_000, (2, 16), (3, 8)),
-    (15, 2, 1, 10_000, (1, 16), (2, 4)),
 ]
 MARKS = {"all": "#2a9d8f", "some": "#e9c46a", "none": "white"}  # how many runs solve it
-BASELINE = 0.66  # the median of the cells of random places that were known before PREDICTED
 
 
 # ---- the row of a run
@@ -208,26 +207,13 @@ def solved_of(rows, form="{} of {}"):
 # ---- what stands on the page
 
 
-def answer():
-    """Return what heads replace, what it costs, and where it stops."""
-    scratch = at_random(15, (16, 32), [False]) + at_random(15, [16], [False], 4)
-    led = at_random(15, (16, 32), [True]) + at_random(15, [16], [True], 4)
-    two = rows_of(2, 8, 2, 1, 4000, 23) + rows_of(2, 16, 2, 1, 4000, 23)
-    return f"""\
-**Where the pairs stand at few places, enough heads replace a layer**: one layer, asked for x_1
-alone, solves it, which takes two layers by content, in {solved_of(wide())} runs of the first table
-with 2N heads or more. It costs about a head for each place, and training: at 15 places, 16 or 32
-heads solve x_1 in {solved_of(led)} runs that start from the weights of fewer places (*led*), and in
-{solved_of(scratch)} from scratch. In our runs it stops at 23 places, where one layer of 8 to 32
-heads solves x_1 in {solved_of(far())} runs, two layers, of no more steps, in {solved_of(two)}."""
-
-
 def heads_table():
-    """Return which models solve a symbol that takes more layers by shared content, by their heads:
-    of SEEDS runs or more, some with more than N heads, those of most steps."""
+    """Return which models solve x_2 or a later symbol in fewer layers than it takes by content, by
+    their heads: of SEEDS runs or more, some with more than N heads, those of most steps. x_1 is in
+    the figure."""
     lines, longest = collections.defaultdict(dict), {}
     for (other, layers, N, heads, D, steps), rows in cells().items():
-        if not other and len(rows) >= SEEDS and layers < causal_depth(D):
+        if not other and len(rows) >= SEEDS and layers < causal_depth(D) and D > 1:
             lines[D, layers, N, steps][heads] = solved_of(rows, "{}/{}")
     for (k, layers, N, steps), solved in sorted(lines.items()):
         if max(solved) > N:
@@ -238,134 +224,97 @@ def heads_table():
         for text, group in itertools.groupby(solved, solved.get):
             parts.append(f"{', '.join(map(str, group))}: {text}")
         table.append([k, f"{layers} ({causal_depth(k)})", N, f"{steps:,}", "; ".join(parts)])
-    head = "k", "layers (by content)", "N", "steps", "heads: runs that solve x_k"
+    head = "k", "layers (by content)", "chains", "steps", "heads: runs that solve x_k"
     return markdown(head, *table)
 
 
-def limits():
-    """Return what was learned without MLPs, with RoPE, with few heads, and led to more pairs."""
-    without = cells()["--no-mlp", 1, 4, 8, 1, 4000]
-    deeper = cells()["--no-mlp", 2, 4, 8, 2, 10_000]
-    rope = cells()["--rotary qk", 1, 4, 8, 1, 4000] + cells()["--rotary qk", 1, 4, 16, 1, 4000]
-    fell = span([row["fell"] for row in rope])
-    few = sorted(losses_of(rows_of(3, 4, 4, 4, 12_000)))
-    three, four = rows_of(1, 16, 3, 2, 5000, led=True), rows_of(1, 16, 4, 2, 5000, led=True)
-    return f"""\
-For N = 4, one layer of 8 heads without MLPs solves x_1 in {solved_of(without)} runs of 4,000 steps,
-one of 8 or 16 heads with RoPE in {solved_of(rope)} (they fell by {fell} in the last third). Two
-layers of 8 heads without MLPs solve x_2 in {solved_of(deeper)} runs of 10,000 steps. Three layers
-of 4 heads end at losses of x_4 of {", ".join(f"{loss:.2f}" for loss in few)}. One layer of 16
-heads, led from N = 2 to 3 and 4 with 5,000 steps each, solves x_2 in {solved_of(three)} and
-{solved_of(four)} (losses {span(losses_of(three))} and {span(losses_of(four))})."""
+def without():
+    """Return the rows of one layer of four chains with 8 heads and no MLPs, and those of 16 heads
+    with RoPE."""
+    return cells()["--no-mlp", 1, 4, 8, 1, 4000], cells()["--rotary qk", 1, 4, 16, 1, 4000]
+
+
+def led_to_x2():
+    """Return the rows of one layer of 16 heads that is asked for x_2, of two, three and four
+    chains; the last two start from the weights of fewer chains."""
+    three, four = (rows_of(1, 16, N, 2, 5000, led=True) for N in (3, 4))
+    return rows_of(1, 16, 2, 2, 10_000), three, four
+
+
+def at_15(led):
+    """Return the rows of one layer of 16 and 32 heads at 15 places, of two chains and of four."""
+    return at_random(15, (16, 32), [led]) + at_random(15, [16], [led], 4)
+
+
+def two_layers_far():
+    return rows_of(2, 8, 2, 1, 4000, 23) + rows_of(2, 16, 2, 1, 4000, 23)
+
+
+def page():
+    """Return what stands in the text of the page on heads."""
+    beyond, three, four = led_to_x2()
+    no_mlp, rope = without()
+    wide_far = at_random(23, [32])
+    staged = [row for row in wide_far if row["init"]]
+    narrow = [row for row in far() if row["heads"] < 23]
+    deep = two_layers_far()
+    losses = "{:.2f}, {:.2f} and {:.2f}".format(*map(median_of, (beyond, three, four)))
+    inside, near = compared(train.read_file(PREDICTED), median_of_prediction)[1:]
+    return [
+        f"two-layer task ({solved_of(wide())} runs)",
+        f"x_2, which the paper's bound of log3(2k) layers excludes ({solved_of(beyond)})",
+        f"if trained on fewer places first ({solved_of(at_15(True))} runs), but rarely from "
+        f"scratch ({solved_of(at_15(False))})",
+        f"At 23 places 32 heads failed ({solved_of(wide_far)})",
+        f"trained in stages came down to {span(losses_of(staged))} and were still falling",
+        f"fewer heads than places failed too ({solved_of(narrow)})",
+        f"Two layers of 8 or 16 heads succeed in no more steps ({solved_of(deep)})",
+        f"x_2 of {losses}, where knowing nothing costs 0.50, 0.67 and 0.75",
+        f"solves x_1 in no run ({solved_of(no_mlp)})",
+        f"one of 16 heads with RoPE ({solved_of(rope)}), which ends at {median_of(rope):.2f} after "
+        "4,000 steps and still falls",
+        *swaps(),
+        equal_parameters(),
+        f"heads {share(inside)} lie inside, where one guess for all would get {sum(near)}",
+    ]
 
 
 def swaps():
-    """Return how models of one layer that solve x_1 read, and what becomes of their answers when
-    their address heads, or all others, write what they write in another sequence."""
+    """Return how many models of one layer that solve x_1 read as a table does, and by how much the
+    loss rises when address heads point to where another sequence has its pair."""
     solved = [row["how"] for row in one_layer() if solves(row)]
     both = [how for how in solved if how["address"] and len(how["place"]) >= len(how["by_place"])]
-    swapped = [(how["full"], *how[name]) for how in both for name in ("swap", "swap_rest")]
-    added = max(new - full for full, new, _ in swapped)
-    own = span([old for _, _, old in swapped], "{:.1f}")
-    return f"""\
-Of {len(solved)} models of the first table that solve x_1, {len(both)} have an address head and N
-place heads or more, for N places. In these both swaps bring the expected symbol (the loss rises by
-at most {added:.2f}) and not the own one (loss {own})."""
-
-
-def places_table():
-    """Return what one layer learned where pairs stand anywhere: solved runs, and median losses."""
-    lines = []
-    for places, led in itertools.product(PLACES, (False, True)):
-        if led and places == PLACES[0]:
-            continue  # the others start from its weights
-        line = [f"{places}, {'led' if led else 'scratch'}"]
-        for heads, N in *((heads, 2) for heads in HEADS), (16, 4):
-            rows = at_random(places, [heads], [led], N)
-            line.append(f"{solved_of(rows, '{}/{}')}: {median_of(rows):.2f}" if rows else "")
-        lines.append(line)
-    return markdown(["places", *(f"{n} heads" for n in HEADS), "16 heads, N = 4"], *lines)
-
-
-def waits():
-    """Return after how many steps from scratch x_1 is learned."""
-    texts = []
-    for places in PLACES:
-        learned = [row["learned"][0] for row in at_random(places, led=[False])]
-        steps = [step for step in learned if step]
-        when = f" (step {spread(steps)})" if steps else ""
-        texts.append(f"{len(steps)} of {len(learned)} at {places}{when}")
-    return f"Of 8 to 32 heads from scratch, x_1 falls below 1/3, by places: {', '.join(texts)}."
-
-
-def place_heads():
-    """Return how many place heads the solved models have, and what others serve of 23 places."""
-    solved, served_of = [], []
-    for places in PLACES:
-        hows = [row["how"] for row in at_random(places) if solves(row)]
-        if hows:
-            solved.append(f"{span([len(how['place']) for how in hows], '{}')} at {places}")
-    for heads in HEADS:
-        hows = [row["how"] for row in at_random(23, [heads], [True])]
-        served = [sum(loss < SERVED for loss in how["by_place"]) for how in hows]
-        kept = span([len(how["place"]) for how in hows], "{}")
-        served_of.append(f"{heads} heads have {kept} and serve {span(served, '{}')}")
-    return f"""\
-Place heads of models that solve x_1, by places: {", ".join(solved)}. Of 23 places, led models of
-{", of ".join(served_of)} (by a loss below {SERVED})."""
+    rises = [how["swap"][0] - how["full"] for how in both]
+    return [
+        f"a place head for each place ({len(both)} of {len(solved)})",
+        f"the loss rises by at most {max(rises):.2f}",
+    ]
 
 
 def equal_parameters():
-    """Return, for shapes with as many parameters, which solve x_D: few layers of many heads, and
+    """Return, of shapes with as many parameters, which solve x_D: few layers of many heads, and
     more layers of fewer heads."""
-    lines = []
+    texts = []
     for places, N, D, steps, *shapes in EQUAL:
-        where = f" ({places} places)" if places else ""
-        sizes, solved = [], []
-        for layers, heads in shapes:
-            shape = dict(layers=layers, heads=heads, head_size=32, N=N, D=D)
-            flags = flags_of(shape | dict(dtype="float32"))  # distractors change no parameter
-            sizes.append(sum(weights.numel() for weights in train.build(flags).parameters()))
-            rows = rows_of(layers, heads, N, D, steps, places)
-            solved.append(f"{layers} x {heads}: {solved_of(rows, '{}/{}')}")
-        lines.append([f"x_{D}, N = {N}{where}", f"{steps:,}", "{:,}; {:,}".format(*sizes), *solved])
-    head = "symbol", "steps", "parameters", "layers x heads: solved", "with more layers"
-    return markdown(head, *lines)
+        rows = [rows_of(layers, heads, N, D, steps, places) for layers, heads in shapes]
+        few, more = (solved_of(group, "{}/{}") for group in rows)
+        where = f"x_{D} at {places} places" if places else f"x_{D}"
+        texts.append(f"{where} by {few} and {more}")
+    return f"{', '.join(texts[:-1])}, and {texts[-1]}"
 
 
-# ---- what the command prints
+# ---- what was predicted
 
 
-def cells_table():
-    """Return all cells: the median and the range of the last losses of x_D. A star: some loss above
-    SOLVED still fell by as much in the last third of its steps."""
-    lines = []
-    for (other, layers, N, heads, D, steps), rows in cells().items():
-        falls = any(row["fell"] > SOLVED < row[f"x_{D}"] for row in rows)
-        losses = spread(losses_of(rows), "{:.3f}") + "*" * falls
-        lines.append([layers, heads, N, D, steps, other, len(rows), solved_of(rows), losses])
-    head = "layers", "heads", "N", "D", "steps", "other flags", "n", "solve x_D", "loss of x_D"
-    return markdown(head, *lines)
+def median_of_prediction(row):
+    """Return the median of the runs of a row of PREDICTED."""
+    led = row["group"].startswith("led")
+    steps = row.get("steps") or (5000 if led else 10_000)
+    shape = row["layers"], row["heads"], row["N"], row["D"]
+    return median_of(rows_of(*shape, steps, row["places"], led))
 
 
-def predictions():
-    """Return which medians lie where they were predicted before the runs, and how often they lie as
-    near to BASELINE, the median of the cells that were known then."""
-    lines, inside, near = [], 0, 0
-    for row in train.read_file(PREDICTED):
-        led = row["group"].startswith("led")
-        steps = row.get("steps") or (5000 if led else 10_000)
-        shape = row["layers"], row["heads"], row["N"], row["D"]
-        rows = rows_of(*shape, steps, row["places"], led)
-        median, low, high = median_of(rows), row["low"], row["high"]
-        inside += low <= median <= high
-        near += abs(median - BASELINE) <= (high - low) / 2
-        where = f"{row['layers']} layers" + f", {row['places']} places" * bool(row["places"])
-        cell = row["group"], where, row["heads"], row["loss"], len(rows)
-        lines.append([*cell, f"{low}-{high}", f"{median:.3f}", low <= median <= high])
-    head = "runs", "", "heads", "loss", "n", "predicted", "median", "inside"
-    said = f"inside: {inside} of {len(lines)}; {BASELINE} in each, as wide: {near}"
-    return f"{markdown(head, *lines)}\n\n{said}"
+# ---- the figure
 
 
 def draw_places(path=FIGURE):
@@ -405,16 +354,16 @@ def draw_places(path=FIGURE):
 
     for name, color in MARKS.items():
         axes.plot([], [], "o", mfc=color, mec=analyze.INK, ms=9, label=f"{name} solve it")
-    name = "led: from the weights of fewer places"
+    name = "in stages: from fewer places to more"
     axes.plot([], [], "^", mfc="white", mec=analyze.INK, ms=9, label=name)
     axes.set_yticks(range(len(lines)), [f"{places} (N = {N})" for places, N in lines])
     axes.set_xticks(range(len(numbers)), numbers)
-    axes.set(xlabel="heads in the only layer", ylabel="places where the own 1b may stand")
+    axes.set(xlabel="heads in the only layer", ylabel="places where the answer may stand")
     axes.set(xlim=(-0.6, len(numbers) - 0.4), ylim=(-0.6, len(lines) - 0.4))
     axes.tick_params(length=0)
     axes.set_frame_on(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    title = "To find x_1, one layer needs about a head for each place"
+    title = "The more places, the more heads one layer needs to find x_1"
     figure.suptitle(title, x=0.01, ha="left", size=13, weight="bold")
     analyze.save_figure(figure, path)
 
@@ -423,5 +372,5 @@ if __name__ == "__main__":
     p = command_line("python -m extras.studies.depth", __doc__)
     p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
     measure(p.parse_args().run)
-    print(cells_table(), predictions(), sep="\n\n")
+    print(heads_table(), compared(train.read_file(PREDICTED), median_of_prediction)[0], sep="\n\n")
     draw_places()

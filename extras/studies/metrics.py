@@ -75,20 +75,6 @@ def shown(row):
     return max(row["above"].values()) > SHOWN
 
 
-def table():
-    """Return a row per N and depth, and whether it is too small: what each metric says."""
-    groups, lines = {}, []
-    for row in load_metrics():
-        groups.setdefault((row["N"], row["layers"], too_few_layers(row)), []).append(row)
-    for (N, layers, few), rows in sorted(groups.items()):
-        names = studies.span([int(row["symbol"][2:]) for row in rows], "x_{}")
-        ranges = [studies.span([row[metric] for row in rows]) for metric in rows[0]["above"]]
-        learned = f"{sum(map(shown, rows))} of {len(rows)}"
-        lines.append([N, layers, names, "yes" if few else "no", *ranges, learned])
-    head = "N", "layers", "symbols", "too few", "MSE", "cosine", "nearest right", "shown"
-    return studies.markdown(head, *lines)
-
-
 def write(rows, out):
     """Measure run directories into metrics.jsonl, among the rows of others."""
     file = out / "metrics.jsonl"
@@ -100,4 +86,4 @@ def write(rows, out):
 
 
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, lambda rows: f"{len(rows)} runs", write)
+    studies.command(__file__, __doc__, write)

@@ -1,31 +1,25 @@
 """In which order runs learn their symbols, and what x_1 needs when it is learned (Sections 7.2, 9).
 
-    python -m extras.studies.order results/runs/default.jsonl          # prints the tables
-    python -m extras.studies.order out/L12_H1_D3_s* --out results/figures    # measures
+    python -m extras.studies.order out/L12_H1_D3_s* --out results/figures
 
 Runs with checkpoints are measured into induction.jsonl, a row for the first checkpoint of each that
 knows x_1, with a loss below 0.5: run, step, loss of x_1, and kinds, {"q -> 1b": by how much it
 rises if all heads lose what they read so, ...}, of all pairs of roles.
 """
 
+import functools
 import itertools
 import math
 import re
+from argparse import Namespace
+from typing import NamedTuple
 
 import analyze
 import train
 from ablate import PatchedModel, Path, paths_in
 from data import Task, held_out, progress
 from extras import studies
-from extras.studies.rows import (
-    RESULTS,
-    committed,
-    flags_of,
-    group_by_settings,
-    name_of,
-    replaced,
-    settings_text,
-)
+from extras.studies.rows import RESULTS, committed, flags_of, name_of, replaced, settings_text
 from extras.studies.theory import may_attend
 
 
@@ -39,10 +33,9 @@ SEQUENCES = 64  # held out, for induction.jsonl
 
 
 def count(answers):
-    """Return "3 of 5 (2 seeds)", of [(flags, bool), ...]: few seeds make many runs."""
-    numbers = len({flags.seed for flags, _ in answers})
-    text = f"{sum(answer for _, answer in answers)} of {len(answers)}"
-    return f"{text} ({numbers} seed{'s' * (numbers > 1)})" if answers else ""
+    """Return "3 of 5 (2)", of [(flags, bool), ...]: few seeds, here 2, make many runs."""
+    seeds = len({flags.seed for flags, _ in answers})
+    return f"{studies.share(answer for _, answer in answers)} ({seeds})" if answers else ""
 
 
 def asks_all(flags):
@@ -50,15 +43,32 @@ def asks_all(flags):
     return flags.ic and not (flags.targets or flags.init)
 
 
+class Ended(NamedTuple):
+    """What became of a run of chains: the step at which it learned each symbol, or None, and the
+    last loss of each; known: the symbols that it knows at its end."""
+
+    flags: Namespace
+    learned: dict
+    losses: dict
+    known: list
+
+
+@functools.cache
 def all_chains():
-    """Return [(flags, {symbol: step or None}, last loss), ...] of all chain runs, and of sweeps."""
-    runs = [(row["flags"], row["learned"], row["log"][-1]["val"]) for row in committed("*")]
-    for row in studies.load_rows(studies.committed("*")):
+    """Return an Ended for each run of chains, those of sweeps too."""
+    found = []
+    for row in committed("*"):
+        losses = {name: row["log"][-1][name] for name in row["learned"]}
+        found.append(Ended(row["flags"], row["learned"], losses, row["known"]))
+    tables = map(train.read_file, sorted(RESULTS.glob("*/results.jsonl")))  # of sweep.py
+    for row in itertools.chain(*tables):
         flags = flags_of(row)
-        names = train.task_of(flags).target_names
-        learned = {name: row[f"{name}_learned"] for name in names}
-        runs.append((flags, learned, row["val"]))
-    return [run for run in runs if run[0].task == "chain"]
+        task = train.task_of(flags)
+        learned = {name: row[f"{name}_learned"] for name in task.target_names}
+        losses = {name: row[name] for name in task.target_names}
+        known = [name for name in losses if losses[name] < task.learned_below]
+        found.append(Ended(flags, learned, losses, known))
+    return [run for run in found if run.flags.task == "chain"]
 
 
 def count_orders():
@@ -67,7 +77,7 @@ def count_orders():
     order; and how many of them have two symbols between the same two evaluations, so that their
     order is not known."""
     answers, unresolved = {}, set()
-    for flags, learned, _ in all_chains():
+    for flags, learned, *_ in all_chains():
         steps = [step for step in learned.values() if step is not None]
         if asks_all(flags) and len(steps) > 1:
             key = settings_text(replaced(flags, steps=1, stop_below=0)), flags.seed
@@ -79,35 +89,9 @@ def count_orders():
     return [*answers.values()], len(unresolved - answers.keys())
 
 
-def order_claim():
-    """Return the sentence on all runs."""
-    answers, unresolved = count_orders()
-    return f"""\
-**Symbols are learned in order in {count(answers)}**: each seed of each setting counts once, of the
-runs of chains in `runs/`, `sweep/`, `longer/` and A to D that ask for all symbols, from fresh
-weights, and learn two or more. Left out are {unresolved} in which two symbols fall between the same
-evaluations, and `depth_width`."""
-
-
 def ended(row):
     """Return whether a run ended by itself, and was not stopped by hand before."""
     return row["steps"] == row["flags"].steps or row["log"][-1]["val"] < row["flags"].stop_below
-
-
-def order_table(rows=None):
-    """Return a row per setting of runs that ended by themselves: when they learn, and end."""
-    lines, rows = [], rows or committed("default/*", "[ABC]", "adamw/*")
-    for name, group in group_by_settings([*filter(ended, rows)]).items():
-        steps = [[*row["learned"].values()] for row in group]
-        learned = [row for row in steps if None not in row]
-        gaps = [[b - a for a, b in itertools.pairwise(row)] for row in learned]
-        gaps = ", ".join(map(studies.spread, zip(*gaps, strict=True)))
-        first = studies.spread([row[0] for row in learned]) if learned else ""
-        ends = studies.spread([row["steps"] for row in group])
-        seeds = f"{len(group)} ({len({row['flags'].seed for row in group})})"
-        lines.append([name, seeds, len(learned), first, gaps, ends])
-    head = "flags", "runs (seeds)", "learn all", "x_1 at step", "steps to the next", "end at"
-    return studies.markdown(head, *lines)
 
 
 # ---- the order of paths and heads
@@ -182,17 +166,17 @@ def induction_groups():
     return {f"{title} (n = {len(rows)})": rows for title, rows in groups.items() if rows}
 
 
-def induction_table(shown=5):
+def induction_table(shown=2):
     """Return a row per kind of read: by how much x_1 rises without it, and who needs it."""
     groups, lines, rows = induction_groups(), [], load_induction()
     kinds = sorted(rows[0]["kinds"], key=lambda kind: -max(row["kinds"][kind] for row in rows))
-    named = {kind: [kind] for kind in kinds[:shown]} | {"largest of others": kinds[shown:]}
-    for title, group in named.items():
+    named = {kind.replace("->", "reads"): [kind] for kind in kinds[:shown]}
+    for title, group in (named | {"any other read": kinds[shown:]}).items():
         line = [title]
         for rows in groups.values():
             rises = [max(row["kinds"][kind] for kind in group) for row in rows]
-            lost = sum(any(needed(row, kind) for kind in group) for row in rows)
-            line.append(f"{studies.span(rises)}; {lost} of {len(rows)}")
+            lost = [any(needed(row, kind) for kind in group) for row in rows]
+            line.append(f"{studies.span(rises)}; {studies.share(lost)}")
         lines.append(line)
     return studies.markdown(["without, in all heads", *groups], *lines)
 
@@ -208,15 +192,15 @@ def last_paths(row):
     return found
 
 
-def d_claim():
-    """Return when D learns its symbols, and how late its last path emerges, by the threshold."""
-    [row] = committed("D")
-    learned, lasts = studies.steps_text(row["learned"].values()), last_paths(row)
-    gaps = [gap for _, _, gap, longest in lasts if gap > longest]
-    return f"""\
-D (one run) learns x_1 to x_4 at steps {learned}. At {len(gaps)} of {len(lasts)} thresholds from
-{LEVELS[0]} to {LEVELS[-1]} its last path comes after the longest gap between two paths, of
-{min(gaps):.0f} to {max(gaps):.0f} steps."""
+def page():
+    """Return what the page says of the order of symbols and of D's last head."""
+    answers, unresolved = count_orders()
+    late = [gap > longest for _, _, gap, longest in last_paths(*committed("D"))]
+    return [
+        f"before an earlier one ({studies.share(not in_order for _, in_order in answers)})",
+        f"Left out are {unresolved} in which two come between the same two evaluations",
+        f"at {studies.share(late)} such thresholds it is so",
+    ]
 
 
 def write_induction(rows, out):
@@ -232,4 +216,4 @@ def write_induction(rows, out):
 
 
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, order_table, write_induction)
+    studies.command(__file__, __doc__, write_induction)

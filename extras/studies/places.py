@@ -7,6 +7,8 @@
 The pairs of a sequence are shuffled over their places, and the queries come last.
 """
 
+import re
+
 from data import Block, Task, random_bits
 
 import torch
@@ -51,29 +53,9 @@ class Places(Task):
         return batch._replace(inputs=inputs, positions=positions, symbols=symbols)
 
 
-class random4(Places):
-    G = 4
-
-
-class random6(Places):
-    G = 6
-
-
-class random8(Places):
-    G = 8
-
-
-class random12(Places):
-    G = 12
-
-
-class random20(Places):
-    G = 20
-
-
-class fixed20(Places):
-    fixed = True
-
-
-class fixed6(Places):
-    G, fixed = 6, True
+def __getattr__(name):
+    """Return the class random20, fixed20 or the like, of any number of distractors."""
+    found = re.fullmatch(r"(random|fixed)(\d+)", name)
+    if found is None:
+        raise AttributeError(f"{__name__} has no task {name}")
+    return type(name, (Places,), dict(G=int(found[2]), fixed=found[1] == "fixed"))

@@ -27,17 +27,11 @@ from train import DEFAULTS, settings_of, task_of
 
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
 SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
-TASKS = {  # what --task was called in committed rows
-    "conditional": "extras.studies.tables:Conditional",
-    "shuffled": "extras.studies.tables:Shuffled",
-}
 
 
 def flags_of(config):
     """Return the flags of a run from its config.json, or from a row that has them."""
-    flags = Namespace(**(DEFAULTS | config))
-    flags.task = TASKS.get(flags.task, flags.task)
-    return flags
+    return Namespace(**(DEFAULTS | config))
 
 
 def replaced(flags, **changes):
@@ -66,17 +60,6 @@ def row_of(run):
 # ---- what studies read
 
 
-def drop_intervals(part):
-    """Leave the means in a report, which had [mean, low, high] in earlier ones."""
-    for name, value in part.items():
-        if isinstance(value, dict):
-            drop_intervals(value)
-        elif name.startswith("x_") and isinstance(value, list):
-            part[name] = value[0]
-    for path in part.get("paths", []):
-        drop_intervals(path)
-
-
 def load(sources):
     """Return a row, a dict, for each run of these run directories and files of rows. It has what
     this file says above, report and emergence being {} where there is none, and
@@ -92,7 +75,6 @@ def load(sources):
         rows = train.read_file(source) if many else [row_of(source)]
         for row in (row for row in rows if "config" in row):  # a study may keep others there
             row = dict(report={}, emergence={}) | row
-            drop_intervals(row["report"])
             row["folder"] = None if many else source
             row["group"] = source.stem if many else source.absolute().parent.name
             if "/" in row["name"]:  # of others.jsonl, which holds small groups
@@ -145,15 +127,6 @@ def once(rows):
     for row in rows:
         found.setdefault((row["settings"], row["flags"].seed), row)
     return [*found.values()]
-
-
-def group_by_settings(rows):
-    """Return {name: [row, ...]}, by seed in a group; a name leaves out what all settings share."""
-    groups, shared = {}, set.intersection(*(set(row["settings"]) for row in rows))
-    for row in sorted(rows, key=lambda row: row["flags"].seed):
-        name = ", ".join(text for text in row["settings"] if text not in shared)
-        groups.setdefault(name or ", ".join(row["settings"]) or "the defaults", []).append(row)
-    return groups
 
 
 def main():
