@@ -243,7 +243,7 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
     monkeypatch.setattr(ablate, "verdict", strict)
     report = ablate.find_circuit(planted, data.Task(D=1), count=256)
     assert report["verdict"] == "validated under mean ablation alone"
-    assert tried == [[RESAMPLE, MEAN], [MEAN]]
+    assert tried == [ablate.BOTH, [MEAN]]
     searched, reference, fresh, donors = (
         {tuple(x.flatten().tolist()) for x in batch} for batch in batches
     )
