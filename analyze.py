@@ -77,7 +77,7 @@ def draw_curves(flags, rows):
     # the plateaus, and what a model on each of them does
     for level, meaning in task.plateaus:
         right.axhline(level, color=GRAY, ls=":")
-        right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom")
+        right.text(steps[-1], level, f"{level:.3g}: {meaning}", size=8.5, ha="right", va="bottom")
     add_title(figure, flags, "how it learned", "Dots: the symbol counts as learned.")
     return figure
 
