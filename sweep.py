@@ -49,12 +49,12 @@ PRESETS = {  # name: [(flags of train.py, number of seeds), ...]
 
 
 def options_of(words):
-    """Return {flag: [flag, value, ...]} of the words of a command line."""
-    options, flag = {}, ""
+    """Return {flag: [flag, value, ...]} of a command line; if a flag comes twice, the last one."""
+    options = {}
     for word in words:
-        if word.startswith("--"):
-            flag = word
-        options.setdefault(flag, []).append(word)
+        if word.startswith("--") or not options:
+            option = options[word] = []
+        option.append(word)
     return options
 
 
