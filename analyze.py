@@ -77,7 +77,7 @@ def draw_curves(flags, rows):
     # the plateaus, and what a model on each of them does
     for level, meaning in task.plateaus:
         right.axhline(level, color=GRAY, ls=":")
-        right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom")
+        right.text(steps[-1], level, f"{level:.3g}: {meaning}", size=8.5, ha="right", va="bottom")
     add_title(figure, flags, "how it learned", "Dots: the symbol counts as learned.")
     return figure
 
@@ -113,7 +113,8 @@ def draw_attention_maps(model, flags, paths):
             y, x = divmod(3 * number, 9)
             cell = cells[3 * y : 3 * y + 3, x : x + 3]
         axes = figure.add_subplot(cell, xticks=[], yticks=[], title=f"L{layer}H{head}")
-        axes.imshow(patterns[layer][0, head, order][:, order], "Blues", vmin=0, vmax=1)
+        pattern = patterns[layer][0, head, order][:, order].numpy()
+        axes.imshow(pattern, "Blues", vmin=0, vmax=1)
         if number < large:
             axes.set_xticks(range(len(names)), names, rotation=90)
             axes.set_yticks(range(len(names)), names)
@@ -121,7 +122,8 @@ def draw_attention_maps(model, flags, paths):
         for edge in range(0, len(names), len(task.roles) or task.T):
             axes.axhline(edge - 0.5, color=GRAY, lw=0.5)
             axes.axvline(edge - 0.5, color=GRAY, lw=0.5)
-        y, x = mask_of(group, task, batch.positions)[0, order][:, order].nonzero().T
+        mask = mask_of(group, task, batch.positions)[0, order][:, order]
+        y, x = mask.nonzero().T.numpy()
         axes.plot(x, y, "s", ms=205 / len(names), mfc="none", mec=CIRCUIT)
     caption = f"One held-out sequence, {'sorted by chain' if task.roles else 'tokens by number'}."
     caption += " Rows attend to columns, the darker, the more. Red: the paths of the circuit."
@@ -325,7 +327,9 @@ def draw_paths(flags, emergence):
         axes.plot(emergence["steps"], row["mean"], color=INK)
         axes.set_title(f"{path}: {'never' if step is None else round(step)}", size=9)
         axes.axhline(0.5, color=CIRCUIT, lw=0.5)
-    caption = "Mean attention by training step; named: the step at which it first passes 0.5"
+    caption = (
+        f"Mean attention (n = {emergence['sequences']}) by training step, and when it passes 0.5"
+    )
     add_title(figure, flags, "how it learned its paths", caption)
     return figure
 

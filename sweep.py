@@ -49,12 +49,12 @@ PRESETS = {  # name: [(flags of train.py, number of seeds), ...]
 
 
 def options_of(words):
-    """Return {flag: [flag, value, ...]} of the words of a command line."""
-    options, flag = {}, ""
+    """Return {flag: [flag, value, ...]} of a command line; if a flag comes twice, the last one."""
+    options = {}
     for word in words:
-        if word.startswith("--"):
-            flag = word
-        options.setdefault(flag, []).append(word)
+        if word.startswith("--") or not options:
+            option = options[word] = []
+        option.append(word)
     return options
 
 
@@ -136,17 +136,25 @@ def figure_4(rows):
     """The final loss of each run as a dot, and medians as bars: of x_D alone without the implicit
     curriculum, and with it of each symbol. Triangles stand at the floor(log2 k) + 2 layers that
     x_k takes by content. Across: the layers, or each combination of the flags that vary."""
-    across, with_ic = [], [row for row in rows if row["ic"]]
+    # the flags that vary, among the runs with the curriculum or among those without
+    across, curricula = [], {row["ic"] for row in rows}
     for name in train.DEFAULTS:
-        if name != "seed" and len({str(row[name]) for row in with_ic or rows}) > 1:
+        values = {(row["ic"], str(row[name])) for row in rows}
+        if len(values) > len(curricula) and name != "seed":
             across.append(name)
     across = across or ["layers"]
     columns = {}  # {point of the grid: its rows}
     for row in sorted(rows, key=lambda row: [row[name] for name in across]):
         columns.setdefault("\n".join(str(row[name]) for name in across), []).append(row)
 
-    # each series has its own place in a column: name in the table, color, layers by content
-    series = [("without IC", False, "val", CIRCUIT, 0), ("with IC", True, "val", INK, 0)]
+    # each series has its own place in a column: label, curriculum, loss, color, layers by content
+    with_ic = [row for row in rows if row["ic"]]
+    without = [row for row in rows if not row["ic"]]
+    D = " or ".join(sorted({str(row["D"]) for row in without}))
+    series = [
+        (f"$x_D$ alone, without IC (D={D}, n={len(without)})", False, "val", CIRCUIT, 0),
+        (f"mean of all, with IC (n={len(with_ic)})", True, "val", INK, 0),
+    ]
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
         series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), k.bit_length() + 1))
     figure, [axes] = panels(1, 1, max(10, len(columns)), 4.5)

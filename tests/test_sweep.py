@@ -85,8 +85,8 @@ def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
 
 
 def test_a_grid_is_every_choice_of_one_value(tmp_path):
-    """Against four loops; --targets 1 3 is one value, and a flag alone is itself."""
-    words = "--lr 1e-3 2e-3 --layers 1 2 4 --targets 1 3 --no-mlp --optimizer adamw muon"
+    """Against four loops; --targets 1 3 is one value, and of --layers the last counts."""
+    words = "--layers 9 --lr 1e-3 2e-3 --layers 1 2 4 --targets 1 3 --no-mlp --optimizer adamw muon"
     found = []
     for flags, line in sweep.grid(sweep.options_of(words.split()), 2, tmp_path):
         assert train.parse_flags(line).out == flags.out and "--resume" in line
@@ -97,7 +97,7 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
         for layers in 1, 2, 4:
             for optimizer in "adamw", "muon":
                 expected += [(lr, layers, optimizer, seed) for seed in (0, 1)]
-    assert found == expected
+    assert sorted(found) == sorted(expected)
 
 
 def test_flags_change_a_preset():
@@ -111,7 +111,7 @@ def test_flags_change_a_preset():
     "words, says",
     [
         ("--heads 1 two", "invalid int value: 'two'"),
-        ("--heads 1 0", "--heads must not be below 1"),
+        ("--heads 1 0", "not below 1"),
         ("--layers 1 2 --targets 1 9", "among 1 to 3"),
         ("--layers 1 2 --seeds 0 1", "--seeds says how many"),
         ("5 --layers 1", "unrecognized arguments: 5"),

@@ -1,6 +1,6 @@
 """The paper's own test of a circuit (steps 5 and 6 of Appendix E), in which heads attend hard.
 
-    python -m extras.studies.appendix_e results/A    # adds "paper" to circuit.json, and prints it
+    python -m extras.studies.appendix_e results/A    # prints it, and adds "paper" to circuit.json
 
 Circuits with stars are not tested: hard attention would average what a star reads.
 """
@@ -16,35 +16,75 @@ REMOVAL = 0.17  # the lowest loss after the removal of a path in the paper
 
 
 def papers_test(few, fresh, paths):
-    """Return steps 5 and 6 of Appendix E, as mean losses. held: heads with paths attend hard along
-    them, every other head is uniform or the identity, whichever hurts less on `few`. removed: as
-    held, without a path of a later layer than the first, one by one. passed: held < 0.05, and
-    all of removed >= 0.17."""
-    T, first = fresh.task.T, min(paths)
+    """Return steps 5 and 6 of Appendix E, as mean losses.
+
+    others: {head: "uniform" or "identity"} of every head without paths, whichever hurts less on
+        `few`
+    held: heads with paths attend hard along them, the others like that
+    uniform: as held, but in the first layer that has paths heads with paths are uniform too
+    removed: as held without one path, for each path of a later layer, sorted
+    passed: whether held < 0.05 and all of removed >= 0.17"""
+    T, first, own = fresh.task.T, min(paths).layer, by_head(paths)
     allowed = fresh.model.mask.exp()  # (T, T) of 0 and 1
-    uniform, identity = attend(allowed / allowed.sum(-1, keepdim=True)), attend(torch.eye(T))
+    patterns = dict(uniform=allowed / allowed.sum(-1, keepdim=True), identity=torch.eye(T))
 
     # the f of a head of which no path is kept: nothing if it has any in the circuit
-    default = dict.fromkeys(by_head(paths), lambda _, values: 0 * values)
-    for head in few.corrupted_reads.keys() - default.keys():
-        default[head] = min((uniform, identity), key=lambda f: few.losses({head: f}).mean())
+    default, others = dict.fromkeys(own, lambda _, values: 0 * values), {}
+    for head in sorted(few.corrupted_reads.keys() - own.keys()):
+        losses = {}
+        for name, pattern in patterns.items():
+            losses[name] = few.losses({head: attend(pattern)}).mean()
+        name = min(losses, key=losses.get)
+        others[text_of(head)], default[head] = name, attend(patterns[name])
 
-    def loss(kept):
+    def loss(kept, instead=()):
+        """The loss if these paths are kept, with the functions `instead` in some heads."""
         heads = dict(default)
         for head, group in by_head(kept).items():  # a reader attends equally to all that it reads
             mask = mask_of(group, fresh.task, fresh.clean.positions).float()
             heads[head] = attend(mask / mask.sum(-1, keepdim=True).clamp(min=1))
-        return round(fresh.losses(heads).mean().item(), 5)
+        return round(fresh.losses(heads | dict(instead)).mean().item(), 5)
 
+    earliest = [head for head in own if head[0] == first]
+    uniform = loss(paths, dict.fromkeys(earliest, attend(patterns["uniform"])))
     held = loss(paths)
-    removed = sorted(loss(paths - {path}) for path in paths if path.layer > first.layer)
+    removed = [loss(paths - {path}) for path in sorted(paths) if path.layer > first]
     passed = held < fresh.task.faithful_below and min(removed, default=0) >= REMOVAL
-    return dict(held=held, removed=removed, passed=passed)
+    return dict(others=others, held=held, uniform=uniform, removed=removed, passed=passed)
 
 
 def attend(pattern):
     """Return the function of a head that attends like this pattern (B or none, T, T)."""
     return lambda _, values: pattern.to(values) @ values
+
+
+def text_of(head):
+    return f"L{head[0]}H{head[1]}"
+
+
+def table(paper, paths, task, batch):
+    """Return Appendix E as text: the attention pattern of each head in the paper's words, and the
+    losses of papers_test."""
+    patterns = dict(paper["others"])
+    for head, group in by_head(paths).items():
+        _, reader, read = mask_of(group, task, batch.positions).nonzero().T
+        name = "previous position" if (reader - read == 1).all() else "expected position"
+        reads = ", ".join(f"{path.reader} reads {path.read}" for path in group)
+        patterns[text_of(head)] = f"{name}: {reads}"
+    lines = ["head   attention"]
+    for head in sorted(patterns, key=lambda head: [*map(int, head[1:].split("H"))]):
+        lines.append(f"{head:7s}{patterns[head]}")
+
+    # the losses, beside what the paper says of its A, B, C and D
+    first = min(paths).layer
+    lines += ["", f"mean loss{'ours':>33s}   the paper's"]
+    lines.append(f"{'with these patterns':37s}{paper['held']:.3f}   below 0.05")
+    lines.append(f"{f'heads of layer {first} uniform too':37s}{paper['uniform']:.3f}   0.05 to 0.1")
+    later = [path for path in sorted(paths) if path.layer > first]
+    for path, loss in zip(later, paper["removed"], strict=True):
+        name = f"without {text_of(path)}: {path.reader} reads {path.read}"
+        lines.append(f"{name:37s}{loss:.3f}   0.17 to 0.89")
+    return "\n".join([*lines, "", f"passed: {paper['passed']}"])
 
 
 @torch.no_grad()
@@ -62,7 +102,7 @@ def main():
     few, fresh = (PatchedModel(model, task, task.batch(part)) for part in parts)
     report["paper"] = papers_test(few, fresh, paths)
     train.write_file(run / "circuit.json", report)
-    print(report["paper"])
+    print(table(report["paper"], paths, task, fresh.clean))
 
 
 if __name__ == "__main__":
