@@ -220,10 +220,11 @@ def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
     assert all(row["ended"] == 10 and row["x_1"] > 0 for row in rows)
     assert (tmp_path / "figure4.png").exists()
 
-    # nothing is trained twice, and no row is lost
+    # nothing is trained twice, and of a run that is gone the row is left
     assert "0 of 2 runs to do" in run_main(sweep, grid)[1]
-    (tmp_path / rows[0]["run"]).rename(tmp_path / "elsewhere")
-    assert "is gone" in run_main(sweep, grid)[2]
+    (tmp_path / rows[0]["run"]).rename(tmp_path.parent / "elsewhere")
+    assert "0 of 0 runs to do" in run_main(sweep, f"--out {tmp_path}")[1]
+    assert train.read_file(tmp_path / "results.jsonl") == rows
 
 
 def test_a_mistake_gets_one_line(tiny_run):
