@@ -70,7 +70,7 @@ def marks_of(end, task, positions):
 def mask_of(paths, task, positions):
     """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
     reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
-    q -> 1b has the edges [4, 1] and [5, 3]. What a token reads of itself is never an edge."""
+    q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token to itself: q -> 1b+1."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
     for path in paths:
@@ -78,14 +78,16 @@ def mask_of(paths, task, positions):
         read_by[path.reader] = read_by.get(path.reader, 0) + marks
     for reader, marks in read_by.items():
         edges |= marks_of(reader, task, positions).mT @ marks > 0  # (B, T, N) @ (B, N, T)
-    return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
+    return edges
 
 
 def mean_attention(pattern, path, task, positions):
-    """Return what a reader of this path gives to its edges, the mean over the readers that are
-    there, in patterns (B, T, T)."""
+    """Return the attention (B, T, T) of the readers of this path along it, without what they give
+    to themselves: the mean over the readers that are there."""
+    itself = torch.eye(task.T, dtype=torch.bool, device=pattern.device)
+    edges = mask_of([path], task, positions) & ~itself
     readers = marks_of(path.reader, task, positions).sum()
-    return (pattern * mask_of([path], task, positions)).sum() / readers.clamp(min=1)
+    return (pattern * edges).sum() / readers.clamp(min=1)
 
 
 def by_head(paths):
@@ -167,6 +169,7 @@ class PatchedModel:
         self.drawn = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
         if aligned:
             self.drawn = torch.arange(B)  # the corrupted sequence for each clean one
+        self.itself = torch.eye(task.T, dtype=torch.bool, device=clean.inputs.device)
 
     def losses(self, heads):
         """Return the losses (B, N, targets), or scores, with these functions {(layer, head): f}."""
@@ -197,10 +200,11 @@ class PatchedModel:
         """Return the f of a head in which these paths are ablated, and nothing else is."""
         clean_edges, corrupted_edges = self.edges_of(paths)
         pattern, values = self.corrupted_reads[head]
-        replacement = self.mean_or_drawn((pattern * corrupted_edges) @ values, by)
+        replacement = (pattern * (corrupted_edges & ~self.itself)) @ values
+        replacement = self.mean_or_drawn(replacement, by)
 
         def write(pattern, values):
-            return (pattern * ~clean_edges) @ values + replacement.to(values)
+            return (pattern * (~clean_edges | self.itself)) @ values + replacement.to(values)
 
         return write
 
@@ -218,15 +222,14 @@ class PatchedModel:
             corrupted         .2   .1   .4   .3      + .2 u_0 + .1 u_1, corrupted values"""
         clean_edges, corrupted_edges = self.edges_of(paths)
         with_path = clean_edges.any(-1)  # (B, T)
-        itself = torch.eye(self.task.T, dtype=torch.bool, device=clean_edges.device)
 
         pattern, values = self.corrupted_reads[head]
-        elsewhere = (pattern * ~(corrupted_edges | itself)) @ values  # (n, T, size)
+        elsewhere = (pattern * ~(corrupted_edges | self.itself)) @ values  # (n, T, size)
         elsewhere = self.mean_or_drawn(elsewhere, by)
         corrupted_weight = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # of itself
 
         def write(pattern, values):
-            along_paths = (pattern * clean_edges) @ values
+            along_paths = (pattern * (clean_edges & ~self.itself)) @ values
             clean_weight = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
             weight = torch.where(with_path, clean_weight, corrupted_weight).to(values)
             return along_paths + elsewhere.to(values) + weight[:, :, None] * values
