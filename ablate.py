@@ -70,7 +70,7 @@ def marks_of(end, task, positions):
 def mask_of(paths, task, positions):
     """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
     reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
-    q -> 1b has the edges [4, 1] and [5, 3]. What a token reads of itself is never an edge."""
+    q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token to itself: q -> 1b+1."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
     for path in paths:
@@ -78,12 +78,13 @@ def mask_of(paths, task, positions):
         read_by[path.reader] = read_by.get(path.reader, 0) + marks
     for reader, marks in read_by.items():
         edges |= marks_of(reader, task, positions).mT @ marks > 0  # (B, T, N) @ (B, N, T)
-    return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
+    return edges
 
 
 def mean_attention(pattern, path, task, positions):
-    """Return what a reader of this path gives to its edges, the mean over the readers that are
-    there, in patterns (B, T, T)."""
+    """Return what a reader of this path gives to its edges, without itself, the mean over the
+    readers that are there, in patterns (B, T, T)."""
+    pattern = pattern * (1 - torch.eye(task.T, device=pattern.device))
     readers = marks_of(path.reader, task, positions).sum()
     return (pattern * mask_of([path], task, positions)).sum() / readers.clamp(min=1)
 
@@ -195,7 +196,8 @@ class PatchedModel:
 
     def ablate(self, paths, head, by):
         """Return the f of a head in which these paths are ablated, and nothing else is."""
-        clean_edges, corrupted_edges = self.edges_of(paths)
+        others = ~torch.eye(self.task.T, dtype=torch.bool, device=self.clean.inputs.device)
+        clean_edges, corrupted_edges = (edges & others for edges in self.edges_of(paths))
         pattern, values = self.corrupted_reads[head]
         replacement = self.mean_or_drawn((pattern * corrupted_edges) @ values, by)
 
@@ -226,7 +228,7 @@ class PatchedModel:
         corrupted_weight = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # of itself
 
         def write(pattern, values):
-            along_paths = (pattern * clean_edges) @ values
+            along_paths = (pattern * (clean_edges & ~itself)) @ values
             clean_weight = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
             weight = torch.where(with_path, clean_weight, corrupted_weight).to(values)
             return along_paths + elsewhere.to(values) + weight[:, :, None] * values

@@ -36,7 +36,7 @@ def pairs_of(path, task, positions, b):
 @pytest.mark.parametrize("task", [data.Task(), tables.Conditional()], ids=["chain", "conditional"])
 def test_paths_against_loops(task):
     """Mean attention of the readers that are there; a path in a report; the mask of several paths,
-    in which no token reads itself."""
+    some of which lead a token to itself."""
     T, pattern, ends = task.T, torch.rand(3, task.T, task.T), []
     positions = task.batch(torch.arange(3)).positions
     for name, offset in itertools.product(task.roles, ("", "+1", "+2")):
@@ -61,7 +61,7 @@ def test_paths_against_loops(task):
     mask = torch.zeros(3, T, T, dtype=torch.bool)
     for path, b in itertools.product(paths, range(3)):
         for _, reader, read in pairs_of(path, task, positions, b):
-            mask[b, reader, read] = reader != read
+            mask[b, reader, read] = True
     assert torch.equal(mask_of(paths, task, positions), mask)
 
 
@@ -90,9 +90,9 @@ def test_ablation_against_loops(patched, by):
         paths, kept = [path for path in circuit if path[:2] == head], []
         for batch in patched.corrupted, patched.clean:
             read = mask_of(paths, task, batch.positions)
-            kept.append(read | itself if by else ~read)
+            kept.append(read | itself if by else ~read | itself)
         there, here = kept
-        alone = ~read.any(-1)
+        alone = ~read.any(-1)  # a path may lead a token to itself
         rest = (pattern * ~there) @ values
         instead = rest[patched.drawn] if by == RESAMPLE else rest.mean(0).expand(6, -1, -1)
         weights = pattern[patched.drawn] if by == RESAMPLE else pattern.mean(0).expand(6, -1, -1)
