@@ -92,7 +92,7 @@ def test_ablation_against_loops(patched, by):
             read = mask_of(paths, task, batch.positions)
             kept.append(read | itself if by else ~read | itself)
         there, here = kept
-        alone = ~read.any(-1)
+        alone = ~read.any(-1)  # a path may lead a token to itself
         rest = (pattern * ~there) @ values
         instead = rest[patched.drawn] if by == RESAMPLE else rest.mean(0).expand(6, -1, -1)
         weights = pattern[patched.drawn] if by == RESAMPLE else pattern.mean(0).expand(6, -1, -1)
