@@ -198,8 +198,7 @@ class PatchedModel:
 
     def ablate(self, paths, head, by):
         """Return the f of a head in which these paths are ablated, and nothing else is."""
-        others = ~torch.eye(self.task.T, dtype=torch.bool, device=self.clean.inputs.device)
-        clean_edges, corrupted_edges = (edges & others for edges in self.edges_of(paths))
+        clean_edges, corrupted_edges = self.edges_of(paths)
         pattern, values = self.corrupted_reads[head]
         replacement = (pattern * (corrupted_edges & ~self.itself)) @ values
         replacement = self.mean_or_drawn(replacement, by)
