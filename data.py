@@ -22,13 +22,13 @@ import torch
 
 
 class Block(NamedTuple):
-    """A stretch of the sequence: all pairs of one step, or all queries. It consists of slots, each
-    of which holds a pair, or a query. Blocks stay where they are; the slots of a block are shuffled
-    among themselves."""
+    """A part of the sequence: all pairs of one step, or all queries. It consists of slots, each of
+    which holds a pair, or a query. The slots of a block are shuffled among themselves, and the
+    order of blocks is fixed."""
 
-    roles: dict  # of the tokens of a chain: {"2a": 1, "2b": 2}, where 2a shows x_1 and 2b x_2
+    roles: dict  # {role: k}: {"2a": 1, "2b": 2} says that token 2a shows x_1, and 2b x_2
     symbols: torch.Tensor  # (slots, size) the number of the symbol that each token shows
-    own: torch.Tensor  # (N, m) the m slots of each chain; m is 1 for pairs and queries
+    own: torch.Tensor  # (N, m) the m slots of each chain before the shuffle; here m is 1
 
     @property
     def slots(self):
@@ -40,11 +40,11 @@ class Block(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B sequences of T tokens, the last N of which are the queries."""
+    """B sequences of T tokens each; the last N tokens of a sequence are its queries."""
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
-    targets: torch.Tensor  # the answers to each query, (B, N, ...): what Task.losses compares
-    positions: torch.Tensor  # (B, N, roles) where the chain of each query has the roles of the Task
+    targets: torch.Tensor  # (B, N, targets * K) the answers to each query
+    positions: torch.Tensor  # (B, N, roles) where the tokens of the chain of each query stand
     symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
 
 
@@ -62,13 +62,16 @@ class Task:
     In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and ka and kb, the pair of step k,
     are s_{2k-1} and s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
 
-    A task of your own is a subclass (extras/lookup.py is one) that overrides what differs.
-    train.py needs  N, T, inputs, outputs, target_names, plateaus, batch (inputs, targets), losses.
-    ablate.py needs, beside these, targets and roles, by whose k it sees whether paths lead from
-                    each x_k to a query; positions of a batch, which it takes for interchangeable
-                    chains; blocks, for the tokens between roles. Without roles there are no paths.
-    analyze.py needs labels too, whose first letters it draws. Numbers of symbols are contiguous:
-                    x_k of chain n has the number n (D + 1) + k. The queries are the last block."""
+    A task of your own is a subclass that overrides what differs; extras/lookup.py is one. Others
+    read of it, beside the fields:
+
+        train.py      T, inputs, outputs, target_names, title, batch and its inputs, losses
+        ablate.py     roles (which name a query q) and blocks; positions of a batch; plateaus, of
+                      which the last says when an answer is lost; faithful_below
+        analyze.py    labels, of which the first letter is drawn; loss_name; all plateaus
+
+    Chains must be alike, since ablate.py takes means over them. Without roles there is no circuit.
+    x_k of chain n has the number n (D + 1) + k, and the last block is that of the queries."""
 
     N: int = 4  # chains, and as many queries
     D: int = 3  # retrieval steps per chain
@@ -106,7 +109,9 @@ class Task:
         self.inputs = 2 * K if self.rotary == "input" else K
         self.outputs = K * len(self.targets)
 
-        # the losses on which a model can stay, the highest first, and what it does then
+        # the losses at which training can stall, the highest first, and what the model does then.
+        # The numbers of symbols have variance 1; of N symbols, one of them right, the average is
+        # the best answer and has the error 1 - 1/N
         self.plateaus = [(1.0, "knows nothing")]
         if N > 1:
             self.plateaus += [(1 - 1 / N, f"averages the {N} candidates")]
@@ -142,11 +147,18 @@ class Task:
 
     def batch(self, index):
         """The Batch of the examples with the numbers `index` (B,), on their device. An example
-        depends on the task and on its number alone."""
-        B, device = len(index), index.device
-        sequence = torch.arange(B, device=device)[:, None]  # (B, 1): row b of what is indexed
+        depends on the task and on its number alone. One with N = 3 and D = 1:
 
-        # random numbers: a key for each slot to sort it by, and a vector for each symbol
+            tokens, unshuffled     0  1   2  3   4  5    6  7  8
+            their symbols          A1 B1  A2 B2  A3 B3   A1 A2 A3
+            keys of the slots      .5     .9     .2      .8 .4 .1
+            order, by the keys     4  5   0  1   2  3    8  7  6
+            their symbols          A3 B3  A1 B1  A2 B2   A3 A2 A1
+            stands_at              2  3   4  5   0  1    8  7  6     token 0 now stands at 2"""
+        B, device = len(index), index.device
+        row = torch.arange(B, device=device)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
+
+        # random numbers: a key for each slot, and a vector for each symbol
         n_keys = len(self.blocks) * max(block.slots for block in self.blocks)
         bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
         keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
@@ -156,7 +168,7 @@ class Task:
         order = self.shuffled(keys)  # (B, T)
         unshuffled = torch.cat([block.symbols.flatten() for block in self.blocks])  # (T,)
         symbols = unshuffled.to(device)[order]  # (B, T)
-        inputs = vectors[sequence, symbols]  # (B, T, K), at [b, t] vectors[b, symbols[b, t]]
+        inputs = vectors[row, symbols]  # (B, T, K)
         if self.rotary == "input":
             angles = rotary_angles(self.T, self.K, device).expand(B, -1, -1)  # (B, T, K/2)
             inputs = torch.cat([inputs, angles.cos(), angles.sin()], -1)  # (B, T, 2K)
@@ -164,23 +176,24 @@ class Task:
         # what each query asks for: if it shows x_0 with the number 8, then x_2 has the number 10
         queries = symbols[:, -self.N :]  # (B, N)
         asked = queries[:, :, None] + torch.tensor(self.targets, device=device)  # (B, N, targets)
-        targets = vectors[sequence, asked.flatten(1)].view(B, self.N, -1)  # (B, N, targets * K)
+        targets = vectors[row, asked.flatten(1)].view(B, self.N, -1)  # (B, N, targets * K)
 
-        # where the tokens of each query's chain stand: the inverse of a permutation is its argsort
-        stands_at = order.argsort(1)  # (B, T)
-        positions = stands_at[:, self.tokens_of_chains()]  # (B, N, roles), chain by chain
+        # where the tokens of each query's chain stand
+        stands_at = order.argsort(1)  # (B, T), the inverse of order
+        by_chain = stands_at[:, self.tokens_of_chains()]  # (B, N, roles), row n is chain n
         chains = queries // (self.D + 1)  # (B, N) the chain of each query
-        return Batch(inputs, targets, positions[sequence, chains], symbols)
+        positions = by_chain[row, chains]  # (B, N, roles), row n is the chain of query n
+        return Batch(inputs, targets, positions, symbols)
 
     def tokens_by_block(self):
-        """[(slots, size), ...] the tokens of each block, numbered 0 to T - 1 before any shuffle.
-        With N = 3 and D = 1, as below: [[0, 1], [2, 3], [4, 5]] and [[6], [7], [8]]."""
+        """[(slots, size), ...] the unshuffled tokens of each block: in the example of batch
+        [[0, 1], [2, 3], [4, 5]] and [[6], [7], [8]]."""
         parts = torch.arange(self.T).split([block.symbols.numel() for block in self.blocks])
         return [part.view_as(block.symbols) for part, block in zip(parts, self.blocks, strict=True)]
 
     def tokens_of_chains(self):
-        """(N, roles) these tokens for each chain, in the order of self.roles: [6, 0, 1] are the q,
-        1a and 1b of the first."""
+        """(N, roles) the unshuffled tokens of each chain, in the order of self.roles. In the
+        example [[6, 0, 1], [7, 2, 3], [8, 4, 5]], for the roles q, 1a, 1b."""
         parts = []
         for block, tokens in zip(self.blocks, self.tokens_by_block(), strict=True):
             if block.roles:
@@ -188,17 +201,12 @@ class Task:
         return torch.cat(parts[::-1], 1) if parts else torch.empty(self.N, 0, dtype=torch.long)
 
     def shuffled(self, keys):
-        """(B, T) these tokens in a new order: in each block the slots are sorted by random keys
-        (B, slots, blocks), whose columns belong to the blocks from the last one to the first.
-
-            unshuffled          0  1   2  3   4  5    6  7  8
-                                A1 B1  A2 B2  A3 B3   A1 A2 A3
-            keys of the slots   .5     .9     .2      .8 .4 .1
-            order               4  5   0  1   2  3    8  7  6
-                                A3 B3  A1 B1  A2 B2   A3 A2 A1"""
+        """(B, T) the tokens in a new order: in each block the slots are sorted by their keys. keys
+        (B, slots, blocks); its columns count steps: 0 is for the queries, k for the pairs of step
+        k, which stand the earlier in the sequence, the larger k is."""
         order = []
-        for number, tokens in enumerate(self.tokens_by_block(), 1):
-            key = keys[:, : len(tokens), -number]  # (B, slots)
+        for number, tokens in enumerate(self.tokens_by_block()):
+            key = keys[:, : len(tokens), len(self.blocks) - 1 - number]  # (B, slots)
             slots = key.argsort(1)  # (B, slots) the slot that comes first, second, ...
             order.append(tokens.to(keys.device)[slots].flatten(1))
         return torch.cat(order, 1)
@@ -210,8 +218,8 @@ class Task:
 
 
 def make_task(name, *settings, **more):
-    """The task of --task with these settings: `chain` is Task, and lookup:Lookup the class Lookup
-    of lookup.py. ValueError if there is none."""
+    """The task of --task with these settings: `chain` is Task, and extras.lookup:Lookup the class
+    Lookup of extras/lookup.py. ValueError if there is none."""
     if name == "chain":
         return Task(*settings, **more)
     module, _, class_name = name.partition(":")
@@ -264,7 +272,7 @@ def held_out(split, n, device="cpu"):
 @functools.lru_cache(maxsize=32)
 def epoch_order(seed, epoch, examples):
     """(examples,) the order in which an epoch takes the examples 0, 1, ..., examples - 1."""
-    keys = random_bits(~seed, torch.tensor([epoch]), examples)  # no run has the seed ~seed, < 0
+    keys = random_bits(~seed, torch.tensor([epoch]), examples)  # ~seed < 0 is no seed of a run
     return keys[0].argsort()
 
 
@@ -279,8 +287,7 @@ def batch_index(seed, step, batch, examples):
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
 # (a generator would have to draw all examples before it). The hash is splitmix64 (Steele et al.,
-# 2014), whose three constants these are; it takes uint64, which PyTorch lacks: int64 has the same
-# sums and products, and only >> differs.
+# 2014), which computes with uint64. Sums and products of int64 have the same bits, >> has not.
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
@@ -311,7 +318,7 @@ def standard_normal(bits):
     """int64 random bits -> as many finite float32 numbers from N(0, 1)."""
     highest = shift_right(bits, 41).float()  # 23 bits: whole numbers from 0 to 2**23 - 1
     uniform = (highest + 0.5) / 2**22 - 1  # between -1 and 1, without rounding
-    return uniform.erfinv() * 2**0.5  # the inverse of the normal distribution function
+    return uniform.erfinv() * 2**0.5  # by the inverse of the normal distribution function
 
 
 # ---- command lines, of this stage and of all later ones
@@ -346,6 +353,7 @@ def describe(task, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
     names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     lines = ["roles     the tokens, in order"]
+    # shuffled or not, each block has its slots at the same places of the sequence
     for block, tokens in zip(task.blocks, task.tokens_by_block(), strict=True):
         slots = [" ".join(names[token] for token in slot) for slot in tokens.tolist()]
         lines.append(f"{' '.join(block.roles):8s}  {'  '.join(slots)}")

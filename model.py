@@ -38,26 +38,27 @@ class Layer(nn.Module):
         """(B, T, heads * head_size) -> (B, heads, T, head_size), in float32."""
         return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2).float()
 
-    def forward(self, x, mask, angles, last, functions):
-        """x (B, T, width), the residual stream -> the stream after this layer (B, last, width), and
-        the attention patterns (B, heads, last, T), for the last `last` tokens only. mask (T, T) is
-        added to the scores; angles (T, head_size/2) or None; functions: {head: f} as in
-        Transformer.forward."""
+    def forward(self, x, mask, angles, n_out, functions):
+        """x (B, T, width), the residual stream -> the stream after this layer (B, n_out, width) and
+        the attention patterns (B, heads, n_out, T), of the last n_out tokens: of all T or, in the
+        last layer, of the queries. mask (T, T) is added to the scores; angles (T, head_size/2) or
+        None; functions: {head: f} as in Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
-        q, x = q[:, -last:], x[:, -last:]
+        q, x = q[:, -n_out:], x[:, -n_out:]
 
-        # Explicit products: on a CPU, at T < 100, they beat the fused attention op. They are
-        # float32 whatever the dtype: they are a few percent of the arithmetic, and bfloat16 rounds
-        # a score of 50 to a multiple of 0.25
+        # Attention is written out, which on a CPU, at T < 100, is faster than PyTorch's fused op.
+        # It is float32 whatever the dtype: it is a few percent of the arithmetic, and bfloat16
+        # would round a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
             q, k = self.q(self.split(q)), self.k(self.split(k))  # (B, heads, T, head_size)
             v = self.v(self.split(v))
             if angles is not None:
-                q, k = rotate(q, angles[-last:]), rotate(k, angles)
+                q, k = rotate(q, angles[-n_out:]), rotate(k, angles)
             q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, T, head_size)
-            scores = torch.baddbmm(mask[-last:], q, k.mT, alpha=self.head_size**-0.5)
-            pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, last, T)
-            written = pattern @ v  # (B, heads, last, head_size)
+            # mask + q k^T / sqrt(head_size)
+            scores = torch.baddbmm(mask[-n_out:], q, k.mT, alpha=self.head_size**-0.5)
+            pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
+            written = pattern @ v  # (B, heads, n_out, head_size)
             for head, f in functions.items():
                 z = f(pattern[:, head].clone(), v[:, head])  # f may write into its pattern
                 if z.shape != v[:, head].shape:
@@ -91,8 +92,8 @@ class Transformer(nn.Module):
 
     blocks[6].q, k, v and z pass what their names say, (B, heads, T, head_size), through PyTorch's
     forward hooks: q and k before RoPE, and z, what heads write before the output matrix. In the
-    last layer q and z have the N queries alone, unless `heads` or `return_patterns` asks for more.
-    """
+    last layer q and z have the N queries alone, but for a forward with return_patterns or with a
+    function for one of its heads."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -102,7 +103,7 @@ class Transformer(nn.Module):
         self.N, self.dtype = N, getattr(torch, dtype)
         self.heads = [(layer, head) for layer in range(layers) for head in range(heads)]
         self.embed = nn.Linear(inputs, width)
-        # the layers; committed weights know them as blocks, as GPT-2 does
+        # the layers; checkpoints of this repository call them blocks
         self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)  # the unembedding, no attention head
@@ -129,17 +130,17 @@ class Transformer(nn.Module):
 
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
         (B, T, head_size) replaces pattern @ values, the z of this head."""
-        heads, patterns, last = heads or {}, [], x.shape[1]
+        heads, patterns, n_out = heads or {}, [], x.shape[1]
         if unknown := heads.keys() - {*self.heads}:
             raise ValueError(f"the model has no head {unknown}")
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             x = self.embed(x)
             for number, layer in enumerate(self.blocks):
-                functions = {head: f for (of, head), f in heads.items() if of == number}
+                functions = {h: f for (l, h), f in heads.items() if l == number}  # noqa: E741
                 # only the queries reach the loss: the last layer can do without the other tokens
                 if layer is self.blocks[-1] and not functions and not return_patterns:
-                    last = self.N
-                x, pattern = layer(x, self.mask, self.angles, last, functions)
+                    n_out = self.N
+                x, pattern = layer(x, self.mask, self.angles, n_out, functions)
                 patterns.append(pattern)
             predictions = self.head(self.ln(x[:, -self.N :])).float()
         return (predictions, patterns) if return_patterns else predictions
@@ -150,7 +151,7 @@ class Transformer(nn.Module):
 
 def make_optimizers(model, flags):
     """[AdamW, Muon] of a Transformer, where Muon has the matrices inside the layers and AdamW all
-    other parameters, or [AdamW] with --optimizer adamw. Only matrices decay."""
+    other parameters, or [AdamW] with --optimizer adamw. Only matrices have weight decay."""
     inside, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
         if p.ndim < 2:
@@ -187,14 +188,15 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            # Nesterov momentum; its average is in the group, so that state.pt has it
+            # Nesterov momentum; one average for all matrices of this shape, in the group since
+            # state_dict() saves what is there
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
             average = group.setdefault("average", torch.zeros_like(gradient))
             average.lerp_(gradient, 1 - group["momentum"])
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
 
-            # an orthogonal matrix (r, c) has the root mean square 1 / sqrt(max(r, c)), an update of
-            # Adam about 0.2
+            # an orthogonal matrix (r, c) has the root mean square 1 / sqrt(max(r, c)): scale it to
+            # 0.2, as is usual for an update of Adam
             update = orthogonalize(update).float()
             rate = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
             for matrix, change in zip(group["params"], update, strict=True):
@@ -202,13 +204,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(x):
-    """Bring all singular values of x (n, rows, columns) close to 1 by Newton-Schulz iterations: x
+    """Bring the singular values of x (n, rows, columns) near 1 by five Newton-Schulz iterations: x
     becomes a x + b (x x^T) x + c (x x^T)^2 x, with the constants of Jordan et al."""
+    a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         square = x @ x.mT
-        polynomial = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
-        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)  # b S + c S S
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x

@@ -2,6 +2,7 @@
 
     python train.py --layers 12 --heads 1 --D 3           # the size of transformers A, B, C
     python train.py --layers 12 --heads 1 --D 3 --resume  # continue after a stop, to the same bits
+    # with the paper's optimizer and the initial weights of GPT-2, without averaging
     python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02 --ema 0
 
 A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
@@ -25,7 +26,7 @@ import sys
 import time
 import zipfile
 
-import data
+import data  # first: it sets a variable that torch reads when it is imported
 from data import command_line
 from model import Transformer, make_optimizers
 
@@ -75,7 +76,7 @@ def run_once(flags):
         lr = flags.lr * schedule(step, flags)
 
         if last or step % flags.eval_every == 0:
-            # evaluate; if the weights are not finite, the state before is still there
+            # evaluate
             seconds = time.monotonic() - start
             losses = evaluate(averaged.module, task, device=flags.device)  # (targets,)
             row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
@@ -83,16 +84,16 @@ def run_once(flags):
                 row["train"], row["grad_norm"] = torch.stack(recent).mean(0).tolist()
             row["val"] = losses.mean().item()
             row.update(zip(task.target_names, losses.tolist(), strict=True))
-            if not math.isfinite(row["val"]):
+            if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save what --resume needs: it evaluates this step again, and then adds the row
+            # save the state before this evaluation: a resumed run repeats it, and adds the row
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
             write_file(run / "state.pt", state)
 
-            # the lowest of many validation losses is biased: more sequences confirm it
+            # the first of many evaluations below a limit is a lucky one: more sequences confirm it
             if last or row["val"] < flags.stop_below:
                 losses = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
                 row["confirmed"] = losses.mean().item()
@@ -138,7 +139,8 @@ def schedule(step, flags):
 
 @torch.no_grad()
 def evaluate(model, task, split="validation", n=1024, device="cpu"):
-    """Return the mean losses (targets,) on n sequences that training never sees."""
+    """Return the mean losses (targets,) on n sequences that training never sees, as float64, in
+    which the log averages them."""
     losses = []
     for index in data.held_out(split, n, device).split(256):
         batch = task.batch(index)
@@ -194,8 +196,9 @@ CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch does no
 
 
 def open_run(flags):
-    """Make the directory of a run with its config.json. FileExistsError if there is something else:
-    other files, a run with other flags or, without --resume, this run."""
+    """Make the directory of a run with its config.json, or check that --resume can continue it.
+    FileExistsError if the directory has other files, a run with other flags, this run although
+    --resume is not given, or what it logged and saved although its state is gone."""
     run = flags.out
     if not (run / "config.json").exists():
         # made under another name and renamed: of two trainings that start at once the second fails
@@ -216,10 +219,10 @@ def open_run(flags):
     if not flags.resume:
         says = "has finished before:" if finished else "was begun before: add --resume, or"
         raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
-    if not (finished or (run / "state.pt").exists()):  # from step 0
-        for left in run / "log.jsonl", run / "ckpt":
-            if left.exists():
-                raise FileExistsError(f"{left} is of a training without state.pt: delete it")
+    if not finished and not (run / "state.pt").exists():  # it would start again from step 0
+        for old in run / "log.jsonl", run / "ckpt":
+            if old.exists():
+                raise FileExistsError(f"{old} is there, but no state.pt: delete it")
 
 
 PROVENANCE = "device", "hardware", "threads", "torch", "git"
@@ -274,7 +277,7 @@ def read_flags(run):
 
 
 def weights_hash(run):
-    """Return a hash of the final weights, by which reports on a run know that it has changed."""
+    """Return a hash of the final weights, which tells whether a report is about these weights."""
     return hashlib.sha256(pathlib.Path(run, "model.pt").read_bytes()).hexdigest()[:16]
 
 
@@ -290,8 +293,8 @@ def write_file(path, content):
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         if path.suffix == ".pt":
-            with temporary.open("wb") as file:  # given a path, torch would write its name too
-                torch.save(content, file)
+            with temporary.open("wb") as file:
+                torch.save(content, file)  # given a path, it would write its name into the file
         elif path.suffix == ".jsonl":
             temporary.write_text("".join(json.dumps(row) + "\n" for row in content))
         else:
@@ -302,13 +305,13 @@ def write_file(path, content):
 
 
 def read_file(path, default=None, device="cpu"):
-    """Return what write_file wrote, or `default` if there is one and no such file. An error if
-    tensors are not as they were written: torch.load would take flipped bits for other numbers."""
+    """Return what write_file wrote, or `default` if there is one and no such file. ValueError if a
+    file of tensors is damaged: torch.load does not compare its checksums."""
     if default is not None and not path.exists():
         return default
     if path.suffix == ".pt":
         try:
-            damaged = zipfile.ZipFile(path).testzip()  # compares the checksums
+            damaged = zipfile.ZipFile(path).testzip()  # compares them
         except zipfile.BadZipFile as error:
             damaged = error
         if damaged:
@@ -352,13 +355,13 @@ def parser():
     switch("--causal", "a causal mask")
 
     # training
-    add("--optimizer", "muon", "the paper has adamw", choices=["muon", "adamw"])
+    add("--optimizer", "muon", "the paper takes adamw", choices=["muon", "adamw"])
     add("--steps", 1200, "at most; the learning rate spans them")
     add("--stop-below", 0.01, "stop at this confirmed loss; 0 = never")
     add("--batch", 128, "sequences per step")
     add("--lr", 1e-3, "learning rate, of Muon and of AdamW")
     add("--warmup", 100, "steps over which the rate rises")
-    add("--decay", 0.5, "last share of the steps: the rate falls to 0")
+    add("--decay", 0.5, "share of the steps, the last ones, in which the rate falls to 0")
     add("--beta2", 0.99, "Adam's second beta")
     add("--weight-decay", 0.1, "decoupled weight decay of the matrices")
     add("--ema", 0.98, "decay of the averaged weights; 0 = no averaging")
@@ -377,7 +380,8 @@ POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
 def settings_of(flags):
-    """Return {flag: value} of what is fixed for a run: not the machine, not the folder."""
+    """Return {flag: value} of the flags that make a run what it is: all but the device, the
+    directory and --resume."""
     return {name: getattr(flags, name) for name in DEFAULTS}
 
 
@@ -402,14 +406,18 @@ def parse_flags(words=None, folder="out"):
     if flags.rotary == "qk" and head_size % 2:
         p.error("the head size must be even with --rotary qk: pairs of numbers turn")
 
-    # check the task, which says all targets in one way: none given, or --no-ic for x_D alone
+    # check the task
     try:
         task = task_of(flags)
         data.check_task(task)
     except ValueError as error:
         p.error(error)
-    flags.ic = flags.D == 1 or task.targets != [flags.D]
-    flags.targets = task.targets if flags.ic and len(task.targets) < flags.D else []
+
+    # --no-ic and --targets 3 mean the same, and so do all targets and none: since runs are compared
+    # by their flags, say it in one way
+    everything = len(task.targets) == flags.D
+    flags.ic = everything or task.targets != [flags.D]
+    flags.targets = [] if everything or not flags.ic else task.targets
 
     # choose what was left open; a run goes on in the dtype in which it began
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
