@@ -3,58 +3,83 @@ reads them, and in how many rounds (Section 5 of the paper, pointer doubling).
 
     python -m extras.studies.ahead out/L4_H4_D7_s*
 
-At first kb holds its own pair, x_{k-1} and x_k. A circuit has as many rounds as the flow needs at
-least for the symbol that a token kb holds furthest ahead, by its paths: a linear circuit has none,
-one round brings x_{k+1}, two bring x_{k+2} or x_{k+3}, r bring up to x_{k + 2^r - 1}.
+At first kb holds its own pair, x_{k-1} and x_k. A circuit is linear if no token of a pair can hold
+a symbol ahead of its pair. It has one round if all symbols would still reach the query with kb
+holding x_{k+1} at most, two rounds with x_{k+3}, r rounds with x_{k + 2^r - 1}: as many as pointer
+doubling needs to get so far. A token finds another pair by a symbol that both hold.
 """
 
+from pathlib import Path
+
 from ablate import held, parts_of, paths_in
-from extras.studies import command, markdown
-from extras.studies.rows import name_of
+from data import command_line
+from extras.studies import markdown
+from extras.studies.rows import load, name_of
 
 
 ROUNDS = "linear", "one round", "two rounds", "three rounds"
 
 
-def steps_ahead(paths, task):
-    """Return {token: steps} of the tokens of pairs that hold a symbol ahead of their pair in the
-    end: 2 for 1b if it holds x_3. An intermediate token counts from its pair: 2b+1 from x_2."""
-    _, holds = held(paths, task)[-1]
-    ahead = {}
-    for token, symbols in holds.items():
-        role, _ = parts_of(token)
-        steps = max(symbols, default=0) - int(role[:-1] or 0)
-        if role != "q" and steps > 0:
-            ahead[token] = steps
-    return ahead
+def pair_of(token):
+    """Return the step of a token's pair: 2 for 2a, 2b and 2b+1, 0 for the query."""
+    role, _ = parts_of(token)
+    return int(role[:-1] or 0)
+
+
+def steps_ahead(token, symbols):
+    """Return how far ahead of its pair a token holds symbols: 2 for 1b with x_3; 0 for the query,
+    and if it holds none."""
+    return 0 if token == "q" else max([0, *(k - pair_of(token) for k in symbols)])
 
 
 def rounds_of(paths, task):
-    """Return the number of rounds of a circuit: 0, 1, 2 or 3 for 0, 1, up to 3, up to 7 steps."""
-    return max(steps_ahead(paths, task).values(), default=0).bit_length()
+    """Return the number of rounds of a circuit, as above."""
+    _, holds = held(paths, task)[-1]
+    if not any(steps_ahead(*item) for item in holds.items()):
+        return 0
+    rounds = 1
+    while reached_within(paths, task, task.D) - reached_within(paths, task, 2**rounds - 1):
+        rounds += 1
+    return rounds
+
+
+def reached_within(paths, task, steps):
+    """Return the k of all x_k that reach the query if no token of a pair keeps a symbol more than
+    so many steps ahead of its pair."""
+    [(_, holds)] = held([], task)
+    for layer in sorted({path.layer for path in paths}):
+        before = {token: {*symbols} for token, symbols in holds.items()}
+        for path in (path for path in paths if path.layer == layer):
+            own, symbols = before.get(path.reader, set()), before.get(path.token, set())
+            if pair_of(path.reader) == pair_of(path.token) or own & symbols:
+                kept = {k for k in symbols if steps_ahead(path.reader, {k}) <= steps}
+                holds[path.reader] |= kept
+    return holds["q"]
 
 
 def table(rows):
-    """Return a row per run, and how many of the validated circuits have so many rounds."""
+    """Return a row per run, and below how many of the validated circuits have so many rounds."""
     lines, counts = [], dict.fromkeys(ROUNDS, 0)
     for row in rows:
-        paths, report = paths_in(row["report"]), row["report"]
-        if not paths:
-            said = report.get("verdict", "no report: run ablate.py")
-            lines.append([name_of(row), said, 0, "", "", ""])
-            continue
-        rounds = ROUNDS[rounds_of(paths, row["task"])]
-        ahead = steps_ahead(paths, row["task"])
-        furthest = [f"{token} {steps}" for token, steps in sorted(ahead.items())]
-        layers = len({path.layer for path in paths})
-        lines.append(
-            [name_of(row), report["verdict"], len(paths), layers, ", ".join(furthest), rounds]
-        )
-        counts[rounds] += report["validated"]
-    head = ["run", "verdict", "paths", "layers with paths", "steps ahead", "rounds"]
+        report, paths, text, rounds = row["report"], paths_in(row["report"]), "", ""
+        if paths:
+            _, holds = held(paths, row["task"])[-1]
+            ahead = {token: steps_ahead(token, holds[token]) for token in sorted(holds)}
+            text = ", ".join(f"{token} {steps}" for token, steps in ahead.items() if steps)
+            rounds = ROUNDS[rounds_of(paths, row["task"])]
+            counts[rounds] += report["validated"]
+        said = report.get("verdict", "no report")
+        lines.append([name_of(row), said, len(paths), text, rounds])
     counted = ", ".join(f"{rounds} {count}" for rounds, count in counts.items())
-    return f"{markdown(head, *lines)}\n\nValidated circuits: {counted}."
+    head = ["run", "verdict", "paths", "steps ahead of its pair", "rounds"]
+    return f"{markdown(head, *lines)}\n\nOf the validated circuits: {counted}."
+
+
+def main():
+    p = command_line("python -m extras.studies.ahead", __doc__)
+    p.add_argument("run", type=Path, nargs="+", help="run directories, or files of rows")
+    print(table(load(p.parse_args().run)))
 
 
 if __name__ == "__main__":
-    command(__file__, __doc__, table)
+    main()
