@@ -3,8 +3,8 @@
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
 A circuit is a set of paths, along which tokens read other tokens. It is tested by replacing all
-that is read elsewhere: if the model still answers, these paths carry the answers. Figures of the
-run that show another circuit are deleted; analyze.py draws them again.
+that is read elsewhere: if the model still answers, these paths carry the answers. Figures that show
+the circuit of an earlier search are deleted, for analyze.py to draw again.
 """
 
 import collections
@@ -70,20 +70,22 @@ def marks_of(end, task, positions):
 def mask_of(paths, task, positions):
     """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
     reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
-    q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token to itself: q -> 1b+1."""
+    q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token to itself: if A1 came first
+    among the queries, it would be its own 1b+1."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
     for path in paths:
         marks = marks_of(path.read, task, positions)
         read_by[path.reader] = read_by.get(path.reader, 0) + marks
     for reader, marks in read_by.items():
-        edges |= marks_of(reader, task, positions).mT @ marks > 0  # (B, T, N) @ (B, N, T)
+        # (B, T, N) @ (B, N, T): the sum over chains of reader times read
+        edges |= marks_of(reader, task, positions).mT @ marks > 0
     return edges
 
 
 def mean_attention(pattern, path, task, positions):
-    """Return the attention (B, T, T) of the readers of this path along it, without what they give
-    to themselves: the mean over the readers that are there."""
+    """Return the attention that a reader gives along this path to others than itself, a number:
+    the mean over all readers that are there, in a pattern (B, T, T). 3b+1 may be beyond the end."""
     itself = torch.eye(task.T, dtype=torch.bool, device=pattern.device)
     edges = mask_of([path], task, positions) & ~itself
     readers = marks_of(path.reader, task, positions).sum()
@@ -146,19 +148,21 @@ def reads_of(model, inputs):
 
 class PatchedModel:
     """A model on clean sequences in which some edges are ablated: what heads read along them is
-    replaced by what they read in corrupted sequences, whose chains stand elsewhere. All heads are
-    ablated at once, and later heads attend from what is left.
+    replaced by what they read in corrupted sequences, others of the same task. All heads are
+    ablated at once, and later heads attend in the stream that results. In mean ablation a token
+    gets the mean of what the token at its position reads in the corrupted sequences, in resample
+    ablation what it reads in one of them.
 
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
     are never ablated, nor what bypasses the heads in a model of your own. Resample ablation gives
-    all heads the same corrupted sequence, so a model that compares two heads finds that they agree,
-    and we do not see that it compares. And since ablated activations are unusual ones, they can do
-    harm: then a path looks needed that carries nothing.
+    all heads the same corrupted sequence: if the model compares two heads, they still agree, and we
+    do not see that it compares. And unusual activations can do harm by themselves, so that a path
+    looks needed that carries nothing.
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
-    aligned: clean sequence b gets corrupted sequence b, otherwise one drawn at random
-    score: a metric of your own, f(predictions, batch) -> (B, N, targets), by default task.losses
-    Gradients flow unless the caller forbids them."""
+    aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
+    score: f(predictions, batch) -> (B, N, targets), by default task.losses; `measure` and what
+        follows from it take it for a loss. Gradients flow unless the caller forbids them."""
 
     def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
         self.model, self.task, self.clean = model, task, clean
@@ -210,29 +214,30 @@ class PatchedModel:
 
     def ablate_all_but(self, paths, head, by):
         """Return the f of a head in which all but these paths is ablated. It writes the sum of
-        1. what tokens read along the paths: clean weights times clean values,
-        2. what they read of other tokens elsewhere: corrupted weights times corrupted values,
-        3. what they read of themselves: their clean value, with the clean weight if the token has
-           a path. Otherwise the weight too is corrupted, since it tells how much went to others.
+        1. what tokens read along the paths: clean attention times clean values,
+        2. what they read of other tokens elsewhere: corrupted attention times corrupted values,
+        3. what they read of themselves: always their clean value, with clean attention if the token
+           has a path. Without one, this attention too is corrupted, since it tells how much went to
+           others, and that is ablated.
 
-        For token 3, the last of four, whose path leads to 1, in the corrupted sequence to 2:
+        Token 3 is the last of four. If its path leads to 1, and in the corrupted sequence to 2:
 
-            it attends to      0    1    2    3      what is written
-            clean weights     .1   .6   .1   .2      .6 v_1 + .2 v_3
-            corrupted         .2   .1   .4   .3      + .2 u_0 + .1 u_1, corrupted values"""
+            attention to      0    1    2    3     written, with clean values v, corrupted values u
+            clean            .1   .6   .1   .2     .6 v_1  +  .2 u_0 + .1 u_1  +  .2 v_3
+            corrupted        .2   .1   .4   .3     and without a path: .4 u_2 too, and .3 v_3"""
         clean_edges, corrupted_edges = self.edges_of(paths)
         with_path = clean_edges.any(-1)  # (B, T)
 
         pattern, values = self.corrupted_reads[head]
         elsewhere = (pattern * ~(corrupted_edges | self.itself)) @ values  # (n, T, size)
         elsewhere = self.mean_or_drawn(elsewhere, by)
-        corrupted_weight = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # of itself
+        corrupted_own = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # to itself
 
         def write(pattern, values):
             along_paths = (pattern * (clean_edges & ~self.itself)) @ values
-            clean_weight = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
-            weight = torch.where(with_path, clean_weight, corrupted_weight).to(values)
-            return along_paths + elsewhere.to(values) + weight[:, :, None] * values
+            clean_own = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
+            own = torch.where(with_path, clean_own, corrupted_own).to(values)
+            return along_paths + elsewhere.to(values) + own[:, :, None] * values
 
         return write
 
@@ -276,8 +281,8 @@ class PatchedModel:
 
 # ---- search: all paths with enough attention are candidates, and those that can go are dropped
 
-SEARCHED = 256  # sequences to search on, and as many corrupted ones
-FLOOR = 0.1  # times 1/N: the least attention of a candidate
+SEARCHED = 256  # sequences to search on
+FLOOR = 0.1  # times 1/N: the lowest score of a candidate
 REACH = 4  # intermediate tokens are at most so many tokens after a slot
 MARGIN = 0.9  # of the limits of is_faithful in the search, so that fresh sequences pass too
 
@@ -302,7 +307,8 @@ def attention_between(ends, patched):
     itself = torch.eye(task.T, device=marks.device)
     found = {}
     for head, (pattern, _) in patched.corrupted_reads.items():
-        given = marks @ (pattern * (1 - itself))[:, None]  # (B, N, ends, T) by each end
+        # what each end of each chain gives to each token
+        given = marks @ (pattern * (1 - itself))[:, None]  # (B, N, ends, T)
         to_own = (given @ marks.mT).mean((0, 1))
         to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
         found[head] = to_own, to_all
@@ -310,13 +316,14 @@ def attention_between(ends, patched):
 
 
 def candidates(patched, floor):
-    """Return {Path: attention} of the candidates, in the order in which the search takes them:
-    paths between roles, then those with intermediate tokens (which may be roles of other chains),
-    then stars; of each kind the most attended first."""
+    """Return {Path: score} of the candidates, in the order in which the search takes them: paths
+    between roles, then those with intermediate tokens (which may be roles of other chains), then
+    stars between roles; of each kind the highest score first. The score of a path is its surplus,
+    the attention to the own chain above that to an average other one; of a star, that to all."""
     roles, plain, stars = [*patched.task.roles], {}, {}
     ends = roles + intermediate_tokens(patched.task)
     for head, (to_own, to_all) in attention_between(ends, patched).items():
-        # what the own chain gets above an average other one: in the example .7 - (.1 + .2) / 2
+        # in the example .7 - (.1 + .2) / 2
         surplus = to_own - (to_all - to_own) / max(patched.task.N - 1, 1)
         for i, j in (surplus >= floor).nonzero().tolist():
             plain[Path(*head, ends[i], ends[j])] = surplus[i, j].item()
@@ -325,14 +332,14 @@ def candidates(patched, floor):
             stars[Path(*head, roles[i], roles[j] + "*")] = of_roles[i, j].item()
 
     drop_loose(plain)
-    attention = plain | stars
-    ranked = sorted(attention, key=lambda path: (path.star, "+" in str(path), -attention[path]))
-    return {path: attention[path] for path in ranked}
+    scores = plain | stars
+    ranked = sorted(scores, key=lambda path: (path.star, "+" in str(path), -scores[path]))
+    return {path: scores[path] for path in ranked}
 
 
 def drop_loose(paths):
-    """Drop the paths of {Path: attention} that carry nothing: an intermediate token must have read
-    something in an earlier layer before it is read, and one that reads must be read later."""
+    """Drop from {Path: score} the paths that can carry nothing: q -> 3b+1 stays only if 3b+1 reads
+    something in an earlier layer, and 3b+1 -> 3b only if 3b+1 is read in a later one."""
 
     def is_loose(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
@@ -373,12 +380,16 @@ def prune(ranked, test):
 
     def drop(group, paths):
         """Return paths without those of a group that can go."""
-        if test(paths.difference(group)):
-            return paths.difference(group)  # all go at once
+        without = paths.difference(group)
+        if test(without):
+            return without  # all go at once
         if len(group) == 1:
             return paths  # this one stays
+
+        # first drop from the later half, then from the earlier half of what is left
         half = len(group) // 2
-        return drop(group[:half], drop(group[half:], paths))
+        paths = drop(group[half:], paths)
+        return drop(group[:half], paths)
 
     paths, before = frozenset(ranked), None
     while paths != before:  # a path that had to stay may go once others went
@@ -387,12 +398,13 @@ def prune(ranked, test):
     return paths
 
 
-# ---- the report, on fresh sequences
+# ---- the report, on fresh clean sequences
 
 
 def held(paths, task):
-    """Return [(layer, {token: the k of all x_k that it can hold then}), ...] (Section 5): first -1,
-    the input, and then each layer that has paths. With L0H0: 1b -> 1a and L1H0: q -> 1b:
+    """Return [(layer, {token: {k of each x_k that may have arrived}}), ...], an upper bound of the
+    information flow (Section 5): first at the input, -1, then after each layer that has paths, in
+    which a reader gets what the tokens that it reads held before. With 1b -> 1a, then q -> 1b:
 
         [(-1, {q: {0}, 1a: {0}, 1b: {1}}), (0, {... 1b: {0, 1}}), (1, {... q: {0, 1}})]"""
     holds = collections.defaultdict(set)  # an intermediate token holds nothing at first
@@ -427,8 +439,9 @@ def verdict(fresh, paths, ablations):
     """Return what the report says of a circuit as a whole. It is validated if on fresh sequences
     1. it is faithful under these ablations,
     2. the full model is no longer faithful when its paths are ablated by their mean, and
-    3. its paths lead from each symbol to the query."""
-    measured, reasons = dict(lost={}, ablation=ablations[0]), []
+    3. its paths lead from each target to the query."""
+    measured, reasons = dict(lost={}), []
+    measured["ablation"] = RESAMPLE if RESAMPLE in ablations else MEAN
     for by in MEAN, RESAMPLE:
         losses, lost = fresh.measure(fresh.circuit(paths, by))
         measured[by], measured["lost"][by] = losses, lost
@@ -450,9 +463,10 @@ def rows_of(fresh, searched, paths, ranked, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
-    indispensable: whether all other candidates together are no circuit, under this ablation and on
-        the sequences of the search"""
+    indispensable: whether under this ablation all candidates together are a circuit on the
+        sequences of the search, and are none without this path and its star"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
+    together = searched.is_circuit(ranked, [by])
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
         attention = mean_attention(pattern, path, fresh.task, fresh.clean.positions)
@@ -460,9 +474,9 @@ def rows_of(fresh, searched, paths, ranked, by):
         row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
 
-        # 1b* goes with 1b, since its edges are among those of the star
+        # 1b goes with 1b*, which has all edges of 1b
         same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
-        row["indispensable"] = not searched.is_circuit({*ranked} - same, [by])
+        row["indispensable"] = together and not searched.is_circuit({*ranked} - same, [by])
         rows.append(row)
     return rows
 
@@ -492,34 +506,38 @@ def find_circuit(model, task, count=512):
         return dict(report, verdict=said)
 
     def attempt(paths, ablations):
+        """Return what verdict says of the circuit among these paths; {} if there is none."""
         found = search(searched, paths, ablations)
         return {} if found is None else verdict(fresh, found, ablations)
 
-    # best is a circuit under both ablations, and next best one under mean ablation alone. Stars are
-    # taken under both only if the mean needs some: otherwise they bring nothing, and it is what
-    # replaces them that does harm
-    attention = candidates(searched, FLOOR / task.N)
-    ranked = [*attention]
+    scores = candidates(searched, FLOOR / task.N)
+    ranked = [*scores]
     plain = [path for path in ranked if not path.star]
-    best = attempt(plain, BOTH)
-    if not best.get("validated"):
-        mean = attempt(ranked, [MEAN])
-        if any(path.star for path in mean.get("paths", [])):
-            best = attempt(ranked, BOTH)
-        if not best.get("validated"):
-            best = mean or best
 
-    # at last by attention alone, for a model whose intermediate tokens are roles of other chains
-    if not best.get("validated"):
-        last = attempt(sorted(plain, key=attention.get, reverse=True), BOTH)
-        if last.get("validated") or not best:
-            best = last
+    # 1. a circuit under both ablations, without stars
+    found = attempt(plain, BOTH)
+
+    # 2. one under mean ablation alone; 3. if that takes stars, one with stars under both. If it
+    # takes none, stars bring nothing, and under both it is what replaces them that does harm
+    if not found.get("validated"):
+        by_mean = attempt(ranked, [MEAN])
+        if any(path.star for path in by_mean.get("paths", [])):
+            found = attempt(ranked, BOTH)
+        if not found.get("validated"):
+            found = by_mean or found
+
+    # 4. as 1, but by scores alone: some models need intermediate tokens that come late in 1, since
+    # they are roles of other chains
+    if not found.get("validated"):
+        last = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
+        if last.get("validated") or not found:
+            found = last
     show()
-    if not best:
+    if not found:
         said = worst_of_both(*searched.measure(searched.circuit(ranked)))
         return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave a {said}")
-    rows = rows_of(fresh, searched, best["paths"], ranked, best["ablation"])
-    return report | best | dict(paths=rows)
+    rows = rows_of(fresh, searched, found["paths"], ranked, found["ablation"])
+    return report | found | dict(paths=rows)
 
 
 # ---- the command line
@@ -538,7 +556,7 @@ def print_report(report):
 
     rows = paths_in(report)
     if rows:
-        print(f"\nwithout one path (by {report['ablation']} in the circuit), the worst symbol:")
+        print(f"\nloss of the worst symbol without a path (circuit: {report['ablation']} instead):")
         print("path                 attention   full model rises by   circuit has")
     for path, row in rows.items():
         cost, without = max(row["cost"].values()), max(row["without"].values())
@@ -553,6 +571,8 @@ def main():
     p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=train.run_directory, help="run directory of train.py")
     run = p.parse_args().run
+    if not (run / "model.pt").exists():
+        p.error(f"there is no {run}/model.pt: finish the training with --resume")
     train.keep_freed_memory()
     model, task, flags = train.load(run)
     report = find_circuit(model, task)

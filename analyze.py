@@ -99,19 +99,21 @@ def draw_attention_maps(model, flags, paths):
         order = names = [*range(task.T)]
 
     # the heads of the circuit come first, or all: three of them are as wide as nine others
-    own = by_head(paths)
-    groups = own | dict.fromkeys(model.heads, ()) | own
-    large = len(own) or len(groups)
+    groups = by_head(paths)
+    large = len(groups) or len(model.heads)
+    for head in model.heads:
+        groups.setdefault(head, ())
     above = 3 * math.ceil(large / 3)
     rows = above + math.ceil((len(groups) - large) / 9)
     figure = Figure(figsize=(10, 1.16 * rows + 1), layout="constrained")
     cells = figure.add_gridspec(rows, 9)
     for number, ((layer, head), group) in enumerate(groups.items()):
-        y, x = divmod(number - large, 9)
-        cell = cells[above + y, x]
         if number < large:
-            y, x = divmod(3 * number, 9)
-            cell = cells[3 * y : 3 * y + 3, x : x + 3]
+            y, x = divmod(number, 3)
+            cell = cells[3 * y : 3 * y + 3, 3 * x : 3 * x + 3]
+        else:
+            y, x = divmod(number - large, 9)
+            cell = cells[above + y, x]
         axes = figure.add_subplot(cell, xticks=[], yticks=[], title=f"L{layer}H{head}")
         pattern = patterns[layer][0, head, order][:, order].numpy()
         axes.imshow(pattern, "Blues", vmin=0, vmax=1)
@@ -155,19 +157,20 @@ def draw_diagram(axes, flags, looks):
     star; looks: {path: (label, color, width)}. Return {path: (arrow, label)}."""
     task, paths = train.task_of(flags), sorted(looks)
     layers, stages = zip(*held(paths, task), strict=True)
-    columns, x = {}, 0
+    columns = {}  # {token: x}
 
     # across, with a band behind each slot; upward, dotted where layers are left out
     for slot in slots_of(task, paths):
-        band = [x - 0.15, x + len(slot) - 0.85]
+        first = len(columns)
+        band = [first - 0.15, first + len(slot) - 0.85]
         axes.plot(band, [0, 0], color=PALE, lw=30, solid_capstyle="round")
-        for end in slot:
-            columns[end] = x
-            x += 1
+        for x, token in enumerate(slot, first):
+            columns[token] = x
+    width = len(columns)
     for y, (below, layer) in enumerate(itertools.pairwise(layers)):
         style = "-" if layer == below + 1 else ":"
-        axes.vlines(range(x), y, y + 1, FAINT, style, lw=1, zorder=0)
-    axes.set_xticks(range(x), columns)
+        axes.vlines(range(width), y, y + 1, FAINT, style, lw=1, zorder=0)
+    axes.set_xticks(range(width), columns)
     axes.set_yticks(range(len(layers)), ["input", *(f"layer {layer}" for layer in layers[1:])])
     axes.tick_params(length=0)
     axes.set_frame_on(False)
@@ -179,25 +182,26 @@ def draw_diagram(axes, flags, looks):
         arriving.setdefault((path.layer, path.reader), []).append(path)
     height = 0.66 + 0.18 * max(map(len, arriving.values()))
     apart = 0.18 / height  # in layers
-    axes.set(xlim=(-0.6, x - 0.3), ylim=(-2 * apart, len(layers) - 1 + apart))
-    axes.figure.set_size_inches(max(7.5, 0.85 * x + 1.2), height * (len(layers) - 1) + 2)
+    axes.set(xlim=(-0.6, width - 0.3), ylim=(-2 * apart, len(layers) - 1 + apart))
+    axes.figure.set_size_inches(max(7.5, 0.85 * width + 1.2), height * (len(layers) - 1) + 2)
 
-    drawn, shown = {}, {(0, end) for end in columns}
+    drawn, shown = {}, {(0, token) for token in columns}
     for (layer, reader), group in arriving.items():
         y, x1 = layers.index(layer), columns[reader]
-        start, end = y - 1 + apart, y - apart * len(group)
-        for path in group:
+        for number, path in enumerate(group):
             shown |= {(y - 1, path.token), (y, reader)}
             x0 = columns[path.token]
+            bottom = y - 1 + apart * (number + 1)
+            top = y - apart * (len(group) - number)
             text, color, width = looks[path]
             style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
             style["ls"] = "--" if path.star else "-"
-            arrow = axes.annotate("", (x1, end), (x0, start), arrowprops=style).arrow_patch
+            arrow = axes.annotate("", (x1, top), (x0, bottom), arrowprops=style).arrow_patch
             if flags.heads > 1:
                 text = f"H{path.head} {text}".strip()
             label = axes.text(
                 (x0 + x1) / 2,
-                (start + end) / 2,
+                (bottom + top) / 2,
                 text,
                 zorder=4,
                 size=8.5,
@@ -205,15 +209,13 @@ def draw_diagram(axes, flags, looks):
                 **CENTER,
             )
             drawn[path] = arrow, label
-            start += apart
-            end += apart
 
     # letters of all tokens at the input, and where one reads or is read
-    for y, end in shown:
-        symbols = sorted(stages[y][end])  # none at first of an intermediate token
+    for y, token in shown:
+        symbols = sorted(stages[y][token])  # none at first of an intermediate token
         for i, k in enumerate(symbols):
             axes.text(
-                columns[end] + 0.2 * (i - (len(symbols) - 1) / 2),
+                columns[token] + 0.2 * (i - (len(symbols) - 1) / 2),
                 y,
                 task.labels[k][0],
                 family="monospace",
@@ -234,10 +236,13 @@ def draw_circuit(flags, report):
     for path, row in paths.items():
         before = stages[layers.index(path.layer) - 1]
         brought = before[path.token]
-        color = GRAY if brought <= before[path.reader] else INK
-        shown = [task.roles[role] for slot in pairs if path.reader in slot for role in slot]
-        if shown and brought and max(brought) > max(shown):
+        own = [task.roles[role] for slot in pairs if path.reader in slot for role in slot]
+        if own and max(brought, default=0) > max(own):  # an x_k beyond the reader's own pair
             color = CIRCUIT
+        elif brought <= before[path.reader]:
+            color = GRAY
+        else:
+            color = INK
         text = ""
         if row["attention"] < 0.9:
             text = f"{row['attention']:.2f}"
@@ -245,7 +250,7 @@ def draw_circuit(flags, report):
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     caption = f"""{LETTERS} Arrows point to the reader.
-Wider: more is lost without it. Red: reads ahead, from a later pair. Gray: brings nothing new.
+Wider: more is lost without it. Red: reads ahead, beyond its own pair. Gray: brings nothing new.
 Dashed: reads all chains. Numbers: mean attention below 0.9. Dotted: layers without paths left out.
 Circuit {report["verdict"].split(":")[0]}; worst loss of a symbol with all else at its mean: \
 {max(report[MEAN].values()):.3f} (n = {report["sequences"]})."""

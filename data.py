@@ -22,13 +22,14 @@ import torch
 
 
 class Block(NamedTuple):
-    """A part of the sequence: all pairs of one step, or all queries. It consists of slots, each of
-    which holds a pair, or a query. The slots of a block are shuffled among themselves, and the
-    order of blocks is fixed."""
+    """A part of the sequence: the pairs of one step, or the queries. A slot is one pair, or one
+    query. The slots of a block are shuffled among themselves; the order of blocks is fixed."""
 
     roles: dict  # {role: k}: {"2a": 1, "2b": 2} says that token 2a shows x_1, and 2b x_2
     symbols: torch.Tensor  # (slots, size) the number of the symbol that each token shows
-    own: torch.Tensor  # (N, m) the m slots of each chain before the shuffle; here m is 1
+    # (N, m) the slots of each chain before the shuffle, one here. With two, [[0, 1], [2, 3]], the
+    # roles are those of both, slot by slot: {"1a": 0, "1b": 1, "2a": 1, "2b": 2}
+    own: torch.Tensor
 
     @property
     def slots(self):
@@ -44,7 +45,7 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
     targets: torch.Tensor  # (B, N, targets * K) the answers to each query
-    positions: torch.Tensor  # (B, N, roles) where the tokens of the chain of each query stand
+    positions: torch.Tensor  # (B, N, roles) where the chain of each query has each of Task.roles
     symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
 
 
@@ -59,19 +60,20 @@ class Task:
         tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
         roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
 
-    In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and ka and kb, the pair of step k,
-    are s_{2k-1} and s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
+    In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and the pair of step k, here 1a 1b or
+    2a 2b, is s_{2k-1} s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
 
-    A task of your own is a subclass that overrides what differs; extras/lookup.py is one. Others
-    read of it, beside the fields:
+    A task of your own is a subclass that overrides what differs; extras/lookup.py is one. Beside
+    the fields below, the stages read of it:
 
-        train.py      T, inputs, outputs, target_names, title, batch and its inputs, losses
-        ablate.py     roles (which name a query q) and blocks; positions of a batch; plateaus, of
-                      which the last says when an answer is lost; faithful_below
-        analyze.py    labels, of which the first letter is drawn; loss_name; all plateaus
+        train.py      T, inputs, outputs, target_names, title, batch, losses
+        ablate.py     also roles and blocks, positions of a batch, plateaus (the last one says when
+                      an answer is lost), faithful_below. A query has the role q; without roles
+                      there is no circuit. Chains must be alike, since it takes means over them
+        analyze.py    also labels, whose first letters it draws, and loss_name
 
-    Chains must be alike, since ablate.py takes means over them. Without roles there is no circuit.
-    x_k of chain n has the number n (D + 1) + k, and the last block is that of the queries."""
+    A subclass that keeps this batch() gives the symbol x_k of chain n the number n (D + 1) + k, and
+    puts the queries last: by these two, batch() finds answers and chains."""
 
     N: int = 4  # chains, and as many queries
     D: int = 3  # retrieval steps per chain
@@ -109,9 +111,8 @@ class Task:
         self.inputs = 2 * K if self.rotary == "input" else K
         self.outputs = K * len(self.targets)
 
-        # the losses at which training can stall, the highest first, and what the model does then.
-        # The numbers of symbols have variance 1; of N symbols, one of them right, the average is
-        # the best answer and has the error 1 - 1/N
+        # Training can stall at these losses, the highest first. A model that cannot tell which of N
+        # symbols is right does best with their average, whose error is 1 - 1/N at variance 1
         self.plateaus = [(1.0, "knows nothing")]
         if N > 1:
             self.plateaus += [(1 - 1 / N, f"averages the {N} candidates")]
@@ -192,8 +193,8 @@ class Task:
         return [part.view_as(block.symbols) for part, block in zip(parts, self.blocks, strict=True)]
 
     def tokens_of_chains(self):
-        """(N, roles) the unshuffled tokens of each chain, in the order of self.roles. In the
-        example [[6, 0, 1], [7, 2, 3], [8, 4, 5]], for the roles q, 1a, 1b."""
+        """(N, roles) the unshuffled tokens of each chain, in the order of self.roles, in which the
+        last block comes first. In the example [[6, 0, 1], [7, 2, 3], [8, 4, 5]]: q, 1a, 1b."""
         parts = []
         for block, tokens in zip(self.blocks, self.tokens_by_block(), strict=True):
             if block.roles:
@@ -201,12 +202,12 @@ class Task:
         return torch.cat(parts[::-1], 1) if parts else torch.empty(self.N, 0, dtype=torch.long)
 
     def shuffled(self, keys):
-        """(B, T) the tokens in a new order: in each block the slots are sorted by their keys. keys
-        (B, slots, blocks); its columns count steps: 0 is for the queries, k for the pairs of step
-        k, which stand the earlier in the sequence, the larger k is."""
+        """(B, T) the tokens in a new order: in each block the slots are sorted by their keys. Of
+        keys (B, slots, blocks) the column 0 is for the queries, and k for the pairs of step k."""
         order = []
         for number, tokens in enumerate(self.tokens_by_block()):
-            key = keys[:, : len(tokens), len(self.blocks) - 1 - number]  # (B, slots)
+            step = len(self.blocks) - 1 - number  # the last step comes first in the sequence
+            key = keys[:, : len(tokens), step]  # (B, slots)
             slots = key.argsort(1)  # (B, slots) the slot that comes first, second, ...
             order.append(tokens.to(keys.device)[slots].flatten(1))
         return torch.cat(order, 1)
@@ -287,7 +288,8 @@ def batch_index(seed, step, batch, examples):
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
 # (a generator would have to draw all examples before it). The hash is splitmix64 (Steele et al.,
-# 2014), which computes with uint64. Sums and products of int64 have the same bits, >> has not.
+# 2014): draw i is mix(start + i * GOLDEN). It is made for uint64. In int64, sums and products have
+# the same 64 bits; only >> differs.
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64

@@ -40,9 +40,9 @@ class Layer(nn.Module):
 
     def forward(self, x, mask, angles, n_out, functions):
         """x (B, T, width), the residual stream -> the stream after this layer (B, n_out, width) and
-        the attention patterns (B, heads, n_out, T), of the last n_out tokens: of all T or, in the
-        last layer, of the queries. mask (T, T) is added to the scores; angles (T, head_size/2) or
-        None; functions: {head: f} as in Transformer.forward."""
+        the attention patterns (B, heads, n_out, T), for the last n_out tokens. n_out is T; in the
+        last layer it is N, since only the queries reach the loss. mask (T, T) is added to the
+        scores; angles (T, head_size/2) or None; functions: {head: f} as in Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
         q, x = q[:, -n_out:], x[:, -n_out:]
 
@@ -54,8 +54,8 @@ class Layer(nn.Module):
             v = self.v(self.split(v))
             if angles is not None:
                 q, k = rotate(q, angles[-n_out:]), rotate(k, angles)
+            # mask + q k^T / sqrt(head_size); baddbmm takes three dimensions, so heads join batches
             q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, T, head_size)
-            # mask + q k^T / sqrt(head_size)
             scores = torch.baddbmm(mask[-n_out:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
             written = pattern @ v  # (B, heads, n_out, head_size)
@@ -90,10 +90,9 @@ class Transformer(nn.Module):
     stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,
     and attention from scores to z, are float32 in both.
 
-    blocks[6].q, k, v and z pass what their names say, (B, heads, T, head_size), through PyTorch's
-    forward hooks: q and k before RoPE, and z, what heads write before the output matrix. In the
-    last layer q and z have the N queries alone, but for a forward with return_patterns or with a
-    function for one of its heads."""
+    Hook points for PyTorch's forward hooks: blocks[6].q, k, v and z, (B, heads, T, head_size) each;
+    q and k before RoPE, and z what heads write, before the output matrix. The last layer has q and
+    z of the N queries only, unless return_patterns is set or one of its heads is replaced."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -137,7 +136,7 @@ class Transformer(nn.Module):
             x = self.embed(x)
             for number, layer in enumerate(self.blocks):
                 functions = {h: f for (l, h), f in heads.items() if l == number}  # noqa: E741
-                # only the queries reach the loss: the last layer can do without the other tokens
+                # nothing reads the other tokens of the last layer
                 if layer is self.blocks[-1] and not functions and not return_patterns:
                     n_out = self.N
                 x, pattern = layer(x, self.mask, self.angles, n_out, functions)
@@ -188,8 +187,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            # Nesterov momentum; one average for all matrices of this shape, in the group since
-            # state_dict() saves what is there
+            # Nesterov momentum, one average for all matrices of this shape; state_dict() saves it
+            # because it is in the group
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
             average = group.setdefault("average", torch.zeros_like(gradient))
             average.lerp_(gradient, 1 - group["momentum"])

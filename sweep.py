@@ -50,11 +50,13 @@ PRESETS = {  # name: [(flags of train.py, number of seeds), ...]
 
 def options_of(words):
     """Return {flag: [flag, value, ...]} of a command line; if a flag comes twice, the last one."""
-    options = {}
+    options, option = {}, []
     for word in words:
-        if word.startswith("--") or not options:
-            option = options[word] = []
-        option.append(word)
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            option = options[flag] = [flag, value] if value else [flag]
+        else:
+            option.append(word)
     return options
 
 
@@ -63,9 +65,10 @@ def grid(options, seeds, folder):
     train.py, and for each seed."""
     choices = []
     for flag, *values in options.values():
-        choices.append([[flag, value] for value in values])
         if len(values) < 2 or flag == "--targets":  # whose 1 3 is one value
-            choices[-1] = [[flag, *values]]
+            choices.append([[flag, *values]])
+        else:
+            choices.append([[flag, value] for value in dict.fromkeys(values)])
     choices.append([["--seed", str(seed)] for seed in range(seeds)])
 
     runs = []
@@ -136,11 +139,14 @@ def figure_4(rows):
     """The final loss of each run as a dot, and medians as bars: of x_D alone without the implicit
     curriculum, and with it of each symbol. Triangles stand at the floor(log2 k) + 2 layers that
     x_k takes by content. Across: the layers, or each combination of the flags that vary."""
+    with_ic = [row for row in rows if row["ic"]]
+    without = [row for row in rows if not row["ic"]]
+
     # the flags that vary, among the runs with the curriculum or among those without
-    across, curricula = [], {row["ic"] for row in rows}
+    across = []
     for name in train.DEFAULTS:
-        values = {(row["ic"], str(row[name])) for row in rows}
-        if len(values) > len(curricula) and name != "seed":
+        counts = [len({str(row[name]) for row in group}) for group in (with_ic, without)]
+        if max(counts) > 1 and name != "seed":
             across.append(name)
     across = across or ["layers"]
     columns = {}  # {point of the grid: its rows}
@@ -148,8 +154,6 @@ def figure_4(rows):
         columns.setdefault("\n".join(str(row[name]) for name in across), []).append(row)
 
     # each series has its own place in a column: label, curriculum, loss, color, layers by content
-    with_ic = [row for row in rows if row["ic"]]
-    without = [row for row in rows if not row["ic"]]
     D = " or ".join(sorted({str(row["D"]) for row in without}))
     series = [
         (f"$x_D$ alone, without IC (D={D}, n={len(without)})", False, "val", CIRCUIT, 0),
@@ -189,9 +193,11 @@ def main():
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
+    # parse one flag with its values at a time; what is no flag of ours is left over for train.py
     args, options = p.parse_args([]), {}
     for flag, option in options_of(sys.argv[1:]).items():
-        if p.parse_known_args(option, args)[1]:  # unknown here, it is for train.py
+        _, left_over = p.parse_known_args(option, args)
+        if left_over:
             options[flag] = option
     grids = PRESETS.get(args.preset, [("", 3)] if options or args.seeds else [])
     if not grids and not (args.out and args.out.exists()):
@@ -227,8 +233,11 @@ def main():
     for file in sorted(folder.glob("*/model.pt")):
         rows[file.parent.name] = row_of(file.parent)
     train.write_file(table, rows.values())
-    causal = [row for row in rows.values() if row["task"] == "chain" and row["causal"]]
-    shown = [train.DEFAULTS | row for row in causal if not row["targets"]]
+    shown = []  # of Section 7, which has a mask, and asks for all symbols or the last
+    for row in rows.values():
+        row = train.DEFAULTS | row
+        if row["task"] == "chain" and row["causal"] and not row["targets"]:
+            shown.append(row)
     if shown:
         save_figure(figure_4(shown), folder / "figure4.png")
         print(f"{len(shown)} of {len(rows)} runs: {folder / 'figure4.png'}")

@@ -87,13 +87,13 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save the state before this evaluation: a resumed run repeats it, and adds the row
+            # save the state without this row: a resumed run evaluates again, and then adds it
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
             write_file(run / "state.pt", state)
 
-            # the first of many evaluations below a limit is a lucky one: more sequences confirm it
+            # a single low evaluation may be luck: other sequences must confirm it
             if last or row["val"] < flags.stop_below:
                 losses = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
                 row["confirmed"] = losses.mean().item()
@@ -139,8 +139,7 @@ def schedule(step, flags):
 
 @torch.no_grad()
 def evaluate(model, task, split="validation", n=1024, device="cpu"):
-    """Return the mean losses (targets,) on n sequences that training never sees, as float64, in
-    which the log averages them."""
+    """Return the mean losses (targets,) on n sequences that training never sees, in float64."""
     losses = []
     for index in data.held_out(split, n, device).split(256):
         batch = task.batch(index)
@@ -196,12 +195,15 @@ CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch does no
 
 
 def open_run(flags):
-    """Make the directory of a run with its config.json, or check that --resume can continue it.
-    FileExistsError if the directory has other files, a run with other flags, this run although
-    --resume is not given, or what it logged and saved although its state is gone."""
+    """Make the directory of a run with its config.json, or see whether --resume can continue it.
+    FileExistsError if the directory holds
+    1. files, but no config.json,
+    2. a run with other flags,
+    3. this run, and --resume is missing,
+    4. a log or checkpoints of this run, which is not finished, but no state.pt."""
     run = flags.out
     if not (run / "config.json").exists():
-        # made under another name and renamed: of two trainings that start at once the second fails
+        # rename a finished directory: if two trainings start at once, one of the two fails
         new = run.with_name(f"{run.name}.{os.getpid()}.new")
         write_file(new / "config.json", settings_of(flags) | provenance_of(flags))
         try:
@@ -311,7 +313,8 @@ def read_file(path, default=None, device="cpu"):
         return default
     if path.suffix == ".pt":
         try:
-            damaged = zipfile.ZipFile(path).testzip()  # compares them
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # compares them
         except zipfile.BadZipFile as error:
             damaged = error
         if damaged:
@@ -342,7 +345,9 @@ def parser():
     add("--D", 3, "retrieval steps per chain")
     add("--K", 4, "numbers per symbol; with --rotary input it must be even")
     switch("--ic", "implicit curriculum: predict all symbols, not x_D alone")
-    p.add_argument("--targets", type=int, nargs="+", default=[], help="1 3: predict only x_1, x_3")
+    p.add_argument(
+        "--targets", type=int, nargs="+", default=[], help="1 3: predict x_1, x_3; before --ic"
+    )
     add("--examples", 2**18, "size of the training set")
 
     # the model (Section 8.1)
@@ -398,8 +403,8 @@ def parse_flags(words=None, folder="out"):
         lowest = int(name in POSITIVE)
         if isinstance(value, (int, float)) and not lowest <= value < math.inf:
             p.error(f"--{name.replace('_', '-')} must be a number and not below {lowest}")
-    if flags.ema >= 1:
-        p.error("--ema must be below 1, or the averaged weights never change")
+    if max(flags.ema, flags.beta2) >= 1:
+        p.error("--ema and --beta2 must be below 1, or an average never changes")
     head_size = flags.head_size or flags.width // flags.heads
     if not head_size:
         p.error("--heads must not be above --width, or give --head-size")
@@ -413,13 +418,14 @@ def parse_flags(words=None, folder="out"):
     except ValueError as error:
         p.error(error)
 
-    # --no-ic and --targets 3 mean the same, and so do all targets and none: since runs are compared
-    # by their flags, say it in one way
-    everything = len(task.targets) == flags.D
-    flags.ic = everything or task.targets != [flags.D]
-    flags.targets = [] if everything or not flags.ic else task.targets
+    # one spelling for each choice, since runs are compared by their flags: all targets are --ic,
+    # x_D alone is --no-ic, and others are --ic --targets
+    all_of_them, last_alone = len(task.targets) == flags.D, task.targets == [flags.D]
+    flags.ic = all_of_them or not last_alone
+    flags.targets = [] if all_of_them or last_alone else task.targets
 
-    # choose what was left open; a run goes on in the dtype in which it began
+    # choose what was left open: the name while the dtype is still the one typed, and for a run that
+    # goes on, the dtype in which it began
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
