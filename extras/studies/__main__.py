@@ -10,7 +10,7 @@ from functools import partial
 from ablate import Path, paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, circuits, claims, curriculum, depth, layers, order, share
+from extras.studies import RESULTS, ahead, circuits, claims, curriculum, depth, layers, order, share
 from extras.studies.rows import committed
 
 
@@ -66,7 +66,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/paper.md": [claims.table, claims.verdicts],
     "results/circuits.md": [
         *(circuits.doubling, circuits.doubling_table, circuits.papers_claims),
-        *(order.page, order.induction_table, claims.induction),
+        *(ahead.page, order.page, order.induction_table, claims.induction),
         *(circuits.trust_table, circuits.trust),
     ],
     "results/curriculum.md": [

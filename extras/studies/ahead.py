@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ablate import held, parts_of, paths_in
 from data import command_line
-from extras.studies import markdown
-from extras.studies.rows import load, name_of
+from extras.studies import markdown, share
+from extras.studies.rows import committed, load, name_of
 
 
 ROUNDS = "linear", "one round", "two rounds", "three rounds"
@@ -73,6 +73,13 @@ def table(rows):
     counted = ", ".join(f"{rounds} {count}" for rounds, count in counts.items())
     head = ["run", "verdict", "paths", "steps ahead of its pair", "rounds"]
     return f"{markdown(head, *lines)}\n\nOf the validated circuits: {counted}."
+
+
+def page():
+    """Return what the page on circuits says of models of four layers that follow seven steps."""
+    validated = [row for row in committed("ahead/L4_H4_D7_*") if row["report"].get("validated")]
+    twice = [rounds_of(paths_in(row["report"]), row["task"]) == 2 for row in validated]
+    return [f"read ahead twice ({share(twice)})"]
 
 
 def main():
