@@ -15,7 +15,7 @@ import math
 import pathlib
 
 import train
-from ablate import MEAN, by_head, held, mask_of, mean_attention, parts_of, paths_in, read_report
+from ablate import by_head, held, mask_of, mean_attention, parts_of, paths_in, read_report
 from data import command_line, held_out, progress
 
 import matplotlib
@@ -249,11 +249,12 @@ def draw_circuit(flags, report):
         looks[path] = text, color, 1 + 2 * min(1, max(row["without"].values()))
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
+    worst = max(report[report["ablation"]].values())
     caption = f"""{LETTERS} Arrows point to the reader.
 Wider: more is lost without it. Red: reads ahead, beyond its own pair. Gray: brings nothing new.
 Dashed: reads all chains. Numbers: mean attention below 0.9. Dotted: layers without paths left out.
-Circuit {report["verdict"].split(":")[0]}; worst loss of a symbol with all else at its mean: \
-{max(report[MEAN].values()):.3f} (n = {report["sequences"]})."""
+Circuit {report["verdict"].split(":")[0]}; the worst symbol has a loss of {worst:.3f} \
+with {report["ablation"]} for all else (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
     return figure
 

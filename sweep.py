@@ -50,12 +50,13 @@ PRESETS = {  # name: [(flags of train.py, number of seeds), ...]
 
 def options_of(words):
     """Return {flag: [flag, value, ...]} of a command line; if a flag comes twice, the last one."""
-    options, option = {}, []
+    options = {}
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("--") or not options:
             flag, _, value = word.partition("=")
-            option = options[flag] = [flag, value] if value else [flag]
-        else:
+            option = options[flag] = [flag]
+            word = value
+        if word:
             option.append(word)
     return options
 

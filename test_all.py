@@ -198,10 +198,8 @@ def test_ablate_finds_a_planted_circuit_and_its_neighbours_are_not_faithful():
     # without a path, or with another in its place
     patched = ablate.PatchedModel(planted, task, task.batch(data.held_out("circuits", 64)))
     for path in paths:
-        in_other_layer, to_itself = (
-            path._replace(layer=1 - path.layer),
-            path._replace(read=path.reader),
-        )
+        in_other_layer = path._replace(layer=1 - path.layer)
+        to_itself = path._replace(read=path.reader)
         for wrong in set(), {in_other_layer}, {to_itself}:
             assert patched.circuit(paths - {path} | wrong).mean() > 0.05
 
@@ -212,7 +210,8 @@ def test_analyze_draws_every_figure(tiny_run):
     # with a report of a circuit, whose second path reads all chains
     paths = ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*")
     rows = [dict(path._asdict(), attention=0.5, without=dict(x_1=0.7)) for path in paths]
-    report = dict(validated=True, verdict="validated", sequences=9, paths=rows, mean=dict(x_1=0.5))
+    report = dict(validated=True, verdict="validated", ablation="mean", mean=dict(x_1=0.5))
+    report.update(sequences=9, paths=rows)
     train.write_file(tiny_run / "circuit.json", report)
     code, _, err = run_main(analyze, str(tiny_run))
     assert code == 0, err

@@ -50,7 +50,8 @@ def test_of_two_trainings_that_start_at_once_one_runs(tmp_path, monkeypatch):
 
 def test_a_report_of_other_weights_is_refused(run):
     row = dict(layer=1, head=0, reader="q", read="1b", attention=0.5, without=dict(x_1=0.7))
-    report = dict(validated=True, verdict="validated", sequences=9, mean=dict(x_1=0.5), paths=[row])
+    report = dict(validated=True, verdict="validated", ablation="mean", mean=dict(x_1=0.5))
+    report.update(sequences=9, paths=[row])
     model, settings = train.read_file(run / "model.pt"), dict(matplotlib.rcParams)
     train.write_file(run / "circuit.json", dict(report, weights=train.weights_hash(run)))
     output_of(analyze, run)
@@ -92,7 +93,7 @@ def test_a_training_from_the_start_takes_nothing_over(tmp_path, whole, left):
     (tmp_path / "run/ckpt").mkdir()
     shutil.copy(whole / left, tmp_path / "run" / left)
     before = contents(tmp_path)
-    assert_refused(train, *TINY, "--out", tmp_path / "run", "--resume", says="without state.pt")
+    assert_refused(train, *TINY, "--out", tmp_path / "run", "--resume", says="is there, but no state.pt")
     assert contents(tmp_path) == before
 
 

@@ -86,7 +86,9 @@ def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
 
 def test_a_grid_is_every_choice_of_one_value(tmp_path):
     """Against four loops; --targets 1 3 is one value, and of --layers the last counts."""
-    words = "--layers 9 --lr 1e-3 2e-3 --layers 1 2 4 --targets 1 3 --no-mlp --optimizer adamw muon"
+    words = (
+        "--layers=9 --lr 1e-3 2e-3 --layers 1 2 4 2 --targets 1 3 --no-mlp --optimizer adamw muon"
+    )
     found = []
     for flags, line in sweep.grid(sweep.options_of(words.split()), 2, tmp_path):
         assert train.parse_flags(line).out == flags.out and "--resume" in line
