@@ -93,7 +93,9 @@ def test_a_training_from_the_start_takes_nothing_over(tmp_path, whole, left):
     (tmp_path / "run/ckpt").mkdir()
     shutil.copy(whole / left, tmp_path / "run" / left)
     before = contents(tmp_path)
-    assert_refused(train, *TINY, "--out", tmp_path / "run", "--resume", says="is there, but no state.pt")
+    assert_refused(
+        train, *TINY, "--out", tmp_path / "run", "--resume", says="is there, but no state.pt"
+    )
     assert contents(tmp_path) == before
 
 
