@@ -29,7 +29,8 @@ class Path(NamedTuple):
 
     layer: int
     head: int
-    reader: str  # a role, 3b, or an intermediate token: 3b+1 is the next token after 3b
+    # a role, 3b, or an intermediate token: 3b+1 is the one right after 3b, of whichever chain
+    reader: str
     read: str  # the same, or a star: 3b* in all chains
 
     def __str__(self):
@@ -68,10 +69,10 @@ def marks_of(end, task, positions):
 
 
 def mask_of(paths, task, positions):
-    """Return the edges of these paths, (B, T, T) bool: True at [b, i, j] if in sequence b token i
-    reads token j along one of them. In the sequence above the queries are tokens 4 and 5, and
-    q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token to itself: if A1 came first
-    among the queries, it would be its own 1b+1."""
+    """Return the edges of these paths, whatever their layer and head, (B, T, T) bool: True at
+    [b, i, j] if in sequence b token i reads token j along one of them. In the sequence above the
+    queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token
+    to itself: if A1 came first among the queries, it would be its own 1b+1."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
     for path in paths:
@@ -154,10 +155,10 @@ class PatchedModel:
     ablation what it reads in one of them.
 
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
-    are never ablated, nor what bypasses the heads in a model of your own. Resample ablation gives
-    all heads the same corrupted sequence: if the model compares two heads, they still agree, and we
-    do not see that it compares. And unusual activations can do harm by themselves, so that a path
-    looks needed that carries nothing.
+    are never ablated, nor what bypasses the heads in a model of your own. In resample ablation all
+    heads get the same corrupted sequence, so a check whether two heads agree succeeds and remains
+    hidden. And unusual activations can do harm by themselves, so that a path looks needed that
+    carries nothing.
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
     aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
@@ -201,7 +202,7 @@ class PatchedModel:
         return x.mean(0) if by == MEAN else x[self.drawn]
 
     def ablate(self, paths, head, by):
-        """Return the f of a head in which these paths are ablated, and nothing else is."""
+        """Return the f of a head in which these paths, all of this head, are ablated."""
         clean_edges, corrupted_edges = self.edges_of(paths)
         pattern, values = self.corrupted_reads[head]
         replacement = (pattern * (corrupted_edges & ~self.itself)) @ values
@@ -213,18 +214,21 @@ class PatchedModel:
         return write
 
     def ablate_all_but(self, paths, head, by):
-        """Return the f of a head in which all but these paths is ablated. It writes the sum of
-        1. what tokens read along the paths: clean attention times clean values,
-        2. what they read of other tokens elsewhere: corrupted attention times corrupted values,
-        3. what they read of themselves: always their clean value, with clean attention if the token
-           has a path. Without one, this attention too is corrupted, since it tells how much went to
-           others, and that is ablated.
+        """Return the f of a head in which all but these paths, all of this head, is ablated. Clean
+        is what happens in this forward, after the ablation of earlier heads, corrupted what an
+        unablated forward did. The head writes the sum of
+        1. what tokens read along the paths: clean attention times clean values v,
+        2. what they read of other tokens elsewhere: corrupted attention times corrupted values u,
+        3. what they read of themselves: their clean value. Its attention is clean if the token has
+           a path, else corrupted, since it tells how much went to others, which is ablated.
 
-        Token 3 is the last of four. If its path leads to 1, and in the corrupted sequence to 2:
+        For token 3, the last of four, whose path leads to 1, and in the corrupted sequence to 2:
 
-            attention to      0    1    2    3     written, with clean values v, corrupted values u
-            clean            .1   .6   .1   .2     .6 v_1  +  .2 u_0 + .1 u_1  +  .2 v_3
-            corrupted        .2   .1   .4   .3     and without a path: .4 u_2 too, and .3 v_3"""
+            attention to      0    1    2    3
+            clean            .1   .6   .1   .2
+            corrupted        .2   .1   .4   .3
+            written          .6 v_1  +  .2 u_0 + .1 u_1  +  .2 v_3
+            without a path             .2 u_0 + .1 u_1 + .4 u_2  +  .3 v_3"""
         clean_edges, corrupted_edges = self.edges_of(paths)
         with_path = clean_edges.any(-1)  # (B, T)
 
@@ -338,8 +342,9 @@ def candidates(patched, floor):
 
 
 def drop_loose(paths):
-    """Drop from {Path: score} the paths that can carry nothing: q -> 3b+1 stays only if 3b+1 reads
-    something in an earlier layer, and 3b+1 -> 3b only if 3b+1 is read in a later one."""
+    """Drop from {Path: score} the paths that can carry nothing: an intermediate token shows nothing
+    of the chain. q -> 3b+1 helps only if 3b+1 reads something in an earlier layer, and 3b+1 -> 3b
+    only if 3b+1 is read in a later one."""
 
     def is_loose(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
@@ -371,12 +376,12 @@ def search(patched, ranked, ablations):
 
 def prune(ranked, test):
     """Return a set of these paths that passes a test, as all of them do, and from which none can be
-    dropped: delta debugging (Zeller and Hildebrandt, 2002), which tries to drop many at once, the
-    last ones first. Of a b c d, where the test needs b and c:
+    dropped. It tries to drop many at once, and halves what cannot go (as in delta debugging, Zeller
+    and Hildebrandt, 2002). Of a b c d, where the test needs b and c:
 
-        drop a b c d?  fails without    drop c d?  fails with a b
-        drop d?        passes: a b c    drop c?    fails with a b
-        drop a b?      fails with c     drop b?    fails with a c     drop a?  passes: b c"""
+        drop       a b c d    c d      d         c        a b     b       a
+        left       nothing    a b      a b c     a b      c       a c     b c
+        the test   fails      fails    passes    fails    fails   fails   passes"""
 
     def drop(group, paths):
         """Return paths without those of a group that can go."""
@@ -463,8 +468,8 @@ def rows_of(fresh, searched, paths, ranked, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
-    indispensable: whether under this ablation all candidates together are a circuit on the
-        sequences of the search, and are none without this path and its star"""
+    indispensable: whether nothing can stand in for it: under this ablation all candidates together
+        are a circuit on the sequences of the search, and without this path they are not"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
     together = searched.is_circuit(ranked, [by])
     for path in progress("paths measured", sorted(paths)):
@@ -474,7 +479,7 @@ def rows_of(fresh, searched, paths, ranked, by):
         row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
 
-        # 1b goes with 1b*, which has all edges of 1b
+        # a path goes with its star, which has all of its edges
         same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
         row["indispensable"] = together and not searched.is_circuit({*ranked} - same, [by])
         rows.append(row)
@@ -517,8 +522,8 @@ def find_circuit(model, task, count=512):
     # 1. a circuit under both ablations, without stars
     found = attempt(plain, BOTH)
 
-    # 2. one under mean ablation alone; 3. if that takes stars, one with stars under both. If it
-    # takes none, stars bring nothing, and under both it is what replaces them that does harm
+    # 2. one under mean ablation alone. 3. If this takes stars, one with stars under both; if not,
+    # we suppose that under both they would only keep out corrupted reads that do harm
     if not found.get("validated"):
         by_mean = attempt(ranked, [MEAN])
         if any(path.star for path in by_mean.get("paths", [])):
@@ -556,7 +561,7 @@ def print_report(report):
 
     rows = paths_in(report)
     if rows:
-        print(f"\nloss of the worst symbol without a path (circuit: {report['ablation']} instead):")
+        print(f"\nthe worst symbol without a path (all else in the circuit: {report['ablation']})")
         print("path                 attention   full model rises by   circuit has")
     for path, row in rows.items():
         cost, without = max(row["cost"].values()), max(row["without"].values())

@@ -175,8 +175,9 @@ def draw_diagram(axes, flags, looks):
     axes.tick_params(length=0)
     axes.set_frame_on(False)
 
-    # arrows to the same reader are 0.18 inches apart, for which the layers are high enough; the
-    # nearest token comes first, so that they do not cross
+    # n arrows into one reader are parallel, 0.18 inches apart, for which layers are high enough:
+    # the first starts 1 apart above the layer before and ends n apart below its own. The nearest
+    # token comes first, so that they do not cross
     arriving = {}
     for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
         arriving.setdefault((path.layer, path.reader), []).append(path)
@@ -232,7 +233,7 @@ def draw_circuit(flags, report):
     """Figures 5 and 7: the circuit; the more is lost without a path, the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
     layers, stages = zip(*held(paths, task), strict=True)
-    pairs = slots_of(task, ())[:-1]  # without the query
+    pairs = [slot for slot in slots_of(task, ()) if "q" not in slot]
     for path, row in paths.items():
         before = stages[layers.index(path.layer) - 1]
         brought = before[path.token]

@@ -27,8 +27,9 @@ class Block(NamedTuple):
 
     roles: dict  # {role: k}: {"2a": 1, "2b": 2} says that token 2a shows x_1, and 2b x_2
     symbols: torch.Tensor  # (slots, size) the number of the symbol that each token shows
-    # (N, m) the slots of each chain before the shuffle, one here. With two, [[0, 1], [2, 3]], the
-    # roles are those of both, slot by slot: {"1a": 0, "1b": 1, "2a": 1, "2b": 2}
+    # (N, m) the m slots of each chain, before the shuffle: here [[0], [1], ...]. A subclass may put
+    # two pairs of a chain into one block: own is then [[0, 1], [2, 3], ...], and roles has those of
+    # the first pair and then of the second, {"1a": 0, "1b": 1, "2a": 1, "2b": 2}
     own: torch.Tensor
 
     @property
@@ -45,7 +46,7 @@ class Batch(NamedTuple):
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
     targets: torch.Tensor  # (B, N, targets * K) the answers to each query
-    positions: torch.Tensor  # (B, N, roles) where the chain of each query has each of Task.roles
+    positions: torch.Tensor  # (B, N, roles) the place, 0 to T - 1, of each role in a query's chain
     symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
 
 
@@ -91,7 +92,7 @@ class Task:
         if min(N, D, K) < 1:
             raise ValueError("--N, --D and --K must not be below 1")
         if self.rotary == "input" and K % 2:
-            raise ValueError("--K must be even with --rotary input: pairs of numbers turn")
+            raise ValueError("--K must be even with --rotary input: it appends pairs of numbers")
         if not {*self.targets} <= {*range(1, D + 1)}:
             raise ValueError(f"--targets must be among 1 to {D}")
         self.targets = sorted({*self.targets}) or [*range(1, D + 1)]

@@ -108,7 +108,7 @@ def sweep(runs, pool):
             said = error or f"val {row_of(out)['val']:.4f}"
             print(f"{ended}/{len(runs)}, about {minutes:.0f} min left: {out.name} {said}")
     finally:
-        # after Ctrl-C or SIGTERM, start no other, and end those that run
+        # after Ctrl-C or SIGTERM, start no other, and end those that run on this machine
         for future in waiting:
             future.cancel()
         for process in started:
@@ -143,7 +143,7 @@ def figure_4(rows):
     with_ic = [row for row in rows if row["ic"]]
     without = [row for row in rows if not row["ic"]]
 
-    # the flags that vary, among the runs with the curriculum or among those without
+    # the flags that vary within one of the two groups; D may differ between them
     across = []
     for name in train.DEFAULTS:
         counts = [len({str(row[name]) for row in group}) for group in (with_ic, without)]
@@ -213,6 +213,7 @@ def main():
     runs = []
     for text, seeds in grids:
         runs += grid(options_of(text.split()) | options, args.seeds or seeds, folder)
+    runs = [*{flags.out: (flags, line) for flags, line in runs}.values()]  # each directory once
     missing = [run for run in runs if not (run[0].out / "model.pt").exists()]
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt")

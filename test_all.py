@@ -47,7 +47,7 @@ def run_main(module, arguments):
 
 @pytest.fixture(scope="module")
 def tiny_run(tmp_path_factory):
-    """A run of TINY, to read only."""
+    """A run of TINY, whose flags, log and weights no test changes."""
     run = tmp_path_factory.mktemp("tiny") / "run"
     code, _, err = run_main(train, f"{TINY} --out {run}")
     assert code == 0, err
@@ -176,8 +176,8 @@ def planted(x, heads):
     before = torch.eye(T)[(torch.arange(T) - 1).clamp(min=0)].expand(len(x), T, T)
     noted = heads.get((0, 0), torch.matmul)(before, symbols)
 
-    # layer 1: it attends to earlier tokens whose note is near its own symbol; those of the first
-    # token's own note are no pair, so only the first token itself may read it
+    # layer 1: it attends to earlier tokens whose note is its own symbol. The first token has noted
+    # itself, so that later tokens with its symbol would read it: they must not
     scores = -50 * torch.cdist(symbols, noted).square()
     scores += torch.full((T, T), -torch.inf).triu(1)
     scores[:, 1:, 0] = -torch.inf

@@ -2,7 +2,7 @@
 
     python train.py --layers 12 --heads 1 --D 3           # the size of transformers A, B, C
     python train.py --layers 12 --heads 1 --D 3 --resume  # continue after a stop, to the same bits
-    # with the paper's optimizer and the initial weights of GPT-2, without averaging
+    # with the paper's optimizer and GPT-2's initialisation, without averaging
     python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02 --ema 0
 
 A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
@@ -87,7 +87,8 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save the state without this row: a resumed run evaluates again, and then adds it
+            # save the state as it was before this evaluation: --resume repeats it, so that the log
+            # comes out the same wherever a run was stopped
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
@@ -139,12 +140,12 @@ def schedule(step, flags):
 
 @torch.no_grad()
 def evaluate(model, task, split="validation", n=1024, device="cpu"):
-    """Return the mean losses (targets,) on n sequences that training never sees, in float64."""
+    """Return the mean losses (targets,) on n sequences that training never sees."""
     losses = []
     for index in data.held_out(split, n, device).split(256):
         batch = task.batch(index)
         losses.append(task.losses(model(batch.inputs), batch))  # (256, N, targets)
-    return torch.cat(losses).mean((0, 1)).double()
+    return torch.cat(losses).mean((0, 1)).double()  # so that the log averages them exactly
 
 
 def print_row(flags, task, rows):
@@ -203,7 +204,8 @@ def open_run(flags):
     4. a log or checkpoints of this run, which is not finished, but no state.pt."""
     run = flags.out
     if not (run / "config.json").exists():
-        # rename a finished directory: if two trainings start at once, one of the two fails
+        # write into a temporary directory, and rename it: of two trainings that start at once, one
+        # finds the name taken
         new = run.with_name(f"{run.name}.{os.getpid()}.new")
         write_file(new / "config.json", settings_of(flags) | provenance_of(flags))
         try:
@@ -418,14 +420,16 @@ def parse_flags(words=None, folder="out"):
     except ValueError as error:
         p.error(error)
 
-    # one spelling for each choice, since runs are compared by their flags: all targets are --ic,
-    # x_D alone is --no-ic, and others are --ic --targets
-    all_of_them, last_alone = len(task.targets) == flags.D, task.targets == [flags.D]
-    flags.ic = all_of_them or not last_alone
-    flags.targets = [] if all_of_them or last_alone else task.targets
+    # one spelling for each choice of targets, since runs are compared by their flags
+    if task.targets == [*range(1, flags.D + 1)]:
+        flags.ic, flags.targets = True, []
+    elif task.targets == [flags.D]:
+        flags.ic, flags.targets = False, []
+    else:
+        flags.ic, flags.targets = True, task.targets
 
-    # choose what was left open: the name while the dtype is still the one typed, and for a run that
-    # goes on, the dtype in which it began
+    # choose what was left open. The name comes before the dtype of this machine, which it shall not
+    # hold; a run that was begun keeps its dtype
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
