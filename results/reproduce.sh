@@ -233,7 +233,7 @@ loss 5 metrics/L1_H16_D2_s% 1 --layers 1 --heads 16 --head-size 32 --D 2 --steps
 figures="$folder/figures"
 python -m extras.studies.theory --figure "$figures/flow.png"
 for name in memories recall bigrams noise hops; do
-  [ -e "$folder/mechanisms/$name.json" ] || python -m extras.mechanisms $name --out "$folder/mechanisms"
+  [ -e "$folder/mechanisms/$name.jsonl" ] || python -m extras.mechanisms $name --out "$folder/mechanisms"
 done
 
 # rows of all runs, then the figures of studies

@@ -6,7 +6,7 @@ import data
 import sweep
 import train
 from data import Block, Task
-from extras.lookup import WORDS, Lookup
+from extras.lookup import Lookup
 from tests.common import TINY, assert_refused, output_of
 
 import pytest
@@ -64,7 +64,7 @@ class Roles(Task):
 
 def test_answers_are_the_values_of_the_keys():
     batch = Lookup(N=3, D=1).batch(torch.arange(50))
-    words = batch.inputs[..., :WORDS].argmax(-1)  # (50, T)
+    words = batch.inputs[..., : Lookup.words].argmax(-1)  # (50, T)
     for tokens, answers in zip(words.tolist(), batch.targets.tolist(), strict=True):
         value_of = dict(zip(tokens[:6:2], tokens[1:6:2], strict=True))
         assert answers == [[value_of[key]] for key in tokens[6:]]
