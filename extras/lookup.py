@@ -1,5 +1,5 @@
 """A task of your own: in-context lookup, with words of a vocabulary and cross-entropy. N keys, each
-followed by its value, then the keys again: which value did each have? D > 1: the value of the value.
+followed by its value, then the keys again: which value did each have? D > 1: the value of that.
 
     python train.py --task extras.lookup:Lookup --D 1 --layers 2 --width 64 --lr 3e-3
 """
