@@ -47,11 +47,12 @@ def readme():
         f"without the red one its error becomes {after:.3f}",
         f"some learn seven symbols ({layers.know(four, 'x_6', 'x_7')})",
         f"none gets beyond x_3 ({share(map(layers.knows_x_4, three))})",
+        f"for fewer symbols or chains, many know more ({share(depth.beyond_the_flow())})",
         f"pointer doubling ({len(circuits.holds_six(found))} of {len(found)})",
         f"this two-layer task ({depth.solved_of(depth.wide())})",
         f"below the paper's bound ({depth.solved_of(depth.led_to_x2()[0])})",
-        f"at 23 places 32 heads fail ({depth.solved_of(depth.at_random(23, [32]))}), two layers "
-        f"succeed ({depth.solved_of(depth.two_layers_far())})",
+        f"at 23 places 32 heads fail ({depth.solved_of(depth.at_random(23, [32]))}) in steps in "
+        f"which two layers succeed ({depth.solved_of(depth.two_layers_far())})",
         f"({share(curriculum.learn_x_3('targets1-3_*'))} learn D, instead of "
         f"{sum(curriculum.learn_x_3('targets1-2-3_*'))})",
         f"do ([{share(answer for _, answer in alone)}](results/curriculum.md))",

@@ -125,7 +125,7 @@ def doubling():
     names = [row["name"] + " (linear)" * (row["name"] in linear) for row in others]
     return [
         f"in most circuits of the main command ({len(six)} of {len(rows)})",
-        f"for every token at once ({share(map(bool, same_head))})",
+        f"in the same layer ({share(map(bool, same_head))})",
         f"lose D, and D alone ({share(map(loses_x_3_alone, six))})",
         f"all six stand in {len(holds_six(fresh))} of the {len(fresh)} seeds 30-39",
         f"Without them are {', '.join(names)}",
@@ -176,7 +176,7 @@ def papers_claims():
 
 def seeds(name):
     """Return the runs of a group that were searched once, after the search was frozen, in two
-    lists: by the search of commit c79df16, and by the present one."""
+    lists: by the search of commit c79df16, and by that of commit 2b20334."""
     rows = committed(*GROUPS[name])
     earlier = [row for row in rows if row["report"].get("search") == "c79df16"]
     return earlier, [row for row in rows if row["group"] == "fresh"]
@@ -186,7 +186,7 @@ def trust_table():
     """Return a row per group and search: on seeds on which the search was not changed."""
     lines = []
     for name in GROUPS:
-        for search, rows in zip(("earlier", "present"), seeds(name), strict=True):
+        for search, rows in zip(("first", "second"), seeds(name), strict=True):
             validated = [row for row in rows if row["report"]["verdict"].startswith(BOTH)]
             sizes = [len(row["report"]["paths"]) for row in rows if row["report"]["validated"]]
             cell = f"{len(validated)} of {len(rows)}"

@@ -167,6 +167,20 @@ def wide():
     return [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
 
 
+def beyond_the_flow():
+    """Return [whether a model knows more than the flow allows, ...] of those of two layers or more
+    that know all that it allows, and ask for more; without other flags, from fresh weights."""
+    answers = []
+    for (other, layers, *_), rows in cells().items():
+        for row in rows if other == "" and layers > 1 else []:
+            asked = {k for k in range(1, row["D"] + 1)}
+            known = {k for k in asked if row[f"x_{k}"] < row["threshold"]}
+            allowed = {k for k in asked if causal_depth(k) <= layers}
+            if allowed <= known and allowed < asked:
+                answers.append(known > allowed)
+    return answers
+
+
 def rows_of(layers, heads, N, D, steps, places=None, led=False):
     """Return the rows of a cell without further flags; places: of a 1b among distractors."""
     other = f"--task random{places - 2 * N + 1}" if places else ""
@@ -261,6 +275,7 @@ def page():
     losses = "{:.2f}, {:.2f} and {:.2f}".format(*map(median_of, (beyond, three, four)))
     inside, near = compared(train.read_file(PREDICTED), median_of_prediction)[1:]
     return [
+        f"or of fewer chains, many did ({share(beyond_the_flow())})",
         f"two-layer task ({solved_of(wide())} runs)",
         f"x_2, which the paper's bound of log3(2k) layers excludes ({solved_of(beyond)})",
         f"if trained on fewer places first ({solved_of(at_15(True))} runs), but rarely from "

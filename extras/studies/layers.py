@@ -132,7 +132,7 @@ def page():
     return [
         f"that learned all that this allows learned more ({share(above)})",
         f"chain for seven steps** ({know(four, 'x_6', 'x_7')} seeds)",
-        f"Three layers never got beyond the third ({share(map(knows_x_4, three))})",
+        f"three layers stopped at the third ({share(map(knows_x_4, three))} knew more)",
         f"long chains, masks and RoPE {share(inside)}, though naive guesses would get {sum(near)}",
     ]
 
