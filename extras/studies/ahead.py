@@ -76,10 +76,15 @@ def table(rows):
 
 
 def page():
-    """Return what the page on circuits says of models of four layers that follow seven steps."""
-    validated = [row for row in committed("ahead/L4_H4_D7_*") if row["report"].get("validated")]
-    twice = [rounds_of(paths_in(row["report"]), row["task"]) == 2 for row in validated]
-    return [f"read ahead twice ({share(twice)})"]
+    """Return what the page on circuits says of models that follow seven steps."""
+    four, twelve = reads_twice("ahead/L4_H4_D7_*"), reads_twice("ahead/L12_H1_D7_*")
+    return [f"read ahead twice ({share(four)})", f"those of twelve layers ({share(twelve)})"]
+
+
+def reads_twice(name):
+    """Return [whether it reads ahead in two rounds or more, ...] of the validated circuits."""
+    validated = [row for row in committed(name) if row["report"].get("validated")]
+    return [rounds_of(paths_in(row["report"]), row["task"]) >= 2 for row in validated]
 
 
 def main():

@@ -204,7 +204,10 @@ def trust():
     known = [row["exact"] for row in train.read_file(RESULTS / "figures/compiled.jsonl")]
     programs = [row["program"] for row in train.read_file(RESULTS / "figures/compiled.jsonl")]
     exact = dict(zip(programs[::-1], known[::-1], strict=True))  # the first row has no noise
+    rope = [row["report"] for row in committed("rope_muon/*") if row["report"].get("paths")]
+    by_mean = [report["verdict"].startswith("validated under mean") for report in rope]
     return [
+        f"under the mean alone ({share(by_mean)} solved runs",
         f"the same circuits for {', '.join(same[:-1])} and {same[-1]}, and another for "
         f"{' and '.join(other)}",
         f"returns that and nothing else ({share(exact.values())})",

@@ -211,7 +211,7 @@ def lowest_loss(*names):
 def verdicts():
     """Return the numbers in the table of verdicts."""
     [D], [A_again] = committed("D"), committed("adamw/s0")
-    four = [name_of(row) for row in with_circuit() if row["flags"].D == 3 and has_four_heads(row)]
+    four = [name_of(row) for row in committed("[ABC]") if has_four_heads(row)]
     others = [name_of(row) for row in emergences() if order.reads_in_order(row, 0.5) is False]
     return [
         f"Only {' and '.join(four)} has four",

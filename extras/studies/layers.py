@@ -8,6 +8,7 @@ import functools
 import statistics
 
 from extras.studies import RESULTS, markdown, share, span
+from extras.studies.ahead import reads_twice
 from extras.studies.order import Ended, all_chains, asks_all
 from extras.studies.rows import committed, settings_text
 from extras.studies.theory import causal_depth, unmasked_depth
@@ -116,9 +117,11 @@ def mask_table():
 
 def median_of(row):
     """Return the median of the runs of a prediction; None if there are too few."""
-    runs = predicted_runs(row["flags"])
-    if len(runs) < FEWEST or row["of"] != "median":
+    runs = predicted_runs(row["flags"])[: row["n"]]  # those of the first seeds
+    if len(runs) < FEWEST:
         return None
+    if row["of"] == "count":  # of circuits that read ahead twice
+        return sum(reads_twice("ahead/L12_H1_D7_*"))
     if row["loss"].startswith("x_"):
         return statistics.median(run["log"][-1][row["loss"]] for run in runs)
     return statistics.median(run["steps"] for run in runs)
