@@ -130,11 +130,12 @@ def median_of(row):
 def page():
     """Return what stands in the text of the page on long chains and on the predictions."""
     above = [not answer for _, answer in obey_the_flow()]
-    four, three = of_shape(4, 4, 7), of_shape(3, 4, 7)
+    five, four, three = of_shape(5, 4, 8), of_shape(4, 4, 7), of_shape(3, 4, 7)
     _, inside, near = compared(read_file(PREDICTED), median_of)
     return [
         f"that learned all that this allows learned more ({share(above)})",
         f"chain for seven steps** ({know(four, 'x_6', 'x_7')} seeds)",
+        f"follow it for eight ({know(five, 'x_8')} seed)",
         f"three layers stopped at the third ({share(map(knows_x_4, three))} knew more)",
         f"long chains, masks and RoPE {share(inside)}, though naive guesses would get {sum(near)}",
     ]
