@@ -519,20 +519,21 @@ def find_circuit(model, task, count=512):
     ranked = [*scores]
     plain = [path for path in ranked if not path.star]
 
-    # 1. a circuit under both ablations, without stars
+    # Attempts, until a circuit is validated:
+    # 1. without stars, under both ablations
+    # 2. with stars, under the mean alone; it counts if 3 is not validated
+    # 3. with stars, under both, if 2 took some: if not, we suppose that they bring nothing, and only
+    #    keep out corrupted reads that do harm
+    # 4. as 1, in the order of scores alone: some models need intermediate tokens that come late in
+    #    1, since they are roles of other chains
+    # Of those that are not validated, 2 is reported before 3 and 1, and these before 4
     found = attempt(plain, BOTH)
-
-    # 2. one under mean ablation alone. 3. If this takes stars, one with stars under both; if not,
-    # we suppose that under both they would only keep out corrupted reads that do harm
     if not found.get("validated"):
         by_mean = attempt(ranked, [MEAN])
         if any(path.star for path in by_mean.get("paths", [])):
             found = attempt(ranked, BOTH)
         if not found.get("validated"):
             found = by_mean or found
-
-    # 4. as 1, but by scores alone: some models need intermediate tokens that come late in 1, since
-    # they are roles of other chains
     if not found.get("validated"):
         last = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
         if last.get("validated") or not found:
