@@ -522,8 +522,8 @@ def find_circuit(model, task, count=512):
     # Attempts, until a circuit is validated:
     # 1. without stars, under both ablations
     # 2. with stars, under the mean alone; it counts if 3 is not validated
-    # 3. with stars, under both, if 2 took some: if not, we suppose that they bring nothing, and only
-    #    keep out corrupted reads that do harm
+    # 3. with stars, under both, if 2 took some: if not, we suppose that they bring nothing, and
+    #    only keep out corrupted reads that do harm
     # 4. as 1, in the order of scores alone: some models need intermediate tokens that come late in
     #    1, since they are roles of other chains
     # Of those that are not validated, 2 is reported before 3 and 1, and these before 4
