@@ -564,10 +564,9 @@ def print_report(report):
     if rows:
         print(f"\nthe worst symbol without a path (all else in the circuit: {report['ablation']})")
         print("path                 attention   full model rises by   circuit has")
-    for path, row in rows.items():
-        cost, without = max(row["cost"].values()), max(row["without"].values())
-        print(f"{path!s:21s}{row['attention']:9.2f}{cost:22.3f}{without:14.3f}")
-    if rows:
+        for path, row in rows.items():
+            cost, without = max(row["cost"].values()), max(row["without"].values())
+            print(f"{path!s:21s}{row['attention']:9.2f}{cost:22.3f}{without:14.3f}")
         count = sum(row["indispensable"] for row in rows.values())
         print(f"indispensable: {count} of {len(rows)}; without one, all candidates together fail")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
