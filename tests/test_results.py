@@ -23,7 +23,7 @@ NO_RESULT = (  # code, links, x_1, 1b, sections, laws
 )
 NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
     "README.md": "2025 0.75 1 5 0 8",
-    "results/circuits.md": "0-9 0.5 24 0.05 0.17",
+    "results/circuits.md": "0-9 1-9 0.5 24 0.05 0.17",
     "results/curriculum.md": "4 128 512 2,400 4,000 10,000",
     "results/depth.md": "8 9 15 16 23 32 0.05 1,500 3,000 5,000 6,000 8,000",
     "results/paper.md": "3600 24,000 1,200 1e-3 0 0.02 0.1 0.9 0.99 1.6 5.1",

@@ -38,7 +38,7 @@ def readme():
     four, three = layers.of_shape(4, 4, 7), layers.of_shape(3, 4, 7)
     alone, (orders, _) = claims.alone()[0], order.count_orders()
     tested, held = circuits.one_hot()
-    literal = committed("literal/no_aid_*")
+    literal = committed("literal/*")
     found = circuits.found(*circuits.MAIN)
     return [
         f"error below 0.01 ({solved} seeds)",
@@ -47,7 +47,7 @@ def readme():
         f"without the red one its error becomes {after:.3f}",
         f"some learn seven symbols ({layers.know(four, 'x_6', 'x_7')})",
         f"none gets beyond x_3 ({share(map(layers.knows_x_4, three))})",
-        f"for fewer symbols or chains, many know more ({share(depth.beyond_the_flow())})",
+        f"for fewer symbols or chains, many exceed this ({share(depth.beyond_the_flow())})",
         f"pointer doubling ({len(circuits.holds_six(found))} of {len(found)})",
         f"this two-layer task ({depth.solved_of(depth.wide())})",
         f"below the paper's bound ({depth.solved_of(depth.led_to_x2()[0])})",

@@ -78,7 +78,7 @@ def table(rows):
 def page():
     """Return what the page on circuits says of models that follow seven steps."""
     four, twelve = reads_twice("ahead/L4_H4_D7_*"), reads_twice("ahead/L12_H1_D7_*")
-    return [f"read ahead twice ({share(four)})", f"those of twelve layers ({share(twelve)})"]
+    return [f"read ahead twice ({share(four)})", f"with other pairs ({share(twelve)})"]
 
 
 def reads_twice(name):

@@ -214,12 +214,12 @@ def verdicts():
     four = [name_of(row) for row in committed("[ABC]") if has_four_heads(row)]
     others = [name_of(row) for row in emergences() if order.reads_in_order(row, 0.5) is False]
     return [
-        f"Only {' and '.join(four)} has four",
+        f"Of A, B and C only {' and '.join(four)} has four",
         f"1b, 2b, ... in this order in all but {' and '.join(others)}",
         f"x_1 to x_5 first appear with {fewest_layers()} layers",
         f"Ours knows it at step {D['learned']['x_1']:.0f}",
         f"A's flags and seed, on another machine, end at {A_again['mse']:.2f}",
-        f"one model falls to {lowest_loss('literal/no_aid_*'):.3f}",
+        f"models fall, one to {lowest_loss('literal/no_aid_*'):.3f}",
     ]
 
 

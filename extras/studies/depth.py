@@ -16,7 +16,7 @@ import train
 from data import command_line, held_out, progress
 from extras.studies import RESULTS, markdown, share, span
 from extras.studies.layers import compared
-from extras.studies.rows import rounded
+from extras.studies.rows import committed, rounded
 from extras.studies.theory import causal_depth
 
 import torch
@@ -170,14 +170,19 @@ def wide():
 def beyond_the_flow():
     """Return [whether a model knows more than the flow allows, ...] of those of two layers or more
     that know all that it allows, and ask for more; without other flags, from fresh weights."""
-    answers = []
+    runs, answers = [], []
     for (other, layers, *_), rows in cells().items():
-        for row in rows if other == "" and layers > 1 else []:
-            asked = {k for k in range(1, row["D"] + 1)}
-            known = {k for k in asked if row[f"x_{k}"] < row["threshold"]}
-            allowed = {k for k in asked if causal_depth(k) <= layers}
-            if allowed <= known and allowed < asked:
-                answers.append(known > allowed)
+        for row in rows if other == "" else []:
+            known = {k for k in range(1, row["D"] + 1) if row[f"x_{k}"] < row["threshold"]}
+            runs.append((layers, row["D"], known))
+    for row in committed("mask/*"):
+        if row["flags"].causal:
+            known = {int(name[2:]) for name in row["known"]}
+            runs.append((row["flags"].layers, row["flags"].D, known))
+    for layers, D, known in runs:
+        allowed = {k for k in range(1, D + 1) if causal_depth(k) <= layers}
+        if layers > 1 and allowed <= known and len(allowed) < D:
+            answers.append(known > allowed)
     return answers
 
 
