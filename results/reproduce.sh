@@ -141,7 +141,7 @@ loss 5 runs/mask/L3_H4_D4_s% 0 --layers 3 --heads 4 --D 4 --steps 6000 --eval-ev
 loss 5 runs/mask/L3_H4_D4_no-causal_s% 0 --layers 3 --heads 4 --D 4 --steps 6000 --eval-every 200 --no-causal
 
 # RoPE with the other settings of the main command (circuits.md)
-circuit 4 runs/rope_muon/s% "$(seq 0 9)" $main --rotary qk --save-every 25
+circuit 4 runs/rope_muon/s% "$(seq 0 9) $(seq 40 49)" $main --rotary qk --save-every 25
 
 # many depths (paper.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 grid="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0 --D 5"
