@@ -123,7 +123,7 @@ loss 6 runs/cleaning/adamw_rope_e0.1_s% "3 4 5 6" $narrow --steps 1600 --weight-
 loss 6 runs/cleaning/muon_e0.3_s% "$(seq 3 9)" $narrow --steps 1600 --weight-decay 0.13 --save-every 20
 loss 12 runs/cleaning/time_s% 0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100
 
-# long chains, a second round of reading ahead (depth.md); those of D=7 ran on an H200, in a fifth of these minutes
+# long chains, a second round of reading ahead (depth.md); those of D=7 ran on an H200
 circuit 40 runs/ahead/L12_H1_D7_s% "$(seq 0 4)" --layers 12 --heads 1 --D 7 --steps 3000
 for shape in "3 7" "4 7" "4 8" "5 8"; do
   read -r layers D <<< "$shape"
