@@ -62,21 +62,21 @@ def options_of(words):
 
 
 def grid(options, seeds, folder):
-    """Return [(flags, command line), ...]: a run for each choice of one value for every flag of
-    train.py, and for each seed."""
+    """Return {run directory: (flags, command line)}: a run for each choice of one value for every
+    flag of train.py, and for each seed."""
     choices = []
     for flag, *values in options.values():
         if len(values) < 2 or flag == "--targets":  # whose 1 3 is one value
             choices.append([[flag, *values]])
         else:
-            choices.append([[flag, value] for value in dict.fromkeys(values)])
+            choices.append([[flag, value] for value in values])
     choices.append([["--seed", str(seed)] for seed in range(seeds)])
 
-    runs = []
+    runs = {}
     for chosen in itertools.product(*choices):
         line = [*itertools.chain(*chosen), "--resume"]
         flags = train.parse_flags(line, folder)
-        runs.append((flags, [*line, "--out", str(flags.out)]))
+        runs[flags.out] = flags, [*line, "--out", str(flags.out)]
     return runs
 
 
@@ -210,11 +210,10 @@ def main():
     folder = (args.out or pathlib.Path("out", args.preset or "sweep")).absolute()
 
     # train what has not ended; flags of the command line replace those of a preset
-    runs = []
+    runs = {}
     for text, seeds in grids:
-        runs += grid(options_of(text.split()) | options, args.seeds or seeds, folder)
-    runs = [*{flags.out: (flags, line) for flags, line in runs}.values()]  # each directory once
-    missing = [run for run in runs if not (run[0].out / "model.pt").exists()]
+        runs |= grid(options_of(text.split()) | options, args.seeds or seeds, folder)
+    missing = [run for out, run in runs.items() if not (out / "model.pt").exists()]
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt")
     pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process

@@ -90,7 +90,7 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
         "--layers=9 --lr 1e-3 2e-3 --layers 1 2 4 2 --targets 1 3 --no-mlp --optimizer adamw muon"
     )
     found = []
-    for flags, line in sweep.grid(sweep.options_of(words.split()), 2, tmp_path):
+    for flags, line in sweep.grid(sweep.options_of(words.split()), 2, tmp_path).values():
         assert train.parse_flags(line).out == flags.out and "--resume" in line
         assert flags.targets == [1, 3] and not flags.mlp
         found.append((flags.lr, flags.layers, flags.optimizer, flags.seed))
@@ -105,7 +105,8 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
 def test_flags_change_a_preset():
     night = [sweep.options_of(text.split()) for text, _ in sweep.PRESETS["night"]]
     options = sweep.options_of("--layers 2 3".split())
-    depths = [[run[0].layers for run in sweep.grid(grid | options, 1, "out")] for grid in night]
+    grids = [sweep.grid(grid | options, 1, "out") for grid in night]
+    depths = [[flags.layers for flags, _ in runs.values()] for runs in grids]
     assert depths == [[2, 3], [2, 3]]
 
 
@@ -153,7 +154,8 @@ def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
 
 def test_a_row_is_what_a_run_left(tmp_path):
     log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
-    [(flags, _)] = sweep.grid(sweep.options_of([*TINY.split(), "--layers", "2"]), 1, tmp_path)
+    options = sweep.options_of([*TINY.split(), "--layers", "2"])
+    [(flags, _)] = sweep.grid(options, 1, tmp_path).values()
     train.write_file(flags.out / "config.json", train.settings_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     row = sweep.row_of(flags.out)

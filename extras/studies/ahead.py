@@ -77,13 +77,14 @@ def table(rows):
 
 def page():
     """Return what the page on circuits says of models that follow seven steps."""
-    four, twelve = reads_twice("ahead/L4_H4_D7_*"), reads_twice("ahead/L12_H1_D7_*")
+    four = reads_twice(committed("ahead/L4_H4_D7_*"))
+    twelve = reads_twice(committed("ahead/L12_H1_D7_*"))
     return [f"read ahead twice ({share(four)})", f"with other pairs ({share(twelve)})"]
 
 
-def reads_twice(name):
+def reads_twice(rows):
     """Return [whether it reads ahead in two rounds or more, ...] of the validated circuits."""
-    validated = [row for row in committed(name) if row["report"].get("validated")]
+    validated = [row for row in rows if row["report"].get("validated")]
     return [rounds_of(paths_in(row["report"]), row["task"]) >= 2 for row in validated]
 
 

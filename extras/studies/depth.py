@@ -15,7 +15,7 @@ import analyze
 import train
 from data import command_line, held_out, progress
 from extras.studies import RESULTS, markdown, share, span
-from extras.studies.layers import compared
+from extras.studies.layers import compared, exceeds_the_flow
 from extras.studies.rows import committed, rounded
 from extras.studies.theory import causal_depth
 
@@ -168,9 +168,9 @@ def wide():
 
 
 def beyond_the_flow():
-    """Return [whether a model knows more than the flow allows, ...] of those of two layers or more
-    that know all that it allows, and ask for more; without other flags, from fresh weights."""
-    runs, answers = [], []
+    """Return [whether a model exceeds the flow, ...] of those that could show it, without other
+    flags and from fresh weights."""
+    runs = []
     for (other, layers, *_), rows in cells().items():
         for row in rows if other == "" else []:
             known = {k for k in range(1, row["D"] + 1) if row[f"x_{k}"] < row["threshold"]}
@@ -179,11 +179,8 @@ def beyond_the_flow():
         if row["flags"].causal:
             known = {int(name[2:]) for name in row["known"]}
             runs.append((row["flags"].layers, row["flags"].D, known))
-    for layers, D, known in runs:
-        allowed = {k for k in range(1, D + 1) if causal_depth(k) <= layers}
-        if layers > 1 and allowed <= known and len(allowed) < D:
-            answers.append(known > allowed)
-    return answers
+    answers = [exceeds_the_flow(known, layers, D) for layers, D, known in runs]
+    return [answer for answer in answers if answer is not None]
 
 
 def rows_of(layers, heads, N, D, steps, places=None, led=False):

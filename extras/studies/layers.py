@@ -64,15 +64,25 @@ def layers_table():
     return markdown(["layers x heads", "runs", "know x_1, x_2, ..."], *lines)
 
 
+def exceeds_the_flow(known, layers, D):
+    """Return whether a model that knows the x_k of these k, of D that it is asked for, knows one
+    that takes more layers by content than it has; None if it could not show that, since it has one
+    layer, or does not know all the others, or is asked for no such one."""
+    allowed = {k for k in range(1, D + 1) if causal_depth(k) <= layers}
+    if layers > 1 and allowed <= known and len(allowed) < D:
+        return known > allowed
+    return None
+
+
 def obey_the_flow():
-    """Return [(flags, whether it knows no symbol that takes more layers by content than it has),
-    ...] of the runs of long chains of two layers or more that know all other symbols, and ask for
-    such a one."""
+    """Return [(flags, whether it does not exceed the flow), ...] of the runs of long chains that
+    could show it."""
     answers = []
     for run in long_chains():
-        allowed = {name for name in run.losses if causal_depth(int(name[2:])) <= run.flags.layers}
-        if run.flags.layers > 1 and allowed <= {*run.known} and len(allowed) < run.flags.D:
-            answers.append((run.flags, allowed == {*run.known}))
+        known = {int(name[2:]) for name in run.known}
+        exceeds = exceeds_the_flow(known, run.flags.layers, run.flags.D)
+        if exceeds is not None:
+            answers.append((run.flags, not exceeds))
     return answers
 
 
@@ -122,7 +132,7 @@ def median_of(row):
     if len(runs) < FEWEST:
         return None
     if row["of"] == "count":  # of circuits that read ahead twice
-        return sum(reads_twice("ahead/L12_H1_D7_*"))
+        return sum(reads_twice(runs))
     if row["loss"].startswith("x_"):
         return statistics.median(run["log"][-1][row["loss"]] for run in runs)
     return statistics.median(run["steps"] for run in runs)
