@@ -70,9 +70,8 @@ def marks_of(end, task, positions):
 
 def mask_of(paths, task, positions):
     """Return the edges of these paths, whatever their layer and head, (B, T, T) bool: True at
-    [b, i, j] if in sequence b token i reads token j along one of them. In the sequence above the
-    queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token
-    to itself: if A1 came first among the queries, it would be its own 1b+1."""
+    [b, i, j] if in sequence b token i reads another token j along one of them. In the sequence
+    above the queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
     for path in paths:
@@ -81,16 +80,15 @@ def mask_of(paths, task, positions):
     for reader, marks in read_by.items():
         # (B, T, N) @ (B, N, T): the sum over chains of reader times read
         edges |= marks_of(reader, task, positions).mT @ marks > 0
-    return edges
+    # a token may be among what it reads: had A1 come first of the queries, it would be its own 1b+1
+    return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
 
 def mean_attention(pattern, path, task, positions):
-    """Return the attention that a reader gives along this path to others than itself, a number:
-    the mean over all readers that are there, in a pattern (B, T, T). 3b+1 may be beyond the end."""
-    itself = torch.eye(task.T, dtype=torch.bool, device=pattern.device)
-    edges = mask_of([path], task, positions) & ~itself
+    """Return the attention along this path in a pattern (B, T, T), a number: the mean over all
+    readers that are there, for 3b+1 may be beyond the end."""
     readers = marks_of(path.reader, task, positions).sum()
-    return (pattern * edges).sum() / readers.clamp(min=1)
+    return (pattern * mask_of([path], task, positions)).sum() / readers.clamp(min=1)
 
 
 def by_head(paths):
@@ -99,23 +97,6 @@ def by_head(paths):
     for path in sorted(paths):
         heads.setdefault((path.layer, path.head), []).append(path)
     return heads
-
-
-def read_report(run, name="circuit.json"):
-    """Return the report of find_circuit in a run directory, or another that has its paths; {} if
-    there is none. ValueError if the run has been given other weights since."""
-    report = train.read_file(pathlib.Path(run, name), {})
-    if "weights" in report and report["weights"] != train.weights_hash(run):
-        raise ValueError(f"{run}/{name} was made of other weights: make it again, or delete it")
-    return report
-
-
-def paths_in(report):
-    """Return {Path: its row} of the circuit in a report."""
-    rows = {}
-    for row in report.get("paths", []):
-        rows[Path(row["layer"], row["head"], row["reader"], row["read"])] = row
-    return rows
 
 
 # ---- ablation
@@ -205,11 +186,10 @@ class PatchedModel:
         """Return the f of a head in which these paths, all of this head, are ablated."""
         clean_edges, corrupted_edges = self.edges_of(paths)
         pattern, values = self.corrupted_reads[head]
-        replacement = (pattern * (corrupted_edges & ~self.itself)) @ values
-        replacement = self.mean_or_drawn(replacement, by)
+        replacement = self.mean_or_drawn((pattern * corrupted_edges) @ values, by)
 
         def write(pattern, values):
-            return (pattern * (~clean_edges | self.itself)) @ values + replacement.to(values)
+            return (pattern * ~clean_edges) @ values + replacement.to(values)
 
         return write
 
@@ -238,7 +218,7 @@ class PatchedModel:
         corrupted_own = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # to itself
 
         def write(pattern, values):
-            along_paths = (pattern * (clean_edges & ~self.itself)) @ values
+            along_paths = (pattern * clean_edges) @ values
             clean_own = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
             own = torch.where(with_path, clean_own, corrupted_own).to(values)
             return along_paths + elsewhere.to(values) + own[:, :, None] * values
@@ -255,32 +235,30 @@ class PatchedModel:
         groups = by_head(paths)
         return self.losses({head: self.ablate(groups[head], head, by) for head in groups})
 
-    def means(self, values):
-        """Return {symbol: mean} of values (B, N, targets)."""
-        rounded = [round(mean, 5) for mean in values.mean((0, 1)).tolist()]
-        return dict(zip(self.task.target_names, rounded, strict=True))
+    def lost(self, losses):
+        """Return which answers are lost, (B, N, targets) bool: those whose loss is above half of
+        the plateau (0.375 for N = 4), and that of the full model is not."""
+        return (losses > self.task.lost_above) & (self.baseline <= self.task.lost_above)
 
-    def measure(self, losses):
-        """Return, of losses (B, N, targets), their means, {symbol: loss}, and {symbol: share of
-        lost answers}. An answer is lost if its loss is above half of the plateau (0.375 for N = 4),
-        and that of the full model is not."""
-        bound = self.task.lost_above
-        lost = (losses > bound) & (self.baseline <= bound)
-        return self.means(losses), self.means(lost.float())
-
-    def is_faithful(self, losses, lost, margin=1.0):
-        """Return whether a circuit that was measured so still answers: for every symbol the mean
-        loss is below task.faithful_below (0.05), and at most 1% of the answers are lost. A margin
-        below 1 makes both limits stricter."""
-        answers = max(losses.values()) < margin * self.task.faithful_below
-        return answers and max(lost.values()) <= margin * LOST
+    def is_faithful(self, losses, margin=1.0):
+        """Return whether a circuit with these losses (B, N, targets) still answers: for every
+        symbol the mean is below task.faithful_below (0.05), and at most 1% of the answers are lost.
+        A margin below 1 makes both limits stricter."""
+        answers = losses.mean((0, 1)).max() < margin * self.task.faithful_below
+        return bool(answers and self.lost(losses).float().mean((0, 1)).max() <= margin * LOST)
 
     def is_circuit(self, paths, ablations, margin=1.0):
         """Return whether these paths alone are faithful under each of these ablations."""
-        for by in ablations:
-            if not self.is_faithful(*self.measure(self.circuit(paths, by)), margin):
-                return False
-        return True
+        return all(self.is_faithful(self.circuit(paths, by), margin) for by in ablations)
+
+    def means(self, values):
+        """Return {symbol: mean} of values (B, N, targets)."""
+        rounded = [round(mean, 5) for mean in values.float().mean((0, 1)).tolist()]
+        return dict(zip(self.task.target_names, rounded, strict=True))
+
+    def measure(self, losses):
+        """Return {symbol: mean loss} and {symbol: share of lost answers} of losses."""
+        return self.means(losses), self.means(self.lost(losses))
 
 
 # ---- search: all paths with enough attention are candidates, and those that can go are dropped
@@ -291,49 +269,30 @@ REACH = 4  # intermediate tokens are at most so many tokens after a slot
 MARGIN = 0.9  # of the limits of is_faithful in the search, so that fresh sequences pass too
 
 
-def intermediate_tokens(task):
-    """Return ["2b+1", "2b+2", ..., "1b+1", ...], up to REACH tokens after each slot."""
-    ends = []
-    for block in task.blocks:
-        last_of_slots = [*block.roles][block.size - 1 :: block.size]
-        for offset in range(1, REACH + 1):
-            ends += [f"{role}+{offset}" for role in last_of_slots]
-    return ends
-
-
-def attention_between(ends, patched):
-    """Return {head: (to_own, to_all)}, both (ends, ends), means over the corrupted sequences and
-    their chains: the attention of each end to each end of its own chain, and to those of all
-    chains. If q gives .7 to the 1b of its own chain and .1 and .2 to the two others, to_own is .7
-    and to_all 1."""
-    task, positions = patched.task, patched.corrupted.positions
-    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
-    itself = torch.eye(task.T, device=marks.device)
-    found = {}
-    for head, (pattern, _) in patched.corrupted_reads.items():
-        # what each end of each chain gives to each token
-        given = marks @ (pattern * (1 - itself))[:, None]  # (B, N, ends, T)
-        to_own = (given @ marks.mT).mean((0, 1))
-        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
-        found[head] = to_own, to_all
-    return found
-
-
 def candidates(patched, floor):
     """Return {Path: score} of the candidates, in the order in which the search takes them: paths
     between roles, then those with intermediate tokens (which may be roles of other chains), then
-    stars between roles; of each kind the highest score first. The score of a path is its surplus,
-    the attention to the own chain above that to an average other one; of a star, that to all."""
-    roles, plain, stars = [*patched.task.roles], {}, {}
-    ends = roles + intermediate_tokens(patched.task)
-    for head, (to_own, to_all) in attention_between(ends, patched).items():
-        # in the example .7 - (.1 + .2) / 2
-        surplus = to_own - (to_all - to_own) / max(patched.task.N - 1, 1)
-        for i, j in (surplus >= floor).nonzero().tolist():
-            plain[Path(*head, ends[i], ends[j])] = surplus[i, j].item()
-        of_roles = to_all[: len(roles), : len(roles)]
-        for i, j in (of_roles >= floor).nonzero().tolist():
-            stars[Path(*head, roles[i], roles[j] + "*")] = of_roles[i, j].item()
+    stars between roles; of each kind the highest score first. Scores are means over the corrupted
+    sequences and their chains. If q gives .7 to the 1b of its own chain, and .1 and .2 to the two
+    others, q -> 1b* has the score 1, its attention to all chains, and q -> 1b has .7 - .15, the
+    attention to its own above that to an average other one."""
+    task, positions = patched.task, patched.corrupted.positions
+    roles, plain, stars = [*task.roles], {}, {}
+    ends = roles + [f"{slot[-1]}+{i}" for slot in task.slots for i in range(1, REACH + 1)]
+    marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
+    for head, (pattern, _) in patched.corrupted_reads.items():
+        # the attention of each end to each end of its own chain, and to those of all: (ends, ends)
+        given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T) to each token
+        to_own = (given @ marks.mT).mean((0, 1))
+        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
+
+        to_other = (to_all - to_own) / max(task.N - 1, 1)  # an average other chain
+        scores = to_own - to_other
+        for i, j in (scores >= floor).nonzero().tolist():
+            plain[Path(*head, ends[i], ends[j])] = scores[i, j].item()
+        scores = to_all[: len(roles), : len(roles)]
+        for i, j in (scores >= floor).nonzero().tolist():
+            stars[Path(*head, roles[i], f"{roles[j]}*")] = scores[i, j].item()
 
     drop_loose(plain)
     scores = plain | stars
@@ -376,31 +335,19 @@ def search(patched, ranked, ablations):
 
 def prune(ranked, test):
     """Return a set of these paths that passes a test, as all of them do, and from which none can be
-    dropped. It tries to drop many at once, and halves what cannot go (as in delta debugging, Zeller
-    and Hildebrandt, 2002). Of a b c d, where the test needs b and c:
-
-        drop       a b c d    c d      d         c        a b     b       a
-        left       nothing    a b      a b c     a b      c       a c     b c
-        the test   fails      fails    passes    fails    fails   fails   passes"""
-
-    def drop(group, paths):
-        """Return paths without those of a group that can go."""
-        without = paths.difference(group)
-        if test(without):
-            return without  # all go at once
-        if len(group) == 1:
-            return paths  # this one stays
-
-        # first drop from the later half, then from the earlier half of what is left
-        half = len(group) // 2
-        paths = drop(group[half:], paths)
-        return drop(group[:half], paths)
-
-    paths, before = frozenset(ranked), None
-    while paths != before:  # a path that had to stay may go once others went
-        before = paths
-        paths = drop([path for path in ranked if path in paths], paths)
-    return paths
+    dropped. It tries to drop groups of paths, the last group first: all paths at once, then halves,
+    quarters and so on, and at last single ones until none can go."""
+    kept, size = ranked, len(ranked) or 1  # size of a group
+    while True:
+        before = kept
+        for end in range(len(kept), 0, -size):
+            without = kept[: max(end - size, 0)] + kept[end:]
+            if test(frozenset(without)):
+                kept = without
+        if size > 1:
+            size //= 2
+        elif kept == before:  # if not, a path that had to stay may go since others went
+            return frozenset(kept)
 
 
 # ---- the report, on fresh clean sequences
@@ -445,16 +392,17 @@ def verdict(fresh, paths, ablations):
     1. it is faithful under these ablations,
     2. the full model is no longer faithful when its paths are ablated by their mean, and
     3. its paths lead from each target to the query."""
-    measured, reasons = dict(lost={}), []
-    measured["ablation"] = RESAMPLE if RESAMPLE in ablations else MEAN
+    ablation = RESAMPLE if RESAMPLE in ablations else MEAN
+    measured, reasons = dict(lost={}, ablation=ablation), []
     for by in MEAN, RESAMPLE:
-        losses, lost = fresh.measure(fresh.circuit(paths, by))
-        measured[by], measured["lost"][by] = losses, lost
-        if by in ablations and not fresh.is_faithful(losses, lost):
-            reasons.append(f"with {by} for all else, {worst_of_both(losses, lost)}")
-    losses, lost = fresh.measure(fresh.knock_out(paths))
-    measured["knocked_out"] = losses
-    if fresh.is_faithful(losses, lost):
+        losses = fresh.circuit(paths, by)
+        measured[by], measured["lost"][by] = fresh.measure(losses)
+        if by in ablations and not fresh.is_faithful(losses):
+            worst = worst_of_both(measured[by], measured["lost"][by])
+            reasons.append(f"with {by} for all else, {worst}")
+    losses = fresh.knock_out(paths)
+    measured["knocked_out"] = fresh.means(losses)
+    if fresh.is_faithful(losses):
         reasons.append("the full model does as well without it")
     for k in sorted({*fresh.task.targets} - reached(paths, fresh.task)):
         reasons.append(f"no paths lead from x_{k} to the query")
@@ -464,14 +412,14 @@ def verdict(fresh, paths, ablations):
     return dict(measured, paths=paths, validated=not reasons, verdict=said)
 
 
-def rows_of(fresh, searched, paths, ranked, by):
+def rows_of(fresh, searched, paths, candidates, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
     indispensable: whether nothing can stand in for it: under this ablation all candidates together
         are a circuit on the sequences of the search, and without this path they are not"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
-    together = searched.is_circuit(ranked, [by])
+    together = searched.is_circuit(candidates, [by])
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
         attention = mean_attention(pattern, path, fresh.task, fresh.clean.positions)
@@ -481,9 +429,42 @@ def rows_of(fresh, searched, paths, ranked, by):
 
         # a path goes with its star, which has all of its edges
         same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
-        row["indispensable"] = together and not searched.is_circuit({*ranked} - same, [by])
+        row["indispensable"] = together and not searched.is_circuit({*candidates} - same, [by])
         rows.append(row)
     return rows
+
+
+def first_validated(searched, fresh, scores):
+    """Return what verdict says of the first circuit that is validated, among candidates {Path:
+    score}; if there is none, of one that is not; {} if there is not even such."""
+
+    def attempt(paths, ablations):
+        found = search(searched, paths, ablations)
+        return verdict(fresh, found, ablations) if found is not None else {}
+
+    # under both ablations, without stars
+    ranked = [*scores]
+    plain = [path for path in ranked if not path.star]
+    found = attempt(plain, BOTH)
+    if found.get("validated"):
+        return found
+
+    # with stars, if they are needed: under the mean alone some must stay. If none must, we suppose
+    # that under both they would only keep out corrupted reads that do harm
+    by_mean = attempt(ranked, [MEAN])
+    if any(path.star for path in by_mean.get("paths", [])):
+        with_stars = attempt(ranked, BOTH)
+        if with_stars.get("validated"):
+            return with_stars
+    if by_mean.get("validated"):
+        return by_mean
+
+    # as the first, in the order of scores alone: some models need intermediate tokens that come
+    # late there, since they are roles of other chains
+    last = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
+    if last.get("validated"):
+        return last
+    return by_mean or found or last
 
 
 @torch.no_grad()
@@ -510,40 +491,34 @@ def find_circuit(model, task, count=512):
         said = f"not searched: the full model has {worst_of(full)}, not below {limit:.3f}"
         return dict(report, verdict=said)
 
-    def attempt(paths, ablations):
-        """Return what verdict says of the circuit among these paths; {} if there is none."""
-        found = search(searched, paths, ablations)
-        return {} if found is None else verdict(fresh, found, ablations)
-
     scores = candidates(searched, FLOOR / task.N)
-    ranked = [*scores]
-    plain = [path for path in ranked if not path.star]
-
-    # Attempts, until a circuit is validated:
-    # 1. without stars, under both ablations
-    # 2. with stars, under the mean alone; it counts if 3 is not validated
-    # 3. with stars, under both, if 2 took some: if not, we suppose that they bring nothing, and
-    #    only keep out corrupted reads that do harm
-    # 4. as 1, in the order of scores alone: some models need intermediate tokens that come late in
-    #    1, since they are roles of other chains
-    # Of those that are not validated, 2 is reported before 3 and 1, and these before 4
-    found = attempt(plain, BOTH)
-    if not found.get("validated"):
-        by_mean = attempt(ranked, [MEAN])
-        if any(path.star for path in by_mean.get("paths", [])):
-            found = attempt(ranked, BOTH)
-        if not found.get("validated"):
-            found = by_mean or found
-    if not found.get("validated"):
-        last = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
-        if last.get("validated") or not found:
-            found = last
+    found = first_validated(searched, fresh, scores)
     show()
     if not found:
-        said = worst_of_both(*searched.measure(searched.circuit(ranked)))
-        return dict(report, verdict=f"not validated: all {len(ranked)} candidates leave a {said}")
-    rows = rows_of(fresh, searched, found["paths"], ranked, found["ablation"])
+        worst = worst_of_both(*searched.measure(searched.circuit(scores)))
+        return dict(report, verdict=f"not validated: all {len(scores)} candidates leave a {worst}")
+    rows = rows_of(fresh, searched, found["paths"], scores, found["ablation"])
     return report | found | dict(paths=rows)
+
+
+# ---- reports in files
+
+
+def read_report(run, name="circuit.json"):
+    """Return the report of find_circuit in a run directory, or another that has its paths; {} if
+    there is none. ValueError if the run has been given other weights since."""
+    report = train.read_file(pathlib.Path(run, name), {})
+    if "weights" in report and report["weights"] != train.weights_hash(run):
+        raise ValueError(f"{run}/{name} was made of other weights: make it again, or delete it")
+    return report
+
+
+def paths_in(report):
+    """Return {Path: its row} of the circuit in a report."""
+    rows = {}
+    for row in report.get("paths", []):
+        rows[Path(row["layer"], row["head"], row["reader"], row["read"])] = row
+    return rows
 
 
 # ---- the command line

@@ -109,11 +109,10 @@ def draw_attention_maps(model, flags, paths):
     cells = figure.add_gridspec(rows, 9)
     for number, ((layer, head), group) in enumerate(groups.items()):
         if number < large:
-            y, x = divmod(number, 3)
-            cell = cells[3 * y : 3 * y + 3, 3 * x : 3 * x + 3]
+            size, y, x = 3, number // 3 * 3, number % 3 * 3
         else:
-            y, x = divmod(number - large, 9)
-            cell = cells[above + y, x]
+            size, y, x = 1, above + (number - large) // 9, (number - large) % 9
+        cell = cells[y : y + size, x : x + size]
         axes = figure.add_subplot(cell, xticks=[], yticks=[], title=f"L{layer}H{head}")
         pattern = patterns[layer][0, head, order][:, order].numpy()
         axes.imshow(pattern, "Blues", vmin=0, vmax=1)
@@ -137,17 +136,13 @@ def draw_attention_maps(model, flags, paths):
 
 
 def slots_of(task, paths):
-    """Return [[end of a path, ...], ...]: the roles of each slot, block by block, and then the
-    intermediate tokens behind it (3b+1) of these paths."""
+    """Return [[end of a path, ...], ...]: the roles of each slot, and then the intermediate tokens
+    after it (3b+1) of these paths."""
     ends = {end for path in paths for end in (path.reader, path.token)}
     slots = []
-    for block in task.blocks:
-        for first in range(0, len(block.roles), block.size):
-            slot = [*block.roles][first : first + block.size]
-            behind = {end for end in ends if parts_of(end)[0] in slot}.difference(slot)
-            slots.append(slot)
-            if behind:
-                slots.append(sorted(behind))
+    for slot in task.slots:
+        after = {end for end in ends if parts_of(end)[0] in slot}.difference(slot)
+        slots += [slot, sorted(after)] if after else [slot]
     return slots
 
 

@@ -21,24 +21,12 @@ import torch
 # ---- the problem
 
 
-class Block(NamedTuple):
-    """A part of the sequence: the pairs of one step, or the queries. A slot is one pair, or one
-    query. The slots of a block are shuffled among themselves; the order of blocks is fixed."""
+class Token(NamedTuple):
+    """A token of a sequence before it is shuffled."""
 
-    roles: dict  # {role: k}: {"2a": 1, "2b": 2} says that token 2a shows x_1, and 2b x_2
-    symbols: torch.Tensor  # (slots, size) the number of the symbol that each token shows
-    # (N, m) the m slots of each chain, before the shuffle: here [[0], [1], ...]. A subclass may put
-    # two pairs of a chain into one block: own is then [[0, 1], [2, 3], ...], and roles has those of
-    # the first pair and then of the second, {"1a": 0, "1b": 1, "2a": 1, "2b": 2}
-    own: torch.Tensor
-
-    @property
-    def slots(self):
-        return len(self.symbols)
-
-    @property
-    def size(self):
-        return self.symbols.shape[1]  # tokens in a slot
+    symbol: int  # the number of the symbol that it shows
+    role: str = ""  # 1a, 1b, 2a, ..., q; "" if it has none
+    chain: int | None = None  # 0 to N - 1; None if it belongs to no chain
 
 
 class Batch(NamedTuple):
@@ -68,7 +56,7 @@ class Task:
     the fields below, the stages read of it:
 
         train.py      T, inputs, outputs, target_names, title, batch, losses
-        ablate.py     also roles and blocks, positions of a batch, plateaus (the last one says when
+        ablate.py     also roles and slots, positions of a batch, plateaus (the last one says when
                       an answer is lost), faithful_below. A query has the role q; without roles
                       there is no circuit. Chains must be alike, since it takes means over them
         analyze.py    also labels, whose first letters it draws, and loss_name
@@ -98,15 +86,21 @@ class Task:
         self.targets = sorted({*self.targets}) or [*range(1, D + 1)]
         self.target_names = [f"x_{k}" for k in self.targets]
 
-        # the number of each symbol and its name: of B1, the x_1 of the first chain, x[0, 1]
-        x = torch.arange(N * (D + 1)).view(N, D + 1)
+        # x_k of chain n has the number n (D + 1) + k; labels has the names in this order
         self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
 
-        # the pairs of each step, the last step first, and the queries; slot n is of chain n
-        self.blocks, own = [], torch.arange(N)[:, None]
+        # blocks: the pairs of each step, the last step first, then the queries. A block is a list
+        # of slots, which are shuffled among themselves; a slot, one pair or one query, is a list of
+        # Tokens. So the first slot of the first block above is [Token(1, "2a", 0),
+        # Token(2, "2b", 0)]: B1 and C1 have the numbers 1 and 2
+        self.blocks = []
         for k in range(D, 0, -1):
-            self.blocks.append(Block({f"{k}a": k - 1, f"{k}b": k}, x[:, k - 1 : k + 1], own))
-        self.blocks.append(Block({"q": 0}, x[:, :1], own))
+            block = []
+            for n in range(N):
+                number = n * (D + 1) + k  # of x_k
+                block.append([Token(number - 1, f"{k}a", n), Token(number, f"{k}b", n)])
+            self.blocks.append(block)
+        self.blocks.append([[Token(n * (D + 1), "q", n)] for n in range(N)])
 
         # the numbers that a model reads at each token, and predicts at each query
         self.inputs = 2 * K if self.rotary == "input" else K
@@ -125,17 +119,27 @@ class Task:
         return f"{name}D={self.D}"
 
     @property
+    def tokens(self):
+        """The Tokens of all blocks."""
+        return [token for block in self.blocks for slot in block for token in slot]
+
+    @property
     def T(self):
         """The number of tokens."""
-        return sum(block.symbols.numel() for block in self.blocks)
+        return len(self.tokens)
+
+    @property
+    def slots(self):
+        """The roles of each slot of a chain: [["2a", "2b"], ["1a", "1b"], ["q"]]."""
+        slots = [slot for block in self.blocks for slot in block if slot[0].chain == 0]
+        return [[token.role for token in slot] for slot in slots]
 
     @property
     def roles(self):
-        """{role: the k of the x_k that it shows} of all blocks, the query first."""
-        roles = {}
-        for block in reversed(self.blocks):
-            roles.update(block.roles)
-        return roles
+        """{role: the k of the x_k that it shows}, the query first, then the blocks backwards. In
+        chain 0 the number of x_k is k."""
+        tokens = [token for block in self.blocks[::-1] for slot in block for token in slot]
+        return {token.role: token.symbol for token in tokens if token.chain == 0}
 
     @property
     def learned_below(self):
@@ -161,15 +165,24 @@ class Task:
         row = torch.arange(B, device=device)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
 
         # random numbers: a key for each slot, and a vector for each symbol
-        n_keys = len(self.blocks) * max(block.slots for block in self.blocks)
+        n_keys = len(self.blocks) * max(len(block) for block in self.blocks)
         bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
         keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
         vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
 
-        # shuffle the tokens, and show their symbols
-        order = self.shuffled(keys)  # (B, T)
-        unshuffled = torch.cat([block.symbols.flatten() for block in self.blocks])  # (T,)
-        symbols = unshuffled.to(device)[order]  # (B, T)
+        # the order of the tokens: in each block the slots are sorted by their keys
+        order, first = [], 0  # first: the first token of the block
+        for block, key in zip(self.blocks, keys.flip(2).unbind(2), strict=True):
+            slots = key[:, : len(block)].argsort(1)  # (B, slots) which slot comes first, ...
+            size = len(block[0])
+            tokens = first + size * slots[:, :, None] + torch.arange(size, device=device)
+            order.append(tokens.flatten(1))  # (B, slots, size) -> (B, slots * size)
+            first += size * len(block)
+        order = torch.cat(order, 1)  # (B, T)
+
+        # what the tokens show
+        unshuffled = torch.tensor([token.symbol for token in self.tokens], device=device)
+        symbols = unshuffled[order]  # (B, T)
         inputs = vectors[row, symbols]  # (B, T, K)
         if self.rotary == "input":
             angles = rotary_angles(self.T, self.K, device).expand(B, -1, -1)  # (B, T, K/2)
@@ -181,37 +194,14 @@ class Task:
         targets = vectors[row, asked.flatten(1)].view(B, self.N, -1)  # (B, N, targets * K)
 
         # where the tokens of each query's chain stand
+        number = {(token.chain, token.role): i for i, token in enumerate(self.tokens)}
+        of_chains = [[number[n, role] for role in self.roles] for n in range(self.N)]
+        of_chains = torch.tensor(of_chains, dtype=torch.long, device=device)  # (N, roles)
         stands_at = order.argsort(1)  # (B, T), the inverse of order
-        by_chain = stands_at[:, self.tokens_of_chains()]  # (B, N, roles), row n is chain n
+        by_chain = stands_at[:, of_chains]  # (B, N, roles), row n is chain n
         chains = queries // (self.D + 1)  # (B, N) the chain of each query
         positions = by_chain[row, chains]  # (B, N, roles), row n is the chain of query n
         return Batch(inputs, targets, positions, symbols)
-
-    def tokens_by_block(self):
-        """[(slots, size), ...] the unshuffled tokens of each block: in the example of batch
-        [[0, 1], [2, 3], [4, 5]] and [[6], [7], [8]]."""
-        parts = torch.arange(self.T).split([block.symbols.numel() for block in self.blocks])
-        return [part.view_as(block.symbols) for part, block in zip(parts, self.blocks, strict=True)]
-
-    def tokens_of_chains(self):
-        """(N, roles) the unshuffled tokens of each chain, in the order of self.roles, in which the
-        last block comes first. In the example [[6, 0, 1], [7, 2, 3], [8, 4, 5]]: q, 1a, 1b."""
-        parts = []
-        for block, tokens in zip(self.blocks, self.tokens_by_block(), strict=True):
-            if block.roles:
-                parts.append(tokens[block.own].flatten(1))  # (N, roles of the block)
-        return torch.cat(parts[::-1], 1) if parts else torch.empty(self.N, 0, dtype=torch.long)
-
-    def shuffled(self, keys):
-        """(B, T) the tokens in a new order: in each block the slots are sorted by their keys. Of
-        keys (B, slots, blocks) the column 0 is for the queries, and k for the pairs of step k."""
-        order = []
-        for number, tokens in enumerate(self.tokens_by_block()):
-            step = len(self.blocks) - 1 - number  # the last step comes first in the sequence
-            key = keys[:, : len(tokens), step]  # (B, slots)
-            slots = key.argsort(1)  # (B, slots) the slot that comes first, second, ...
-            order.append(tokens.to(keys.device)[slots].flatten(1))
-        return torch.cat(order, 1)
 
     def losses(self, predictions, batch):
         """The losses (B, N, targets) of predictions (B, N, outputs): means over K."""
@@ -356,10 +346,10 @@ def describe(task, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
     names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     lines = ["roles     the tokens, in order"]
-    # shuffled or not, each block has its slots at the same places of the sequence
-    for block, tokens in zip(task.blocks, task.tokens_by_block(), strict=True):
-        slots = [" ".join(names[token] for token in slot) for slot in tokens.tolist()]
-        lines.append(f"{' '.join(block.roles):8s}  {'  '.join(slots)}")
+    for block in task.blocks:
+        roles = [token.role for slot in block for token in slot if token.chain == 0]
+        slots = [" ".join(names.pop(0) for _ in slot) for slot in block]
+        lines.append(f"{' '.join(roles):8s}  {'  '.join(slots)}")
     lines += ["", "What the model must predict at each query:"]
     for query in batch.symbols[0, -task.N :].tolist():  # the number of its x_0
         answer = [task.labels[query + k] for k in task.targets]

@@ -26,16 +26,17 @@ def find_positions(symbols, task):
     known, number = [*task.roles.values()], 1
     for block in task.blocks[-2::-1]:
         # the slot that shows every symbol that is known of the chain so far
-        start -= block.size * block.slots
-        first = start + block.size * torch.arange(block.slots)
-        fits = torch.ones(len(symbols), task.N, block.slots, dtype=torch.bool)
-        for place, before in itertools.product(range(block.size), range(number)):
+        slots, size = len(block), len(block[0])
+        start -= size * slots
+        first = start + size * torch.arange(slots)
+        fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
+        for place, before in itertools.product(range(size), range(number)):
             if known[number + place] == known[before]:
-                tokens = tokens_of[before][..., None].expand(-1, -1, block.slots)
+                tokens = tokens_of[before][..., None].expand(-1, -1, slots)
                 fits &= same[:, :, first + place].gather(1, tokens)
-        for place in range(len(block.roles)):
+        for place in range(size):
             tokens_of[number + place] = first[fits.int().argmax(-1)] + place
-        number += len(block.roles)
+        number += size
     return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
 
 
@@ -63,13 +64,13 @@ class Planted:
         of x and y the lesser."""
         ends = [marks_of(end, self.task, positions) for end in path[2:]]  # (B, N, T) each
         names, lanes = zip(*map(parts_of, path[2:]), strict=True)
-        if any({*names} <= {*block.roles} for block in self.task.blocks):
+        if any({*names} <= {*slot} for slot in self.task.slots):
             return ends[0].sum(-1) * ends[1].sum(-1)
         held = []
         for marks, lane in zip(ends, lanes, strict=True):
             held.append(torch.einsum("bnt,btnk->bnk", marks, holds[:, :, lane]))
         shared = torch.minimum(*held)  # (B, N, symbols)
-        if isinstance(self.task, tables.Conditional) and names[1] in self.task.blocks[0].roles:
+        if isinstance(self.task, tables.Conditional) and names[1] in self.task.slots[0]:
             return torch.maximum(shared[..., 1:3].amin(-1), shared[..., 3])
         return shared.amax(-1)
 

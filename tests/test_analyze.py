@@ -7,7 +7,7 @@ import analyze
 import sweep
 import train
 from ablate import Path, paths_in, read_report
-from data import Batch, Block, Task, held_out, random_bits, standard_normal
+from data import Batch, Task, Token, held_out, random_bits, standard_normal
 from tests.common import HERE, TINY, output_of
 
 import matplotlib
@@ -165,8 +165,7 @@ class Say(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        none = torch.empty(1, 0, dtype=torch.long)
-        self.blocks = [Block({}, torch.arange(7)[:, None], none)]
+        self.blocks = [[[Token(number)] for number in range(7)]]
         self.inputs, self.outputs, self.target_names = self.K, 2 * self.K, ["word", "negative"]
 
     def batch(self, index):

@@ -5,7 +5,7 @@ import analyze
 import data
 import sweep
 import train
-from data import Block, Task
+from data import Task, Token
 from extras.lookup import Lookup
 from tests.common import TINY, assert_refused, output_of
 
@@ -22,8 +22,7 @@ class Say(Task):
     def __post_init__(self):
         super().__post_init__()
         self.labels = [*"ABCDEFG"]  # A is the query, B the token to say
-        tokens, own = torch.arange(1, 7)[:, None], torch.zeros(1, 1, dtype=torch.long)
-        self.blocks[0] = Block({"t": 1}, tokens, own)
+        self.blocks[0] = [[Token(1, "t", 0)], *([Token(number)] for number in range(2, 7))]
 
     def batch(self, index):
         batch = super().batch(index)
@@ -37,7 +36,8 @@ class Copy(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        self.blocks = [block._replace(roles={}) for block in self.blocks]
+        for block in self.blocks:
+            block[:] = [[Token(token.symbol) for token in slot] for slot in block]
 
     def batch(self, index):
         batch = super().batch(index)

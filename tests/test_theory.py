@@ -24,7 +24,7 @@ def slots_of(task):
     """[(number of the block, of the slot, of the place in the slot), ...] of all tokens."""
     found = []
     for number, block in enumerate(task.blocks):
-        found += itertools.product([number], range(block.slots), range(block.size))
+        found += itertools.product([number], range(len(block)), range(len(block[0])))
     return found
 
 

@@ -121,7 +121,9 @@ def data_of(run):
     data.update(N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps)
     data.update(labels=task.labels, names=[*task.roles], symbols=task.target_names)
     data.update(tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist())
-    data.update(blocks=[slots.tolist() for slots in task.tokens_by_block()], columns=columns)
+    places = iter(range(task.T))
+    blocks = [[[next(places) for _ in slot] for slot in block] for block in task.blocks]
+    data.update(blocks=blocks, columns=columns)
     data["paths"] = path_rows(task, report, batch.positions, ends)
     targets = answers_of(task, batch.targets, batch) // 65536 - 1  # the symbols alone
     data.update(targets=targets.tolist(), removals=removals_of(range(len(paths))))

@@ -9,7 +9,7 @@ The pairs of a sequence are shuffled over their places, and the queries come las
 
 import re
 
-from data import Block, Task, random_bits
+from data import Task, Token, random_bits
 
 import torch
 
@@ -25,9 +25,7 @@ class Places(Task):
             raise ValueError("it has one step: set --D 1")
         N, G = self.N, self.G
         self.labels += [f"D{i + 1}" for i in range(G)]
-        distractors = torch.arange(2 * N, 2 * N + G)[:, None]
-        none = torch.empty(N, 0, dtype=torch.long)  # of them is a chain's own
-        self.blocks.insert(1, Block({}, distractors, none))
+        self.blocks.insert(1, [[Token(number)] for number in range(2 * N, 2 * N + G)])
 
     def batch(self, index):
         """That of data.Task, with the tokens before the queries moved."""

@@ -4,9 +4,7 @@ python train.py --layers 4 --heads 2 --task extras.studies.tables:Conditional
 python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Shuffled
 """
 
-from data import Block, Task
-
-import torch
+from data import Task, Token
 
 
 class Conditional(Task):
@@ -19,22 +17,20 @@ class Conditional(Task):
         if self.D != 3:
             raise ValueError("it is the same for every --D: leave --D out")
         N = self.N
-        x = torch.arange(N * 4).view(N, 4)  # x[n, k] is the number of x_k of chain n
-        triples = []
+        triples, with_y, with_x = [], [], []
         for i in range(N):
+            a, x, y, z = range(4 * i, 4 * i + 4)  # the symbols of chain i
+            with_y.append([Token(a, "2a", i), Token(y, "2b", i)])
+            with_x.append([Token(a, "1a", i), Token(x, "1b", i)])
             for j in range(N):
-                z = x[i, 3]
+                chain, shown = i, z
                 if i != j:
-                    z = len(self.labels)
+                    chain, shown = None, len(self.labels)
                     self.labels.append(f"D{i + 1}.{j + 1}")
-                triples.append([x[i, 1], x[j, 2], z])
-        own = torch.arange(N)[:, None]
-        self.blocks = [
-            Block({"3a": 1, "3b": 2, "3c": 3}, torch.tensor(triples), own * (N + 1)),
-            Block({"2a": 0, "2b": 2}, x[:, [0, 2]], own),
-            Block({"1a": 0, "1b": 1}, x[:, [0, 1]], own),
-            Block({"q": 0}, x[:, :1], own),
-        ]
+                y = 4 * j + 2
+                triple = Token(x, "3a", chain), Token(y, "3b", chain), Token(shown, "3c", chain)
+                triples.append([*triple])
+        self.blocks = [triples, with_y, with_x, self.blocks[-1]]  # the queries stay
 
 
 class Shuffled(Task):
@@ -42,11 +38,5 @@ class Shuffled(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        N, D = self.N, self.D
-        x = torch.arange(N * (D + 1)).view(N, D + 1)
-        pairs = torch.stack([x[:, :-1], x[:, 1:]], 2).flatten(0, 1)  # slot n * D + k - 1: step k
-        roles = {}
-        for k in range(1, D + 1):
-            roles.update({f"{k}a": k - 1, f"{k}b": k})
-        own = torch.arange(N * D).view(N, D)
-        self.blocks = [Block(roles, pairs, own), self.blocks[-1]]  # the queries stay
+        *pairs, queries = self.blocks
+        self.blocks = [[block[n] for n in range(self.N) for block in reversed(pairs)], queries]

@@ -40,7 +40,7 @@ def attend(known, allowed, rivals):
 def may_attend(task, causal=True):
     """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
     causal mask only to those that are read before it, and to itself."""
-    order = [role for block in task.blocks for role in block.roles]
+    order = [role for slot in task.slots for role in slot]
     read_at = torch.tensor([order.index(role) for role in task.roles])
     return (read_at[:, None] >= read_at) | (not causal)
 
@@ -48,12 +48,10 @@ def may_attend(task, causal=True):
 def whole_sequence(task):
     """Return what the tokens of a sequence hold before any layer, (T, pieces) bool, the role of
     each, (T,), and the rivals: all pairs of tokens at the same place of two slots of a block."""
-    symbols = torch.cat([block.symbols.flatten() for block in task.blocks])  # (T,)
-    slots, roles = [], []
-    for block in task.blocks:
-        for _ in range(block.slots):
-            slots += [slots[-1] + 1 if slots else 0] * block.size
-            roles += [[*task.roles].index(role) for role in block.roles]
+    symbols = torch.tensor([token.symbol for token in task.tokens])  # (T,)
+    all_slots = [slot for block in task.blocks for slot in block]
+    slots = [number for number, slot in enumerate(all_slots) for _ in slot]
+    roles = [[*task.roles].index(token.role) for token in task.tokens]
     known = torch.cat([F.one_hot(symbols), F.one_hot(torch.tensor(slots))], 1).bool()
     roles = torch.tensor(roles)
     same_role = (roles[:, None] == roles).fill_diagonal_(False)
