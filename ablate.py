@@ -73,7 +73,7 @@ def mask_of(paths, task, positions):
     [b, i, j] if in sequence b token i reads another token j along one of them. In the sequence
     above the queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
-    read_by = {}  # {reader: the marks (B, N, T) of all that it reads}
+    read_by = {}  # {reader: the marks (B, N, T) of all that it reads}, for one product a reader
     for path in paths:
         marks = marks_of(path.read, task, positions)
         read_by[path.reader] = read_by.get(path.reader, 0) + marks
@@ -137,9 +137,9 @@ class PatchedModel:
 
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
     are never ablated, nor what bypasses the heads in a model of your own. In resample ablation all
-    heads get the same corrupted sequence, so a check whether two heads agree succeeds and remains
-    hidden. And unusual activations can do harm by themselves, so that a path looks needed that
-    carries nothing.
+    heads get the same corrupted sequence: if the model checks whether two heads read the same, they
+    still do, and the check is not found. And unusual activations can do harm by themselves, so that
+    a path looks needed that carries nothing.
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
     aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
@@ -194,34 +194,34 @@ class PatchedModel:
         return write
 
     def ablate_all_but(self, paths, head, by):
-        """Return the f of a head in which all but these paths, all of this head, is ablated. Clean
-        is what happens in this forward, after the ablation of earlier heads, corrupted what an
-        unablated forward did. The head writes the sum of
-        1. what tokens read along the paths: clean attention times clean values v,
-        2. what they read of other tokens elsewhere: corrupted attention times corrupted values u,
-        3. what they read of themselves: their clean value. Its attention is clean if the token has
-           a path, else corrupted, since it tells how much went to others, which is ablated.
+        """Return the f of a head in which all but these paths, all of this head, is ablated. What
+        the token at a position writes is the sum of
+        1. what it reads along the paths, by its attention and values in this forward,
+        2. what the token there in the corrupted sequence read of others, but for its paths,
+        3. its own value in this forward, by its attention to itself; that of the corrupted one if
+           the token has no path. For 1 minus this is what went to others: it is ablated with them.
 
-        For token 3, the last of four, whose path leads to 1, and in the corrupted sequence to 2:
+        So weights need not sum to 1. Here token 3 of four has a path that leads to 1, and in the
+        corrupted sequence to 2; v are values in this forward, u those in the corrupted one:
 
             attention to      0    1    2    3
-            clean            .1   .6   .1   .2
+            in this forward  .1   .6   .1   .2
             corrupted        .2   .1   .4   .3
-            written          .6 v_1  +  .2 u_0 + .1 u_1  +  .2 v_3
-            without a path             .2 u_0 + .1 u_1 + .4 u_2  +  .3 v_3"""
+            written          .6 v_1  +  .2 u_0 + .1 u_1           +  .2 v_3
+            without a path              .2 u_0 + .1 u_1 + .4 u_2  +  .3 v_3"""
         clean_edges, corrupted_edges = self.edges_of(paths)
-        with_path = clean_edges.any(-1)  # (B, T)
+        has_path = clean_edges.any(-1)  # (B, T)
 
         pattern, values = self.corrupted_reads[head]
         elsewhere = (pattern * ~(corrupted_edges | self.itself)) @ values  # (n, T, size)
         elsewhere = self.mean_or_drawn(elsewhere, by)
-        corrupted_own = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)  # to itself
+        corrupted_to_itself = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)
 
         def write(pattern, values):
             along_paths = (pattern * clean_edges) @ values
-            clean_own = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
-            own = torch.where(with_path, clean_own, corrupted_own).to(values)
-            return along_paths + elsewhere.to(values) + own[:, :, None] * values
+            to_itself = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
+            to_itself = torch.where(has_path, to_itself, corrupted_to_itself).to(values)
+            return along_paths + elsewhere.to(values) + to_itself[:, :, None] * values
 
         return write
 
@@ -272,21 +272,22 @@ MARGIN = 0.9  # of the limits of is_faithful in the search, so that fresh sequen
 def candidates(patched, floor):
     """Return {Path: score} of the candidates, in the order in which the search takes them: paths
     between roles, then those with intermediate tokens (which may be roles of other chains), then
-    stars between roles; of each kind the highest score first. Scores are means over the corrupted
-    sequences and their chains. If q gives .7 to the 1b of its own chain, and .1 and .2 to the two
-    others, q -> 1b* has the score 1, its attention to all chains, and q -> 1b has .7 - .15, the
-    attention to its own above that to an average other one."""
+    stars between roles; of each kind the highest score first. The score of a star is the attention
+    to all chains, that of another path the attention to the own chain above that to an average
+    other one: means over the corrupted sequences and their chains."""
     task, positions = patched.task, patched.corrupted.positions
     roles, plain, stars = [*task.roles], {}, {}
     ends = roles + [f"{slot[-1]}+{i}" for slot in task.slots for i in range(1, REACH + 1)]
     marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
     for head, (pattern, _) in patched.corrupted_reads.items():
-        # the attention of each end to each end of its own chain, and to those of all: (ends, ends)
-        given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T) to each token
-        to_own = (given @ marks.mT).mean((0, 1))
+        # given[b, n, i, t]: what end i of chain n gives to token t, if it is another token. Sums
+        # over the tokens of an end: if q gives .7 to its own 1b, and .1 and .2 to the 1b of the two
+        # other chains, it gives .7 to_own, 1 to_all, and .15 to_other
+        given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T)
+        to_own = (given @ marks.mT).mean((0, 1))  # (ends, ends)
         to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
+        to_other = (to_all - to_own) / max(task.N - 1, 1)
 
-        to_other = (to_all - to_own) / max(task.N - 1, 1)  # an average other chain
         scores = to_own - to_other
         for i, j in (scores >= floor).nonzero().tolist():
             plain[Path(*head, ends[i], ends[j])] = scores[i, j].item()
@@ -340,13 +341,13 @@ def prune(ranked, test):
     kept, size = ranked, len(ranked) or 1  # size of a group
     while True:
         before = kept
-        for end in range(len(kept), 0, -size):
+        for end in range(len(kept), 0, -size):  # where groups end; what is before stays in place
             without = kept[: max(end - size, 0)] + kept[end:]
             if test(frozenset(without)):
                 kept = without
         if size > 1:
             size //= 2
-        elif kept == before:  # if not, a path that had to stay may go since others went
+        elif kept == before:  # else a path that had to stay may go, since others went
             return frozenset(kept)
 
 
@@ -412,14 +413,14 @@ def verdict(fresh, paths, ablations):
     return dict(measured, paths=paths, validated=not reasons, verdict=said)
 
 
-def rows_of(fresh, searched, paths, candidates, by):
+def rows_of(fresh, searched, paths, ranked, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
     indispensable: whether nothing can stand in for it: under this ablation all candidates together
         are a circuit on the sequences of the search, and without this path they are not"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
-    together = searched.is_circuit(candidates, [by])
+    together = searched.is_circuit(ranked, [by])
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
         attention = mean_attention(pattern, path, fresh.task, fresh.clean.positions)
@@ -429,48 +430,50 @@ def rows_of(fresh, searched, paths, candidates, by):
 
         # a path goes with its star, which has all of its edges
         same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
-        row["indispensable"] = together and not searched.is_circuit({*candidates} - same, [by])
+        row["indispensable"] = together and not searched.is_circuit({*ranked} - same, [by])
         rows.append(row)
     return rows
 
 
-def first_validated(searched, fresh, scores):
-    """Return what verdict says of the first circuit that is validated, among candidates {Path:
-    score}; if there is none, of one that is not; {} if there is not even such."""
+def best_circuit(searched, fresh, scores):
+    """Return what verdict says of the circuit among candidates {Path: score}. Four attempts are
+    made, until one is validated:
+    1. without stars, under both ablations,
+    2. with stars, under the mean alone,
+    3. with stars, under both, if 2 keeps a star; it is made before 2 counts. If 2 keeps none, stars
+       carry nothing, and under both would only keep out corrupted reads that do harm,
+    4. as 1, in the order of scores alone. Some models need intermediate tokens that come late in 1,
+       since they are roles of other chains.
+    If none is, return that of 2, 1 or 4, the first that found a circuit; {} if none did."""
 
     def attempt(paths, ablations):
         found = search(searched, paths, ablations)
-        return verdict(fresh, found, ablations) if found is not None else {}
+        return {} if found is None else verdict(fresh, found, ablations)
 
-    # under both ablations, without stars
     ranked = [*scores]
     plain = [path for path in ranked if not path.star]
-    found = attempt(plain, BOTH)
-    if found.get("validated"):
-        return found
+    first = attempt(plain, BOTH)
+    if first.get("validated"):
+        return first
 
-    # with stars, if they are needed: under the mean alone some must stay. If none must, we suppose
-    # that under both they would only keep out corrupted reads that do harm
-    by_mean = attempt(ranked, [MEAN])
-    if any(path.star for path in by_mean.get("paths", [])):
-        with_stars = attempt(ranked, BOTH)
-        if with_stars.get("validated"):
-            return with_stars
-    if by_mean.get("validated"):
-        return by_mean
+    second = attempt(ranked, [MEAN])
+    if any(path.star for path in second.get("paths", [])):
+        third = attempt(ranked, BOTH)
+        if third.get("validated"):
+            return third
+    if second.get("validated"):
+        return second
 
-    # as the first, in the order of scores alone: some models need intermediate tokens that come
-    # late there, since they are roles of other chains
-    last = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
-    if last.get("validated"):
-        return last
-    return by_mean or found or last
+    fourth = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
+    if fourth.get("validated"):
+        return fourth
+    return second or first or fourth
 
 
 @torch.no_grad()
 def find_circuit(model, task, count=512):
-    """Find the circuit of a model, validate it on `count` sequences, and return the report, which
-    is the dict in circuit.json:
+    """Find the circuit of a model, validate it on `count` sequences, and return the report, a dict
+    that main writes into circuit.json, with the dtype and a hash of the weights:
 
     full_model, mean, another sequence, knocked_out: {symbol: loss} of the full model, of the
         circuit under each ablation, of the full model with its paths ablated
@@ -492,7 +495,7 @@ def find_circuit(model, task, count=512):
         return dict(report, verdict=said)
 
     scores = candidates(searched, FLOOR / task.N)
-    found = first_validated(searched, fresh, scores)
+    found = best_circuit(searched, fresh, scores)
     show()
     if not found:
         worst = worst_of_both(*searched.measure(searched.circuit(scores)))

@@ -98,7 +98,8 @@ def draw_attention_maps(model, flags, paths):
     if not names:
         order = names = [*range(task.T)]
 
-    # the heads of the circuit come first, or all: three of them are as wide as nine others
+    # in a grid of nine columns, the heads of the circuit, or all, take 3 x 3 cells each, and below
+    # them the other heads one cell each
     groups = by_head(paths)
     large = len(groups) or len(model.heads)
     for head in model.heads:
@@ -149,7 +150,7 @@ def slots_of(task, paths):
 def draw_diagram(axes, flags, looks):
     """Draw the tokens of a chain across, the layers that have paths upward, letters for what can
     have arrived at a token by then, and arrows from what is read to its reader, dashed if it is a
-    star; looks: {path: (label, color, width)}. Return {path: (arrow, label)}."""
+    star; looks: {path: (label, color, width)}. Return {path: (arrow, label)}, for a film."""
     task, paths = train.task_of(flags), sorted(looks)
     layers, stages = zip(*held(paths, task), strict=True)
     columns = {}  # {token: x}
@@ -161,34 +162,34 @@ def draw_diagram(axes, flags, looks):
         axes.plot(band, [0, 0], color=PALE, lw=30, solid_capstyle="round")
         for x, token in enumerate(slot, first):
             columns[token] = x
-    width = len(columns)
+    across = len(columns)
     for y, (below, layer) in enumerate(itertools.pairwise(layers)):
         style = "-" if layer == below + 1 else ":"
-        axes.vlines(range(width), y, y + 1, FAINT, style, lw=1, zorder=0)
-    axes.set_xticks(range(width), columns)
+        axes.vlines(range(across), y, y + 1, FAINT, style, lw=1, zorder=0)
+    axes.set_xticks(range(across), columns)
     axes.set_yticks(range(len(layers)), ["input", *(f"layer {layer}" for layer in layers[1:])])
     axes.tick_params(length=0)
     axes.set_frame_on(False)
 
-    # n arrows into one reader are parallel, 0.18 inches apart, for which layers are high enough:
-    # the first starts 1 apart above the layer before and ends n apart below its own. The nearest
-    # token comes first, so that they do not cross
+    # n arrows into one reader are parallel, with gaps of 0.18 inches, for which layers are high
+    # enough: arrow i, from 1, starts i gaps above the layer before and ends n + 1 - i gaps below
+    # its own. The nearest token comes first, so that they do not cross
     arriving = {}
     for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
         arriving.setdefault((path.layer, path.reader), []).append(path)
     height = 0.66 + 0.18 * max(map(len, arriving.values()))
-    apart = 0.18 / height  # in layers
-    axes.set(xlim=(-0.6, width - 0.3), ylim=(-2 * apart, len(layers) - 1 + apart))
-    axes.figure.set_size_inches(max(7.5, 0.85 * width + 1.2), height * (len(layers) - 1) + 2)
+    gap = 0.18 / height  # in layers
+    axes.set(xlim=(-0.6, across - 0.3), ylim=(-2 * gap, len(layers) - 1 + gap))
+    axes.figure.set_size_inches(max(7.5, 0.85 * across + 1.2), height * (len(layers) - 1) + 2)
 
     drawn, shown = {}, {(0, token) for token in columns}
     for (layer, reader), group in arriving.items():
         y, x1 = layers.index(layer), columns[reader]
-        for number, path in enumerate(group):
+        for i, path in enumerate(group, 1):
             shown |= {(y - 1, path.token), (y, reader)}
             x0 = columns[path.token]
-            bottom = y - 1 + apart * (number + 1)
-            top = y - apart * (len(group) - number)
+            bottom = y - 1 + gap * i
+            top = y - gap * (len(group) + 1 - i)
             text, color, width = looks[path]
             style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
             style["ls"] = "--" if path.star else "-"
@@ -228,12 +229,13 @@ def draw_circuit(flags, report):
     """Figures 5 and 7: the circuit; the more is lost without a path, the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
     layers, stages = zip(*held(paths, task), strict=True)
-    pairs = [slot for slot in slots_of(task, ()) if "q" not in slot]
+    pairs = [slot for slot in task.slots if "q" not in slot]
     for path, row in paths.items():
+        # it reads ahead if an x_k arrives beyond the pair of the reader; q and 3b+1 have no pair
         before = stages[layers.index(path.layer) - 1]
         brought = before[path.token]
         own = [task.roles[role] for slot in pairs if path.reader in slot for role in slot]
-        if own and max(brought, default=0) > max(own):  # an x_k beyond the reader's own pair
+        if own and max(brought, default=0) > max(own):
             color = CIRCUIT
         elif brought <= before[path.reader]:
             color = GRAY

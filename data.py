@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """B sequences of T tokens each; the last N tokens of a sequence are its queries."""
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
-    targets: torch.Tensor  # (B, N, targets * K) the answers to each query
+    targets: torch.Tensor  # (B, N, targets * K) the answers to each query, read by Task.losses
     positions: torch.Tensor  # (B, N, roles) the place, 0 to T - 1, of each role in a query's chain
     symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
 
@@ -55,10 +55,11 @@ class Task:
     A task of your own is a subclass that overrides what differs; extras/lookup.py is one. Beside
     the fields below, the stages read of it:
 
-        train.py      T, inputs, outputs, target_names, title, batch, losses
-        ablate.py     also roles and slots, positions of a batch, plateaus (the last one says when
-                      an answer is lost), faithful_below. A query has the role q; without roles
-                      there is no circuit. Chains must be alike, since it takes means over them
+        train.py      T, inputs, outputs, target_names, title, roles ({} if there are none), batch,
+                      losses
+        ablate.py     also slots, positions of a batch, plateaus (the last one says when an answer
+                      is lost), faithful_below. A query has the role q; without roles there is no
+                      circuit. It takes means over chains, so all must be of the same kind
         analyze.py    also labels, whose first letters it draws, and loss_name
 
     A subclass that keeps this batch() gives the symbol x_k of chain n the number n (D + 1) + k, and
@@ -167,15 +168,15 @@ class Task:
         # random numbers: a key for each slot, and a vector for each symbol
         n_keys = len(self.blocks) * max(len(block) for block in self.blocks)
         bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
-        keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
+        keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks), last one first
         vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
 
         # the order of the tokens: in each block the slots are sorted by their keys
         order, first = [], 0  # first: the first token of the block
         for block, key in zip(self.blocks, keys.flip(2).unbind(2), strict=True):
-            slots = key[:, : len(block)].argsort(1)  # (B, slots) which slot comes first, ...
+            sorted_slots = key[:, : len(block)].argsort(1)  # (B, slots)
             size = len(block[0])
-            tokens = first + size * slots[:, :, None] + torch.arange(size, device=device)
+            tokens = first + size * sorted_slots[:, :, None] + torch.arange(size, device=device)
             order.append(tokens.flatten(1))  # (B, slots, size) -> (B, slots * size)
             first += size * len(block)
         order = torch.cat(order, 1)  # (B, T)
@@ -194,8 +195,8 @@ class Task:
         targets = vectors[row, asked.flatten(1)].view(B, self.N, -1)  # (B, N, targets * K)
 
         # where the tokens of each query's chain stand
-        number = {(token.chain, token.role): i for i, token in enumerate(self.tokens)}
-        of_chains = [[number[n, role] for role in self.roles] for n in range(self.N)]
+        token_of = {(token.chain, token.role): i for i, token in enumerate(self.tokens)}
+        of_chains = [[token_of[n, role] for role in self.roles] for n in range(self.N)]
         of_chains = torch.tensor(of_chains, dtype=torch.long, device=device)  # (N, roles)
         stands_at = order.argsort(1)  # (B, T), the inverse of order
         by_chain = stands_at[:, of_chains]  # (B, N, roles), row n is chain n
@@ -219,7 +220,7 @@ def make_task(name, *settings, **more):
         found = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--task {name}: {error}") from None
-    if not hasattr(found, "losses"):
+    if not hasattr(found, "losses"):  # Task may be __main__.Task here, so issubclass won't do
         raise ValueError(f"--task {name} is no subclass of data.Task")
     return found(*settings, **more)
 
@@ -249,7 +250,7 @@ SPLITS = {
     "validation": range(1024),
     "confirmation": range(1024, 2**20),  # whether a run is solved
     "search": range(2**20, 2**20 + 2**16),  # to search circuits on
-    "means": range(2**20 + 2**16, 2**21),  # of what heads read
+    "means": range(2**20 + 2**16, 2**21),  # the corrupted sequences
     "circuits": range(2**21, 2**22),  # to validate circuits on
     "emergence": range(2**22, 2**23),
 }
@@ -302,7 +303,8 @@ def mix(x):
 def random_bits(seed, index, draws):
     """(B, draws) int64 random bits for the examples `index` (B,), the same on every device."""
     seed = torch.as_tensor(seed, device=index.device)
-    start = mix(mix(seed + GOLDEN) ^ (index * GOLDEN))  # (B,) one for each seed and example
+    # (B,) hashed twice, so that neighbouring seeds and examples start far from one another
+    start = mix(mix(seed + GOLDEN) ^ (index * GOLDEN))
     draw = torch.arange(1, draws + 1, device=index.device)
     return mix(start[:, None] + draw * GOLDEN)
 
@@ -362,7 +364,7 @@ def main():
     p.add_argument("--task", default="chain", help="or module:Class, a task of your own")
     p.add_argument("--N", type=int, default=4, help="chains per sequence")
     p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
-    p.add_argument("--seed", type=int, default=0, help="which sequence")
+    p.add_argument("--seed", type=int, default=0, help="which data set; shows its first sequence")
     flags = p.parse_args()
     try:
         task = make_task(flags.task, flags.N, flags.D, seed=flags.seed)

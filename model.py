@@ -40,8 +40,8 @@ class Layer(nn.Module):
 
     def forward(self, x, mask, angles, n_out, functions):
         """x (B, T, width), the residual stream -> the stream after this layer (B, n_out, width) and
-        the attention patterns (B, heads, n_out, T), for the last n_out tokens. n_out is T; in the
-        last layer it is N, since only the queries reach the loss. mask (T, T) is added to the
+        the attention patterns (B, heads, n_out, T), both for the last n_out tokens: all T, or in
+        the last layer the N queries, if nothing else is asked for. mask (T, T) is added to the
         scores; angles (T, head_size/2) or None; functions: {head: f} as in Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
         q, x = q[:, -n_out:], x[:, -n_out:]
@@ -50,12 +50,12 @@ class Layer(nn.Module):
         # It is float32 whatever the dtype: it is a few percent of the arithmetic, and bfloat16
         # would round a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
-            q, k = self.q(self.split(q)), self.k(self.split(k))  # (B, heads, T, head_size)
-            v = self.v(self.split(v))
+            q = self.q(self.split(q))  # (B, heads, n_out, head_size)
+            k, v = self.k(self.split(k)), self.v(self.split(v))  # (B, heads, T, head_size)
             if angles is not None:
                 q, k = rotate(q, angles[-n_out:]), rotate(k, angles)
             # mask + q k^T / sqrt(head_size); baddbmm takes three dimensions, so heads join batches
-            q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, T, head_size)
+            q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, n_out or T, head_size)
             scores = torch.baddbmm(mask[-n_out:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
             written = pattern @ v  # (B, heads, n_out, head_size)
@@ -134,8 +134,8 @@ class Transformer(nn.Module):
             raise ValueError(f"the model has no head {unknown}")
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             x = self.embed(x)
-            for number, layer in enumerate(self.blocks):
-                functions = {h: f for (l, h), f in heads.items() if l == number}  # noqa: E741
+            for i, layer in enumerate(self.blocks):
+                functions = {head: f for (number, head), f in heads.items() if number == i}
                 # nothing reads the other tokens of the last layer
                 if layer is self.blocks[-1] and not functions and not return_patterns:
                     n_out = self.N

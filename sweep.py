@@ -139,7 +139,8 @@ def row_of(run):
 def figure_4(rows):
     """The final loss of each run as a dot, and medians as bars: of x_D alone without the implicit
     curriculum, and with it of each symbol. Triangles stand at the floor(log2 k) + 2 layers that
-    x_k takes by content. Across: the layers, or each combination of the flags that vary."""
+    x_k takes if tokens find one another by content, the symbols that they share. Across: the
+    layers, or each combination of the flags that vary."""
     with_ic = [row for row in rows if row["ic"]]
     without = [row for row in rows if not row["ic"]]
 
@@ -154,25 +155,25 @@ def figure_4(rows):
     for row in sorted(rows, key=lambda row: [row[name] for name in across]):
         columns.setdefault("\n".join(str(row[name]) for name in across), []).append(row)
 
-    # each series has its own place in a column: label, curriculum, loss, color, layers by content
+    # each series has its own place in a column: label, with IC, loss, color, layers by content
     D = " or ".join(sorted({str(row["D"]) for row in without}))
     series = [
-        (f"$x_D$ alone, without IC (D={D}, n={len(without)})", False, "val", CIRCUIT, 0),
-        (f"mean of all, with IC (n={len(with_ic)})", True, "val", INK, 0),
+        (f"$x_D$ alone, without IC (D={D}, n={len(without)})", False, "val", CIRCUIT, None),
+        (f"mean of all, with IC (n={len(with_ic)})", True, "val", INK, None),
     ]
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
         series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), k.bit_length() + 1))
     figure, [axes] = panels(1, 1, max(10, len(columns)), 4.5)
-    for number, (label, ic, name, color, law) in enumerate(series):
-        for x, group in enumerate(columns.values()):
+    for number, (label, ic, name, color, least_layers) in enumerate(series):
+        for column, group in enumerate(columns.values()):
             losses = [row[name] for row in group if row["ic"] == ic and name in row]
             if losses:
-                x += 0.11 * (number - len(series) / 2)
+                x = column + 0.11 * (number - len(series) / 2)
                 axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4, mew=0)
                 middle = statistics.median(losses)
                 axes.plot(x, middle, "_", color=color, ms=10, mew=2.5, label=label)
                 label = None  # one entry in the legend
-                if group[0]["layers"] == law:
+                if group[0]["layers"] == least_layers:
                     above = axes.get_xaxis_transform()
                     axes.plot(x, 1.03, "v", color=color, transform=above, clip_on=False)
 
@@ -194,7 +195,8 @@ def main():
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
-    # parse one flag with its values at a time; what is no flag of ours is left over for train.py
+    # what is no flag of ours is one of train.py. Each flag is parsed alone with its values: what is
+    # left over of all would no longer tell which value is of which flag
     args, options = p.parse_args([]), {}
     for flag, option in options_of(sys.argv[1:]).items():
         _, left_over = p.parse_known_args(option, args)
@@ -216,7 +218,6 @@ def main():
     missing = [run for out, run in runs.items() if not (out / "model.pt").exists()]
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt")
-    pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     if args.scheduler:
         from distributed import Client
 
@@ -224,6 +225,8 @@ def main():
             pool = Client(args.scheduler, timeout=15).get_executor()
         except (OSError, ValueError) as error:
             p.error(f"no Dask cluster at {args.scheduler}: {error}")
+    else:
+        pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops us as Ctrl-C does
     with pool:
         failed = sweep(missing, pool)

@@ -87,8 +87,8 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save the state as it was before this evaluation: --resume repeats it, so that the log
-            # comes out the same wherever a run was stopped
+            # save the state as it was before this evaluation, without its row: --resume repeats it,
+            # so that the log comes out the same wherever a run was stopped
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
@@ -172,10 +172,11 @@ def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
     task, head_size = task_of(flags), flags.head_size or flags.width // flags.heads
     angles = data.rotary_angles(task.T, head_size) if flags.rotary == "qk" else None
-    sizes = task.T, task.N, task.inputs, task.outputs
-    shape = flags.layers, flags.heads, flags.width, head_size
-    options = flags.mlp, flags.causal, angles, flags.qk_std, flags.dtype
-    return Transformer(*sizes, *shape, *options)
+    return Transformer(
+        task.T, task.N, task.inputs, task.outputs,
+        flags.layers, flags.heads, flags.width, head_size,
+        flags.mlp, flags.causal, angles, flags.qk_std, flags.dtype,
+    )  # fmt: skip
 
 
 def native_dtype(device):
@@ -348,7 +349,7 @@ def parser():
     add("--K", 4, "numbers per symbol; with --rotary input it must be even")
     switch("--ic", "implicit curriculum: predict all symbols, not x_D alone")
     p.add_argument(
-        "--targets", type=int, nargs="+", default=[], help="1 3: predict x_1, x_3; before --ic"
+        "--targets", type=int, nargs="+", default=[], help="1 3: predict x_1, x_3; overrides --ic"
     )
     add("--examples", 2**18, "size of the training set")
 
@@ -428,8 +429,8 @@ def parse_flags(words=None, folder="out"):
     else:
         flags.ic, flags.targets = True, task.targets
 
-    # choose what was left open. The name comes before the dtype of this machine, which it shall not
-    # hold; a run that was begun keeps its dtype
+    # choose what was left open: the name first, while the dtype is still "auto", so that a run has
+    # the same name on every machine. A run that was begun keeps its dtype
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
