@@ -29,7 +29,8 @@ class Path(NamedTuple):
 
     layer: int
     head: int
-    # a role, 3b, or an intermediate token: 3b+1 is the one right after 3b, of whichever chain
+    # a role, 3b, or an intermediate token, which passes on what it has read: 3b+1 is the one right
+    # after 3b, of whichever chain
     reader: str
     read: str  # the same, or a star: 3b* in all chains
 
@@ -73,13 +74,10 @@ def mask_of(paths, task, positions):
     [b, i, j] if in sequence b token i reads another token j along one of them. In the sequence
     above the queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
-    read_by = {}  # {reader: the marks (B, N, T) of all that it reads}, for one product a reader
     for path in paths:
-        marks = marks_of(path.read, task, positions)
-        read_by[path.reader] = read_by.get(path.reader, 0) + marks
-    for reader, marks in read_by.items():
-        # (B, T, N) @ (B, N, T): the sum over chains of reader times read
-        edges |= marks_of(reader, task, positions).mT @ marks > 0
+        readers = marks_of(path.reader, task, positions)
+        read = marks_of(path.read, task, positions)
+        edges |= readers.mT @ read > 0  # (B, T, N) @ (B, N, T), a sum over chains
     # a token may be among what it reads: had A1 come first of the queries, it would be its own 1b+1
     return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
@@ -133,7 +131,8 @@ class PatchedModel:
     replaced by what they read in corrupted sequences, others of the same task. All heads are
     ablated at once, and later heads attend in the stream that results. In mean ablation a token
     gets the mean of what the token at its position reads in the corrupted sequences, in resample
-    ablation what it reads in one of them.
+    ablation what it reads in one of them. Tokens of one role stand at the same positions in all
+    sequences, so that a reader gets what readers of its role read, of other chains.
 
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
     are never ablated, nor what bypasses the heads in a model of your own. In resample ablation all
@@ -143,7 +142,7 @@ class PatchedModel:
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
     aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
-    score: f(predictions, batch) -> (B, N, targets), by default task.losses; `measure` and what
+    score: f(predictions, batch) -> (B, N, targets), by default task.losses; `lost` and what
         follows from it take it for a loss. Gradients flow unless the caller forbids them."""
 
     def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
@@ -183,7 +182,7 @@ class PatchedModel:
         return x.mean(0) if by == MEAN else x[self.drawn]
 
     def ablate(self, paths, head, by):
-        """Return the f of a head in which these paths, all of this head, are ablated."""
+        """Return the f that replaces a head, with these paths, all of this head, ablated."""
         clean_edges, corrupted_edges = self.edges_of(paths)
         pattern, values = self.corrupted_reads[head]
         replacement = self.mean_or_drawn((pattern * corrupted_edges) @ values, by)
@@ -194,18 +193,19 @@ class PatchedModel:
         return write
 
     def ablate_all_but(self, paths, head, by):
-        """Return the f of a head in which all but these paths, all of this head, is ablated. What
-        the token at a position writes is the sum of
-        1. what it reads along the paths, by its attention and values in this forward,
-        2. what the token there in the corrupted sequence read of others, but for its paths,
-        3. its own value in this forward, by its attention to itself; that of the corrupted one if
-           the token has no path. For 1 minus this is what went to others: it is ablated with them.
+        """Return the f that replaces a head, with all but these paths, all of this head, ablated.
+        The current forward has all other ablations. What a token writes is the sum of
+        1. what it reads along the paths: current attention times current values v,
+        2. what the token at its position in the corrupted sequence reads of other tokens, not along
+           the paths: corrupted attention times corrupted values u,
+        3. its own current value, times its attention to itself: the current one if it has a path;
+           if not, the corrupted one, whose complement is spread over the reads of 2.
 
         So weights need not sum to 1. Here token 3 of four has a path that leads to 1, and in the
-        corrupted sequence to 2; v are values in this forward, u those in the corrupted one:
+        corrupted sequence to 2:
 
             attention to      0    1    2    3
-            in this forward  .1   .6   .1   .2
+            current          .1   .6   .1   .2
             corrupted        .2   .1   .4   .3
             written          .6 v_1  +  .2 u_0 + .1 u_1           +  .2 v_3
             without a path              .2 u_0 + .1 u_1 + .4 u_2  +  .3 v_3"""
@@ -288,12 +288,12 @@ def candidates(patched, floor):
         to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
         to_other = (to_all - to_own) / max(task.N - 1, 1)
 
-        scores = to_own - to_other
-        for i, j in (scores >= floor).nonzero().tolist():
-            plain[Path(*head, ends[i], ends[j])] = scores[i, j].item()
-        scores = to_all[: len(roles), : len(roles)]
-        for i, j in (scores >= floor).nonzero().tolist():
-            stars[Path(*head, roles[i], f"{roles[j]}*")] = scores[i, j].item()
+        surplus = to_own - to_other
+        for i, j in (surplus >= floor).nonzero().tolist():
+            plain[Path(*head, ends[i], ends[j])] = surplus[i, j].item()
+        of_roles = to_all[: len(roles), : len(roles)]
+        for i, j in (of_roles >= floor).nonzero().tolist():
+            stars[Path(*head, roles[i], f"{roles[j]}*")] = of_roles[i, j].item()
 
     drop_loose(plain)
     scores = plain | stars
@@ -336,8 +336,9 @@ def search(patched, ranked, ablations):
 
 def prune(ranked, test):
     """Return a set of these paths that passes a test, as all of them do, and from which none can be
-    dropped. It tries to drop groups of paths, the last group first: all paths at once, then halves,
-    quarters and so on, and at last single ones until none can go."""
+    dropped. It tries to drop groups of paths, the last group first. Of a to h: all at once; e to h,
+    then a to d; gh, ef, cd, ab; at last h, g, f and so on, until none of those that are left can
+    go."""
     kept, size = ranked, len(ranked) or 1  # size of a group
     while True:
         before = kept
@@ -354,7 +355,7 @@ def prune(ranked, test):
 # ---- the report, on fresh clean sequences
 
 
-def held(paths, task):
+def arrivals(paths, task):
     """Return [(layer, {token: {k of each x_k that may have arrived}}), ...], an upper bound of the
     information flow (Section 5): first at the input, -1, then after each layer that has paths, in
     which a reader gets what the tokens that it reads held before. With 1b -> 1a, then q -> 1b:
@@ -374,7 +375,7 @@ def held(paths, task):
 
 def reached(paths, task):
     """Return the k of all x_k that reach the query along these paths."""
-    _, holds = held(paths, task)[-1]
+    _, holds = arrivals(paths, task)[-1]
     return holds["q"]
 
 
@@ -393,34 +394,34 @@ def verdict(fresh, paths, ablations):
     1. it is faithful under these ablations,
     2. the full model is no longer faithful when its paths are ablated by their mean, and
     3. its paths lead from each target to the query."""
-    ablation = RESAMPLE if RESAMPLE in ablations else MEAN
-    measured, reasons = dict(lost={}, ablation=ablation), []
+    losses, lost, reasons = {}, {}, []
     for by in MEAN, RESAMPLE:
-        losses = fresh.circuit(paths, by)
-        measured[by], measured["lost"][by] = fresh.measure(losses)
-        if by in ablations and not fresh.is_faithful(losses):
-            worst = worst_of_both(measured[by], measured["lost"][by])
-            reasons.append(f"with {by} for all else, {worst}")
-    losses = fresh.knock_out(paths)
-    measured["knocked_out"] = fresh.means(losses)
-    if fresh.is_faithful(losses):
+        alone = fresh.circuit(paths, by)
+        losses[by], lost[by] = fresh.measure(alone)
+        if by in ablations and not fresh.is_faithful(alone):
+            reasons.append(f"with {by} for all else, {worst_of_both(losses[by], lost[by])}")
+    without = fresh.knock_out(paths)
+    if fresh.is_faithful(without):
         reasons.append("the full model does as well without it")
     for k in sorted({*fresh.task.targets} - reached(paths, fresh.task)):
         reasons.append(f"no paths lead from x_{k} to the query")
 
-    kind = "both ablations" if RESAMPLE in ablations else "mean ablation alone"
+    ablation, kind = MEAN, "mean ablation alone"
+    if RESAMPLE in ablations:
+        ablation, kind = RESAMPLE, "both ablations"
     said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
-    return dict(measured, paths=paths, validated=not reasons, verdict=said)
+    found = dict(ablation=ablation, **losses, lost=lost, knocked_out=fresh.means(without))
+    return dict(found, paths=paths, validated=not reasons, verdict=said)
 
 
-def rows_of(fresh, searched, paths, ranked, by):
+def rows_of(fresh, searched, paths, everything, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
     indispensable: whether nothing can stand in for it: under this ablation all candidates together
         are a circuit on the sequences of the search, and without this path they are not"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
-    together = searched.is_circuit(ranked, [by])
+    together = searched.is_circuit(everything, [by])
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
         attention = mean_attention(pattern, path, fresh.task, fresh.clean.positions)
@@ -429,21 +430,21 @@ def rows_of(fresh, searched, paths, ranked, by):
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
 
         # a path goes with its star, which has all of its edges
-        same = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
-        row["indispensable"] = together and not searched.is_circuit({*ranked} - same, [by])
+        with_star = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
+        others = everything.keys() - with_star
+        row["indispensable"] = together and not searched.is_circuit(others, [by])
         rows.append(row)
     return rows
 
 
 def best_circuit(searched, fresh, scores):
-    """Return what verdict says of the circuit among candidates {Path: score}. Four attempts are
-    made, until one is validated:
+    """Return what verdict says of the circuit among candidates {Path: score}, the first of these
+    that is validated:
     1. without stars, under both ablations,
     2. with stars, under the mean alone,
-    3. with stars, under both, if 2 keeps a star; it is made before 2 counts. If 2 keeps none, stars
-       carry nothing, and under both would only keep out corrupted reads that do harm,
-    4. as 1, in the order of scores alone. Some models need intermediate tokens that come late in 1,
-       since they are roles of other chains.
+    3. with stars, under both. It is preferred to 2, and tried if 2 kept a star. If 2 kept none, no
+       star carries anything, and to keep one only spares the circuit corrupted reads that harm it,
+    4. as 1, by score alone: in 1 each intermediate token comes after all roles.
     If none is, return that of 2, 1 or 4, the first that found a circuit; {} if none did."""
 
     def attempt(paths, ablations):
@@ -457,12 +458,11 @@ def best_circuit(searched, fresh, scores):
         return first
 
     second = attempt(ranked, [MEAN])
-    if any(path.star for path in second.get("paths", [])):
-        third = attempt(ranked, BOTH)
-        if third.get("validated"):
-            return third
-    if second.get("validated"):
-        return second
+    kept_star = any(path.star for path in second.get("paths", []))
+    third = attempt(ranked, BOTH) if kept_star else {}
+    for found in third, second:
+        if found.get("validated"):
+            return found
 
     fourth = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
     if fourth.get("validated"):

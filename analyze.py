@@ -15,7 +15,7 @@ import math
 import pathlib
 
 import train
-from ablate import by_head, held, mask_of, mean_attention, parts_of, paths_in, read_report
+from ablate import arrivals, by_head, mask_of, mean_attention, parts_of, paths_in, read_report
 from data import command_line, held_out, progress
 
 import matplotlib
@@ -101,23 +101,23 @@ def draw_attention_maps(model, flags, paths):
     # in a grid of nine columns, the heads of the circuit, or all, take 3 x 3 cells each, and below
     # them the other heads one cell each
     groups = by_head(paths)
-    large = len(groups) or len(model.heads)
+    n_large = len(groups) or len(model.heads)
     for head in model.heads:
         groups.setdefault(head, ())
-    above = 3 * math.ceil(large / 3)
-    rows = above + math.ceil((len(groups) - large) / 9)
+    above = 3 * math.ceil(n_large / 3)  # rows of cells
+    rows = above + math.ceil((len(groups) - n_large) / 9)
     figure = Figure(figsize=(10, 1.16 * rows + 1), layout="constrained")
     cells = figure.add_gridspec(rows, 9)
     for number, ((layer, head), group) in enumerate(groups.items()):
-        if number < large:
+        if number < n_large:
             size, y, x = 3, number // 3 * 3, number % 3 * 3
         else:
-            size, y, x = 1, above + (number - large) // 9, (number - large) % 9
+            size, y, x = 1, above + (number - n_large) // 9, (number - n_large) % 9
         cell = cells[y : y + size, x : x + size]
         axes = figure.add_subplot(cell, xticks=[], yticks=[], title=f"L{layer}H{head}")
         pattern = patterns[layer][0, head, order][:, order].numpy()
         axes.imshow(pattern, "Blues", vmin=0, vmax=1)
-        if number < large:
+        if number < n_large:
             axes.set_xticks(range(len(names)), names, rotation=90)
             axes.set_yticks(range(len(names)), names)
             axes.tick_params(length=0, pad=1, labelsize=min(8, 230 / len(names)))
@@ -137,8 +137,8 @@ def draw_attention_maps(model, flags, paths):
 
 
 def slots_of(task, paths):
-    """Return [[end of a path, ...], ...]: the roles of each slot, and then the intermediate tokens
-    after it (3b+1) of these paths."""
+    """Return [[token of the diagram, ...], ...]: the roles of each slot, and then the intermediate
+    tokens after it (3b+1) that these paths have."""
     ends = {end for path in paths for end in (path.reader, path.token)}
     slots = []
     for slot in task.slots:
@@ -152,7 +152,7 @@ def draw_diagram(axes, flags, looks):
     have arrived at a token by then, and arrows from what is read to its reader, dashed if it is a
     star; looks: {path: (label, color, width)}. Return {path: (arrow, label)}, for a film."""
     task, paths = train.task_of(flags), sorted(looks)
-    layers, stages = zip(*held(paths, task), strict=True)
+    layers, stages = zip(*arrivals(paths, task), strict=True)
     columns = {}  # {token: x}
 
     # across, with a band behind each slot; upward, dotted where layers are left out
@@ -171,9 +171,8 @@ def draw_diagram(axes, flags, looks):
     axes.tick_params(length=0)
     axes.set_frame_on(False)
 
-    # n arrows into one reader are parallel, with gaps of 0.18 inches, for which layers are high
-    # enough: arrow i, from 1, starts i gaps above the layer before and ends n + 1 - i gaps below
-    # its own. The nearest token comes first, so that they do not cross
+    # arrows into one reader are parallel, with gaps of 0.18 inches, for which layers are high
+    # enough. The nearest token comes first, so that they do not cross
     arriving = {}
     for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
         arriving.setdefault((path.layer, path.reader), []).append(path)
@@ -189,7 +188,7 @@ def draw_diagram(axes, flags, looks):
             shown |= {(y - 1, path.token), (y, reader)}
             x0 = columns[path.token]
             bottom = y - 1 + gap * i
-            top = y - gap * (len(group) + 1 - i)
+            top = bottom + 1 - gap * (len(group) + 1)
             text, color, width = looks[path]
             style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
             style["ls"] = "--" if path.star else "-"
@@ -228,7 +227,7 @@ def draw_diagram(axes, flags, looks):
 def draw_circuit(flags, report):
     """Figures 5 and 7: the circuit; the more is lost without a path, the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
-    layers, stages = zip(*held(paths, task), strict=True)
+    layers, stages = zip(*arrivals(paths, task), strict=True)
     pairs = [slot for slot in task.slots if "q" not in slot]
     for path, row in paths.items():
         # it reads ahead if an x_k arrives beyond the pair of the reader; q and 3b+1 have no pair

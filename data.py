@@ -52,18 +52,7 @@ class Task:
     In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and the pair of step k, here 1a 1b or
     2a 2b, is s_{2k-1} s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
 
-    A task of your own is a subclass that overrides what differs; extras/lookup.py is one. Beside
-    the fields below, the stages read of it:
-
-        train.py      T, inputs, outputs, target_names, title, roles ({} if there are none), batch,
-                      losses
-        ablate.py     also slots, positions of a batch, plateaus (the last one says when an answer
-                      is lost), faithful_below. A query has the role q; without roles there is no
-                      circuit. It takes means over chains, so all must be of the same kind
-        analyze.py    also labels, whose first letters it draws, and loss_name
-
-    A subclass that keeps this batch() gives the symbol x_k of chain n the number n (D + 1) + k, and
-    puts the queries last: by these two, batch() finds answers and chains."""
+    A task of your own is a subclass that overrides what differs: see make_task."""
 
     N: int = 4  # chains, and as many queries
     D: int = 3  # retrieval steps per chain
@@ -73,7 +62,7 @@ class Task:
     seed: int = 0  # which data set
 
     loss_name = "mean squared error"
-    faithful_below = 0.05  # the loss of a symbol below which a circuit still answers
+    faithful_below = 0.05  # what the loss of a symbol must be below if a circuit still answers
 
     def __post_init__(self):
         """ValueError if there is no such task."""
@@ -92,7 +81,7 @@ class Task:
 
         # blocks: the pairs of each step, the last step first, then the queries. A block is a list
         # of slots, which are shuffled among themselves; a slot, one pair or one query, is a list of
-        # Tokens. So the first slot of the first block above is [Token(1, "2a", 0),
+        # Tokens. Above, before the shuffle, the first slot is [Token(1, "2a", 0),
         # Token(2, "2b", 0)]: B1 and C1 have the numbers 1 and 2
         self.blocks = []
         for k in range(D, 0, -1):
@@ -168,12 +157,13 @@ class Task:
         # random numbers: a key for each slot, and a vector for each symbol
         n_keys = len(self.blocks) * max(len(block) for block in self.blocks)
         bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
-        keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks), last one first
+        keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
         vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
 
         # the order of the tokens: in each block the slots are sorted by their keys
         order, first = [], 0  # first: the first token of the block
-        for block, key in zip(self.blocks, keys.flip(2).unbind(2), strict=True):
+        last_first = reversed(keys.unbind(2))  # the queries have the first column of keys
+        for block, key in zip(self.blocks, last_first, strict=True):
             sorted_slots = key[:, : len(block)].argsort(1)  # (B, slots)
             size = len(block[0])
             tokens = first + size * sorted_slots[:, :, None] + torch.arange(size, device=device)
@@ -199,9 +189,8 @@ class Task:
         of_chains = [[token_of[n, role] for role in self.roles] for n in range(self.N)]
         of_chains = torch.tensor(of_chains, dtype=torch.long, device=device)  # (N, roles)
         stands_at = order.argsort(1)  # (B, T), the inverse of order
-        by_chain = stands_at[:, of_chains]  # (B, N, roles), row n is chain n
         chains = queries // (self.D + 1)  # (B, N) the chain of each query
-        positions = by_chain[row, chains]  # (B, N, roles), row n is the chain of query n
+        positions = stands_at[row[:, :, None], of_chains[chains]]  # (B, N, roles)
         return Batch(inputs, targets, positions, symbols)
 
     def losses(self, predictions, batch):
@@ -212,7 +201,19 @@ class Task:
 
 def make_task(name, *settings, **more):
     """The task of --task with these settings: `chain` is Task, and extras.lookup:Lookup the class
-    Lookup of extras/lookup.py. ValueError if there is none."""
+    Lookup of extras/lookup.py. ValueError if there is none.
+
+    A task of your own is a subclass of Task. Beside its fields, the stages read of it:
+
+        train.py      T, inputs, outputs, target_names, title, roles ({} if there are none), batch,
+                      losses
+        ablate.py     also slots, positions of a batch, plateaus (the last one says when an answer
+                      is lost), faithful_below. A query has the role q; without roles there is no
+                      circuit. It takes means over chains, so all must be of the same kind
+        analyze.py    also labels, whose first letters it draws, and loss_name
+
+    A subclass that keeps this batch() gives the symbol x_k of chain n the number n (D + 1) + k, and
+    puts the queries last: by these two, batch() finds answers and chains."""
     if name == "chain":
         return Task(*settings, **more)
     module, _, class_name = name.partition(":")
@@ -302,7 +303,7 @@ def mix(x):
 
 def random_bits(seed, index, draws):
     """(B, draws) int64 random bits for the examples `index` (B,), the same on every device."""
-    seed = torch.as_tensor(seed, device=index.device)
+    seed = torch.as_tensor(seed, device=index.device)  # an int of Python would grow beyond 64 bits
     # (B,) hashed twice, so that neighbouring seeds and examples start far from one another
     start = mix(mix(seed + GOLDEN) ^ (index * GOLDEN))
     draw = torch.arange(1, draws + 1, device=index.device)

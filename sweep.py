@@ -53,11 +53,10 @@ def options_of(words):
     options = {}
     for word in words:
         if word.startswith("--") or not options:
-            flag, _, value = word.partition("=")
-            option = options[flag] = [flag]
-            word = value
-        if word:
-            option.append(word)
+            flag, *value = word.split("=", 1)
+            options[flag] = [flag, *value]
+        else:
+            options[flag].append(word)
     return options
 
 
@@ -144,16 +143,17 @@ def figure_4(rows):
     with_ic = [row for row in rows if row["ic"]]
     without = [row for row in rows if not row["ic"]]
 
-    # the flags that vary within one of the two groups; D may differ between them
-    across = []
+    # the flags that vary with IC, or without; D may differ between the two
+    varying = []
     for name in train.DEFAULTS:
         counts = [len({str(row[name]) for row in group}) for group in (with_ic, without)]
         if max(counts) > 1 and name != "seed":
-            across.append(name)
-    across = across or ["layers"]
-    columns = {}  # {point of the grid: its rows}
-    for row in sorted(rows, key=lambda row: [row[name] for name in across]):
-        columns.setdefault("\n".join(str(row[name]) for name in across), []).append(row)
+            varying.append(name)
+    varying = varying or ["layers"]
+    points = {}  # {the values of these flags: the rows that have them}
+    for row in sorted(rows, key=lambda row: [row[name] for name in varying]):
+        point = "\n".join(str(row[name]) for name in varying)
+        points.setdefault(point, []).append(row)
 
     # each series has its own place in a column: label, with IC, loss, color, layers by content
     D = " or ".join(sorted({str(row["D"]) for row in without}))
@@ -163,9 +163,9 @@ def figure_4(rows):
     ]
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
         series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), k.bit_length() + 1))
-    figure, [axes] = panels(1, 1, max(10, len(columns)), 4.5)
+    figure, [axes] = panels(1, 1, max(10, len(points)), 4.5)
     for number, (label, ic, name, color, least_layers) in enumerate(series):
-        for column, group in enumerate(columns.values()):
+        for column, group in enumerate(points.values()):
             losses = [row[name] for row in group if row["ic"] == ic and name in row]
             if losses:
                 x = column + 0.11 * (number - len(series) / 2)
@@ -182,8 +182,8 @@ def figure_4(rows):
         axes.axhline(level, color=GRAY, ls=":", label=meaning)
     law = "▼ the $\\lfloor\\log_2 k\\rfloor + 2$ layers that $x_k$ takes by content"
     axes.set_title(f"{len(rows)} runs, bars at medians;  {law}", loc="left", pad=18)
-    axes.set(yscale="log", xlabel=", ".join(across), ylabel=f"final {Task.loss_name}")
-    axes.set_xticks(range(len(columns)), columns)
+    axes.set(yscale="log", xlabel=", ".join(varying), ylabel=f"final {Task.loss_name}")
+    axes.set_xticks(range(len(points)), points)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
 

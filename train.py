@@ -5,8 +5,8 @@
     # with the paper's optimizer and GPT-2's initialisation, without averaging
     python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02 --ema 0
 
-A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
-per evaluation), model.pt (the final weights, averaged as --ema says), state.pt (what --resume
+A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (flags, machine), log.jsonl (one
+row per evaluation), model.pt (the final weights, averaged as --ema says), state.pt (what --resume
 needs) and ckpt/ (averaged weights, with --save-every). Later stages add circuit.json and figures;
 load(run) gives them the model.
 """
@@ -90,7 +90,7 @@ def run_once(flags):
             # save the state as it was before this evaluation, without its row: --resume repeats it,
             # so that the log comes out the same wherever a run was stopped
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
-            state["model"], state["averaged"] = model.state_dict(), averaged.state_dict()
+            state.update(model=model.state_dict(), averaged=averaged.state_dict())
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
             write_file(run / "state.pt", state)
 
@@ -205,8 +205,8 @@ def open_run(flags):
     4. a log or checkpoints of this run, which is not finished, but no state.pt."""
     run = flags.out
     if not (run / "config.json").exists():
-        # write into a temporary directory, and rename it: of two trainings that start at once, one
-        # finds the name taken
+        # write into a temporary directory, and rename it, which fails if there is one with files:
+        # of two trainings that start at once, one finds the name taken
         new = run.with_name(f"{run.name}.{os.getpid()}.new")
         write_file(new / "config.json", settings_of(flags) | provenance_of(flags))
         try:
@@ -236,10 +236,10 @@ PROVENANCE = "device", "hardware", "threads", "torch", "git"
 def provenance_of(flags):
     """Return {PROVENANCE: value}, what config.json says beside the flags."""
     hardware = CPU.get("cpu_name", platform.machine())
-    if "cuda" in flags.device:
+    if flags.device.startswith("cuda"):
         hardware = torch.cuda.get_device_name(flags.device)
-    versions = torch.__version__, commit_of_this_code()
-    values = flags.device, hardware, torch.get_num_threads(), *versions
+    threads, git = torch.get_num_threads(), commit_of_this_code()
+    values = flags.device, hardware, threads, torch.__version__, git
     return dict(zip(PROVENANCE, values, strict=True))
 
 
@@ -421,13 +421,11 @@ def parse_flags(words=None, folder="out"):
     except ValueError as error:
         p.error(error)
 
-    # one spelling for each choice of targets, since runs are compared by their flags
-    if task.targets == [*range(1, flags.D + 1)]:
-        flags.ic, flags.targets = True, []
-    elif task.targets == [flags.D]:
-        flags.ic, flags.targets = False, []
-    else:
-        flags.ic, flags.targets = True, task.targets
+    # one spelling for each choice of targets, since runs are compared by their flags: --targets is
+    # empty if --ic or --no-ic says the same
+    every, last = [*range(1, flags.D + 1)], [flags.D]
+    flags.ic = task.targets == every or task.targets != last
+    flags.targets = [] if task.targets in (every, last) else task.targets
 
     # choose what was left open: the name first, while the dtype is still "auto", so that a run has
     # the same name on every machine. A run that was begun keeps its dtype

@@ -11,7 +11,7 @@ doubling needs to get so far. A token finds another pair by a symbol that both h
 
 from pathlib import Path
 
-from ablate import held, parts_of, paths_in
+from ablate import arrivals, parts_of, paths_in
 from data import command_line
 from extras.studies import markdown, share
 from extras.studies.rows import committed, load, name_of
@@ -34,7 +34,7 @@ def steps_ahead(token, symbols):
 
 def rounds_of(paths, task):
     """Return the number of rounds of a circuit, as above."""
-    _, holds = held(paths, task)[-1]
+    _, holds = arrivals(paths, task)[-1]
     if not any(steps_ahead(*item) for item in holds.items()):
         return 0
     rounds = 1
@@ -46,7 +46,7 @@ def rounds_of(paths, task):
 def reached_within(paths, task, steps):
     """Return the k of all x_k that reach the query if no token of a pair keeps a symbol more than
     so many steps ahead of its pair."""
-    [(_, holds)] = held([], task)
+    [(_, holds)] = arrivals([], task)
     for layer in sorted({path.layer for path in paths}):
         before = {token: {*symbols} for token, symbols in holds.items()}
         for path in (path for path in paths if path.layer == layer):
@@ -63,7 +63,7 @@ def table(rows):
     for row in rows:
         report, paths, text, rounds = row["report"], paths_in(row["report"]), "", ""
         if paths:
-            _, holds = held(paths, row["task"])[-1]
+            _, holds = arrivals(paths, row["task"])[-1]
             ahead = {token: steps_ahead(token, holds[token]) for token in sorted(holds)}
             text = ", ".join(f"{token} {steps}" for token, steps in ahead.items() if steps)
             rounds = ROUNDS[rounds_of(paths, row["task"])]
