@@ -3,8 +3,8 @@
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
 A circuit is a set of paths, along which tokens read other tokens. It is tested by replacing all
-that is read elsewhere: if the model still answers, these paths carry the answers. Figures that show
-the circuit of an earlier search are deleted, for analyze.py to draw again.
+that they read of others elsewhere: if the model still answers, these paths carry the answers.
+Figures that show the circuit of an earlier search are deleted, for analyze.py to draw again.
 """
 
 import collections
@@ -25,7 +25,8 @@ import torch
 class Path(NamedTuple):
     """One kind of attention edge (the paper's word is path). L6H0: q -> 1b says that in layer 6,
     head 0, both counted from 0, the query of each chain reads the token 1b of its own chain;
-    L6H0: q -> 1b*, a star, that it reads the tokens 1b of all chains."""
+    L6H0: q -> 1b*, a star, that it reads the tokens 1b of all chains. Its ends are q and 1b, or
+    1b*."""
 
     layer: int
     head: int
@@ -78,7 +79,7 @@ def mask_of(paths, task, positions):
         readers = marks_of(path.reader, task, positions)
         read = marks_of(path.read, task, positions)
         edges |= readers.mT @ read > 0  # (B, T, N) @ (B, N, T), a sum over chains
-    # a token may be among what it reads: had A1 come first of the queries, it would be its own 1b+1
+    # no token has an edge to itself: after A2 B2  A1 B1 the query A1, if it is first, is its 1b+1
     return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
 
@@ -128,22 +129,22 @@ def reads_of(model, inputs):
 
 class PatchedModel:
     """A model on clean sequences in which some edges are ablated: what heads read along them is
-    replaced by what they read in corrupted sequences, others of the same task. All heads are
-    ablated at once, and later heads attend in the stream that results. In mean ablation a token
+    replaced by what they read in corrupted sequences, others of the same task. All that is to be
+    ablated is at once, and later heads attend in the stream that results. In mean ablation a token
     gets the mean of what the token at its position reads in the corrupted sequences, in resample
-    ablation what it reads in one of them. Tokens of one role stand at the same positions in all
-    sequences, so that a reader gets what readers of its role read, of other chains.
+    ablation what it reads in one of them. As a place has the same role in every sequence, a 2b gets
+    what a 2b reads, of some chain.
+
+    clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
+    aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
+    score: f(predictions, batch) -> (B, N, targets), by default task.losses; `lost` and what
+        follows from it take it for a loss. Gradients flow unless the caller forbids them
 
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
     are never ablated, nor what bypasses the heads in a model of your own. In resample ablation all
     heads get the same corrupted sequence: if the model checks whether two heads read the same, they
     still do, and the check is not found. And unusual activations can do harm by themselves, so that
-    a path looks needed that carries nothing.
-
-    clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
-    aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
-    score: f(predictions, batch) -> (B, N, targets), by default task.losses; `lost` and what
-        follows from it take it for a loss. Gradients flow unless the caller forbids them."""
+    a path looks needed that carries nothing."""
 
     def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
         self.model, self.task, self.clean = model, task, clean
@@ -194,20 +195,21 @@ class PatchedModel:
 
     def ablate_all_but(self, paths, head, by):
         """Return the f that replaces a head, with all but these paths, all of this head, ablated.
-        The current forward has all other ablations. What a token writes is the sum of
-        1. what it reads along the paths: current attention times current values v,
-        2. what the token at its position in the corrupted sequence reads of other tokens, not along
-           the paths: corrupted attention times corrupted values u,
-        3. its own current value, times its attention to itself: the current one if it has a path;
-           if not, the corrupted one, whose complement is spread over the reads of 2.
+        A token has values v and attention in this forward, where other heads are ablated too, and
+        u and corrupted attention at its position in the corrupted sequence, where nothing is. It
+        writes the sum of what it reads
+        1. along the paths, of v,
+        2. of other tokens elsewhere, of u by corrupted attention,
+        3. of itself, of v: by its attention if it has a path, since 1 and 3 share one softmax; if
+           not, by corrupted attention, which with that of 2 sums to 1.
 
-        So weights need not sum to 1. Here token 3 of four has a path that leads to 1, and in the
-        corrupted sequence to 2:
+        Here token 3 of four has a path that leads to 1, and in the corrupted sequence to 2. Its
+        weights sum to 1.1, those of a token without a path to 1:
 
             attention to      0    1    2    3
-            current          .1   .6   .1   .2
+            in this forward  .1   .6   .1   .2
             corrupted        .2   .1   .4   .3
-            written          .6 v_1  +  .2 u_0 + .1 u_1           +  .2 v_3
+            with the path    .6 v_1  +  .2 u_0 + .1 u_1           +  .2 v_3
             without a path              .2 u_0 + .1 u_1 + .4 u_2  +  .3 v_3"""
         clean_edges, corrupted_edges = self.edges_of(paths)
         has_path = clean_edges.any(-1)  # (B, T)
@@ -272,21 +274,20 @@ MARGIN = 0.9  # of the limits of is_faithful in the search, so that fresh sequen
 def candidates(patched, floor):
     """Return {Path: score} of the candidates, in the order in which the search takes them: paths
     between roles, then those with intermediate tokens (which may be roles of other chains), then
-    stars between roles; of each kind the highest score first. The score of a star is the attention
-    to all chains, that of another path the attention to the own chain above that to an average
-    other one: means over the corrupted sequences and their chains."""
+    stars between roles; of each kind the highest score first. The score of a path is the attention
+    to its own chain less that to an average other one, since what reads all chains alike is a star;
+    that of a star is the attention to all. Both are means over corrupted sequences and chains."""
     task, positions = patched.task, patched.corrupted.positions
     roles, plain, stars = [*task.roles], {}, {}
     ends = roles + [f"{slot[-1]}+{i}" for slot in task.slots for i in range(1, REACH + 1)]
     marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
     for head, (pattern, _) in patched.corrupted_reads.items():
-        # given[b, n, i, t]: what end i of chain n gives to token t, if it is another token. Sums
-        # over the tokens of an end: if q gives .7 to its own 1b, and .1 and .2 to the 1b of the two
-        # other chains, it gives .7 to_own, 1 to_all, and .15 to_other
+        # given[b, n, i, t]: what end i of chain n gives to token t, if it is another token. Then
+        # the attention of end i to end j, (ends, ends): for example of q to the 1b of three chains
         given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T)
-        to_own = (given @ marks.mT).mean((0, 1))  # (ends, ends)
-        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
-        to_other = (to_all - to_own) / max(task.N - 1, 1)
+        to_own = (given @ marks.mT).mean((0, 1))  # .7 to that of its own chain
+        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))  # .7 + .1 + .2
+        to_other = (to_all - to_own) / max(task.N - 1, 1)  # (.1 + .2) / 2
 
         surplus = to_own - to_other
         for i, j in (surplus >= floor).nonzero().tolist():
@@ -307,9 +308,9 @@ def drop_loose(paths):
     only if 3b+1 is read in a later one."""
 
     def is_loose(path):
-        has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
-        is_read = any(other.read == path.reader and other.layer > path.layer for other in paths)
-        return ("+" in path.read and not has_read) or ("+" in path.reader and not is_read)
+        fed = any(other.reader == path.read and other.layer < path.layer for other in paths)
+        used = any(other.read == path.reader and other.layer > path.layer for other in paths)
+        return ("+" in path.read and not fed) or ("+" in path.reader and not used)
 
     while loose := [*filter(is_loose, paths)]:  # others may hang on those that go
         for path in loose:
@@ -318,7 +319,7 @@ def drop_loose(paths):
 
 def search(patched, ranked, ablations):
     """Return a set of these paths that is a circuit under each of these ablations, and from which
-    none can be dropped; None if not even all of them together are one."""
+    no single one can be dropped; None if not even all of them together are one."""
 
     @functools.cache
     def faithful(paths):
@@ -335,21 +336,25 @@ def search(patched, ranked, ablations):
 
 
 def prune(ranked, test):
-    """Return a set of these paths that passes a test, as all of them do, and from which none can be
-    dropped. It tries to drop groups of paths, the last group first. Of a to h: all at once; e to h,
-    then a to d; gh, ef, cd, ab; at last h, g, f and so on, until none of those that are left can
-    go."""
-    kept, size = ranked, len(ranked) or 1  # size of a group
-    while True:
-        before = kept
-        for end in range(len(kept), 0, -size):  # where groups end; what is before stays in place
-            without = kept[: max(end - size, 0)] + kept[end:]
+    """Return a set of these paths that passes a test, as all of them do, and from which no single
+    one can be dropped. It tries large groups of paths first: of abcdefgh, if none can go, all at
+    once; efgh, abcd; gh, ef, cd, ab; h, g, and so on."""
+
+    def drop_groups(paths, size):
+        """Return the paths without the groups of this size that can go, the last one first."""
+        for end in range(len(paths), 0, -size):
+            without = paths[: max(end - size, 0)] + paths[end:]
             if test(frozenset(without)):
-                kept = without
-        if size > 1:
-            size //= 2
-        elif kept == before:  # else a path that had to stay may go, since others went
-            return frozenset(kept)
+                paths = without  # what is before this group has stayed in place
+        return paths
+
+    paths, size = ranked, len(ranked)
+    while size > 1:
+        paths = drop_groups(paths, size)
+        size //= 2
+    while (fewer := drop_groups(paths, 1)) != paths:  # one that had to stay may go once others went
+        paths = fewer
+    return frozenset(paths)
 
 
 # ---- the report, on fresh clean sequences
@@ -414,14 +419,14 @@ def verdict(fresh, paths, ablations):
     return dict(found, paths=paths, validated=not reasons, verdict=said)
 
 
-def rows_of(fresh, searched, paths, everything, by):
+def rows_of(fresh, searched, paths, scores, by):
     """Return the rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation
-    indispensable: whether nothing can stand in for it: under this ablation all candidates together
-        are a circuit on the sequences of the search, and without this path they are not"""
+    indispensable: whether all candidates in `scores` together are a circuit under this ablation, on
+        the sequences of the search, and all without this path and its star are not"""
     reads, rows = reads_of(fresh.model, fresh.clean.inputs), []
-    together = searched.is_circuit(everything, [by])
+    together = searched.is_circuit(scores, [by])
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
         attention = mean_attention(pattern, path, fresh.task, fresh.clean.positions)
@@ -429,23 +434,22 @@ def rows_of(fresh, searched, paths, everything, by):
         row["cost"] = fresh.means(fresh.knock_out([path]) - fresh.baseline)
         row["without"] = fresh.means(fresh.circuit(paths - {path}, by))
 
-        # a path goes with its star, which has all of its edges
         with_star = {path._replace(read=path.token), path._replace(read=f"{path.token}*")}
-        others = everything.keys() - with_star
+        others = scores.keys() - with_star
         row["indispensable"] = together and not searched.is_circuit(others, [by])
         rows.append(row)
     return rows
 
 
 def best_circuit(searched, fresh, scores):
-    """Return what verdict says of the circuit among candidates {Path: score}, the first of these
-    that is validated:
+    """Return what verdict says of the circuit among candidates {Path: score}. In this order of
+    preference, a validated one is searched
     1. without stars, under both ablations,
-    2. with stars, under the mean alone,
-    3. with stars, under both. It is preferred to 2, and tried if 2 kept a star. If 2 kept none, no
-       star carries anything, and to keep one only spares the circuit corrupted reads that harm it,
-    4. as 1, by score alone: in 1 each intermediate token comes after all roles.
-    If none is, return that of 2, 1 or 4, the first that found a circuit; {} if none did."""
+    2. with stars, under both, if 3 keeps a star,
+    3. with stars, under the mean alone,
+    4. as 1, by score alone: in 1 all intermediate tokens come after all roles.
+    If none is validated, return that of 3, 1 or 4, the first that found a circuit; {} if none did.
+    """
 
     def attempt(paths, ablations):
         found = search(searched, paths, ablations)
@@ -453,21 +457,24 @@ def best_circuit(searched, fresh, scores):
 
     ranked = [*scores]
     plain = [path for path in ranked if not path.star]
-    first = attempt(plain, BOTH)
-    if first.get("validated"):
-        return first
+    plain_both = attempt(plain, BOTH)
+    if plain_both.get("validated"):
+        return plain_both
 
-    second = attempt(ranked, [MEAN])
-    kept_star = any(path.star for path in second.get("paths", []))
-    third = attempt(ranked, BOTH) if kept_star else {}
-    for found in third, second:
-        if found.get("validated"):
-            return found
+    star_mean = attempt(ranked, [MEAN])
+    # if the mean needs no star, none carries anything: under both, one that is kept would only keep
+    # out corrupted reads that do harm
+    if any(path.star for path in star_mean.get("paths", [])):
+        star_both = attempt(ranked, BOTH)
+        if star_both.get("validated"):
+            return star_both
+    if star_mean.get("validated"):
+        return star_mean
 
-    fourth = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
-    if fourth.get("validated"):
-        return fourth
-    return second or first or fourth
+    by_score = attempt(sorted(plain, key=scores.get, reverse=True), BOTH)
+    if by_score.get("validated"):
+        return by_score
+    return star_mean or plain_both or by_score
 
 
 @torch.no_grad()

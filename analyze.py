@@ -4,8 +4,9 @@
     python analyze.py out/L12_H1_D3_s0     # then: curves.png, attention_maps.png, circuit.png, ...
 
 A run with checkpoints (--save-every) also shows how the paths of its circuit emerged. What was
-measured stays in emergence.json, and is drawn from there once the checkpoints are deleted: the
-number of held-out sequences, the steps, and for each path its attention at each step.
+measured stays in emergence.json, and is drawn from there once the checkpoints are deleted. It holds
+the number of held-out sequences, a hash of the weights, the steps, and for each path its attention
+at each step.
 
 To add a figure, write a function that returns it, and yield it in `figures_of`.
 """
@@ -98,8 +99,8 @@ def draw_attention_maps(model, flags, paths):
     if not names:
         order = names = [*range(task.T)]
 
-    # in a grid of nine columns, the heads of the circuit, or all, take 3 x 3 cells each, and below
-    # them the other heads one cell each
+    # one grid of nine columns: first the heads of the circuit, or all, three to a row, with 3 x 3
+    # cells each; below them the other heads, nine to a row, with one cell each
     groups = by_head(paths)
     n_large = len(groups) or len(model.heads)
     for head in model.heads:
@@ -171,8 +172,8 @@ def draw_diagram(axes, flags, looks):
     axes.tick_params(length=0)
     axes.set_frame_on(False)
 
-    # arrows into one reader are parallel, with gaps of 0.18 inches, for which layers are high
-    # enough. The nearest token comes first, so that they do not cross
+    # arrows into one reader are parallel, each a gap of 0.18 inches above the one before, for which
+    # layers are high enough. The nearest token comes first, so that they do not cross
     arriving = {}
     for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
         arriving.setdefault((path.layer, path.reader), []).append(path)
@@ -181,30 +182,31 @@ def draw_diagram(axes, flags, looks):
     axes.set(xlim=(-0.6, across - 0.3), ylim=(-2 * gap, len(layers) - 1 + gap))
     axes.figure.set_size_inches(max(7.5, 0.85 * across + 1.2), height * (len(layers) - 1) + 2)
 
+    # y counts the layers that have paths, and 0 is the input
     drawn, shown = {}, {(0, token) for token in columns}
     for (layer, reader), group in arriving.items():
         y, x1 = layers.index(layer), columns[reader]
+        rise = 1 - gap * (len(group) + 1)
         for i, path in enumerate(group, 1):
             shown |= {(y - 1, path.token), (y, reader)}
             x0 = columns[path.token]
             bottom = y - 1 + gap * i
-            top = bottom + 1 - gap * (len(group) + 1)
             text, color, width = looks[path]
             style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
             style["ls"] = "--" if path.star else "-"
-            arrow = axes.annotate("", (x1, top), (x0, bottom), arrowprops=style).arrow_patch
+            arrow = axes.annotate("", (x1, bottom + rise), (x0, bottom), arrowprops=style)
             if flags.heads > 1:
                 text = f"H{path.head} {text}".strip()
             label = axes.text(
                 (x0 + x1) / 2,
-                (bottom + top) / 2,
+                bottom + rise / 2,
                 text,
                 zorder=4,
                 size=8.5,
                 bbox=dict(fc="white", ec="none", pad=1),
                 **CENTER,
             )
-            drawn[path] = arrow, label
+            drawn[path] = arrow.arrow_patch, label
 
     # letters of all tokens at the input, and where one reads or is read
     for y, token in shown:
@@ -230,7 +232,8 @@ def draw_circuit(flags, report):
     layers, stages = zip(*arrivals(paths, task), strict=True)
     pairs = [slot for slot in task.slots if "q" not in slot]
     for path, row in paths.items():
-        # it reads ahead if an x_k arrives beyond the pair of the reader; q and 3b+1 have no pair
+        # it reads ahead if it brings an x_k with k above those of the reader's own pair, as to 2b
+        # (x_1 and x_2) an x_3; q and 3b+1 have no pair
         before = stages[layers.index(path.layer) - 1]
         brought = before[path.token]
         own = [task.roles[role] for slot in pairs if path.reader in slot for role in slot]

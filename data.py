@@ -49,6 +49,8 @@ class Task:
         tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
         roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
 
+    The shuffle moves chains, not roles: each place has the same role in every sequence.
+
     In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and the pair of step k, here 1a 1b or
     2a 2b, is s_{2k-1} s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
 
@@ -81,8 +83,7 @@ class Task:
 
         # blocks: the pairs of each step, the last step first, then the queries. A block is a list
         # of slots, which are shuffled among themselves; a slot, one pair or one query, is a list of
-        # Tokens. Above, before the shuffle, the first slot is [Token(1, "2a", 0),
-        # Token(2, "2b", 0)]: B1 and C1 have the numbers 1 and 2
+        # Tokens. For N = 1 and D = 1: [[[A1 as 1a, B1 as 1b]], [[A1 as q]]]
         self.blocks = []
         for k in range(D, 0, -1):
             block = []
@@ -145,12 +146,12 @@ class Task:
         """The Batch of the examples with the numbers `index` (B,), on their device. An example
         depends on the task and on its number alone. One with N = 3 and D = 1:
 
-            tokens, unshuffled     0  1   2  3   4  5    6  7  8
-            their symbols          A1 B1  A2 B2  A3 B3   A1 A2 A3
-            keys of the slots      .5     .9     .2      .8 .4 .1
-            order, by the keys     4  5   0  1   2  3    8  7  6
-            their symbols          A3 B3  A1 B1  A2 B2   A3 A2 A1
-            stands_at              2  3   4  5   0  1    8  7  6     token 0 now stands at 2"""
+            token                  0  1   2  3   4  5    6  7  8
+            its symbol             A1 B1  A2 B2  A3 B3   A1 A2 A3
+            key of its slot        .5     .9     .2      .8 .4 .1
+            token_at each place    4  5   0  1   2  3    8  7  6     sorted by the keys
+            its symbol             A3 B3  A1 B1  A2 B2   A3 A2 A1
+            place_of each token    2  3   4  5   0  1    8  7  6     the inverse"""
         B, device = len(index), index.device
         row = torch.arange(B, device=device)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
 
@@ -161,19 +162,19 @@ class Task:
         vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
 
         # the order of the tokens: in each block the slots are sorted by their keys
-        order, first = [], 0  # first: the first token of the block
-        last_first = reversed(keys.unbind(2))  # the queries have the first column of keys
+        token_at, first = [], 0  # first: the first token of the block
+        last_first = reversed(keys.unbind(2))  # the last block takes the first column of keys
         for block, key in zip(self.blocks, last_first, strict=True):
             sorted_slots = key[:, : len(block)].argsort(1)  # (B, slots)
             size = len(block[0])
             tokens = first + size * sorted_slots[:, :, None] + torch.arange(size, device=device)
-            order.append(tokens.flatten(1))  # (B, slots, size) -> (B, slots * size)
+            token_at.append(tokens.flatten(1))  # (B, slots, size) -> (B, slots * size)
             first += size * len(block)
-        order = torch.cat(order, 1)  # (B, T)
+        token_at = torch.cat(token_at, 1)  # (B, T)
 
         # what the tokens show
         unshuffled = torch.tensor([token.symbol for token in self.tokens], device=device)
-        symbols = unshuffled[order]  # (B, T)
+        symbols = unshuffled[token_at]  # (B, T)
         inputs = vectors[row, symbols]  # (B, T, K)
         if self.rotary == "input":
             angles = rotary_angles(self.T, self.K, device).expand(B, -1, -1)  # (B, T, K/2)
@@ -188,9 +189,10 @@ class Task:
         token_of = {(token.chain, token.role): i for i, token in enumerate(self.tokens)}
         of_chains = [[token_of[n, role] for role in self.roles] for n in range(self.N)]
         of_chains = torch.tensor(of_chains, dtype=torch.long, device=device)  # (N, roles)
-        stands_at = order.argsort(1)  # (B, T), the inverse of order
         chains = queries // (self.D + 1)  # (B, N) the chain of each query
-        positions = stands_at[row[:, :, None], of_chains[chains]]  # (B, N, roles)
+        of_queries = of_chains[chains]  # (B, N, roles) the tokens of these chains
+        place_of = token_at.argsort(1)  # (B, T)
+        positions = place_of[row[:, :, None], of_queries]  # (B, N, roles)
         return Batch(inputs, targets, positions, symbols)
 
     def losses(self, predictions, batch):
@@ -209,7 +211,7 @@ def make_task(name, *settings, **more):
                       losses
         ablate.py     also slots, positions of a batch, plateaus (the last one says when an answer
                       is lost), faithful_below. A query has the role q; without roles there is no
-                      circuit. It takes means over chains, so all must be of the same kind
+                      circuit. It takes means over chains, so all chains must be alike
         analyze.py    also labels, whose first letters it draws, and loss_name
 
     A subclass that keeps this batch() gives the symbol x_k of chain n the number n (D + 1) + k, and
@@ -280,9 +282,9 @@ def batch_index(seed, step, batch, examples):
 
 
 # ---- random numbers: a hash of (seed, example, draw), so that every example can be made alone
-# (a generator would have to draw all examples before it). The hash is splitmix64 (Steele et al.,
-# 2014): draw i is mix(start + i * GOLDEN). It is made for uint64. In int64, sums and products have
-# the same 64 bits; only >> differs.
+# (a generator would have to draw all examples before it). The hash is that of splitmix64 (Steele et
+# al., 2014), which is made for uint64. In int64, sums and products have the same 64 bits; only >>
+# differs.
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
@@ -302,7 +304,8 @@ def mix(x):
 
 
 def random_bits(seed, index, draws):
-    """(B, draws) int64 random bits for the examples `index` (B,), the same on every device."""
+    """(B, draws) int64 random bits for the examples `index` (B,), the same on every device. Each
+    example has a start, and its draw i is mix(start + i * GOLDEN)."""
     seed = torch.as_tensor(seed, device=index.device)  # an int of Python would grow beyond 64 bits
     # (B,) hashed twice, so that neighbouring seeds and examples start far from one another
     start = mix(mix(seed + GOLDEN) ^ (index * GOLDEN))

@@ -41,8 +41,8 @@ class Layer(nn.Module):
     def forward(self, x, mask, angles, n_out, functions):
         """x (B, T, width), the residual stream -> the stream after this layer (B, n_out, width) and
         the attention patterns (B, heads, n_out, T), both for the last n_out tokens alone, which
-        saves time in the last layer. mask (T, T) is added to the
-        scores; angles (T, head_size/2) or None; functions: {head: f} as in Transformer.forward."""
+        saves time in the last layer. mask (T, T) is added to the scores; angles (T, head_size/2) or
+        None; functions {head: f}, those of this layer, with f as in Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
         q, x = q[:, -n_out:], x[:, -n_out:]
 
@@ -187,7 +187,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            # Nesterov momentum, one average for all matrices of this shape; state_dict() saves it
+            # Nesterov momentum m: average = m average + (1 - m) gradient, and the same once more
+            # for the update. One average for all matrices of this shape; state_dict() saves it
             # because it is in the group
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
             if "average" not in group:
@@ -195,8 +196,8 @@ class Muon(torch.optim.Optimizer):
             average = group["average"].lerp_(gradient, 1 - group["momentum"])
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
 
-            # an orthogonal matrix (r, c) has the root mean square 1 / sqrt(max(r, c)), for its r c
-            # squares sum to min(r, c): scale it to 0.2, as is usual for an update of Adam
+            # the r c squares of an orthogonal matrix (r, c) sum to min(r, c), so that their mean is
+            # 1 / max(r, c): scale its root to 0.2, as is usual for an update of Adam
             update = orthogonalize(update).float()
             rate = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
             for matrix, change in zip(group["params"], update, strict=True):

@@ -107,7 +107,7 @@ def sweep(runs, pool):
             said = error or f"val {row_of(out)['val']:.4f}"
             print(f"{ended}/{len(runs)}, about {minutes:.0f} min left: {out.name} {said}")
     finally:
-        # after Ctrl-C or SIGTERM, start no other, and end those that run on this machine
+        # after Ctrl-C or SIGTERM, start no other, and end those of this machine; a cluster's go on
         for future in waiting:
             future.cancel()
         for process in started:
@@ -162,7 +162,8 @@ def figure_4(rows):
         (f"mean of all, with IC (n={len(with_ic)})", True, "val", INK, None),
     ]
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
-        series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), k.bit_length() + 1))
+        least_layers = k.bit_length() + 1  # floor(log2 k) + 2
+        series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), least_layers))
     figure, [axes] = panels(1, 1, max(10, len(points)), 4.5)
     for number, (label, ic, name, color, least_layers) in enumerate(series):
         for column, group in enumerate(points.values()):
@@ -195,8 +196,8 @@ def main():
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
-    # what is no flag of ours is one of train.py. Each flag is parsed alone with its values: what is
-    # left over of all would no longer tell which value is of which flag
+    # what is no flag of ours is one of train.py. Each flag is parsed alone with its values: parsed
+    # together, the second value of --seeds 0 1 would be left over, and pass for one of train.py
     args, options = p.parse_args([]), {}
     for flag, option in options_of(sys.argv[1:]).items():
         _, left_over = p.parse_known_args(option, args)

@@ -198,9 +198,7 @@ def test_ablate_finds_a_planted_circuit_and_its_neighbours_are_not_faithful():
     # without a path, or with another in its place
     patched = ablate.PatchedModel(planted, task, task.batch(data.held_out("circuits", 64)))
     for path in paths:
-        in_other_layer = path._replace(layer=1 - path.layer)
-        to_itself = path._replace(read=path.reader)
-        for wrong in set(), {in_other_layer}, {to_itself}:
+        for wrong in set(), {path._replace(layer=1 - path.layer)}:
             assert patched.circuit(paths - {path} | wrong).mean() > 0.05
 
 

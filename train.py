@@ -87,8 +87,8 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save the state as it was before this evaluation, without its row: --resume repeats it,
-            # so that the log comes out the same wherever a run was stopped
+            # save rows and recent as they were before this evaluation: --resume starts with it
+            # again, so that the log comes out the same wherever a run was stopped
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state.update(model=model.state_dict(), averaged=averaged.state_dict())
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
@@ -423,9 +423,12 @@ def parse_flags(words=None, folder="out"):
 
     # one spelling for each choice of targets, since runs are compared by their flags: --targets is
     # empty if --ic or --no-ic says the same
-    every, last = [*range(1, flags.D + 1)], [flags.D]
-    flags.ic = task.targets == every or task.targets != last
-    flags.targets = [] if task.targets in (every, last) else task.targets
+    if task.targets == [*range(1, flags.D + 1)]:
+        flags.ic, flags.targets = True, []
+    elif task.targets == [flags.D]:
+        flags.ic, flags.targets = False, []
+    else:
+        flags.ic, flags.targets = True, task.targets
 
     # choose what was left open: the name first, while the dtype is still "auto", so that a run has
     # the same name on every machine. A run that was begun keeps its dtype
