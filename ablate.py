@@ -129,9 +129,9 @@ def reads_of(model, inputs):
 
 class PatchedModel:
     """A model on clean sequences in which some edges are ablated: what heads read along them is
-    replaced by what they read in corrupted sequences, others of the same task. All that is to be
-    ablated is at once, and later heads attend in the stream that results. In mean ablation a token
-    gets the mean of what the token at its position reads in the corrupted sequences, in resample
+    replaced by what they read in corrupted sequences, others of the same task. All ablations happen
+    in one forward, so that later heads attend in the stream that results. In mean ablation a token
+    gets the mean of what the token at its place reads in the corrupted sequences, in resample
     ablation what it reads in one of them. As a place has the same role in every sequence, a 2b gets
     what a 2b reads, of some chain.
 
