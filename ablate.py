@@ -128,12 +128,12 @@ def reads_of(model, inputs):
 
 
 class PatchedModel:
-    """A model on clean sequences in which some edges are ablated: what heads read along them is
-    replaced by what they read in corrupted sequences, others of the same task. All ablations happen
-    in one forward, so that later heads attend in the stream that results. In mean ablation a token
-    gets the mean of what the token at its place reads in the corrupted sequences, in resample
-    ablation what it reads in one of them. As a place has the same role in every sequence, a 2b gets
-    what a 2b reads, of some chain.
+    """A model on clean sequences in which some edges are ablated: attention times value along them
+    is replaced by attention times value in corrupted sequences, others of the same task. In mean
+    ablation a token gets the mean of what the token at its place reads in the corrupted sequences,
+    in resample ablation what it reads in one of them. As a place has the same role in every
+    sequence, a 2b gets what a 2b reads, of some chain. All ablations happen in one forward, so that
+    later heads attend in the stream that results.
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
     aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
@@ -143,7 +143,7 @@ class PatchedModel:
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
     are never ablated, nor what bypasses the heads in a model of your own. In resample ablation all
     heads get the same corrupted sequence: if the model checks whether two heads read the same, they
-    still do, and the check is not found. And unusual activations can do harm by themselves, so that
+    still do, and the check seems unneeded. And unusual activations can do harm by themselves, so that
     a path looks needed that carries nothing."""
 
     def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
@@ -195,22 +195,19 @@ class PatchedModel:
 
     def ablate_all_but(self, paths, head, by):
         """Return the f that replaces a head, with all but these paths, all of this head, ablated.
-        A token has values v and attention in this forward, where other heads are ablated too, and
-        u and corrupted attention at its position in the corrupted sequence, where nothing is. It
-        writes the sum of what it reads
+        Tokens have values v and attention in this forward, where other heads are ablated too, and
+        values u and corrupted attention in the corrupted sequence, where nothing is. A token writes
+        the sum of what it reads
         1. along the paths, of v,
         2. of other tokens elsewhere, of u by corrupted attention,
-        3. of itself, of v: by its attention if it has a path, since 1 and 3 share one softmax; if
-           not, by corrupted attention, which with that of 2 sums to 1.
+        3. of itself, of v, since its own value is never ablated: by its attention if it has a path,
+           since 1 and 3 share one softmax; if not, by corrupted attention, like 2.
 
-        Here token 3 of four has a path that leads to 1, and in the corrupted sequence to 2. Its
-        weights sum to 1.1, those of a token without a path to 1:
+        Token 3 of four, whose attention is .1 .6 .1 .2, and corrupted .2 .1 .4 .3, writes
 
-            attention to      0    1    2    3
-            in this forward  .1   .6   .1   .2
-            corrupted        .2   .1   .4   .3
-            with the path    .6 v_1  +  .2 u_0 + .1 u_1           +  .2 v_3
-            without a path              .2 u_0 + .1 u_1 + .4 u_2  +  .3 v_3"""
+            with a path to 1, in the corrupted sequence to 2:   .6 v_1 + .2 u_0 + .1 u_1 + .2 v_3
+            without a path in either:                  .2 u_0 + .1 u_1 + .4 u_2          + .3 v_3
+        """
         clean_edges, corrupted_edges = self.edges_of(paths)
         has_path = clean_edges.any(-1)  # (B, T)
 
@@ -281,13 +278,14 @@ def candidates(patched, floor):
     roles, plain, stars = [*task.roles], {}, {}
     ends = roles + [f"{slot[-1]}+{i}" for slot in task.slots for i in range(1, REACH + 1)]
     marks = torch.stack([marks_of(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
+    of_all_chains = marks.sum(1, keepdim=True)  # (B, 1, ends, T)
     for head, (pattern, _) in patched.corrupted_reads.items():
-        # given[b, n, i, t]: what end i of chain n gives to token t, if it is another token. Then
-        # the attention of end i to end j, (ends, ends): for example of q to the 1b of three chains
-        given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T)
-        to_own = (given @ marks.mT).mean((0, 1))  # .7 to that of its own chain
-        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))  # .7 + .1 + .2
-        to_other = (to_all - to_own) / max(task.N - 1, 1)  # (.1 + .2) / 2
+        # the attention of end i to end j, all (ends, ends): if q gives .7 to the 1b of its chain,
+        # and .1 and .2 to those of two others, then to_own .7, to_all 1, to_other .15
+        given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T) from i to each token
+        to_own = (given @ marks.mT).mean((0, 1))
+        to_all = (given @ of_all_chains.mT).mean((0, 1))
+        to_other = (to_all - to_own) / max(task.N - 1, 1)
 
         surplus = to_own - to_other
         for i, j in (surplus >= floor).nonzero().tolist():
@@ -345,7 +343,7 @@ def prune(ranked, test):
         for end in range(len(paths), 0, -size):
             without = paths[: max(end - size, 0)] + paths[end:]
             if test(frozenset(without)):
-                paths = without  # what is before this group has stayed in place
+                paths = without  # only what is after the group moves: earlier ends still hold
         return paths
 
     paths, size = ranked, len(ranked)
@@ -442,14 +440,13 @@ def rows_of(fresh, searched, paths, scores, by):
 
 
 def best_circuit(searched, fresh, scores):
-    """Return what verdict says of the circuit among candidates {Path: score}. In this order of
-    preference, a validated one is searched
-    1. without stars, under both ablations,
-    2. with stars, under both, if 3 keeps a star,
-    3. with stars, under the mean alone,
-    4. as 1, by score alone: in 1 all intermediate tokens come after all roles.
-    If none is validated, return that of 3, 1 or 4, the first that found a circuit; {} if none did.
-    """
+    """Return what verdict says of the circuit among candidates {Path: score}: of the first that is
+    validated, of these attempts
+    1. plain_both: without stars, under both ablations,
+    2. star_both: with stars, under both; only if 3 keeps a star, so that 3 is made before it,
+    3. star_mean: with stars, under the mean alone,
+    4. by_score: as 1, by score alone, for in 1 all intermediate tokens come after all roles.
+    If none is validated, of the first of 3, 1, 4 that found a circuit; {} if none did."""
 
     def attempt(paths, ablations):
         found = search(searched, paths, ablations)
@@ -462,8 +459,8 @@ def best_circuit(searched, fresh, scores):
         return plain_both
 
     star_mean = attempt(ranked, [MEAN])
-    # if the mean needs no star, none carries anything: under both, one that is kept would only keep
-    # out corrupted reads that do harm
+    # under both, a star may also be kept because what tokens read along it in another sequence does
+    # harm. One that carries something is kept under the mean too
     if any(path.star for path in star_mean.get("paths", [])):
         star_both = attempt(ranked, BOTH)
         if star_both.get("validated"):

@@ -177,7 +177,7 @@ def draw_diagram(axes, flags, looks):
     arriving = {}
     for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
         arriving.setdefault((path.layer, path.reader), []).append(path)
-    height = 0.66 + 0.18 * max(map(len, arriving.values()))
+    height = 0.66 + 0.18 * max(map(len, arriving.values()))  # of a layer, in inches
     gap = 0.18 / height  # in layers
     axes.set(xlim=(-0.6, across - 0.3), ylim=(-2 * gap, len(layers) - 1 + gap))
     axes.figure.set_size_inches(max(7.5, 0.85 * across + 1.2), height * (len(layers) - 1) + 2)
@@ -186,20 +186,21 @@ def draw_diagram(axes, flags, looks):
     drawn, shown = {}, {(0, token) for token in columns}
     for (layer, reader), group in arriving.items():
         y, x1 = layers.index(layer), columns[reader]
-        rise = 1 - gap * (len(group) + 1)
         for i, path in enumerate(group, 1):
             shown |= {(y - 1, path.token), (y, reader)}
             x0 = columns[path.token]
+            # arrow i of n starts i gaps above the layer below and ends n + 1 - i gaps below its own
             bottom = y - 1 + gap * i
+            top = y - gap * (len(group) + 1 - i)
             text, color, width = looks[path]
             style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
             style["ls"] = "--" if path.star else "-"
-            arrow = axes.annotate("", (x1, bottom + rise), (x0, bottom), arrowprops=style)
+            arrow = axes.annotate("", (x1, top), (x0, bottom), arrowprops=style)
             if flags.heads > 1:
                 text = f"H{path.head} {text}".strip()
             label = axes.text(
                 (x0 + x1) / 2,
-                bottom + rise / 2,
+                (bottom + top) / 2,
                 text,
                 zorder=4,
                 size=8.5,
@@ -287,7 +288,7 @@ def measure_emergence(run, paths, n=32):
 
 
 def emergence_of(run, paths):
-    """Return what emergence.json holds, measured anew if there are checkpoints; {} without both."""
+    """Return what emergence.json holds, measured anew if there are checkpoints; {} with neither."""
     if not checkpoints_of(run):
         emergence = read_report(run, "emergence.json")
         if emergence and {*paths_in(emergence)} != {*paths}:

@@ -147,11 +147,14 @@ class Task:
         depends on the task and on its number alone. One with N = 3 and D = 1:
 
             token                  0  1   2  3   4  5    6  7  8
-            its symbol             A1 B1  A2 B2  A3 B3   A1 A2 A3
+            symbol of a token      A1 B1  A2 B2  A3 B3   A1 A2 A3
             key of its slot        .5     .9     .2      .8 .4 .1
-            token_at each place    4  5   0  1   2  3    8  7  6     sorted by the keys
-            its symbol             A3 B3  A1 B1  A2 B2   A3 A2 A1
-            place_of each token    2  3   4  5   0  1    8  7  6     the inverse"""
+            token_at a place       4  5   0  1   2  3    8  7  6     sorted by the keys
+            symbol at a place      A3 B3  A1 B1  A2 B2   A3 A2 A1
+            place_of a token       2  3   4  5   0  1    8  7  6     the inverse
+
+        The first query asks for chain 3, whose q, 1a, 1b are the tokens 8, 4, 5: they stand at the
+        positions 6, 0, 1."""
         B, device = len(index), index.device
         row = torch.arange(B, device=device)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
 
@@ -159,14 +162,14 @@ class Task:
         n_keys = len(self.blocks) * max(len(block) for block in self.blocks)
         bits = random_bits(self.seed, index, n_keys + len(self.labels) * self.K)
         keys = bits[:, :n_keys].view(B, -1, len(self.blocks))  # (B, slots, blocks)
+        keys = keys.flip(2)  # the last block first: any order would do, all data sets have this one
         vectors = standard_normal(bits[:, n_keys:]).view(B, -1, self.K)  # (B, symbols, K)
 
         # the order of the tokens: in each block the slots are sorted by their keys
         token_at, first = [], 0  # first: the first token of the block
-        last_first = reversed(keys.unbind(2))  # the last block takes the first column of keys
-        for block, key in zip(self.blocks, last_first, strict=True):
+        for block, key in zip(self.blocks, keys.unbind(2), strict=True):
             sorted_slots = key[:, : len(block)].argsort(1)  # (B, slots)
-            size = len(block[0])
+            size = len(block[0])  # slot s has the tokens first + size * s and the next
             tokens = first + size * sorted_slots[:, :, None] + torch.arange(size, device=device)
             token_at.append(tokens.flatten(1))  # (B, slots, size) -> (B, slots * size)
             first += size * len(block)

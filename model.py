@@ -187,9 +187,9 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            # Nesterov momentum m: average = m average + (1 - m) gradient, and the same once more
-            # for the update. One average for all matrices of this shape; state_dict() saves it
-            # because it is in the group
+            # Nesterov momentum m: average = m average + (1 - m) gradient, and then
+            # update = m average + (1 - m) gradient. One average for all matrices of this shape;
+            # state_dict() saves it because it is in the group
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
             if "average" not in group:
                 group["average"] = torch.zeros_like(gradient)

@@ -94,7 +94,7 @@ def train_in_a_process(line, out, started):
 
 
 def sweep(runs, pool):
-    """Train these runs of `grid` in their order; return how many failed."""
+    """Train these runs, values of `grid`, in their order; return how many failed."""
     began, failed, waiting, started = time.time(), 0, {}, []
     for flags, line in runs:
         waiting[pool.submit(train_in_a_process, line, flags.out, started)] = flags.out
@@ -196,8 +196,8 @@ def main():
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
-    # what is no flag of ours is one of train.py. Each flag is parsed alone with its values: parsed
-    # together, the second value of --seeds 0 1 would be left over, and pass for one of train.py
+    # what is no flag of ours is one of train.py. Each flag is parsed alone with its values, so that
+    # the second one of --seeds 0 1 does not pass for a value of train.py
     args, options = p.parse_args([]), {}
     for flag, option in options_of(sys.argv[1:]).items():
         _, left_over = p.parse_known_args(option, args)
@@ -206,8 +206,11 @@ def main():
     grids = PRESETS.get(args.preset, [("", 3)] if options or args.seeds else [])
     if not grids and not (args.out and args.out.exists()):
         p.error("give either a --preset, flags of train.py, or an --out with a table")
-    if any(flag.startswith("--seed") for flag in options):
+    if "--seed" in options:
         p.error("leave out --seed: --seeds says how many, from 0")
+    for name in vars(args):
+        if f"--{name}" in options:
+            p.error(f"--{name} takes one value")
     if args.workers < 1 or args.seeds < 0:
         p.error("--workers must not be below 1, nor --seeds below 0")
     folder = (args.out or pathlib.Path("out", args.preset or "sweep")).absolute()

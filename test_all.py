@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 
 
-HERE = pathlib.Path(__file__).parent
 TINY = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --batch 8 --steps 40 --eval-every 10"
 TINY = f"{TINY} --stop-below 0 --warmup 5 --save-every 20 --device cpu"
 torch.set_num_threads(1)  # more only wait on tensors this small

@@ -71,6 +71,8 @@ def run_once(flags):
             print(f"it was begun with the code of commit {begun}, and goes on with {now}")
     start = time.monotonic() - seconds
 
+    # A run that is stopped anywhere goes on from state.pt, which is saved before the row of its step
+    # is logged. model.pt comes last: with it a run has finished
     while True:  # here `step` steps are done
         last = step == flags.steps
         lr = flags.lr * schedule(step, flags)
@@ -87,8 +89,7 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save rows and recent as they were before this evaluation: --resume starts with it
-            # again, so that the log comes out the same wherever a run was stopped
+            # save rows and recent as they were before this evaluation, which --resume repeats
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state.update(model=model.state_dict(), averaged=averaged.state_dict())
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]

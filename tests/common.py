@@ -9,11 +9,11 @@ from unittest import mock
 
 import test_all
 import train
-from test_all import HERE
 
 import torch
 
 
+HERE = Path(__file__).parent.parent
 TINY = test_all.TINY.split()  # two layers with two heads, 40 steps with 5 evaluations
 torch.set_num_threads(1)  # more only wait on tensors this small, and last bits depend on them
 

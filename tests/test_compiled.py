@@ -25,7 +25,7 @@ sys.modules.setdefault("tracr.compiler", compiler)
 import ablate
 import train
 from data import Task
-from test_all import HERE
+from tests.common import HERE
 from tests.planted import heads_of, paths_from
 
 from tracr.compiler.basis_inference import infer_bases
