@@ -143,8 +143,8 @@ class PatchedModel:
     Its limits: a token's own value, the MLPs, the residual stream and the denominators of softmax
     are never ablated, nor what bypasses the heads in a model of your own. In resample ablation all
     heads get the same corrupted sequence: if the model checks whether two heads read the same, they
-    still do, and the check seems unneeded. And unusual activations can do harm by themselves, so that
-    a path looks needed that carries nothing."""
+    still do, and the check seems unneeded. And unusual activations can do harm by themselves, so
+    that a path looks needed that carries nothing."""
 
     def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
         self.model, self.task, self.clean = model, task, clean

@@ -71,8 +71,8 @@ def run_once(flags):
             print(f"it was begun with the code of commit {begun}, and goes on with {now}")
     start = time.monotonic() - seconds
 
-    # A run that is stopped anywhere goes on from state.pt, which is saved before the row of its step
-    # is logged. model.pt comes last: with it a run has finished
+    # A run that is stopped goes on from state.pt, which is saved before the row of its step is
+    # logged. model.pt comes last: with it a run has finished
     while True:  # here `step` steps are done
         last = step == flags.steps
         lr = flags.lr * schedule(step, flags)
