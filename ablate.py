@@ -75,10 +75,10 @@ def mask_of(paths, task, positions):
     [b, i, j] if in sequence b token i reads another token j along one of them. In the sequence
     above the queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
-    for path in paths:
-        readers = marks_of(path.reader, task, positions)
-        read = marks_of(path.read, task, positions)
-        edges |= readers.mT @ read > 0  # (B, T, N) @ (B, N, T), a sum over chains
+    if paths:
+        readers = torch.cat([marks_of(path.reader, task, positions) for path in paths], 1)
+        read = torch.cat([marks_of(path.read, task, positions) for path in paths], 1)
+        edges |= readers.mT @ read > 0  # (B, T, paths * N) @ (B, paths * N, T)
     # no token has an edge to itself: after A2 B2  A1 B1 the query A1, if it is first, is its 1b+1
     return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
 
