@@ -460,7 +460,7 @@ def best_circuit(searched, fresh, scores):
 
     star_mean = attempt(ranked, [MEAN])
     # under both, a star may also be kept because what tokens read along it in another sequence does
-    # harm. One that carries something is kept under the mean too
+    # harm. We suppose that one that carries something is kept under the mean too
     if any(path.star for path in star_mean.get("paths", [])):
         star_both = attempt(ranked, BOTH)
         if star_both.get("validated"):
