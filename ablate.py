@@ -72,22 +72,24 @@ def marks_of(end, task, positions):
 
 def mask_of(paths, task, positions):
     """Return the edges of these paths, whatever their layer and head, (B, T, T) bool: True at
-    [b, i, j] if in sequence b token i reads another token j along one of them. In the sequence
-    above the queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]."""
+    [b, i, j] if in sequence b token i reads token j along one of them. In the sequence above the
+    queries are tokens 4 and 5, and q -> 1b has the edges [4, 1] and [5, 3]. A path may lead a token
+    to itself: after A2 B2  A1 B1 the query A1, if it is first, is its own 1b+1."""
     edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
     if paths:
         readers = torch.cat([marks_of(path.reader, task, positions) for path in paths], 1)
         read = torch.cat([marks_of(path.read, task, positions) for path in paths], 1)
         edges |= readers.mT @ read > 0  # (B, T, paths * N) @ (B, paths * N, T)
-    # no token has an edge to itself: after A2 B2  A1 B1 the query A1, if it is first, is its 1b+1
-    return edges & ~torch.eye(task.T, dtype=torch.bool, device=edges.device)
+    return edges
 
 
 def mean_attention(pattern, path, task, positions):
-    """Return the attention along this path in a pattern (B, T, T), a number: the mean over all
-    readers that are there, for 3b+1 may be beyond the end."""
+    """Return the attention along this path to other tokens in a pattern (B, T, T), a number: the
+    mean over all readers that are there, for 3b+1 may be beyond the end."""
+    itself = torch.eye(task.T, dtype=torch.bool, device=pattern.device)
+    edges = mask_of([path], task, positions) & ~itself
     readers = marks_of(path.reader, task, positions).sum()
-    return (pattern * mask_of([path], task, positions)).sum() / readers.clamp(min=1)
+    return (pattern * edges).sum() / readers.clamp(min=1)
 
 
 def by_head(paths):
@@ -186,10 +188,11 @@ class PatchedModel:
         """Return the f that replaces a head, with these paths, all of this head, ablated."""
         clean_edges, corrupted_edges = self.edges_of(paths)
         pattern, values = self.corrupted_reads[head]
-        replacement = self.mean_or_drawn((pattern * corrupted_edges) @ values, by)
+        replacement = (pattern * (corrupted_edges & ~self.itself)) @ values
+        replacement = self.mean_or_drawn(replacement, by)
 
         def write(pattern, values):
-            return (pattern * ~clean_edges) @ values + replacement.to(values)
+            return (pattern * (~clean_edges | self.itself)) @ values + replacement.to(values)
 
         return write
 
@@ -201,7 +204,7 @@ class PatchedModel:
         1. along the paths, of v,
         2. of other tokens elsewhere, of u by corrupted attention,
         3. of itself, of v, since its own value is never ablated: by its attention if it has a path,
-           since 1 and 3 share one softmax; if not, by corrupted attention, like 2.
+           even to itself, since 1 and 3 share one softmax; if not, by corrupted attention, like 2.
 
         Token 3 of four, whose attention is .1 .6 .1 .2, and corrupted .2 .1 .4 .3, writes
 
@@ -217,7 +220,7 @@ class PatchedModel:
         corrupted_to_itself = self.mean_or_drawn(pattern.diagonal(dim1=1, dim2=2), by)
 
         def write(pattern, values):
-            along_paths = (pattern * clean_edges) @ values
+            along_paths = (pattern * (clean_edges & ~self.itself)) @ values
             to_itself = pattern.diagonal(dim1=1, dim2=2)  # (B, T)
             to_itself = torch.where(has_path, to_itself, corrupted_to_itself).to(values)
             return along_paths + elsewhere.to(values) + to_itself[:, :, None] * values
