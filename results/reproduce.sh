@@ -123,22 +123,20 @@ loss 6 runs/cleaning/adamw_rope_e0.1_s% "3 4 5 6" $narrow --steps 1600 --weight-
 loss 6 runs/cleaning/muon_e0.3_s% "$(seq 3 9)" $narrow --steps 1600 --weight-decay 0.13 --save-every 20
 loss 12 runs/cleaning/time_s% 0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100
 
-# long chains, a second round of reading ahead (depth.md); those of D=7 ran on an H200
+# long chains, a second round of reading ahead (depth.md); these ran on an H200, but for five layers' seed 0
 circuit 40 runs/ahead/L12_H1_D7_s% "$(seq 0 4)" --layers 12 --heads 1 --D 7 --steps 3000
 for shape in "3 7" "4 7" "4 8" "5 8"; do
   read -r layers D <<< "$shape"
   circuit 25 "runs/ahead/L${layers}_H4_D${D}_s%" "$(seq 0 4)" --layers $layers --heads 4 --D $D --steps 8000 --eval-every 200
 done
 
-# with and without a mask (depth.md)
-for shape in "2 2 2" "2 4 2" "3 2 4"; do
+# with and without a mask (depth.md); three layers of four heads ran on an H200, and seed 0 of those of two
+for shape in "2 2 2" "2 4 2" "3 2 4" "3 4 4"; do
   read -r layers heads D <<< "$shape"
   flags="--layers $layers --heads $heads --D $D --steps 6000 --eval-every 200"
   loss 5 "runs/mask/L${layers}_H${heads}_D${D}_s%" "$(seq 0 4)" $flags
   loss 5 "runs/mask/L${layers}_H${heads}_D${D}_no-causal_s%" "$(seq 0 4)" $flags --no-causal
 done
-loss 5 runs/mask/L3_H4_D4_s% 0 --layers 3 --heads 4 --D 4 --steps 6000 --eval-every 200
-loss 5 runs/mask/L3_H4_D4_no-causal_s% 0 --layers 3 --heads 4 --D 4 --steps 6000 --eval-every 200 --no-causal
 
 # RoPE with the other settings of the main command (circuits.md)
 circuit 4 runs/rope_muon/s% "$(seq 0 9) $(seq 40 49)" $main --rotary qk --save-every 25

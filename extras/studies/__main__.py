@@ -35,7 +35,8 @@ def readme():
     report = read_report(RESULTS / "default_s0")
     ahead = paths_in(report)[Path(5, 0, "2b", "3b")]
     before, after = report[report["ablation"]]["x_3"], ahead["without"]["x_3"]
-    four, three = layers.of_shape(4, 4, 7), layers.of_shape(3, 4, 7)
+    four = layers.of_shape(4, 4, 7) + layers.of_shape(4, 4, 8)
+    three = layers.of_shape(3, 4, 7)
     alone, (orders, _) = claims.alone()[0], order.count_orders()
     tested, held = circuits.one_hot()
     literal = committed("literal/*")

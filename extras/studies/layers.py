@@ -57,11 +57,11 @@ def layers_table():
     groups, lines = {}, []
     for run in long_chains():
         groups.setdefault(shape_of(run.flags), []).append(run)
-    for (_, deep, heads), runs in sorted(groups.items()):
+    for (D, deep, heads), runs in sorted(groups.items()):
         if len(runs) >= FEWEST:
             cell = known_cell(runs, causal_depth if deep[0] == deep[1] else lambda k: None)
-            lines.append([f"{span(deep, '{}')} x {heads}", len(runs), cell])
-    return markdown(["layers x heads", "runs", "know x_1, x_2, ..."], *lines)
+            lines.append([D, f"{span(deep, '{}')} x {heads}", len(runs), cell])
+    return markdown(["D", "layers x heads", "runs", "know x_1, x_2, ..."], *lines)
 
 
 def exceeds_the_flow(known, layers, D):
@@ -122,8 +122,8 @@ def mask_table():
             for rows, depth_of in (masked, causal_depth), (free, unmasked_depth):
                 runs = [Ended(row["flags"], row["learned"], {}, row["known"]) for row in rows]
                 cells.append(f"{known_cell(runs, depth_of)} of {len(runs)}")
-            lines.append([f"{flags.layers} x {flags.heads}", *cells])
-    return markdown(["layers x heads", "with a mask", "without"], *lines)
+            lines.append([flags.D, f"{flags.layers} x {flags.heads}", *cells])
+    return markdown(["D", "layers x heads", "with a mask", "without"], *lines)
 
 
 def median_of(row):
@@ -141,13 +141,14 @@ def median_of(row):
 def page():
     """Return what stands in the text of the page on long chains and on the predictions."""
     above = [not answer for _, answer in obey_the_flow()]
-    five, four, three = of_shape(5, 4, 8), of_shape(4, 4, 7), of_shape(3, 4, 7)
+    five, four, three = of_shape(5, 4, 8), of_shape(4, 4, 8), of_shape(3, 4, 7)
     _, inside, near = compared(read_file(PREDICTED), median_of)
     return [
         f"that learned all that this allows learned more ({share(above)})",
-        f"chain for seven steps** ({know(four, 'x_6', 'x_7')} seeds)",
-        f"follow it for eight ({know(five, 'x_8')} seed)",
-        f"three layers stopped at the third or before ({share(map(knows_x_4, three))} knew more)",
+        f"chain for seven steps** ({know(of_shape(4, 4, 7) + four, 'x_6', 'x_7')} runs)",
+        f"and five for eight ({know(five, 'x_8')})",
+        f"asked for eight steps none learned the eighth ({know(four, 'x_8')})",
+        f"asked for seven none the fourth ({share(map(knows_x_4, three))})",
         f"long chains, masks and RoPE {share(inside)}, though naive guesses would get {sum(near)}",
     ]
 
