@@ -76,16 +76,26 @@ def table(rows):
 
 
 def page():
-    """Return what the page on circuits says of models that follow seven steps."""
+    """Return what the page on circuits says of models that follow seven steps, and eight."""
     four = reads_twice(committed("ahead/L4_H4_D7_*"))
     twelve = reads_twice(committed("ahead/L12_H1_D7_*"))
-    return [f"read ahead twice ({share(four)})", f"with other pairs ({share(twelve)})"]
+    five = [rounds == 3 for rounds in rounds_in(committed("ahead/L5_H4_D8_*"))]
+    return [
+        f"read ahead twice ({share(four)})",
+        f"with other pairs ({share(twelve)})",
+        f"follow eight in five layers, three times ({share(five)})",
+    ]
 
 
 def reads_twice(rows):
     """Return [whether it reads ahead in two rounds or more, ...] of the validated circuits."""
+    return [rounds >= 2 for rounds in rounds_in(rows)]
+
+
+def rounds_in(rows):
+    """Return the number of rounds of each validated circuit."""
     validated = [row for row in rows if row["report"].get("validated")]
-    return [rounds_of(paths_in(row["report"]), row["task"]) >= 2 for row in validated]
+    return [rounds_of(paths_in(row["report"]), row["task"]) for row in validated]
 
 
 def main():
