@@ -130,13 +130,17 @@ for shape in "3 7" "4 7" "4 8" "5 8"; do
   circuit 25 "runs/ahead/L${layers}_H4_D${D}_s%" "$(seq 0 4)" --layers $layers --heads 4 --D $D --steps 8000 --eval-every 200
 done
 
-# with and without a mask (depth.md); three layers of four heads ran on an H200, and seed 0 of those of two
+# with and without a mask (depth.md); three layers of four heads ran on an H200, and seed 0 of those of two; the circuits are
+# of the runs of two layers of four heads that solve the task: seed 4, and without a mask seeds 2 and 4
 for shape in "2 2 2" "2 4 2" "3 2 4" "3 4 4"; do
   read -r layers heads D <<< "$shape"
   flags="--layers $layers --heads $heads --D $D --steps 6000 --eval-every 200"
   loss 5 "runs/mask/L${layers}_H${heads}_D${D}_s%" "$(seq 0 4)" $flags
   loss 5 "runs/mask/L${layers}_H${heads}_D${D}_no-causal_s%" "$(seq 0 4)" $flags --no-causal
 done
+two="--layers 2 --heads 4 --D 2 --steps 6000 --eval-every 200"
+circuit 1 runs/mask/L2_H4_D2_s% 4 $two
+circuit 1 runs/mask/L2_H4_D2_no-causal_s% "2 4" $two --no-causal
 
 # RoPE with the other settings of the main command (circuits.md)
 circuit 4 runs/rope_muon/s% "$(seq 0 9) $(seq 40 49)" $main --rotary qk --save-every 25
@@ -241,6 +245,7 @@ make_rows() {
   done
 }
 make_rows
+python -m extras.studies.later "$runs"/mask/*no-causal* --out "$figures"
 python -m extras.studies.order "$runs"/default/s? "$folder"/reads/* --out "$figures"
 python -m extras.studies.metrics "$folder"/metrics/* "$folder"/depth_width/L1_H16_N2_D2_s? "$folder"/A "$runs"/default/s0 --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"

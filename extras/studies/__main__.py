@@ -10,8 +10,8 @@ from functools import partial
 from ablate import Path, paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, ahead, circuits, claims, curriculum, depth, layers, order, share
-from extras.studies.rows import committed
+from extras.studies import ahead, circuits, claims, curriculum, depth, later, layers, order, share
+from extras.studies.rows import RESULTS, committed
 
 
 def mechanisms():
@@ -78,7 +78,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
         claims.alone_claim,
     ],
     "results/depth.md": [
-        *(layers.page, layers.layers_table, layers.mask_table),
+        *(layers.page, layers.layers_table, layers.mask_table, later.page, later.table),
         *(depth.page, depth.heads_table),
     ],
     "extras/llm/README.md": [

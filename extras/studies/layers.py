@@ -126,6 +126,14 @@ def mask_table():
     return markdown(["D", "layers x heads", "with a mask", "without"], *lines)
 
 
+def know_x_1():
+    """Return [whether it knows x_1, ...] of the runs with a mask, and of those without."""
+    known = [[], []]
+    for row in committed("mask/*"):
+        known[not row["flags"].causal].append("x_1" in row["known"])
+    return known
+
+
 def median_of(row):
     """Return the median of the runs of a prediction; None if there are too few."""
     runs = predicted_runs(row["flags"])[: row["n"]]  # those of the first seeds
@@ -143,12 +151,14 @@ def page():
     above = [not answer for _, answer in obey_the_flow()]
     five, four, three = of_shape(5, 4, 8), of_shape(4, 4, 8), of_shape(3, 4, 7)
     _, inside, near = compared(read_file(PREDICTED), median_of)
+    masked, free = know_x_1()
     return [
         f"that learned all that this allows learned more ({share(above)})",
         f"chain for seven steps** ({know(of_shape(4, 4, 7) + four, 'x_6', 'x_7')} runs)",
         f"and five for eight ({know(five, 'x_8')})",
         f"asked for eight steps none learned the eighth ({know(four, 'x_8')})",
         f"asked for seven none the fourth ({share(map(knows_x_4, three))})",
+        f"learn less** ({share(free)} know x_1, with it {share(masked)})",
         f"long chains, masks and RoPE {share(inside)}, though naive guesses would get {sum(near)}",
     ]
 
