@@ -1,6 +1,7 @@
 """Time a training step of ours beside one of transformers' GPT2Model.
 
     python -m extras.bench
+    python -m extras.bench --rotary qk
 
 Both have the size of the main command, the same batches and AdamW; they take turns.
 """
@@ -75,6 +76,8 @@ def steps_table(flags):
 
 
 if __name__ == "__main__":
-    command_line("python -m extras.bench", __doc__).parse_args()
+    p = command_line("python -m extras.bench", __doc__)
+    p.add_argument("--rotary", default="input", choices=["input", "qk"], help="of ours")
+    flags = train.parse_flags(["--rotary", p.parse_args().rotary])
     train.keep_freed_memory()  # both models share this process
-    print(steps_table(train.parse_flags([])))
+    print(steps_table(flags))
