@@ -145,6 +145,14 @@ circuit 1 runs/mask/L2_H4_D2_no-causal_s% "2 4" $two --no-causal
 # RoPE with the other settings of the main command (circuits.md)
 circuit 4 runs/rope_muon/s% "$(seq 0 9) $(seq 40 49)" $main --rotary qk --save-every 25
 
+# and other schedules, averages and clippings (circuits.md); base and --steps 800 ran on an Intel Xeon for seeds 10-12
+for flag in base "steps 800" "decay 0.7" "ema 0.95" "ema 0.99" "clip 1" "clip 0"; do
+  with="--$flag"
+  [ "$flag" = base ] && with=""
+  loss 4 "runs/tail/${flag// /}_s%" "10 11 12" $main --rotary qk --eval-every 25 $with
+done
+loss 4 runs/tail/steps800_s% "$(seq 40 49)" $main --rotary qk --steps 800
+
 # many depths (paper.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 grid="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0 --D 5"
 python sweep.py --preset laptop --out "$folder/sweep"

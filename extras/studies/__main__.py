@@ -10,7 +10,18 @@ from functools import partial
 from ablate import Path, paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import ahead, circuits, claims, curriculum, depth, later, layers, order, share
+from extras.studies import (
+    ahead,
+    circuits,
+    claims,
+    curriculum,
+    depth,
+    later,
+    layers,
+    order,
+    share,
+    steps,
+)
 from extras.studies.rows import RESULTS, committed
 
 
@@ -71,7 +82,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/circuits.md": [
         *(circuits.doubling, circuits.doubling_table, circuits.papers_claims),
         *(ahead.page, order.page, order.induction_table, claims.induction),
-        *(circuits.trust_table, circuits.trust),
+        *(steps.page, steps.table, circuits.trust_table, circuits.trust),
     ],
     "results/curriculum.md": [
         *(curriculum.table, curriculum.claim, curriculum.conditional_claim),
