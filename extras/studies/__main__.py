@@ -11,6 +11,7 @@ from ablate import Path, paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
 from extras.studies import (
+    RESULTS,
     ahead,
     circuits,
     claims,
@@ -22,7 +23,7 @@ from extras.studies import (
     share,
     steps,
 )
-from extras.studies.rows import RESULTS, committed
+from extras.studies.rows import committed
 
 
 def mechanisms():
