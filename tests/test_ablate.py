@@ -118,13 +118,11 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     assert [*lost.values()] == [pytest.approx(1 / 6, abs=1e-5)] * 2
     assert means["x_1"] == pytest.approx(losses[..., 0].mean().item(), abs=1e-5)
     few = torch.tensor([[[0.0, 0.0], [0.0, 0.4], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])
+    for level, faithful in (0.06, False), (0.04, True):
+        assert patched.is_faithful(0 * losses + level) == faithful
     monkeypatch.setattr(patched.task, "faithful_below", 0.1)
     assert not patched.is_faithful(few)  # a sixth is lost
     assert patched.is_faithful(few * 0.5)
-    monkeypatch.undo()
-    monkeypatch.setitem(vars(patched), "baseline", full)
-    for level, faithful in (0.06, False), (0.04, True):
-        assert patched.is_faithful(0 * losses + level) == faithful
 
 
 def test_aligned_twins_and_gradients(patched):

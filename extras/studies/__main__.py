@@ -43,7 +43,7 @@ def language_models(name):
 def readme():
     """Return the numbers in the README, but those that its commands print."""
     main = committed(*circuits.MAIN)
-    solved = share(row["mse"] < row["flags"].stop_below for row in main)
+    solved = share(map(steps.solved, main))
     report = read_report(RESULTS / "default_s0")
     ahead = paths_in(report)[Path(5, 0, "2b", "3b")]
     before, after = report[report["ablation"]]["x_3"], ahead["without"]["x_3"]
