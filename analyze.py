@@ -14,10 +14,11 @@ To add a figure, write a function that returns it, and yield it in `figures_of`.
 import itertools
 import math
 import pathlib
+import textwrap
 
 import train
-from ablate import arrivals, by_head, mask_of, mean_attention, parts_of, paths_in, read_report
-from data import command_line, held_out, progress
+from ablate import arrivals, by_head, mark_edges, mean_attention, paths_in, read_report
+from data import command_line, progress
 
 import matplotlib
 import torch
@@ -26,8 +27,9 @@ from matplotlib.figure import Figure
 
 CIRCUIT, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
 SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
-CENTER = dict(ha="center", va="center")
-LETTERS = "Letters: what can have arrived at a token by this layer, an upper bound."
+SMALL = dict(size=8.5)
+LABEL = dict(size=8.5, ha="center", va="center", zorder=4)  # on top of arrows
+LETTERS = "Letters: symbols that can have arrived at a token."
 
 
 # ---- Figure 6: losses
@@ -53,7 +55,7 @@ def crossings(rows, task):
 
 
 def draw_curves(flags, rows):
-    """The losses, the steps at which symbols were learned, and the plateaus."""
+    """The losses, the steps at which symbols were learned, and where they stall."""
     task, steps = train.task_of(flags), [row["step"] for row in rows]
     figure, (left, right) = panels(2, 2, 5, 3)
 
@@ -66,19 +68,19 @@ def draw_curves(flags, rows):
 
     # right: each symbol alone, in its color, or in any if the task has other names than x_k
     numbers = itertools.chain(task.targets, itertools.count())
-    for k, (name, crossing) in zip(numbers, crossings(rows, task).items(), strict=False):
-        color = symbol_color(k)
-        right.plot(steps, [row[name] for row in rows], color=color, label=f"${name}$")
-        if crossing is not None:
-            label = f"at step {crossing:.0f}"
-            right.plot(crossing, task.learned_below, "o", color=color, label=label)
+    for k, (name, step) in zip(numbers, crossings(rows, task).items(), strict=False):
+        learned = "" if step is None else f": learned at {step:.0f}"
+        losses, label = [row[name] for row in rows], f"${name}${learned}"
+        right.plot(steps, losses, color=symbol_color(k), label=label)
+        if step is not None:
+            right.plot(step, task.learned_below, "o", color=symbol_color(k))
     right.set(xlabel="training step", ylabel="of each symbol, validation", ylim=0)
-    figure.legend(loc="outside right center")
-
-    # the plateaus, and what a model on each of them does
-    for level, meaning in task.plateaus:
+    # where training can stall, and what a model there does; for N = 1 both are one
+    levels = {task.chance: f"averages the {task.N} candidates", task.blank: "knows nothing"}
+    for level, meaning in levels.items():
         right.axhline(level, color=GRAY, ls=":")
-        right.text(steps[-1], level, f"{level:.3g}: {meaning}", size=8.5, ha="right", va="bottom")
+        right.text(steps[-1], level, f"{level:.3g}: {meaning}", ha="right", va="bottom", **SMALL)
+    figure.legend(loc="outside right center")
     add_title(figure, flags, "how it learned", "Dots: the symbol counts as learned.")
     return figure
 
@@ -88,10 +90,10 @@ def draw_curves(flags, rows):
 
 @torch.no_grad()
 def draw_attention_maps(model, flags, paths):
-    """The attention of every head on one held-out sequence, its tokens sorted by chain: large for
-    the heads of the circuit, with frames around its paths."""
+    """The attention of every head on one held-out sequence, first of those in the circuit, with
+    frames around its paths. The tokens are sorted by chain."""
     task = train.task_of(flags)
-    batch = task.batch(held_out("validation", 1))
+    batch = task.draw("validation", 1)
     _, patterns = model(batch.inputs, return_patterns=True)
 
     # the tokens of each chain together, (N, roles), without those of none; or all, without roles
@@ -99,37 +101,23 @@ def draw_attention_maps(model, flags, paths):
     if not names:
         order = names = [*range(task.T)]
 
-    # one grid of nine columns: first the heads of the circuit, or all, three to a row, with 3 x 3
-    # cells each; below them the other heads, nine to a row, with one cell each
     groups = by_head(paths)
-    n_large = len(groups) or len(model.heads)
-    for head in model.heads:
-        groups.setdefault(head, ())
-    above = 3 * math.ceil(n_large / 3)  # rows of cells
-    rows = above + math.ceil((len(groups) - n_large) / 9)
-    figure = Figure(figsize=(10, 1.16 * rows + 1), layout="constrained")
-    cells = figure.add_gridspec(rows, 9)
-    for number, ((layer, head), group) in enumerate(groups.items()):
-        if number < n_large:
-            size, y, x = 3, number // 3 * 3, number % 3 * 3
-        else:
-            size, y, x = 1, above + (number - n_large) // 9, (number - n_large) % 9
-        cell = cells[y : y + size, x : x + size]
-        axes = figure.add_subplot(cell, xticks=[], yticks=[], title=f"L{layer}H{head}")
+    groups |= {head: [] for head in model.heads if head not in groups}
+    figure, grid = panels(len(groups), 4, 3, 3.1)
+    for axes, ((layer, head), group) in zip(grid, groups.items(), strict=True):
         pattern = patterns[layer][0, head, order][:, order].numpy()
         axes.imshow(pattern, "Blues", vmin=0, vmax=1)
-        if number < n_large:
-            axes.set_xticks(range(len(names)), names, rotation=90)
-            axes.set_yticks(range(len(names)), names)
-            axes.tick_params(length=0, pad=1, labelsize=min(8, 230 / len(names)))
-        for edge in range(0, len(names), len(task.roles) or task.T):
-            axes.axhline(edge - 0.5, color=GRAY, lw=0.5)
-            axes.axvline(edge - 0.5, color=GRAY, lw=0.5)
-        mask = mask_of(group, task, batch.positions)[0, order][:, order]
-        y, x = mask.nonzero().T.numpy()
-        axes.plot(x, y, "s", ms=205 / len(names), mfc="none", mec=CIRCUIT)
-    caption = f"One held-out sequence, {'sorted by chain' if task.roles else 'tokens by number'}."
-    caption += " Rows attend to columns, the darker, the more. Red: the paths of the circuit."
+        axes.set_title(f"L{layer}H{head}")
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(length=0, pad=1, labelsize=min(8, 180 / len(names)))
+        for side in range(0, len(names), len(task.roles) or task.T):  # between chains
+            axes.axhline(side - 0.5, color=GRAY, lw=0.5)
+            axes.axvline(side - 0.5, color=GRAY, lw=0.5)
+        edges = mark_edges(group, task, batch.positions)[0, order][:, order]
+        y, x = edges.nonzero().T.numpy()
+        axes.plot(x, y, "s", ms=190 / len(names), mfc="none", mec=CIRCUIT)
+    caption = "One held-out sequence. Rows attend to columns. Red: the paths of the circuit."
     add_title(figure, flags, "where it attends", caption)
     return figure
 
@@ -138,124 +126,113 @@ def draw_attention_maps(model, flags, paths):
 
 
 def slots_of(task, paths):
-    """Return [[token of the diagram, ...], ...]: the roles of each slot, and then the intermediate
-    tokens after it (3b+1) that these paths have."""
+    """Return [[token of the diagram, ...], ...]: the roles of each slot, and after it the
+    intermediate tokens (3b+1) that these paths have."""
     ends = {end for path in paths for end in (path.reader, path.token)}
     slots = []
-    for slot in task.slots:
-        after = {end for end in ends if parts_of(end)[0] in slot}.difference(slot)
-        slots += [slot, sorted(after)] if after else [slot]
+    for slot in task.chain_slots:
+        after = sorted(end for end in ends if "+" in end and end.split("+")[0] in slot)
+        slots += [slot, after] if after else [slot]
     return slots
 
 
 def draw_diagram(axes, flags, looks):
     """Draw the tokens of a chain across, the layers that have paths upward, letters for what can
     have arrived at a token by then, and arrows from what is read to its reader, dashed if it is a
-    star; looks: {path: (label, color, width)}. Return {path: (arrow, label)}, for a film."""
+    star; looks: {path: (text, color, width)}. Return {path: (arrow, label)}, for a film."""
     task, paths = train.task_of(flags), sorted(looks)
-    layers, stages = zip(*arrivals(paths, task), strict=True)
-    columns = {}  # {token: x}
+    stages = arrivals(paths, task)  # [(layer, {token: symbols}), ...], from the input on
+    columns = draw_tokens(axes, slots_of(task, paths))
 
-    # across, with a band behind each slot; upward, dotted where layers are left out
-    for slot in slots_of(task, paths):
-        first = len(columns)
-        band = [first - 0.15, first + len(slot) - 0.85]
-        axes.plot(band, [0, 0], color=PALE, lw=30, solid_capstyle="round")
-        for x, token in enumerate(slot, first):
-            columns[token] = x
-    across = len(columns)
-    for y, (below, layer) in enumerate(itertools.pairwise(layers)):
-        style = "-" if layer == below + 1 else ":"
-        axes.vlines(range(across), y, y + 1, FAINT, style, lw=1, zorder=0)
-    axes.set_xticks(range(across), columns)
-    axes.set_yticks(range(len(layers)), ["input", *(f"layer {layer}" for layer in layers[1:])])
-    axes.tick_params(length=0)
-    axes.set_frame_on(False)
-
-    # arrows into one reader are parallel, each a gap of 0.18 inches above the one before, for which
-    # layers are high enough. The nearest token comes first, so that they do not cross
+    # arrows into one reader are parallel, one unit apart: a unit upward is 0.2 inches. The nearest
+    # token comes first, so that they do not cross
     arriving = {}
     for path in sorted(paths, key=lambda path: abs(columns[path.token] - columns[path.reader])):
         arriving.setdefault((path.layer, path.reader), []).append(path)
-    height = 0.66 + 0.18 * max(map(len, arriving.values()))  # of a layer, in inches
-    gap = 0.18 / height  # in layers
-    axes.set(xlim=(-0.6, across - 0.3), ylim=(-2 * gap, len(layers) - 1 + gap))
-    axes.figure.set_size_inches(max(7.5, 0.85 * across + 1.2), height * (len(layers) - 1) + 2)
+    height = 3 + max(map(len, arriving.values()))  # of a layer
+    y_of = {layer: height * number for number, (layer, _) in enumerate(stages)}
+    top = max(y_of.values())
+    axes.figure.set_size_inches(max(7.5, 0.85 * len(columns) + 1.2), 0.2 * top + 2)
+    axes.set(xlim=(-0.6, len(columns) - 0.3), ylim=(-2, top + 1))
+    axes.vlines(columns.values(), 0, top, FAINT, lw=1, zorder=0)
+    axes.set_yticks([*y_of.values()], ["input", *(f"layer {layer}" for layer, _ in stages[1:])])
 
-    # y counts the layers that have paths, and 0 is the input
-    drawn, shown = {}, {(0, token) for token in columns}
+    drawn, shown = {}, {(0, token) for token in columns}  # where letters stand
     for (layer, reader), group in arriving.items():
-        y, x1 = layers.index(layer), columns[reader]
         for i, path in enumerate(group, 1):
-            shown |= {(y - 1, path.token), (y, reader)}
-            x0 = columns[path.token]
-            # arrow i of n starts i gaps above the layer below and ends n + 1 - i gaps below its own
-            bottom = y - 1 + gap * i
-            top = y - gap * (len(group) + 1 - i)
+            # arrow i of n starts i units above the layer below, and ends n + 1 - i below its own
+            start = columns[path.token], y_of[layer] - height + i
+            end = columns[reader], y_of[layer] - (len(group) + 1 - i)
             text, color, width = looks[path]
-            style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
-            style["ls"] = "--" if path.star else "-"
-            arrow = axes.annotate("", (x1, top), (x0, bottom), arrowprops=style)
             if flags.heads > 1:
                 text = f"H{path.head} {text}".strip()
-            label = axes.text(
-                (x0 + x1) / 2,
-                (bottom + top) / 2,
-                text,
-                zorder=4,
-                size=8.5,
-                bbox=dict(fc="white", ec="none", pad=1),
-                **CENTER,
-            )
-            drawn[path] = arrow.arrow_patch, label
-
-    # letters of all tokens at the input, and where one reads or is read
-    for y, token in shown:
-        symbols = sorted(stages[y][token])  # none at first of an intermediate token
-        for i, k in enumerate(symbols):
-            axes.text(
-                columns[token] + 0.2 * (i - (len(symbols) - 1) / 2),
-                y,
-                task.labels[k][0],
-                family="monospace",
-                weight="bold",
-                size=9,
-                color="white",
-                bbox=dict(boxstyle="round,pad=0.25", fc=symbol_color(k), ec="white"),
-                **CENTER,
-            )
+            drawn[path] = draw_arrow(axes, start, end, text, color, width, path.star)
+            shown |= {(y_of[layer] - height, path.token), (y_of[layer], reader)}
+    for layer, holds in stages:
+        for token in columns:
+            if (y_of[layer], token) in shown:
+                draw_letters(axes, columns[token], y_of[layer], holds[token], task)
     return drawn
+
+
+def draw_tokens(axes, slots):
+    """Name the tokens below a diagram, with a band behind each slot; return {token: x}."""
+    columns = {}
+    for slot in slots:
+        band = [len(columns) - 0.15, len(columns) + len(slot) - 0.85]
+        axes.plot(band, [0, 0], color=PALE, lw=30, solid_capstyle="round")
+        for token in slot:
+            columns[token] = len(columns)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.tick_params(length=0)
+    axes.set_frame_on(False)
+    return columns
+
+
+def draw_arrow(axes, start, end, text, color, width, dashed):
+    """Draw an arrow between two points (x, y), with a text in its middle; return both."""
+    style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
+    arrow = axes.annotate("", end, start, arrowprops=dict(style, ls="--" if dashed else "-"))
+    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    label = axes.text(x, y, text, bbox=dict(fc="white", ec="none", pad=1), **LABEL)
+    return arrow.arrow_patch, label
+
+
+def draw_letters(axes, x, y, symbols, task):
+    """Write the letters of these symbols, {k of x_k}, side by side around a point."""
+    for i, k in enumerate(sorted(symbols)):
+        box = dict(boxstyle="round,pad=0.25", fc=symbol_color(k), ec="white")
+        style = dict(LABEL, family="monospace", weight="bold", color="white", bbox=box)
+        axes.text(x + 0.2 * (i - (len(symbols) - 1) / 2), y, task.labels[k][0], **style)
+
+
+def arrow_color(path, holds, task):
+    """Return red if a path reads ahead: if it brings an x_k with k above those of the reader's own
+    pair, as to 2b (x_1 and x_2) an x_3; gray if it brings nothing new. holds: {token: k of what
+    can have arrived there before}."""
+    brought = holds[path.token]
+    for slot in task.chain_slots:
+        own = [task.roles[role] for role in slot]
+        if path.reader in slot and path.reader != "q" and max(brought, default=0) > max(own):
+            return CIRCUIT
+    return GRAY if brought <= holds[path.reader] else INK
 
 
 def draw_circuit(flags, report):
     """Figures 5 and 7: the circuit; the more is lost without a path, the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
-    layers, stages = zip(*arrivals(paths, task), strict=True)
-    pairs = [slot for slot in task.slots if "q" not in slot]
+    before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
     for path, row in paths.items():
-        # it reads ahead if it brings an x_k with k above those of the reader's own pair, as to 2b
-        # (x_1 and x_2) an x_3; q and 3b+1 have no pair
-        before = stages[layers.index(path.layer) - 1]
-        brought = before[path.token]
-        own = [task.roles[role] for slot in pairs if path.reader in slot for role in slot]
-        if own and max(brought, default=0) > max(own):
-            color = CIRCUIT
-        elif brought <= before[path.reader]:
-            color = GRAY
-        else:
-            color = INK
-        text = ""
-        if row["attention"] < 0.9:
-            text = f"{row['attention']:.2f}"
+        text = f"{row['attention']:.2f}" if row["attention"] < 0.9 else ""
+        color = arrow_color(path, before[path.layer], task)
         looks[path] = text, color, 1 + 2 * min(1, max(row["without"].values()))
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     worst = max(report[report["ablation"]].values())
-    caption = f"""{LETTERS} Arrows point to the reader.
-Wider: more is lost without it. Red: reads ahead, beyond its own pair. Gray: brings nothing new.
-Dashed: reads all chains. Numbers: mean attention below 0.9. Dotted: layers without paths left out.
+    caption = f"""{LETTERS} Wider: more is lost without it. Red: reads ahead, beyond its own pair.
+Gray: brings nothing new. Dashed: reads all chains. Numbers: mean attention below 0.9.
 Circuit {report["verdict"].split(":")[0]}; the worst symbol has a loss of {worst:.3f} \
-with {report["ablation"]} for all else (n = {report["sequences"]})."""
+under {report["ablation"]} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
     return figure
 
@@ -271,13 +248,12 @@ def checkpoints_of(run):
 
 @torch.no_grad()
 def measure_emergence(run, paths, n=32):
-    """Return what emergence.json holds, measured on n sequences at each checkpoint of a run: for
-    each path the mean attention."""
+    """Return what emergence.json holds, measured on n sequences at each checkpoint of a run."""
     files = checkpoints_of(run)
     rows = [dict(path._asdict(), mean=[]) for path in paths]
     for file in progress("checkpoints", files):
         model, task, _ = train.load(run, f"ckpt/{file.name}")
-        batch = task.batch(held_out("emergence", n))
+        batch = task.draw("emergence", n)
         _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
             pattern = patterns[path.layer][:, path.head]
@@ -287,24 +263,11 @@ def measure_emergence(run, paths, n=32):
     return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 
 
-def emergence_of(run, paths):
-    """Return what emergence.json holds, measured anew if there are checkpoints; {} with neither."""
-    if not checkpoints_of(run):
-        emergence = read_report(run, "emergence.json")
-        if emergence and {*paths_in(emergence)} != {*paths}:
-            raise ValueError(f"{run}/emergence.json is of another circuit than circuit.json")
-        return emergence
-    emergence = measure_emergence(run, sorted(paths))
-    train.write_file(run / "emergence.json", emergence)
-    return emergence
-
-
 def emergence_steps(emergence, level=0.5):
     """Return {path: the step, linearly interpolated, at which its mean attention first passes the
     level, or None}."""
-    # first_below of the negatives is the first above
     steps = {}
-    for path, row in paths_in(emergence).items():
+    for path, row in paths_in(emergence).items():  # the first below of the negatives
         steps[path] = first_below(emergence["steps"], [-x for x in row["mean"]], -level)
     return steps
 
@@ -320,8 +283,8 @@ def draw_emergence(flags, emergence):
             looks[path] = f"{step:.0f}", matplotlib.colormaps["plasma_r"](rank), 2
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
-    numbers = f"the step at which mean attention first passes 0.5 (n = {emergence['sequences']})"
-    caption = f"{LETTERS}\nNumber of a path: {numbers}. The later, the darker."
+    caption = f"""{LETTERS} Numbers: the step at which mean attention
+first passes 0.5 (n = {emergence["sequences"]}). The later, the darker."""
     add_title(figure, flags, "when each path emerged", caption)
     return figure
 
@@ -334,9 +297,8 @@ def draw_paths(flags, emergence):
         axes.plot(emergence["steps"], row["mean"], color=INK)
         axes.set_title(f"{path}: {'never' if step is None else round(step)}", size=9)
         axes.axhline(0.5, color=CIRCUIT, lw=0.5)
-    caption = (
-        f"Mean attention (n = {emergence['sequences']}) by training step, and when it passes 0.5"
-    )
+    n = emergence["sequences"]
+    caption = f"Mean attention (n = {n}) by training step, and when it passes 0.5"
     add_title(figure, flags, "how it learned its paths", caption)
     return figure
 
@@ -355,11 +317,12 @@ def panels(count, columns, width, height, **options):
 
 
 def add_title(figure, flags, title, caption):
-    """Name the run above a figure, by its directory, and write a caption below it."""
+    """Name the run above a figure, by its directory; write a caption and its command below it."""
     title = f"{flags.out.resolve().name}: {title}"
     figure.suptitle(title, x=0.01, ha="left", size=13, weight="bold")
-    caption += f"\nFlags: {train.run_name(flags).replace('_', ' ')}"
-    figure.supxlabel(caption, x=0.01, ha="left", size=8.5, color="gray", wrap=True)
+    command = textwrap.wrap(train.command_of(flags), 80, break_on_hyphens=False)
+    caption += "\n" + " \\\n    ".join(command)  # as a shell takes it in several lines
+    figure.supxlabel(caption, x=0.01, ha="left", color="gray", wrap=True, **SMALL)
 
 
 def save_figure(figure, path):
@@ -391,8 +354,10 @@ def figures_of(run):
         print(f"there is no circuit to draw: {reason}")
         return
     yield "circuit.png", draw_circuit(flags, report)
-    emergence = emergence_of(run, paths)
-    if emergence:
+    if checkpoints_of(run):
+        train.write_file(run / "emergence.json", measure_emergence(run, sorted(paths)))
+    emergence = read_report(run, "emergence.json")
+    if paths_in(emergence).keys() == paths.keys():  # else none, or of another circuit
         yield "emergence.png", draw_emergence(flags, emergence)
         yield "paths.png", draw_paths(flags, emergence)
 

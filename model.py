@@ -2,8 +2,8 @@
 attention of every head can be read and what it writes can be replaced, which is all that finding
 its circuits needs.
 
-    model = Transformer(28, 4, inputs=8, outputs=12, layers=12, heads=1, width=128, head_size=128)
-    predictions = model(x)                                    # (B, 28, 8) -> (B, 4, 12)
+    model = Transformer(28, 4, inputs=4, outputs=12, layers=12, heads=1, width=128, head_size=128)
+    predictions = model(x)                                    # (B, 28, 4) -> (B, 4, 12)
     predictions, patterns = model(x, return_patterns=True)    # patterns[layer]: (B, heads, 28, 28)
     predictions = model(x, heads={(6, 0): lambda pattern, values: 0 * values})  # without L6H0
 """
@@ -72,6 +72,14 @@ class Layer(nn.Module):
         return x, pattern
 
 
+def rotary_angles(T, size):
+    """(T, size/2) the angles of each token at the RoPE frequencies 10000^(-2i/size)."""
+    if size % 2:
+        raise ValueError(f"positions take pairs of numbers: {size} is not even")
+    evens = torch.arange(0, size, 2, dtype=torch.float32)
+    return torch.arange(T)[:, None] * 10000.0 ** (-evens / size)
+
+
 def rotate(x, angles):
     """Rotate each pair of numbers (i, i + size/2) of x (..., T, size) by angles (T, size/2): RoPE
     (Su et al., 2023)."""
@@ -84,7 +92,8 @@ class Transformer(nn.Module):
     """A transformer that reads T tokens of `inputs` numbers and predicts `outputs` numbers at each
     of the last N tokens, the queries.
 
-    angles (T, head_size/2): those by which RoPE rotates queries and keys, or None for no RoPE.
+    positions: "appended" adds to the numbers of each token as many more, the cos and sin of the
+    angles of its position; "rope" rotates queries and keys by such angles; None does neither.
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
     stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,
@@ -96,19 +105,24 @@ class Transformer(nn.Module):
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
-        mlp=True, causal=True, angles=None, qk_std=0.02, dtype="float32",
+        mlp=True, causal=True, positions=None, qk_std=0.02, dtype="float32",
     ):  # fmt: skip
         super().__init__()
+        if head_size < 1:
+            raise ValueError("there are more heads than the width has numbers: give their size")
         self.N, self.dtype = N, getattr(torch, dtype)
         self.heads = [(layer, head) for layer in range(layers) for head in range(heads)]
-        self.embed = nn.Linear(inputs, width)
+        angles = rotary_angles(T, inputs) if positions == "appended" else torch.zeros(T, 0)
+        appended = torch.cat([angles.cos(), angles.sin()], -1)  # (T, inputs), or nothing
+        self.embed = nn.Linear(inputs + appended.shape[1], width)
         # the layers; checkpoints of this repository call them blocks
         self.blocks = nn.ModuleList(Layer(width, heads, head_size, mlp) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)  # the unembedding, no attention head
         mask = torch.full((T, T), -math.inf if causal else 0.0).triu(1)
-        self.register_buffer("mask", mask, persistent=False)
-        self.register_buffer("angles", angles, persistent=False)
+        angles = rotary_angles(T, head_size) if positions == "rope" else None
+        for name, tensor in ("mask", mask), ("appended", appended), ("angles", angles):
+            self.register_buffer(name, tensor, persistent=False)
 
         # as in GPT-2, what writes to the residual stream starts smaller in a deeper model
         additions = layers * (2 if mlp else 1)
@@ -133,7 +147,7 @@ class Transformer(nn.Module):
         if unknown := heads.keys() - {*self.heads}:
             raise ValueError(f"the model has no head {unknown}")
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            x = self.embed(x)
+            x = self.embed(torch.cat([x, self.appended.expand(len(x), -1, -1)], -1))
             for i, layer in enumerate(self.blocks):
                 functions = {head: f for (number, head), f in heads.items() if number == i}
                 # nothing reads the other tokens of the last layer
@@ -148,24 +162,22 @@ class Transformer(nn.Module):
 # ---- optimizers
 
 
-def make_optimizers(model, flags):
-    """[AdamW, Muon] of a Transformer, where Muon has the matrices inside the layers and AdamW all
-    other parameters, or [AdamW] with --optimizer adamw. Only matrices have weight decay."""
+def make_optimizers(model, kind, lr, beta2, weight_decay):
+    """The optimizers of a Transformer: [AdamW], or with kind "muon" [AdamW, Muon], where Muon has
+    the matrices inside the layers. Only matrices have weight decay."""
     inside, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
         if p.ndim < 2:
             vectors.append(p)
-        elif name.startswith("blocks.") and flags.optimizer == "muon":
+        elif name.startswith("blocks.") and kind == "muon":
             inside.append(p)
         else:
             matrices.append(p)
-    groups = [
-        dict(params=matrices, weight_decay=flags.weight_decay),
-        dict(params=vectors, weight_decay=0.0),
-    ]
-    optimizers = [torch.optim.AdamW(groups, lr=flags.lr, betas=(0.9, flags.beta2), fused=True)]
+    groups = [dict(params=matrices, weight_decay=weight_decay)]
+    groups.append(dict(params=vectors, weight_decay=0.0))
+    optimizers = [torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)]
     if inside:
-        optimizers.append(Muon(inside, flags.lr, flags.weight_decay, model.dtype))
+        optimizers.append(Muon(inside, lr, weight_decay, model.dtype))
     return optimizers
 
 

@@ -2,13 +2,13 @@
 
     python sweep.py --preset laptop          # a small Figure 4, an hour on 2 cores
     python sweep.py --preset night           # Figure 4, eight seeds with IC: four hours on 2 cores
-    python sweep.py --layers 2 3 4 --heads 1 8 --seeds 5 --D 4    # any grid: six points, 30 runs
+    python sweep.py --layers 2 3 4 --heads 1 8 --seed 0 1 --D 4    # any grid: 12 runs
     python sweep.py --out results/sweep      # trains nothing, draws Figure 4 from the table there
 
-Further flags are those of train.py, with one value or several. Each run is a process, python
-train.py ... --resume, and prints into RUN.txt; if one fails or is killed, the others go on. The
-same command continues what has not ended. The table holds each run that ever ended in --out, also
-if its directory is gone.
+Further flags are those of train.py, with one value or several, and --save-every 0 by default. Each
+run is a process, python train.py ... --resume, and prints into RUN.txt; if one fails or is killed,
+the others go on. The same command continues what has not ended. The table holds each run that ever
+ended in --out, also if its directory is gone.
 
 On a Dask cluster (pip install distributed) all machines see --out under the same name, and each
 command is started in a clone of this repository. Whoever reaches a scheduler can run any code on
@@ -38,14 +38,18 @@ PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # as the paper says
 LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3 --steps 1500"
 PAPER = f"{PLAIN} --heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000"
 DEPTHS = "--layers 8 7 6 5 4 3 2 1"  # the slowest runs come first
-PRESETS = {  # name: [(flags of train.py, number of seeds), ...]
-    "laptop": [(f"{LAPTOP} --D 5 --layers 5 4 3 2 1", 3), (f"{LAPTOP} --no-ic --layers 5 3 1", 3)],
-    "night": [(f"{LAPTOP} --D 5 {DEPTHS}", 8), (f"{LAPTOP} --no-ic {DEPTHS}", 3)],
-    "paper": [(f"{PAPER} --D 5 {DEPTHS}", 8), (f"{PAPER} --no-ic {DEPTHS}", 8)],
+THREE, EIGHT = "--seed 0 1 2", "--seed 0 1 2 3 4 5 6 7"
+PRESETS = {  # flags of train.py, with IC and without
+    "laptop": [
+        f"{LAPTOP} --D 5 --layers 5 4 3 2 1 {THREE}",
+        f"{LAPTOP} --targets last --layers 5 3 1 {THREE}",
+    ],
+    "night": [f"{LAPTOP} --D 5 {DEPTHS} {EIGHT}", f"{LAPTOP} --targets last {DEPTHS} {THREE}"],
+    "paper": [f"{PAPER} --D 5 {DEPTHS} {EIGHT}", f"{PAPER} --targets last {DEPTHS} {EIGHT}"],
 }
 
 
-# ---- training
+# ---- which runs
 
 
 def options_of(words):
@@ -60,44 +64,43 @@ def options_of(words):
     return options
 
 
-def grid(options, seeds, folder):
-    """Return {run directory: (flags, command line)}: a run for each choice of one value for every
-    flag of train.py, and for each seed."""
+def grid(options, folder):
+    """Return {run directory: command line of train.py}: a run for each choice of one value for
+    every flag."""
     choices = []
     for flag, *values in options.values():
-        if len(values) < 2 or flag == "--targets":  # whose 1 3 is one value
+        if len(values) < 2:
             choices.append([[flag, *values]])
         else:
             choices.append([[flag, value] for value in values])
-    choices.append([["--seed", str(seed)] for seed in range(seeds)])
-
     runs = {}
     for chosen in itertools.product(*choices):
         line = [*itertools.chain(*chosen), "--resume"]
-        flags = train.parse_flags(line, folder)
-        runs[flags.out] = flags, [*line, "--out", str(flags.out)]
+        out = train.parse_flags(line, folder).out
+        runs[out] = [*line, "--out", str(out)]
     return runs
 
 
-def train_in_a_process(line, out, started):
-    """Run this command line of train.py; return why it failed, or nothing. Its process is added to
-    the list `started`."""
-    command = [sys.executable, train.__file__, *line]
+# ---- training
+
+STARTED = []  # the processes that this machine has started
+
+
+def train_in_a_process(out, line):
+    """Run this command line of train.py; return how it failed, or nothing."""
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(f"{out}.txt", "a+") as printed:
+    command = [sys.executable, train.__file__, *line]
+    with open(f"{out}.txt", "a") as printed:
         process = subprocess.Popen(command, env=one_thread, stdout=printed, stderr=printed)
-        started.append(process)
-        code = process.wait()
-        printed.seek(0)
-        last = "".join(printed.readlines()[-1:]).strip()
-    return f"exit code {code}, {last}" if code else ""
+    STARTED.append(process)
+    code = process.wait()
+    return f"failed with exit code {code}: see {out}.txt" if code else ""
 
 
 def sweep(runs, pool):
-    """Train these runs, values of `grid`, in their order; return how many failed."""
-    began, failed, waiting, started = time.time(), 0, {}, []
-    for flags, line in runs:
-        waiting[pool.submit(train_in_a_process, line, flags.out, started)] = flags.out
+    """Train these {run directory: command line} in their order; return how many failed."""
+    began, failed = time.time(), 0
+    waiting = {pool.submit(train_in_a_process, out, line): out for out, line in runs.items()}
     try:
         for ended, future in enumerate(as_completed(waiting), 1):
             out = waiting[future]
@@ -110,7 +113,7 @@ def sweep(runs, pool):
         # after Ctrl-C or SIGTERM, start no other, and end those of this machine; a cluster's go on
         for future in waiting:
             future.cancel()
-        for process in started:
+        for process in STARTED:
             process.terminate()
     return failed
 
@@ -132,6 +135,17 @@ def row_of(run):
     return row
 
 
+def update_table(folder):
+    """Write a row of each run that has ended into the table of a folder, beside those of runs that
+    are gone; return all rows."""
+    table = folder / "results.jsonl"
+    rows = {row["run"]: row for row in train.read_file(table, [])}
+    for file in sorted(folder.glob("*/model.pt")):
+        rows[file.parent.name] = row_of(file.parent)
+    train.write_file(table, rows.values())
+    return [train.DEFAULTS | row for row in rows.values()]
+
+
 # ---- Figure 4, from the rows alone
 
 
@@ -140,20 +154,19 @@ def figure_4(rows):
     curriculum, and with it of each symbol. Triangles stand at the floor(log2 k) + 2 layers that
     x_k takes if tokens find one another by content, the symbols that they share. Across: the
     layers, or each combination of the flags that vary."""
-    with_ic = [row for row in rows if row["ic"]]
-    without = [row for row in rows if not row["ic"]]
+    with_ic = [row for row in rows if row["targets"] == "all"]
+    without = [row for row in rows if row["targets"] != "all"]
 
-    # the flags that vary with IC, or without; D may differ between the two
+    # a column for each choice of the flags that vary
     varying = []
     for name in train.DEFAULTS:
-        counts = [len({str(row[name]) for row in group}) for group in (with_ic, without)]
-        if max(counts) > 1 and name != "seed":
+        if name != "seed" and len({str(row[name]) for row in with_ic or without}) > 1:
             varying.append(name)
     varying = varying or ["layers"]
-    points = {}  # {the values of these flags: the rows that have them}
+    columns = {}  # {the values of these flags: the rows that have them}
     for row in sorted(rows, key=lambda row: [row[name] for name in varying]):
-        point = "\n".join(str(row[name]) for name in varying)
-        points.setdefault(point, []).append(row)
+        values = "\n".join(str(row[name]) for name in varying)
+        columns.setdefault(values, []).append(row)
 
     # each series has its own place in a column: label, with IC, loss, color, layers by content
     D = " or ".join(sorted({str(row["D"]) for row in without}))
@@ -162,29 +175,28 @@ def figure_4(rows):
         (f"mean of all, with IC (n={len(with_ic)})", True, "val", INK, None),
     ]
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
-        least_layers = k.bit_length() + 1  # floor(log2 k) + 2
-        series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), least_layers))
-    figure, [axes] = panels(1, 1, max(10, len(points)), 4.5)
-    for number, (label, ic, name, color, least_layers) in enumerate(series):
-        for column, group in enumerate(points.values()):
-            losses = [row[name] for row in group if row["ic"] == ic and name in row]
+        layers = k.bit_length() + 1  # floor(log2 k) + 2
+        series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), layers))
+    figure, [axes] = panels(1, 1, max(10, len(columns)), 4.5)
+    for number, (label, ic, name, color, layers) in enumerate(series):
+        for column, group in enumerate(columns.values()):
+            losses = [row[name] for row in group if (row["targets"] == "all") == ic and name in row]
             if losses:
                 x = column + 0.11 * (number - len(series) / 2)
                 axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4, mew=0)
                 middle = statistics.median(losses)
                 axes.plot(x, middle, "_", color=color, ms=10, mew=2.5, label=label)
                 label = None  # one entry in the legend
-                if group[0]["layers"] == least_layers:
+                if group[0]["layers"] == layers:
                     above = axes.get_xaxis_transform()
                     axes.plot(x, 1.03, "v", color=color, transform=above, clip_on=False)
 
     for N in {row["N"] for row in rows}:
-        level, meaning = Task(N).plateaus[-1]
-        axes.axhline(level, color=GRAY, ls=":", label=meaning)
+        axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"averages the {N} candidates")
     law = "▼ the $\\lfloor\\log_2 k\\rfloor + 2$ layers that $x_k$ takes by content"
     axes.set_title(f"{len(rows)} runs, bars at medians;  {law}", loc="left", pad=18)
     axes.set(yscale="log", xlabel=", ".join(varying), ylabel=f"final {Task.loss_name}")
-    axes.set_xticks(range(len(points)), points)
+    axes.set_xticks(range(len(columns)), columns)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
 
@@ -192,36 +204,29 @@ def figure_4(rows):
 def main():
     p = command_line("sweep.py", __doc__)
     p.add_argument("--preset", choices=PRESETS, help="a ready-made grid; other flags change it")
-    p.add_argument("--seeds", type=int, default=0, help="per point; 0: 3, or the preset's")
     p.add_argument("--out", type=pathlib.Path, help="folder; by default out/sweep, or out/PRESET")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
-    # what is no flag of ours is one of train.py. Each flag is parsed alone with its values, so that
-    # the second one of --seeds 0 1 does not pass for a value of train.py
-    args, options = p.parse_args([]), {}
-    for flag, option in options_of(sys.argv[1:]).items():
-        _, left_over = p.parse_known_args(option, args)
-        if left_over:
-            options[flag] = option
-    grids = PRESETS.get(args.preset, [("", 3)] if options or args.seeds else [])
+
+    # the flags above are ours, and all others those of train.py
+    options = options_of(sys.argv[1:])
+    ours = ["--preset", "--out", "--workers", "--scheduler", "--help", "-h"]
+    args = p.parse_args([word for flag in ours for word in options.pop(flag, [])])
+    if args.workers < 1:
+        p.error("--workers must not be below 1")
+    grids = PRESETS.get(args.preset, [""] if options else [])
     if not grids and not (args.out and args.out.exists()):
         p.error("give either a --preset, flags of train.py, or an --out with a table")
-    if "--seed" in options:
-        p.error("leave out --seed: --seeds says how many, from 0")
-    for name in vars(args):
-        if f"--{name}" in options:
-            p.error(f"--{name} takes one value")
-    if args.workers < 1 or args.seeds < 0:
-        p.error("--workers must not be below 1, nor --seeds below 0")
     folder = (args.out or pathlib.Path("out", args.preset or "sweep")).absolute()
 
     # train what has not ended; flags of the command line replace those of a preset
     runs = {}
-    for text, seeds in grids:
-        runs |= grid(options_of(text.split()) | options, args.seeds or seeds, folder)
-    missing = [run for out, run in runs.items() if not (out / "model.pt").exists()]
+    for text in grids:
+        runs |= grid(options_of(f"--save-every 0 {text}".split()) | options, folder)
+    missing = {out: line for out, line in runs.items() if not (out / "model.pt").exists()}
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt")
+    pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     if args.scheduler:
         from distributed import Client
 
@@ -229,26 +234,17 @@ def main():
             pool = Client(args.scheduler, timeout=15).get_executor()
         except (OSError, ValueError) as error:
             p.error(f"no Dask cluster at {args.scheduler}: {error}")
-    else:
-        pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops us as Ctrl-C does
     with pool:
         failed = sweep(missing, pool)
 
-    # the table of all that ever ended in the folder, and the figure
-    table = folder / "results.jsonl"
-    rows = {row["run"]: row for row in train.read_file(table, [])}
-    for file in sorted(folder.glob("*/model.pt")):
-        rows[file.parent.name] = row_of(file.parent)
-    train.write_file(table, rows.values())
-    shown = []  # of Section 7, which has a mask, and asks for all symbols or the last
-    for row in rows.values():
-        row = train.DEFAULTS | row
-        if row["task"] == "chain" and row["causal"] and not row["targets"]:
-            shown.append(row)
-    if shown:
-        save_figure(figure_4(shown), folder / "figure4.png")
-        print(f"{len(shown)} of {len(rows)} runs: {folder / 'figure4.png'}")
+    # Figure 4 of the runs of Section 7, which has a mask, and asks for all symbols or the last
+    rows = update_table(folder)
+    rows = [row for row in rows if row["targets"] in ("all", "last")]
+    rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
+    if rows:
+        save_figure(figure_4(rows), folder / "figure4.png")
+        print(f"{len(rows)} runs: {folder / 'figure4.png'}")
     if failed:
         sys.exit(f"sweep.py: {failed} runs failed; the same command continues them")
 

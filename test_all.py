@@ -1,15 +1,19 @@
 """Smoke tests: each stage once, small, against something independent of it.
 
-python test_all.py              # these, in seconds
-python test_all.py -k model     # those of a stage; further options are pytest's
-python -m pytest tests          # all others
+python test_all.py             # these, in seconds
+python test_all.py -k model    # those of a stage; further options are those of unittest
+python -m pytest tests         # all others
 """
 
 import contextlib
 import io
+import itertools
 import pathlib
 import shlex
+import shutil
 import sys
+import tempfile
+import unittest
 from unittest import mock
 
 import ablate
@@ -19,7 +23,6 @@ import sweep
 import train
 from model import Transformer
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -44,15 +47,6 @@ def run_main(module, arguments):
     return code, out.getvalue(), err.getvalue()
 
 
-@pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory):
-    """A run of TINY, whose flags, log and weights no test changes."""
-    run = tmp_path_factory.mktemp("tiny") / "run"
-    code, _, err = run_main(train, f"{TINY} --out {run}")
-    assert code == 0, err
-    return run
-
-
 def follow(tokens, N, D, K):
     """Return the right answers (N, D*K) to one sequence of tokens (T, K or more): follow each query
     through the pairs by comparing symbols."""
@@ -66,26 +60,9 @@ def follow(tokens, N, D, K):
     return torch.cat(answers, -1)
 
 
-def test_data_has_the_targets_that_following_the_pairs_finds():
-    for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
-        batch = data.Task(N, D, K, seed=1).batch(torch.arange(20))
-        for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
-            assert torch.equal(targets, follow(tokens, N, D, K))
-
-
-def test_data_is_a_function_of_seed_and_number():
-    five, six = data.Task(seed=5), data.Task(seed=6)
-    whole, alone = five.batch(torch.arange(10)), five.batch(torch.tensor([7]))
-    assert torch.equal(alone.inputs[0], whole.inputs[7])
-    assert not torch.equal(six.batch(torch.arange(10)).inputs, whole.inputs)
-
-
-def test_data_of_an_epoch_is_each_example_once_and_none_held_out():
-    steps = [data.batch_index(0, step, batch=6, examples=24) for step in range(8)]
-    for epoch in torch.cat(steps).split(24):
-        assert sorted(epoch.tolist()) == [*range(24)]
-    assert not torch.equal(steps[0], steps[4])
-    assert all((data.held_out(split, 1000) < 0).all() for split in data.SPLITS)
+def angles_by_hand(size):
+    """Return (12, size/2): the position times 10000^(-2i/size)."""
+    return torch.tensor([[t / 1e4 ** (2 * i / size) for i in range(size // 2)] for t in range(12)])
 
 
 def rotated(x, angles):
@@ -99,70 +76,6 @@ def small(layers, **options):
     torch.manual_seed(0)
     sizes = dict(T=12, N=2, inputs=6, outputs=5, heads=2, width=16, head_size=8, qk_std=1)
     return Transformer(layers=layers, **sizes, **options)
-
-
-def test_model_layers_are_pytorchs_own_attention_and_mlp():
-    angles = data.rotary_angles(12, 8)
-    for causal, rotary in (True, None), (False, None), (True, angles), (False, angles):
-        model = small(1, causal=causal, angles=rotary)
-        x, block = torch.randn(3, 12, 6), model.blocks[0]
-        stream = model.embed(x)
-        q, k, v = block.qkv(block.ln1(stream)).chunk(3, -1)
-        q, k, v = (x.view(3, 12, 2, 8).transpose(1, 2) for x in (q, k, v))  # (B, heads, T, size)
-        if rotary is not None:
-            q, k = rotated(q, angles), rotated(k, angles)
-        written = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        stream = stream + block.out(written.transpose(1, 2).flatten(2))
-        stream = stream + block.down(F.gelu(block.up(block.ln2(stream))))
-        expected = model.head(model.ln(stream))[:, -2:]
-        torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_model_heads_can_be_read_and_replaced():
-    model, x = small(3), torch.randn(3, 12, 6)
-    predictions, patterns = model(x, return_patterns=True)
-    torch.testing.assert_close(patterns[1].sum(-1), torch.ones(3, 2, 12))
-
-    def same(pattern, values):
-        assert torch.equal(pattern, patterns[1][:, 0])
-        return pattern @ values
-
-    def silent(pattern, values):
-        return 0 * values
-
-    torch.testing.assert_close(model(x, heads={(1, 0): same}), predictions)
-    assert not torch.allclose(model(x, heads={(1, 0): silent}), predictions)
-    for head, f in ((3, 0), silent), ((0, 2), silent), ((1, 0), lambda pattern, values: pattern):
-        with pytest.raises(ValueError, match="head"):
-            model(x, heads={head: f})
-
-
-def test_train_learns_one_retrieval_step(tmp_path):
-    flags = "--layers 2 --width 32 --D 1 --N 2 --rotary qk --no-mlp --lr 1e-2 --batch 64"
-    flags += f" --warmup 10 --steps 2000 --stop-below 0.2 --device cpu --out {tmp_path}/run"
-    code, out, err = run_main(train, flags)
-    assert code == 0 and "solved: True" in out, out + err
-
-    # other sequences, with answers that are found by comparing symbols; their average has 0.5
-    model, _, _ = train.load(tmp_path / "run")
-    batch = data.Task(N=2, D=1, rotary="qk", seed=99).batch(torch.arange(500))
-    answers = torch.stack([follow(tokens, 2, 1, 4) for tokens in batch.inputs])
-    assert (model(batch.inputs) - answers).square().mean() < 0.22
-
-
-def test_train_resumes_a_stopped_run_to_the_same_bits(tmp_path, tiny_run):
-    run = tmp_path / "run"
-    with mock.patch.object(train, "print_row", side_effect=[None, None, KeyboardInterrupt]):
-        code, _, err = run_main(train, f"{TINY} --out {run}")  # Ctrl-C, which comes at step 20
-    assert code == 1 and "--resume goes on from step 20" in err
-    assert not (run / "model.pt").exists()
-    code, out, err = run_main(train, f"{TINY} --out {run} --resume")
-    assert code == 0 and "resumed" in out, err
-    for row, other in zip(train.read_log(tiny_run), train.read_log(run), strict=True):
-        assert {**row, "seconds": 0} == {**other, "seconds": 0}
-    weights = train.load(run)[0].state_dict()
-    for name, weight in train.load(tiny_run)[0].state_dict().items():
-        assert torch.equal(weight, weights[name]), name
 
 
 def planted(x, heads):
@@ -187,78 +100,159 @@ def planted(x, heads):
 planted.heads = [(0, 0), (1, 0)]
 
 
-def test_ablate_finds_a_planted_circuit_and_its_neighbours_are_not_faithful():
-    task = data.Task(N=4, D=1)
-    report = ablate.find_circuit(planted, task)
-    paths = {*ablate.paths_in(report)}
-    assert sorted(map(str, paths)) == ["L0H0: 1b -> 1a", "L1H0: q -> 1b"]
-    assert report["verdict"] == "validated under both ablations"
+class Stages(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """A folder for all, and a run of TINY, whose flags, log and weights no test changes."""
+        cls.folder = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.tiny = cls.folder / "tiny"
+        assert run_main(train, f"{TINY} --out {cls.tiny}")[0] == 0
 
-    # without a path, or with another in its place
-    patched = ablate.PatchedModel(planted, task, task.batch(data.held_out("circuits", 64)))
-    for path in paths:
-        for wrong in set(), {path._replace(layer=1 - path.layer)}:
-            assert patched.circuit(paths - {path} | wrong).mean() > 0.05
+    def test_data_has_the_targets_that_following_the_pairs_finds(self):
+        for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
+            batch = data.Task(N, D, K, seed=1).draw("training", 20)
+            for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
+                assert torch.equal(targets, follow(tokens, N, D, K))
 
+    def test_data_draws_a_batch_again_and_no_two_alike(self):
+        found = set()
+        for seed, split, number in itertools.product((0, 1), data.SPLITS, (0, 1)):
+            batch, again = (data.Task(seed=seed).draw(split, 5, number) for _ in range(2))
+            assert all(map(torch.equal, batch, again))
+            found.add(tuple(batch.inputs.flatten().tolist()))
+        assert len(found) == 4 * len(data.SPLITS)
 
-def test_analyze_draws_every_figure(tiny_run):
-    assert "run python ablate.py" in run_main(analyze, str(tiny_run))[1]
+    def test_model_layers_are_pytorchs_own_attention_and_mlp(self):
+        for causal, positions in itertools.product((True, False), ("appended", "rope", None)):
+            model = small(1, causal=causal, positions=positions)
+            x, block = torch.randn(3, 12, 6), model.blocks[0]
+            numbers = angles_by_hand(6) if positions == "appended" else torch.zeros(12, 0)
+            appended = torch.cat([numbers.cos(), numbers.sin()], 1).expand(3, -1, -1)
+            stream = model.embed(torch.cat([x, appended], 2))
+            q, k, v = block.qkv(block.ln1(stream)).chunk(3, -1)
+            q, k, v = (
+                x.view(3, 12, 2, 8).transpose(1, 2) for x in (q, k, v)
+            )  # (B, heads, T, size)
+            if positions == "rope":
+                q, k = rotated(q, angles_by_hand(8)), rotated(k, angles_by_hand(8))
+            written = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            stream = stream + block.out(written.transpose(1, 2).flatten(2))
+            stream = stream + block.down(F.gelu(block.up(block.ln2(stream))))
+            expected = model.head(model.ln(stream))[:, -2:]
+            torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 
-    # with a report of a circuit, whose second path reads all chains
-    paths = ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*")
-    rows = [dict(path._asdict(), attention=0.5, without=dict(x_1=0.7)) for path in paths]
-    report = dict(validated=True, verdict="validated", ablation="mean", mean=dict(x_1=0.5))
-    report.update(sequences=9, paths=rows)
-    train.write_file(tiny_run / "circuit.json", report)
-    code, _, err = run_main(analyze, str(tiny_run))
-    assert code == 0, err
-    assert train.read_file(tiny_run / "emergence.json")["steps"] == [0, 20, 40]
-    for name in "curves", "attention_maps", "circuit", "emergence", "paths":
-        assert (tiny_run / f"{name}.png").exists()
+    def test_model_heads_can_be_read_and_replaced(self):
+        model, x = small(3), torch.randn(3, 12, 6)
+        predictions, patterns = model(x, return_patterns=True)
+        torch.testing.assert_close(patterns[1].sum(-1), torch.ones(3, 2, 12))
 
+        def same(pattern, values):
+            assert torch.equal(pattern, patterns[1][:, 0])
+            return pattern @ values
 
-def test_sweep_trains_its_grid_and_draws_figure_4(tmp_path):
-    grid = f"{TINY} --steps 10 --layers 1 2 --seeds 1 --workers 2 --out {tmp_path}"
-    code, out, err = run_main(sweep, grid)
-    assert code == 0, out + err
-    rows = train.read_file(tmp_path / "results.jsonl")
-    assert [row["layers"] for row in rows] == [1, 2]
-    assert all(row["ended"] == 10 and row["x_1"] > 0 for row in rows)
-    assert (tmp_path / "figure4.png").exists()
+        def silent(pattern, values):
+            return 0 * values
 
-    # nothing is trained twice, and of a run that is gone the row is left
-    assert "0 of 2 runs to do" in run_main(sweep, grid)[1]
-    (tmp_path / rows[0]["run"]).rename(tmp_path.parent / "elsewhere")
-    assert "0 of 0 runs to do" in run_main(sweep, f"--out {tmp_path}")[1]
-    assert train.read_file(tmp_path / "results.jsonl") == rows
+        torch.testing.assert_close(model(x, heads={(1, 0): same}), predictions)
+        assert not torch.allclose(model(x, heads={(1, 0): silent}), predictions)
+        for head, f in (
+            ((3, 0), silent),
+            ((0, 2), silent),
+            ((1, 0), lambda pattern, values: pattern),
+        ):
+            with self.assertRaisesRegex(ValueError, "head"):
+                model(x, heads={head: f})
 
+    def test_train_learns_one_retrieval_step(self):
+        flags = "--layers 2 --width 32 --D 1 --N 2 --positions rope --no-mlp --lr 1e-2 --batch 64"
+        flags += (
+            f" --warmup 10 --steps 2000 --stop-below 0.2 --device cpu --out {self.folder}/learned"
+        )
+        code, out, err = run_main(train, flags)
+        assert code == 0 and "solved: True" in out, out + err
 
-def test_a_mistake_gets_one_line(tiny_run):
-    for module, arguments, says in (
-        (train, "--K 3", "even"),
-        (train, "--targets 4", "among 1 to 3"),
-        (train, "--task nowhere:Task", "nowhere"),
-        (train, "--init nowhere", "no model.pt"),
-        (train, "--lr fast", "invalid float"),
-        (train, "--lay 3", "unrecognized"),
-        (train, "--lr -1", "not below 0"),
-        (train, "--heads 0", "not below 1"),
-        (train, "--lr nan", "must be a number"),
-        (train, "--N 0", "must not be below 1"),
-        (train, "--ema 1", "below 1"),
-        (train, f"{TINY} --out {tiny_run}", "has finished before"),
-        (train, f"{TINY} --steps 3 --out {tiny_run}", "another steps"),
-        (train, f"{TINY} --out {tiny_run.parent}", "not empty"),
-        (ablate, "", "required: run"),
-        (ablate, "nowhere", "no run directory"),
-        (analyze, "", "required: run"),
-        (sweep, "", "give either a --preset"),
-        (sweep, "--layers 1 --seed 3", "leave out --seed"),
-        (sweep, "--layers 1 --worker 3", "unrecognized"),
-    ):
-        code, _, err = run_main(module, arguments)
-        assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)
+        # other sequences, with answers that are found by comparing symbols; their average has 0.5
+        model, _, _ = train.load(self.folder / "learned")
+        batch = data.Task(N=2, D=1, seed=99).draw("validation", 500)
+        answers = torch.stack([follow(tokens, 2, 1, 4) for tokens in batch.inputs])
+        assert (model(batch.inputs) - answers).square().mean() < 0.22
+
+    def test_train_resumes_a_stopped_run_to_the_same_bits(self):
+        run = self.folder / "stopped"
+        with mock.patch.object(train, "print_row", side_effect=[None, None, KeyboardInterrupt]):
+            code, _, err = run_main(train, f"{TINY} --out {run}")  # Ctrl-C, which comes at step 20
+        assert code == 1 and "--resume goes on from step 20" in err
+        assert not (run / "model.pt").exists()
+        code, out, err = run_main(train, f"{TINY} --out {run} --resume")
+        assert code == 0 and "resumed" in out, err
+        for row, other in zip(train.read_log(self.tiny), train.read_log(run), strict=True):
+            assert {**row, "seconds": 0} == {**other, "seconds": 0}
+        weights = train.load(run)[0].state_dict()
+        for name, weight in train.load(self.tiny)[0].state_dict().items():
+            assert torch.equal(weight, weights[name]), name
+
+    def test_ablate_finds_a_planted_circuit_and_its_neighbours_are_not_faithful(self):
+        task = data.Task(N=4, D=1)
+        report = ablate.find_circuit(planted, task)
+        paths = {*ablate.paths_in(report)}
+        assert sorted(map(str, paths)) == ["L0H0: 1b -> 1a", "L1H0: q -> 1b"]
+        assert report["verdict"] == "validated under both ablations"
+
+        # without a path, or with another in its place
+        patched = ablate.PatchedModel(planted, task, task.draw("circuits", 64))
+        for path in paths:
+            for wrong in set(), {path._replace(layer=1 - path.layer)}:
+                assert patched.circuit(paths - {path} | wrong).mean() > 0.05
+
+    def test_analyze_draws_every_figure(self):
+        assert "run python ablate.py" in run_main(analyze, str(self.tiny))[1]
+
+        # with a report of a circuit, whose second path reads all chains
+        paths = ablate.Path(0, 0, "1b", "1a"), ablate.Path(1, 0, "q", "1b*")
+        rows = [dict(path._asdict(), attention=0.5, without=dict(x_1=0.7)) for path in paths]
+        report = dict(validated=True, verdict="validated", ablation="mean", mean=dict(x_1=0.5))
+        report.update(sequences=9, paths=rows)
+        train.write_file(self.tiny / "circuit.json", report)
+        code, _, err = run_main(analyze, str(self.tiny))
+        assert code == 0, err
+        assert train.read_file(self.tiny / "emergence.json")["steps"] == [0, 20, 40]
+        for name in "curves", "attention_maps", "circuit", "emergence", "paths":
+            assert (self.tiny / f"{name}.png").exists()
+
+    def test_sweep_trains_its_grid_and_draws_figure_4(self):
+        folder = self.folder / "sweep"
+        grid = f"{TINY} --steps 10 --layers 1 2 --workers 2 --out {folder}"
+        code, out, err = run_main(sweep, grid)
+        assert code == 0, out + err
+        rows = train.read_file(folder / "results.jsonl")
+        assert [row["layers"] for row in rows] == [1, 2]
+        assert all(row["ended"] == 10 and row["x_1"] > 0 for row in rows)
+        assert (folder / "figure4.png").exists()
+
+        # nothing is trained twice, and of a run that is gone the row is left
+        assert "0 of 2 runs to do" in run_main(sweep, grid)[1]
+        (folder / rows[0]["run"]).rename(self.folder / "elsewhere")
+        assert "0 of 0 runs to do" in run_main(sweep, f"--out {folder}")[1]
+        assert train.read_file(folder / "results.jsonl") == rows
+
+    def test_a_mistake_gets_one_line(self):
+        for module, arguments, says in (
+            (train, "--K 3", "not even"),
+            (train, "--targets 4", "among 1 to 3"),
+            (train, "--task nowhere:Task", "nowhere"),
+            (train, "--init nowhere", "No such file"),
+            (train, "--lay 3", "unrecognized"),
+            (train, "--lr -1", "not below 0"),
+            (train, f"{TINY} --out {self.tiny}", "has finished before"),
+            (ablate, "nowhere", "no run directory"),
+            (analyze, "", "required: run"),
+            (sweep, "", "give either a --preset"),
+            (sweep, "--layers 1 --worker 3", "unrecognized"),
+        ):
+            code, _, err = run_main(module, arguments)
+            assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)
 
 
 if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-q", "--durations=5", *sys.argv[1:]]))
+    unittest.main()

@@ -7,7 +7,7 @@
 
 A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (flags, machine), log.jsonl (one
 row per evaluation), model.pt (the final weights, averaged as --ema says), state.pt (what --resume
-needs) and ckpt/ (averaged weights, with --save-every). Later stages add circuit.json and figures;
+needs) and ckpt/ (averaged weights while it trained). Later stages add circuit.json and figures;
 load(run) gives them the model.
 """
 
@@ -20,13 +20,12 @@ import math
 import os
 import pathlib
 import platform
-import shutil
 import subprocess
 import sys
 import time
 import zipfile
 
-import data  # first: it sets a variable that torch reads when it is imported
+import data  # before torch, which reads a variable that data sets
 from data import command_line
 from model import Transformer, make_optimizers
 
@@ -38,8 +37,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 def run_once(flags):
-    """Train a run in its directory, or continue it. FileExistsError as open_run says;
-    FloatingPointError if the loss is not finite."""
+    """Train a run in its directory, or continue it."""
     run, task = flags.out, task_of(flags)
     open_run(flags)
     if (run / "model.pt").exists():
@@ -52,7 +50,8 @@ def run_once(flags):
     if flags.init:
         model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
-    optimizers = make_optimizers(model, flags)
+    how = flags.optimizer, flags.lr, flags.beta2, flags.weight_decay
+    optimizers = make_optimizers(model, *how)
     step, seconds, rows = 0, 0.0, []  # rows of the log
     recent = []  # the loss and the gradient's norm in each step since the last row
 
@@ -116,9 +115,8 @@ def run_once(flags):
             return
 
         # one step: forward, backward, clip, update
-        torch.manual_seed(hash((flags.seed, step)))  # so that dropout, if you add it, resumes alike
-        index = data.batch_index(task.seed, step, flags.batch, flags.examples)
-        batch = task.batch(index.to(flags.device))
+        number = step % max(flags.examples // flags.batch, 1)  # of the batches of an epoch
+        batch = task.draw("training", flags.batch, number).to(flags.device)
         loss = task.losses(model(batch.inputs), batch).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), flags.clip or math.inf)
@@ -143,8 +141,8 @@ def schedule(step, flags):
 def evaluate(model, task, split="validation", n=1024, device="cpu"):
     """Return the mean losses (targets,) on n sequences that training never sees."""
     losses = []
-    for index in data.held_out(split, n, device).split(256):
-        batch = task.batch(index)
+    for number in range(n // 256):
+        batch = task.draw(split, 256, number).to(device)
         losses.append(task.losses(model(batch.inputs), batch))  # (256, N, targets)
     return torch.cat(losses).mean((0, 1)).double()  # so that the log averages them exactly
 
@@ -165,70 +163,57 @@ def print_row(flags, task, rows):
 
 def task_of(flags):
     """Return the data.Task of these flags. ValueError if there is none."""
-    targets = flags.targets or ([] if flags.ic else [flags.D])
-    return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.rotary, flags.seed)
+    targets = [flags.D] if flags.targets == "last" else []  # [] stands for all
+    if flags.targets not in ("all", "last"):
+        targets = [int(k) for k in flags.targets.split(",")]
+    return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
 
 
 def build(flags):
     """Return the untrained transformer of these flags, on the CPU."""
     task, head_size = task_of(flags), flags.head_size or flags.width // flags.heads
-    angles = data.rotary_angles(task.T, head_size) if flags.rotary == "qk" else None
     return Transformer(
         task.T, task.N, task.inputs, task.outputs,
         flags.layers, flags.heads, flags.width, head_size,
-        flags.mlp, flags.causal, angles, flags.qk_std, flags.dtype,
+        flags.mlp, flags.causal, flags.positions, flags.qk_std, flags.dtype,
     )  # fmt: skip
+
+
+CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch does not tell
 
 
 def native_dtype(device):
     """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
     processors only those with AMX do."""
+    amd = "AMD" in CPU.get("cpu_name", "")
+    native = CPU.get("amx_bf16") or (amd and CPU.get("avx512_bf16"))
     if device.startswith("cuda"):
         native = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        amd = "AMD" in CPU.get("cpu_name", "")
-        native = CPU.get("amx_bf16") or (amd and CPU.get("avx512_bf16"))
     return "bfloat16" if native else "float32"
-
-
-CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch does not tell
 
 
 # ---- the run directory
 
 
 def open_run(flags):
-    """Make the directory of a run with its config.json, or see whether --resume can continue it.
-    FileExistsError if the directory holds
-    1. files, but no config.json,
-    2. a run with other flags,
-    3. this run, and --resume is missing,
-    4. a log or checkpoints of this run, which is not finished, but no state.pt."""
-    run = flags.out
+    """Make the directory of a run with its config.json. FileExistsError if the directory holds
+    something else, or this run, and --resume is missing."""
+    run, settings = flags.out, settings_of(flags)
     if not (run / "config.json").exists():
-        # write into a temporary directory, and rename it, which fails if there is one with files:
-        # of two trainings that start at once, one finds the name taken
-        new = run.with_name(f"{run.name}.{os.getpid()}.new")
-        write_file(new / "config.json", settings_of(flags) | provenance_of(flags))
-        try:
-            os.rename(new, run)
-        except OSError as error:
-            shutil.rmtree(new)
-            raise FileExistsError(f"{run}: {error.strerror}: choose another --out") from None
+        config = settings | provenance_of(flags)
+        run.mkdir(parents=True, exist_ok=True)
+        if any(run.iterdir()):
+            raise FileExistsError(f"{run} is not empty: choose another --out")
+        write_file(run / "config.json", config)
         return
 
-    saved, settings = read_flags(run), settings_of(flags)
-    other = [name for name in settings if getattr(saved, name) != settings[name]]
-    if other:
+    saved = read_flags(run)
+    if other := [name for name in settings if getattr(saved, name) != settings[name]]:
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
-    finished = (run / "model.pt").exists()
     if not flags.resume:
+        finished = (run / "model.pt").exists()
         says = "has finished before:" if finished else "was begun before: add --resume, or"
         raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
-    if not finished and not (run / "state.pt").exists():  # it would start again from step 0
-        for old in run / "log.jsonl", run / "ckpt":
-            if old.exists():
-                raise FileExistsError(f"{old} is there, but no state.pt: delete it")
 
 
 PROVENANCE = "device", "hardware", "threads", "torch", "git"
@@ -246,12 +231,13 @@ def provenance_of(flags):
 
 def commit_of_this_code():
     """Return "7cb5d1b", or "7cb5d1b-dirty" with changes since; "unknown" outside of a clone."""
+    command = ["git", "--git-dir=.git", "describe", "--always", "--dirty"]  # of no folder above
     here = pathlib.Path(__file__).resolve().parent
-    if (here / ".git").exists():  # otherwise git would ask the folders above
-        command = ["git", "-C", here, "describe", "--always", "--dirty"]
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no git, another owner
-            return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
-    return "unknown"
+    try:
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    except OSError:  # no git
+        return "unknown"
+    return found.stdout.strip() or "unknown"
 
 
 def load(run, weights="model.pt"):
@@ -296,18 +282,15 @@ def write_file(path, content):
     """Write tensors as .pt, a list of dicts as .jsonl, a dict as .json. At `path` there is always a
     whole file, the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        if path.suffix == ".pt":
-            with temporary.open("wb") as file:
-                torch.save(content, file)  # given a path, it would write its name into the file
-        elif path.suffix == ".jsonl":
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in content))
-        else:
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)  # is there only if the write has failed
+    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    if path.suffix == ".pt":
+        with new.open("wb") as file:
+            torch.save(content, file)  # given a path, it would write its name into the file
+    elif path.suffix == ".jsonl":
+        new.write_text("".join(json.dumps(row) + "\n" for row in content))
+    else:
+        new.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(new, path)
 
 
 def read_file(path, default=None, device="cpu"):
@@ -315,18 +298,18 @@ def read_file(path, default=None, device="cpu"):
     file of tensors is damaged: torch.load does not compare its checksums."""
     if default is not None and not path.exists():
         return default
-    if path.suffix == ".pt":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()  # compares them
-        except zipfile.BadZipFile as error:
-            damaged = error
-        if damaged:
-            raise ValueError(f"{path} is damaged: {damaged}")
-        return torch.load(path, device, weights_only=True)
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
-    return json.loads(path.read_text())
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # compares them
+    except zipfile.BadZipFile as error:
+        damaged = error
+    if damaged:
+        raise ValueError(f"{path} is damaged: {damaged}")
+    return torch.load(path, device, weights_only=True)
 
 
 # ---- the flags of a run
@@ -347,15 +330,12 @@ def parser():
     add("--task", "chain", "or module:Class, a task of your own")
     add("--N", 4, "chains per sequence")
     add("--D", 3, "retrieval steps per chain")
-    add("--K", 4, "numbers per symbol; with --rotary input it must be even")
-    switch("--ic", "implicit curriculum: predict all symbols, not x_D alone")
-    p.add_argument(
-        "--targets", type=int, nargs="+", default=[], help="1 3: predict x_1, x_3; overrides --ic"
-    )
+    add("--K", 4, "numbers per symbol")
+    add("--targets", "all", "the x_k to predict: all, last (no implicit curriculum) or 1,3")
     add("--examples", 2**18, "size of the training set")
 
     # the model (Section 8.1)
-    add("--rotary", "input", "input: in the tokens; qk: RoPE", choices=["input", "qk"])
+    add("--positions", "appended", "to the tokens, or rope", choices=["appended", "rope"])
     add("--layers", 12, "number of layers")
     add("--heads", 1, "attention heads per layer")
     add("--width", 128, "size of the residual stream")
@@ -380,7 +360,7 @@ def parser():
     add("--seed", 0, "of the data, their order, and the initial weights")
     add("--dtype", "auto", "of products", choices=["auto", "float32", "bfloat16"])
     add("--eval-every", 50, "steps between evaluations; each saves")
-    add("--save-every", 0, "steps between checkpoints in ckpt/; 0 = none")
+    add("--save-every", 50, "steps between checkpoints in ckpt/, for analyze.py; 0 = none")
     return p
 
 
@@ -402,34 +382,22 @@ def parse_flags(words=None, folder="out"):
     p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
     flags = p.parse_args(words)
 
-    # check the values, alone and together
+    # check the values
     for name, value in settings_of(flags).items():
         lowest = int(name in POSITIVE)
         if isinstance(value, (int, float)) and not lowest <= value < math.inf:
             p.error(f"--{name.replace('_', '-')} must be a number and not below {lowest}")
     if max(flags.ema, flags.beta2) >= 1:
         p.error("--ema and --beta2 must be below 1, or an average never changes")
-    head_size = flags.head_size or flags.width // flags.heads
-    if not head_size:
-        p.error("--heads must not be above --width, or give --head-size")
-    if flags.rotary == "qk" and head_size % 2:
-        p.error("the head size must be even with --rotary qk: pairs of numbers turn")
-
-    # check the task
     try:
         task = task_of(flags)
         data.check_task(task)
     except ValueError as error:
         p.error(error)
 
-    # one spelling for each choice of targets, since runs are compared by their flags: --targets is
-    # empty if --ic or --no-ic says the same
-    if task.targets == [*range(1, flags.D + 1)]:
-        flags.ic, flags.targets = True, []
-    elif task.targets == [flags.D]:
-        flags.ic, flags.targets = False, []
-    else:
-        flags.ic, flags.targets = True, task.targets
+    # runs are compared by their flags: one spelling for the same targets
+    names = {(flags.D,): "last", (*range(1, flags.D + 1),): "all"}
+    flags.targets = names.get((*task.targets,), ",".join(map(str, task.targets)))
 
     # choose what was left open: the name first, while the dtype is still "auto", so that a run has
     # the same name on every machine. A run that was begun keeps its dtype
@@ -440,29 +408,39 @@ def parse_flags(words=None, folder="out"):
         begun = (flags.out / "config.json").exists()
         flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
 
-    # check the weights to start from
-    if flags.init:
-        weights = pathlib.Path(flags.init, "model.pt")
-        if not weights.exists():
-            p.error(f"--init {flags.init} has no model.pt")
-        try:
-            build(flags).load_state_dict(read_file(weights))
-        except RuntimeError:
-            p.error(f"--init {flags.init} is a model of another shape")
+    # check the shape of the model, and the weights to start from
+    try:
+        model = build(flags)
+        if flags.init:
+            model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
+    except (ValueError, FileNotFoundError) as error:
+        p.error(error)
+    except RuntimeError:
+        p.error(f"--init {flags.init} is a model of another shape")
     return flags
 
 
 def run_name(flags):
     """Return L12_H1_D3_s0, with all other settings that differ from their defaults before the
-    seed."""
+    seed, but for --save-every, which changes no result."""
     name = f"L{flags.layers}_H{flags.heads}_{task_of(flags).title}"  # D=3 becomes D3 below
     for key, value in settings_of(flags).items():
-        if key in ("layers", "heads", "task", "D", "seed") or value == DEFAULTS[key]:
+        if key in ("layers", "heads", "task", "D", "seed", "save_every") or value == DEFAULTS[key]:
             continue
-        if isinstance(value, list):
-            value = "-".join(map(str, value))
         name += f"_no-{key}" if value is False else f"_{key}{value}"
     return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", "-")
+
+
+def command_of(flags):
+    """Return "python train.py --layers 12 --heads 1 --D 3", with all other settings that differ
+    from their defaults after these."""
+    settings, command = settings_of(flags), "python train.py"
+    names = ["layers", "heads", "D"]
+    names += [name for name in settings if settings[name] != DEFAULTS[name] and name not in names]
+    for name in names:
+        option, value = name.replace("_", "-"), settings[name]
+        command += f" --no-{option}" if value is False else f" --{option} {value}"
+    return command
 
 
 # ---- the command line

@@ -1,7 +1,7 @@
 """Time a training step of ours beside one of transformers' GPT2Model.
 
     python -m extras.bench
-    python -m extras.bench --rotary qk
+    python -m extras.bench --positions rope
 
 Both have the size of the main command, the same batches and AdamW; they take turns.
 """
@@ -10,7 +10,7 @@ import statistics
 import time
 
 import train
-from data import batch_index, command_line
+from data import command_line
 from extras.llm import package
 from extras.studies import markdown
 
@@ -64,8 +64,7 @@ def steps_table(flags):
         steps = [training_step(kind, flags) for kind in (train.build, GPT2)]
         seconds = [[], []]
         for number in range(WARMUP + ROUNDS):
-            index = batch_index(flags.seed, number, flags.batch, flags.examples)
-            batch = train.task_of(flags).batch(index.to(flags.device))
+            batch = train.task_of(flags).draw("training", flags.batch, number).to(flags.device)
             for step, measured in zip(steps, seconds, strict=True):
                 began = time.perf_counter()
                 step(batch)
@@ -77,7 +76,7 @@ def steps_table(flags):
 
 if __name__ == "__main__":
     p = command_line("python -m extras.bench", __doc__)
-    p.add_argument("--rotary", default="input", choices=["input", "qk"], help="of ours")
-    flags = train.parse_flags(["--rotary", p.parse_args().rotary])
+    p.add_argument("--positions", default="appended", choices=["appended", "rope"], help="of ours")
+    flags = train.parse_flags(["--positions", p.parse_args().positions])
     train.keep_freed_memory()  # both models share this process
     print(steps_table(flags))

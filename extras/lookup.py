@@ -6,29 +6,29 @@ followed by its value, then the keys again: which value did each have? D > 1: th
 
 import math
 
-from data import Task, random_bits
+from data import Task
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 
 class Lookup(Task):
-    words, loss_name = 32, "cross-entropy"
+    words, loss_name, blank = 32, "cross-entropy", math.log(32)
 
     def __post_init__(self):
         super().__post_init__()
         if len(self.labels) > self.words:
             raise ValueError(f"--N {self.N} --D {self.D} takes more than {self.words} words")
-        self.inputs += self.words - self.K  # one-hot in place of K numbers; the position stays
+        self.inputs = self.words  # one-hot
         self.outputs = self.words * len(self.targets)  # logits
-        self.plateaus = [(math.log(self.words), "knows nothing"), (math.log(self.N), "knows which")]
+        self.chance = math.log(self.N)
 
-    def batch(self, index):
-        batch = super().batch(index)  # where the symbols stand
-        bits = random_bits(self.seed + 2**40, index, self.words)  # no data set has this seed
-        word_of = bits.argsort(1)  # (B, words) that of each symbol
-        shown = F.one_hot(word_of.gather(1, batch.symbols), self.words)  # (B, T, words)
-        inputs = torch.cat([shown, batch.inputs[:, :, self.K :]], -1)
+    def batch(self, size, rng):
+        batch = super().batch(size, rng)  # where the symbols stand
+        words = np.tile(np.arange(self.words), (size, 1))
+        word_of = torch.from_numpy(rng.permuted(words, axis=1))  # (B, words) that of each symbol
+        inputs = F.one_hot(word_of.gather(1, batch.symbols), self.words).float()  # (B, T, words)
         asked = [batch.symbols[:, -self.N :] + k for k in self.targets]  # (B, N) each
         targets = torch.stack([word_of.gather(1, symbols) for symbols in asked], -1)
         return batch._replace(inputs=inputs, targets=targets)  # targets (B, N, targets)

@@ -20,7 +20,7 @@ make_runs() {  # MINUTES WHAT NAME SEEDS FLAGS
   for seed in $seeds; do
     run="$folder/${name//%/$seed}"
     echo "== $run, about $minutes minutes"
-    [ -e "$run/model.pt" ] || python train.py "$@" --seed "$seed" --out "$run" --resume
+    [ -e "$run/model.pt" ] || python train.py --save-every 0 "$@" --seed "$seed" --out "$run" --resume
     if [ "$what" = circuit ] && [ ! -e "$run/attention_maps.png" ]; then
       python ablate.py "$run"
       python analyze.py "$run"
@@ -37,7 +37,7 @@ circuit 8 runs/default/s% "$(seq 0 9)" $main --save-every 10
 circuit 8 runs/default/s% "$(seq 10 19)" $main
 circuit 8 runs/fresh/default_s% "$(seq 30 39)" $main
 circuit 20 runs/onset/s% "1 2 3" $main --dtype float32
-loss 5 reads/rope_s% "$(seq 0 9)" $main --rotary qk --save-every 10 $until
+loss 5 reads/rope_s% "$(seq 0 9)" $main --positions rope --save-every 10 $until
 loss 9 reads/adamw_s% "0 1 2" $main --optimizer adamw --qk-std 0.02 --ema 0 --steps 3000 --save-every 20 $until
 
 # W_Q and W_K start as small as all other weights (circuits.md)
@@ -63,35 +63,35 @@ circuit 23 C 2 $paper --steps 3000
 circuit 23 runs/adamw/s% "0 1 3" $paper --steps 3000 --save-every 20
 
 # RoPE (circuits.md), and at twice the rate (paper.md)
-rope="$paper --rotary qk --steps 1600 --eval-every 20"
+rope="$paper --positions rope --steps 1600 --eval-every 20"
 circuit 16 runs/rope/s% "$(seq 0 5)" $rope --save-every 20
 loss 6 runs/rope/s% "$(seq 6 9)" $rope --stop-below 0.15
 circuit 16 runs/rope/s% "$(seq 10 15)" $rope
-circuit 19 runs/rope/steps3000_s% 0 $paper --rotary qk --steps 3000
-circuit 14 runs/rope_twice/s% "$(seq 0 9)" $paper --rotary qk --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8
+circuit 19 runs/rope/steps3000_s% 0 $paper --positions rope --steps 3000
+circuit 14 runs/rope_twice/s% "$(seq 0 9)" $paper --positions rope --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8
 
 # without the implicit curriculum (curriculum.md), and in float32 (paper.md)
-without="--no-ic --steps 8000 --stop-below 0 --eval-every 400"
+without="--targets last --steps 8000 --stop-below 0 --eval-every 400"
 loss 53 runs/without_curriculum/L12_s% 0 $paper $without
-loss 59 runs/without_curriculum/L12_rope_s% 0 $paper --rotary qk $without
+loss 59 runs/without_curriculum/L12_rope_s% 0 $paper --positions rope $without
 loss 18 runs/without_curriculum/L4_s% 0 $paper --layers 4 --heads 8 $without
-loss 19 runs/without_curriculum/L4_rope_s% 0 $paper --layers 4 --heads 8 --rotary qk $without
+loss 19 runs/without_curriculum/L4_rope_s% 0 $paper --layers 4 --heads 8 --positions rope $without
 loss 22 runs/float32/s% "0 1 2" $main $plain --dtype float32
 
 # which part of the implicit curriculum is needed (curriculum.md): subsets of the symbols
 small="$plain --layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --stop-below 0.1"
 for targets in "1 2 3" "1" "2" "3" "1 2" "1 3" "2 3"; do
-  loss 6 "runs/curriculum/D3_targets${targets// /-}_s%" "0 1 2 3" $small --targets $targets
+  loss 6 "runs/curriculum/D3_targets${targets// /-}_s%" "0 1 2 3" $small --targets ${targets// /,}
 done
 for targets in "1 2 3" "1 3"; do
-  loss 6 "runs/curriculum/D3_targets${targets// /-}_s%" "4 5 6 7" $small --targets $targets --dtype float32
+  loss 6 "runs/curriculum/D3_targets${targets// /-}_s%" "4 5 6 7" $small --targets ${targets// /,} --dtype float32
 done
 for D in 2 5; do
   loss 4 "runs/curriculum/D${D}_all_s%" "0 1" $small --D $D
-  loss 9 "runs/curriculum/D${D}_last_s%" 0 $small --D $D --no-ic
+  loss 9 "runs/curriculum/D${D}_last_s%" 0 $small --D $D --targets last
 done
-loss 9 runs/curriculum/D5_targets1-2-4-5_s% 0 $small --D 5 --targets 1 2 4 5
-loss 9 runs/curriculum/D5_targets2-3-4-5_s% 0 $small --D 5 --targets 2 3 4 5
+loss 9 runs/curriculum/D5_targets1-2-4-5_s% 0 $small --D 5 --targets 1,2,4,5
+loss 9 runs/curriculum/D5_targets2-3-4-5_s% 0 $small --D 5 --targets 2,3,4,5
 
 # conditional retrieval (curriculum.md): two schedules, RoPE, other target symbols, fewer layers; again on another machine
 both="$plain --task extras.studies.tables:Conditional --width 64 --lr 4e-3"
@@ -101,11 +101,11 @@ long="--steps 4000 --decay 0.3"
 asked="--steps 2000 --decay 0.4 --stop-below 0.1"
 circuit 15 runs/conditional/all_s% "$(seq 0 4)" $four $brief --save-every 25
 circuit 20 runs/conditional/long_s% "2 4 5 6" $four $long --save-every 40
-loss 10 runs/conditional/qk_s% 4 $four --rotary qk $brief --save-every 25
-loss 8 runs/conditional/z_s% 0 $four $asked --no-ic
-loss 8 runs/conditional/x-z_s% 0 $four $asked --targets 1 3
-loss 20 runs/conditional/x-z_s% 2 $four $long --stop-below 0.1 --targets 1 3
-loss 20 runs/conditional/y-z_s% "0 2" $four $long --stop-below 0.1 --targets 2 3
+loss 10 runs/conditional/qk_s% 4 $four --positions rope $brief --save-every 25
+loss 8 runs/conditional/z_s% 0 $four $asked --targets last
+loss 8 runs/conditional/x-z_s% 0 $four $asked --targets 1,3
+loss 20 runs/conditional/x-z_s% 2 $four $long --stop-below 0.1 --targets 1,3
+loss 20 runs/conditional/y-z_s% "0 2" $four $long --stop-below 0.1 --targets 2,3
 loss 12 runs/conditional/all_L2_s% 0 $both $long --layers 2 --heads 4
 loss 16 runs/conditional/all_L3_s% 0 $both $long --layers 3 --heads 4
 circuit 20 runs/again/conditional_s% "5 6" $four $long
@@ -117,9 +117,9 @@ for folds_decay in "0.1 0.043" "0.3 0.13" "1 0.434" "2.4 1.043" "5 2.172"; do
   read -r folds decay <<< "$folds_decay"
   decay="--steps 1600 --weight-decay $decay"
   loss 6 "runs/cleaning/muon_e${folds}_s%" "0 1 2" $narrow $decay
-  loss 6 "runs/cleaning/adamw_rope_e${folds}_s%" "0 1 2" $narrow $decay --optimizer adamw --rotary qk
+  loss 6 "runs/cleaning/adamw_rope_e${folds}_s%" "0 1 2" $narrow $decay --optimizer adamw --positions rope
 done
-loss 6 runs/cleaning/adamw_rope_e0.1_s% "3 4 5 6" $narrow --steps 1600 --weight-decay 0.043 --optimizer adamw --rotary qk
+loss 6 runs/cleaning/adamw_rope_e0.1_s% "3 4 5 6" $narrow --steps 1600 --weight-decay 0.043 --optimizer adamw --positions rope
 loss 6 runs/cleaning/muon_e0.3_s% "$(seq 3 9)" $narrow --steps 1600 --weight-decay 0.13 --save-every 20
 loss 12 runs/cleaning/time_s% 0 $narrow --steps 3000 --decay 0.1 --weight-decay 0.2 --save-every 100
 
@@ -143,21 +143,21 @@ circuit 1 runs/mask/L2_H4_D2_s% 4 $two
 circuit 1 runs/mask/L2_H4_D2_no-causal_s% "2 4" $two --no-causal
 
 # RoPE with the other settings of the main command (circuits.md)
-circuit 4 runs/rope_muon/s% "$(seq 0 9) $(seq 40 49)" $main --rotary qk --save-every 25
+circuit 4 runs/rope_muon/s% "$(seq 0 9) $(seq 40 49)" $main --positions rope --save-every 25
 
 # and other schedules, averages and clippings (circuits.md); base and --steps 800 ran on an Intel Xeon for seeds 10-12
 for flag in base "steps 800" "decay 0.7" "ema 0.95" "ema 0.99" "clip 1" "clip 0"; do
   with="--$flag"
   [ "$flag" = base ] && with=""
-  loss 4 "runs/tail/${flag// /}_s%" "10 11 12" $main --rotary qk --eval-every 25 $with
+  loss 4 "runs/tail/${flag// /}_s%" "10 11 12" $main --positions rope --eval-every 25 $with
 done
-loss 4 runs/tail/steps800_s% "$(seq 40 49)" $main --rotary qk --steps 800
+loss 4 runs/tail/steps800_s% "$(seq 40 49)" $main --positions rope --steps 800
 
 # many depths (paper.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 grid="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0 --D 5"
 python sweep.py --preset laptop --out "$folder/sweep"
-python sweep.py --layers 2 3 4 --seeds 2 $grid --steps 2000 --no-causal --rotary qk --out "$folder/sweep"
-python sweep.py --layers 2 3 --seeds 10 $grid --steps 5000 --out "$folder/longer"
+python sweep.py --layers 2 3 4 --seed 0 1 $grid --steps 2000 --no-causal --positions rope --out "$folder/sweep"
+python sweep.py --layers 2 3 --seed $(seq 0 9) $grid --steps 5000 --out "$folder/longer"
 for layers in 2 3 4; do
   circuit 5 "runs/depth/L${layers}_s%" 1 $grid --layers $layers --steps 1500
 done
@@ -179,7 +179,7 @@ for shape in "6 1 2 1 3000 1" "5 1 2 1 3000 2,3,4,5,8,16" "5 1 4 1 4000 1,16" "6
   "6 2 4 2 2500 16" "10 2 4 2 10000 1" "5 2 4 2 10000 8" "5 2 16 2 10000 4" "5 2 2 3 3000 8,16" "5 2 3 3 4000 8" "1 2 4 3,4 2500 16" "5 2 4 3 6000 16" \
   "5 2 4 3 12000 8,16" "5 3 4 2 2500 8" "5 3 4 3 12000 8" "5 3 4 4 2500 4" "1 3 4 4 2500 16" "3 3 4 4 4500 4" \
   "5 3 4 4 12000 4,16" "5 3 2 5,7 5000 8" \
-  "5 1 4 1 4000 8 --no-mlp" "5 2 4 2 2500 8 --no-mlp" "6 2 4 2 10000 8 --no-mlp" "5 1 4 1 4000 1,2,3,4,5,8,16 --rotary qk" \
+  "5 1 4 1 4000 8 --no-mlp" "5 2 4 2 2500 8 --no-mlp" "6 2 4 2 10000 8 --no-mlp" "5 1 4 1 4000 1,2,3,4,5,8,16 --positions rope" \
   "5 2 4 2 2500 4 --task extras.studies.tables:Shuffled" "9 2 4 2 10000 4 --task extras.studies.tables:Shuffled" "5 3 4 2,4 2500 4 --task extras.studies.tables:Shuffled" \
   "1 1 3 1 4000 3,4,6" "1 1 6 1 4000 6,7,12" "1 1 2 1 3000 1,2 --head-size 64" "1 1 2 1 3000 2 --head-size 8" "1 1 2 1 3000 2,4 --head-size 4" \
   "1 1 4 1 4000 2,4 --head-size 64" "1 1 4 1 4000 4,8,16 --head-size 8" "1 1 4 1 4000 4,8,16 --head-size 4" "1 1 8 1 4000 4,8 --head-size 64" \
@@ -266,7 +266,7 @@ of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --b
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --stop-below 0 --decay 0 --eval-every 100 --save-every 400"
 circuit 83 D 0 $of_D
-circuit 54 runs/rope/D_s% 0 $of_D --rotary qk --steps 3000
+circuit 54 runs/rope/D_s% 0 $of_D --positions rope --steps 3000
 loss 83 runs/literal/D_s% 0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 loss 115 runs/literal/no_aid_s% "0 1 2" $literal --beta2 0.999 --clip 0 --warmup 0
 python sweep.py --preset night --out "$folder/sweep"

@@ -122,7 +122,7 @@ ALL = [  # a model, its layers and heads, its only circuit if it has one, what t
     (canceller, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", "validated under both ablations"),
     (two_that_must_agree, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", "validated under both ablations"),
     (star_with_a_checksum, 1, 6, STAR, "validated under mean ablation alone"),  # it sees no key
-    (another_way_in_one_of_a_hundred, 2, 2, "", "lost answers of x_1"),
+    (another_way_in_one_of_a_hundred, 2, 2, "", "of the answers on x_1 are lost"),
     (weight_on_itself, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", "validated under both ablations"),
     (backup, 2, 2, "", "the full model does as well without it"),
     (convolution, 1, 1, "", "no paths lead from x_1 to the query"),

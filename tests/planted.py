@@ -2,7 +2,7 @@
 
 import itertools
 
-from ablate import Path, marks_of, parts_of
+from ablate import Path, mark_tokens, split_end
 from extras.studies import tables
 
 import torch
@@ -24,9 +24,10 @@ def find_positions(symbols, task):
     start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
     known, number = [*task.roles.values()], 1
-    for block in task.blocks[-2::-1]:
+    for block in range(1, 1 + task.slots[0].block):
         # the slot that shows every symbol that is known of the chain so far
-        slots, size = len(block), len(block[0])
+        sizes = [len(slot.shows) for slot in task.slots if slot.block == block]
+        slots, size = len(sizes), sizes[0]
         start -= size * slots
         first = start + size * torch.arange(slots)
         fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
@@ -62,15 +63,15 @@ class Planted:
         """Return the attention (B, N) that a reader alone would give along a path: all of it in its
         own slot, else as much as it shares a symbol with what it reads (Assumption 1 of Section 5);
         of x and y the lesser."""
-        ends = [marks_of(end, self.task, positions) for end in path[2:]]  # (B, N, T) each
-        names, lanes = zip(*map(parts_of, path[2:]), strict=True)
-        if any({*names} <= {*slot} for slot in self.task.slots):
+        ends = [mark_tokens(end, self.task, positions) for end in path[2:]]  # (B, N, T) each
+        names, lanes = zip(*map(split_end, path[2:]), strict=True)
+        if any({*names} <= {*slot} for slot in self.task.chain_slots):
             return ends[0].sum(-1) * ends[1].sum(-1)
         held = []
         for marks, lane in zip(ends, lanes, strict=True):
             held.append(torch.einsum("bnt,btnk->bnk", marks, holds[:, :, lane]))
         shared = torch.minimum(*held)  # (B, N, symbols)
-        if isinstance(self.task, tables.Conditional) and names[1] in self.task.slots[0]:
+        if isinstance(self.task, tables.Conditional) and names[1] in self.task.chain_slots[0]:
             return torch.maximum(shared[..., 1:3].amin(-1), shared[..., 3])
         return shared.amax(-1)
 
@@ -83,7 +84,7 @@ class Planted:
         for path, share in shares.items():
             total[path.reader] = total.get(path.reader, 0) + share
         for path, share in shares.items():
-            reader, read = (marks_of(end, self.task, positions) for end in path[2:])
+            reader, read = (mark_tokens(end, self.task, positions) for end in path[2:])
             share = share / total[path.reader].clamp(min=1)
             pattern += (share[..., None] * reader).mT @ (read - reader)
         return pattern
@@ -104,7 +105,7 @@ class Planted:
                 pattern = self.attend(paths, holds, positions)
                 write = functions.get((layer, head), torch.matmul)
                 read = signs * write(pattern, (signs * holds).flatten(2)).view_as(holds)
-                lanes = {(parts_of(path.read)[1], parts_of(path.reader)[1]) for path in paths}
+                lanes = {(split_end(path.read)[1], split_end(path.reader)[1]) for path in paths}
                 for source, target in lanes:
                     added[:, :, target] += read[:, :, source]
             holds = (holds + added).clamp(0, 1)

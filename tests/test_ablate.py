@@ -7,8 +7,7 @@ from unittest import mock
 import ablate
 import data
 import train
-from ablate import MEAN, RESAMPLE, PatchedModel, Path, mask_of
-from data import held_out
+from ablate import MEAN, RESAMPLE, PatchedModel, Path, mark_edges
 from extras.studies import tables
 from test_all import planted
 from tests.common import TINY
@@ -23,7 +22,7 @@ def pairs_of(path, task, positions, b):
     pairs = []
     for n, m in itertools.product(range(positions.shape[1]), repeat=2):
         tokens = []
-        for number, (role, offset) in zip((n, m), map(ablate.parts_of, path[2:]), strict=True):
+        for number, (role, offset) in zip((n, m), map(ablate.split_end, path[2:]), strict=True):
             tokens.append(positions[b, number, [*task.roles].index(role)].item() + offset)
         if (n == m or path.read[-1] == "*") and all(0 <= token < task.T for token in tokens):
             pairs.append((n, *tokens))
@@ -38,15 +37,15 @@ def test_paths_against_loops(task):
     """Mean attention of the readers that are there, without that to themselves; a path in a report;
     the mask of several paths."""
     T, pattern, ends = task.T, torch.rand(3, task.T, task.T), []
-    positions = task.batch(torch.arange(3)).positions
+    positions = task.draw("validation", 3).positions
     for name, offset in itertools.product(task.roles, ("", "+1", "+2")):
         ends.append(name + offset)
-        assert ablate.parts_of(f"{name}{offset}*") == (name, int(offset or 0))
+        assert ablate.split_end(f"{name}{offset}*") == (name, int(offset or 0))
     pairs = itertools.islice(itertools.product(ends, ends), 0, 999, 5)
     for (reader, read), star in itertools.product(pairs, ("", "*")):
         path, total, readers = Path(3, 1, reader, read + star), torch.zeros(()), set()
         for b, n in itertools.product(range(3), range(task.N)):
-            role, offset = ablate.parts_of(reader)
+            role, offset = ablate.split_end(reader)
             token = positions[b, n, [*task.roles].index(role)].item() + offset
             readers |= {(b, token)} if token < task.T else set()
         for b in range(3):
@@ -62,7 +61,7 @@ def test_paths_against_loops(task):
     for path, b in itertools.product(paths, range(3)):
         for _, reader, read in pairs_of(path, task, positions, b):
             mask[b, reader, read] = True
-    assert torch.equal(mask_of(paths, task, positions), mask)
+    assert torch.equal(mark_edges(paths, task, positions), mask)
 
 
 # ---- ablation
@@ -77,8 +76,8 @@ def patched():
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     task = train.task_of(flags)
-    others = task.batch(held_out("means", 16))
-    return PatchedModel(model, task, task.batch(held_out("validation", 6)), others)
+    others = task.draw("corrupted", 16)
+    return PatchedModel(model, task, task.draw("validation", 6), others)
 
 
 @pytest.mark.parametrize("by", [MEAN, RESAMPLE, None])
@@ -89,7 +88,7 @@ def test_ablation_against_loops(patched, by):
     for head, (pattern, values) in patched.corrupted_reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for batch in patched.corrupted, patched.clean:
-            read = mask_of(paths, task, batch.positions)
+            read = mark_edges(paths, task, batch.positions)
             kept.append(read | itself if by else ~read | itself)
         there, here = kept
         alone = ~read.any(-1)  # a path may lead a token to itself
@@ -114,15 +113,16 @@ def test_lost_answers_are_those_that_the_full_model_has(patched, monkeypatch):
     full = torch.tensor([[[0.1, 0.1], [0.4, 0.1], [0.1, 0.1]]] * 2)  # (B=2, N=3, symbols=2)
     losses = torch.tensor([[[0.9, 0.1], [0.9, 0.9], [0.1, 0.3]], [[0.1, 0.1], [0.2, 0.1], [0, 0]]])
     monkeypatch.setitem(vars(patched), "baseline", full)
-    means, lost = patched.measure(losses)
+    lost = ablate.symbol_means(ablate.lost_answers(patched, losses), patched.task)
+    means = ablate.symbol_means(losses, patched.task)
     assert [*lost.values()] == [pytest.approx(1 / 6, abs=1e-5)] * 2
     assert means["x_1"] == pytest.approx(losses[..., 0].mean().item(), abs=1e-5)
     few = torch.tensor([[[0.0, 0.0], [0.0, 0.4], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])
     for level, faithful in (0.06, False), (0.04, True):
-        assert patched.is_faithful(0 * losses + level) == faithful
+        assert (not ablate.failures(patched, 0 * losses + level)) == faithful
     monkeypatch.setattr(patched.task, "faithful_below", 0.1)
-    assert not patched.is_faithful(few)  # a sixth is lost
-    assert patched.is_faithful(few * 0.5)
+    assert ablate.failures(patched, few)  # a sixth is lost
+    assert not ablate.failures(patched, few * 0.5)
 
 
 def test_aligned_twins_and_gradients(patched):
@@ -143,7 +143,7 @@ def test_aligned_twins_and_gradients(patched):
 def test_candidates_by_the_tokens_of_all_pairs_of_roles():
     """By the surplus over other chains; a star by all. Stars come last, the most attended first."""
     task = data.Task(N=3, D=2)
-    batch = task.batch(torch.arange(6))
+    batch = task.draw("validation", 6)
     torch.manual_seed(0)
     patterns = torch.rand(2, 6, task.T, task.T).pow(8).softmax(-1)
     for b, n in itertools.product(range(6), range(3)):  # q -> 1b* in layer 0, q -> 2b in layer 1
@@ -153,7 +153,7 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
     itself = torch.eye(task.T, dtype=torch.bool)
     patched = mock.Mock(corrupted_reads=reads, corrupted=batch, task=task, itself=itself)
-    found = ablate.candidates(patched, 0.1 / 3)
+    found = ablate.candidates(patched)
     plain, stars, sequence = {}, {}, torch.arange(6)[:, None, None]
     for layer, reader, read in itertools.product((0, 1), task.roles, task.roles):
         i, j = (batch.positions[..., [*task.roles].index(name)] for name in (reader, read))
@@ -177,8 +177,8 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
 def test_an_intermediate_token_that_no_head_reads_is_no_end():
     task = data.Task(N=4, D=2)
     model = Planted(task, ["0 2b+1 2b"], layers=1)
-    patched = PatchedModel(model, task, task.batch(torch.arange(9)))
-    assert not [path for path in ablate.candidates(patched, 0.1) if "+" in str(path)]
+    patched = PatchedModel(model, task, task.draw("validation", 9))
+    assert not [path for path in ablate.candidates(patched) if "+" in str(path)]
 
 
 def test_no_path_of_those_that_are_left_can_go():
@@ -209,7 +209,7 @@ def test_planted_circuits_are_validated(task, heads, texts):
     paths = paths_from(*texts)
     report = ablate.find_circuit(Planted(task, texts, layers, heads), task, count=256)
     assert report["verdict"] == "validated under both ablations"
-    rows, batch = ablate.paths_in(report), task.batch(torch.arange(64))
+    rows, batch = ablate.paths_in(report), task.draw("validation", 64)
     assert sorted(rows) == sorted(paths)
     for by in MEAN, RESAMPLE:
         assert not any(report["lost"][by].values())
@@ -223,13 +223,14 @@ def test_planted_circuits_are_validated(task, heads, texts):
         circuit = torch.tensor([loss > 0.3 for loss in rows[path]["without"].values()])
         assert torch.equal(full, lost) and (circuit >= lost).all()
         predicted = {k for k, gone in enumerate(lost, 1) if not gone}
-        assert predicted <= ablate.reached({*paths} - {path}, task)
+        _, holds = ablate.arrivals({*paths} - {path}, task)[-1]
+        assert predicted <= holds["q"]
         assert rows[path]["attention"] == pytest.approx(1)
 
 
 def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(monkeypatch):
-    """They fail here under another sequence alone, and paths are searched again."""
-    batches, tried, judge = [], [], ablate.verdict
+    """They fail here under resample ablation alone, and paths are searched again."""
+    batches, tried, judge = [], [], ablate.validate
 
     def spy(model, task, batch):
         patched = PatchedModel(model, task, batch)
@@ -245,7 +246,7 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
             return judge(fresh, paths, ablations)
 
     monkeypatch.setattr(ablate, "PatchedModel", spy)
-    monkeypatch.setattr(ablate, "verdict", strict)
+    monkeypatch.setattr(ablate, "validate", strict)
     report = ablate.find_circuit(planted, data.Task(D=1), count=256)
     assert report["verdict"] == "validated under mean ablation alone"
     assert tried == [ablate.BOTH, [MEAN]]

@@ -7,7 +7,7 @@ import analyze
 import sweep
 import train
 from ablate import Path, paths_in, read_report
-from data import Batch, Task, Token, held_out, random_bits, standard_normal
+from data import Batch, Slot, Task
 from tests.common import HERE, TINY, output_of
 
 import matplotlib
@@ -28,7 +28,7 @@ def test_emergence_is_the_attention_at_each_checkpoint(whole):
     known, flags = analyze.measure_emergence(whole, paths), train.read_flags(whole)
     assert known["steps"] == [0, 20, 40] and [*paths_in(known)] == paths
     task = train.task_of(flags)
-    batch = task.batch(held_out("emergence", 32))
+    batch = task.draw("emergence", 32)
     q, a, b = batch.positions.unbind(2)  # (32, N) each
     ends = [(b, 0, a), (q, 0, b), (q, 1, None)]  # reader, offset, what is read or all 1b
     for number, step in enumerate(known["steps"]):
@@ -136,7 +136,7 @@ def test_maps_name_the_tokens_that_have_the_roles(words):
     model, task = train.build(flags), train.task_of(flags)
     path = Path(1, 0, "q", "1b")
     figure = analyze.draw_attention_maps(model, flags, [path])
-    [batch] = [task.batch(held_out("validation", 1))]
+    batch = task.draw("validation", 1)
     with torch.no_grad():
         _, patterns = model(batch.inputs, return_patterns=True)
     chains = roles_by_equality(batch.inputs[0, :, : task.K], task)
@@ -165,13 +165,13 @@ class Say(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        self.blocks = [[[Token(number)] for number in range(7)]]
+        self.slots = [Slot(0, {str(number): number}) for number in range(7)]
         self.inputs, self.outputs, self.target_names = self.K, 2 * self.K, ["word", "negative"]
 
-    def batch(self, index):
-        words = standard_normal(random_bits(self.seed, index, 7 * self.K)).view(-1, 7, self.K)
+    def batch(self, size, rng):
+        words = torch.from_numpy(rng.standard_normal((size, 7, self.K), dtype=numpy.float32))
         targets = torch.cat([words[:, :1], -words[:, :1]], 2)
-        positions, symbols = torch.empty(len(index), 1, 0), torch.arange(7).expand(len(index), 7)
+        positions, symbols = torch.empty(size, 1, 0), torch.arange(7).expand(size, 7)
         return Batch(words, targets, positions.long(), symbols)
 
 
@@ -218,8 +218,10 @@ def assert_is_drawn(picture, figure):
 
 
 @pytest.mark.parametrize("run", COMMITTED)
-def test_committed_pictures_of_runs_are_what_the_code_draws(run):
-    """All but the attention maps, which take as long as all others together, of all but A."""
+def test_committed_pictures_of_runs_are_what_the_code_draws(run, monkeypatch):
+    """All but the attention maps, which take as long as all others together, of all but A. In the
+    dtype of the training, which is that of the picture."""
+    monkeypatch.setattr(train, "native_dtype", lambda device: "bfloat16")
     for name, figure in analyze.figures_of(RESULTS / run):
         picture = RESULTS / run / name
         if picture.exists() and (name != "attention_maps.png" or run == "A"):

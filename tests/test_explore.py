@@ -8,7 +8,6 @@ import shutil
 import ablate
 import test_all
 import train
-from data import held_out
 from extras import film
 from extras.explore import __main__ as explore
 
@@ -31,7 +30,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     assert test_all.run_main(explore, f"{run} --out {page}")[0] == 0
 
     model, task, _ = train.load(run)
-    batch = task.batch(held_out("validation", explore.SEQUENCES))
+    batch = task.draw("validation", explore.SEQUENCES)
     (data,) = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"))[1])
     assert data["steps"] == [0, 20, 40] and data["removals"] == [[], [0], [1], [0, 1]]
     codes = numpy.frombuffer(base64.b64decode(data["answers"]), "<u4").astype(float)

@@ -20,7 +20,7 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1, 2 * (1 - step / steps))
-        batch = TASK.batch(torch.arange(64 * step, 64 * (step + 1)))
+        batch = TASK.draw("training", 64, step)
         optimizer.zero_grad()
         (model(batch.inputs) - batch.targets.flatten(2)).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -76,5 +76,5 @@ def test_a_model_may_use_its_memory_again():
 
         return planted(x, {head: through_buffer(f) for head, f in heads.items()})
 
-    reusing.heads, inputs = planted.heads, TASK.batch(torch.arange(9)).inputs
-    assert torch.equal(*(ablate.reads_of(m, inputs)[0, 0][0] for m in (reusing, planted)))
+    reusing.heads, inputs = planted.heads, TASK.draw("validation", 9).inputs
+    assert torch.equal(*(ablate.record_reads(m, inputs)[0, 0][0] for m in (reusing, planted)))

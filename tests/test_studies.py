@@ -79,7 +79,7 @@ def test_which_paths_came_first(tmp_path):
 
 def test_a_run_counts_once_and_by_its_settings(tmp_path):
     """Repeats in another precision are no further runs; one with another flag is."""
-    found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--rotary qk")
+    found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--positions rope")
     for number, text in enumerate(words):
         found.append(row_of(tmp_path / str(number), f"--D 1 {text}", x_1=[1, number / 9]))
     kept = rows.once(found)

@@ -14,7 +14,7 @@ import pytest
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
-GRID = ["--layers", 1, "--seeds", 3, *TINY.split(), "--workers", 2]
+GRID = ["--layers", 1, "--seed", 0, 1, 2, *TINY.split(), "--workers", 2]
 KILLER = """# train.py, which kills itself at its second evaluation if the seed is 1
 import os
 import train
@@ -85,14 +85,16 @@ def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
 
 
 def test_a_grid_is_every_choice_of_one_value(tmp_path):
-    """Against four loops; --targets 1 3 is one value, and of --layers the last counts."""
+    """Against four loops; of --layers the last counts."""
     words = (
-        "--layers=9 --lr 1e-3 2e-3 --layers 1 2 4 2 --targets 1 3 --no-mlp --optimizer adamw muon"
+        "--layers=9 --lr 1e-3 2e-3 --layers 1 2 4 2 --targets 1,3 --no-mlp --optimizer adamw muon"
+        " --seed 0 1"
     )
     found = []
-    for flags, line in sweep.grid(sweep.options_of(words.split()), 2, tmp_path).values():
-        assert train.parse_flags(line).out == flags.out and "--resume" in line
-        assert flags.targets == [1, 3] and not flags.mlp
+    for out, line in sweep.grid(sweep.options_of(words.split()), tmp_path).items():
+        flags = train.parse_flags(line)
+        assert flags.out == out and flags.resume
+        assert flags.targets == "1,3" and not flags.mlp
         found.append((flags.lr, flags.layers, flags.optimizer, flags.seed))
     expected = []
     for lr in 1e-3, 2e-3:
@@ -103,10 +105,10 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
 
 
 def test_flags_change_a_preset():
-    night = [sweep.options_of(text.split()) for text, _ in sweep.PRESETS["night"]]
-    options = sweep.options_of("--layers 2 3".split())
-    grids = [sweep.grid(grid | options, 1, "out") for grid in night]
-    depths = [[flags.layers for flags, _ in runs.values()] for runs in grids]
+    night = [sweep.options_of(text.split()) for text in sweep.PRESETS["night"]]
+    options = sweep.options_of("--layers 2 3 --seed 0".split())
+    grids = [sweep.grid(grid | options, "out") for grid in night]
+    depths = [[train.parse_flags(line).layers for line in runs.values()] for runs in grids]
     assert depths == [[2, 3], [2, 3]]
 
 
@@ -115,9 +117,9 @@ def test_flags_change_a_preset():
     [
         ("--heads 1 two", "invalid int value: 'two'"),
         ("--heads 1 0", "not below 1"),
-        ("--layers 1 2 --targets 1 9", "among 1 to 3"),
-        ("--layers 1 2 --seeds 0 1", "--seeds takes one value"),
-        ("--layers 1 --out a b", "--out takes one value"),
+        ("--layers 1 2 --targets 1,9", "among 1 to 3"),
+        ("--layers 1 2 --workers 1 2", "unrecognized arguments: 2"),
+        ("--layers 1 --out a b", "unrecognized arguments: b"),
         ("5 --layers 1", "unrecognized arguments: 5"),
         ("--layers 1 --workers 0", "--workers must not be below 1"),
         ("--out nowhere", "give either a --preset"),
@@ -147,7 +149,7 @@ def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
     assert table.read_bytes() == committed.read_bytes() and (tmp_path / "figure4.png").exists()
 
     # new runs come after those whose directories are gone
-    words = [*TINY.split(), "--steps", 20, "--layers", 1, "--seeds", 1, "--out", tmp_path]
+    words = [*TINY.split(), "--steps", 20, "--layers", 1, "--out", tmp_path]
     output_of(sweep, *words)
     rows = train.read_file(table)
     assert rows[:-1] == train.read_file(committed) and rows[-1]["width"] == 16
@@ -156,7 +158,8 @@ def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
 def test_a_row_is_what_a_run_left(tmp_path):
     log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
     options = sweep.options_of([*TINY.split(), "--layers", "2"])
-    [(flags, _)] = sweep.grid(options, 1, tmp_path).values()
+    [line] = sweep.grid(options, tmp_path).values()
+    flags = train.parse_flags(line)
     train.write_file(flags.out / "config.json", train.settings_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     row = sweep.row_of(flags.out)
@@ -177,9 +180,9 @@ def test_figure_4_holds_every_run():
     rows = [train.DEFAULTS | row for row in rows if row["causal"]]
     expected, places = [], set()
     for row in rows:
-        for name in ["val", *(f"x_{k}" for k in range(1, 6) if row["ic"])]:
+        for name in ["val", *(f"x_{k}" for k in range(1, 6) if row["targets"] == "all")]:
             expected.append((row["layers"] - 1, row[name]))
-            places.add((row["layers"], row["ic"], name))
+            places.add((row["layers"], row["targets"], name))
     figure = sweep.figure_4(rows)
     assert dots_of(figure) == sorted(expected)
     bars = [line for line in figure.axes[0].lines if line.get_marker() == "_"]

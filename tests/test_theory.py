@@ -7,7 +7,6 @@ from data import Task
 from extras.studies import tables, theory
 
 import pytest
-import torch
 
 
 def test_depth_laws_against_the_simulation():
@@ -23,8 +22,8 @@ def test_depth_laws_against_the_simulation():
 def slots_of(task):
     """[(number of the block, of the slot, of the place in the slot), ...] of all tokens."""
     found = []
-    for number, block in enumerate(task.blocks):
-        found += itertools.product([number], range(len(block)), range(len(block[0])))
+    for number, slot in enumerate(task.slots):
+        found += itertools.product([slot.block], [number], range(len(slot.shows)))
     return found
 
 
@@ -34,7 +33,7 @@ def layers_by_sets(task, batch, causal):
     distractors = len(task.labels) > task.N * (task.D + 1)
     slots = slots_of(task)
     known = []
-    for symbol, (block, slot, _) in zip(batch.inputs[0, :, :4].tolist(), slots, strict=True):
+    for symbol, (block, slot, _) in zip(batch.inputs[0].tolist(), slots, strict=True):
         known.append({tuple(symbol), (block, slot)})
     query, layers = task.T - task.N, {}
     for layer in range(1, 9):
@@ -60,9 +59,9 @@ def layers_by_sets(task, batch, causal):
     [*((Task, 2, D) for D in (1, 2, 3, 4, 5, 8)), (tables.Conditional, 3, 3)],
 )
 def test_least_layers_against_sets_on_a_real_sequence(make, N, D, causal):
-    task = make(N=N, D=D, rotary="qk")
+    task = make(N=N, D=D)
     for number in range(3):
-        batch = task.batch(torch.tensor([number]))
+        batch = task.draw("training", 1, number)
         assert layers_by_sets(task, batch, causal) == theory.least_layers(task, causal)
 
 

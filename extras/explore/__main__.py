@@ -16,8 +16,8 @@ import pathlib
 
 import analyze
 import train
-from ablate import PatchedModel, marks_of, parts_of, paths_in, read_report
-from data import command_line, held_out, progress
+from ablate import PatchedModel, mark_tokens, paths_in, read_report, split_end
+from data import command_line, progress
 
 import torch
 
@@ -40,10 +40,10 @@ def answers_of(task, predictions, batch):
     the upper ones 1 + the number of the nearest symbol of the sequence, or 0 if none is near."""
     predicted = predictions.unflatten(-1, (-1, task.K))  # (B, N, symbols, K)
     errors = task.losses(predictions, batch)
-    shown = batch.inputs[:, None, None, :, : task.K]  # (B, 1, 1, T, K)
+    shown = batch.inputs[:, None, None]  # (B, 1, 1, T, K)
     distances, tokens = (predicted[..., None, :] - shown).square().mean(-1).min(-1)
     symbols = 1 + batch.symbols.gather(1, tokens.flatten(1)).view_as(tokens)
-    symbols[distances > task.lost_above] = 0
+    symbols[distances > task.chance / 2] = 0
     return 65536 * symbols + (1000 * errors).round().clamp(max=65535).long()
 
 
@@ -78,7 +78,7 @@ def path_rows(task, report, positions, ends):
     tokens in each sequence and chain, what is lost without it."""
 
     def tokens_of(end):
-        marks = marks_of(end, task, positions)  # (B, N, T)
+        marks = mark_tokens(end, task, positions)  # (B, N, T)
         return [[row.nonzero().flatten().tolist() for row in chains] for chains in marks]
 
     rows = []
@@ -97,7 +97,7 @@ def data_of(run):
     flags, report = train.read_flags(run), read_report(run)
     task, paths = train.task_of(flags), paths_in(report)
     steps, files = weights_of(run)
-    batch = task.batch(held_out("validation", SEQUENCES))
+    batch = task.draw("validation", SEQUENCES)
     measured = [measure(run, file, batch, paths) for file in progress("weights", files)]
     attention, answers = zip(*measured, strict=True)
 
@@ -110,7 +110,7 @@ def data_of(run):
     # the columns of the diagram: role and letter
     columns, ends = [], [end for slot in analyze.slots_of(task, paths) for end in slot]
     for end in ends:
-        role, offset = parts_of(end)
+        role, offset = split_end(end)
         k = task.roles[role]  # -1 if it shows none of the chain
         columns.append([end, "" if offset or k < 0 else task.labels[k][0]])
 
@@ -122,7 +122,9 @@ def data_of(run):
     data.update(labels=task.labels, names=[*task.roles], symbols=task.target_names)
     data.update(tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist())
     places = iter(range(task.T))
-    blocks = [[[next(places) for _ in slot] for slot in block] for block in task.blocks]
+    blocks = []
+    for _, block in itertools.groupby(task.slots, lambda slot: slot.block):
+        blocks.append([[next(places) for _ in slot.shows] for slot in block])
     data.update(blocks=blocks, columns=columns)
     data["paths"] = path_rows(task, report, batch.positions, ends)
     targets = answers_of(task, batch.targets, batch) // 65536 - 1  # the symbols alone

@@ -218,9 +218,8 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
     torch.manual_seed(seed)
     model = Transformer(T, T, N + T, N, layers, 2, d, d // 2)
     torch.nn.init.normal_(model.embed.weight)  # of one-hot characters and positions
-    rates = dict(lr=0.02, warmup=20, steps=steps, decay=0.5)
-    flags = Namespace(optimizer="muon", weight_decay=0.1, beta2=0.95, dtype="float32", **rates)
-    optimizers = make_optimizers(model, flags)
+    flags = Namespace(lr=0.02, warmup=20, steps=steps, decay=0.5)
+    optimizers = make_optimizers(model, "muon", flags.lr, beta2=0.95, weight_decay=0.1)
 
     def predict(tokens):
         positions = torch.eye(T).expand(len(tokens), T, T)

@@ -6,8 +6,8 @@ Circuits with stars are not tested: hard attention would average what a star rea
 """
 
 import train
-from ablate import SEARCHED, PatchedModel, by_head, mask_of, paths_in, read_report
-from data import command_line, held_out
+from ablate import SEARCHED, PatchedModel, by_head, mark_edges, paths_in, read_report
+from data import command_line
 
 import torch
 
@@ -41,7 +41,7 @@ def papers_test(few, fresh, paths):
         """The loss if these paths are kept, with the functions `instead` in some heads."""
         heads = dict(default)
         for head, group in by_head(kept).items():  # a reader attends equally to all that it reads
-            mask = mask_of(group, fresh.task, fresh.clean.positions).float()
+            mask = mark_edges(group, fresh.task, fresh.clean.positions).float()
             heads[head] = attend(mask / mask.sum(-1, keepdim=True).clamp(min=1))
         return round(fresh.losses(heads | dict(instead)).mean().item(), 5)
 
@@ -67,7 +67,7 @@ def table(paper, paths, task, batch):
     losses of papers_test."""
     patterns = dict(paper["others"])
     for head, group in by_head(paths).items():
-        _, reader, read = mask_of(group, task, batch.positions).nonzero().T
+        _, reader, read = mark_edges(group, task, batch.positions).nonzero().T
         name = "previous position" if (reader - read == 1).all() else "expected position"
         reads = ", ".join(f"{path.reader} reads {path.read}" for path in group)
         patterns[text_of(head)] = f"{name}: {reads}"
@@ -98,8 +98,8 @@ def main():
         p.error(f"{run} has no circuit without stars: run python ablate.py {run} first")
 
     model, task, _ = train.load(run)
-    parts = held_out("search", SEARCHED), held_out("circuits", report["sequences"])
-    few, fresh = (PatchedModel(model, task, task.batch(part)) for part in parts)
+    few = PatchedModel(model, task, task.draw("search", SEARCHED))
+    fresh = PatchedModel(model, task, task.draw("circuits", report["sequences"]))
     report["paper"] = papers_test(few, fresh, paths)
     train.write_file(run / "circuit.json", report)
     print(table(report["paper"], paths, task, fresh.clean))

@@ -9,7 +9,7 @@ names. Of repeats of the same settings and seed the first one alone stands there
 
 import math
 
-from ablate import by_head, parts_of, paths_in
+from ablate import by_head, paths_in, split_end
 from data import command_line
 from extras import studies
 from extras.studies import circuits, depth, layers, metrics, order
@@ -72,12 +72,12 @@ def alone():
     steps, learned x_D in no more steps, asked for all symbols; the others are left out."""
     single, curricula = [], {}
     for flags, learned, losses, _ in order.all_chains():
-        key = settings_text(replaced(flags, ic=True, D=1, steps=1, stop_below=0)), flags.seed
+        key = settings_text(replaced(flags, targets="all", D=1, steps=1, stop_below=0)), flags.seed
         if order.asks_all(flags):
             for name, step in learned.items():
                 if step is not None:
                     curricula.setdefault((*key, name), []).append(step)
-        elif not (flags.ic or flags.init):
+        elif flags.targets == "last" and not flags.init:
             name = f"x_{flags.D}"
             single.append((flags, (*key, name), losses[name]))
     answers = []
@@ -105,7 +105,7 @@ def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
     heads, names = by_head(paths_in(row["report"])), [*row["task"].roles]
     for path in heads[min(heads)]:
-        reader, read = (names.index(role) + offset for role, offset in map(parts_of, path[2:]))
+        reader, read = (names.index(role) + offset for role, offset in map(split_end, path[2:]))
         if reader != read + 1 or "*" in path.read:
             return False
     return True
@@ -188,7 +188,8 @@ def table():
     for name, refuted in CLAIMS.items():
         ours = [[], []]
         for flags, answer in found.get(name, []):
-            ours[(flags.optimizer, flags.rotary) != ("adamw", "input")].append((flags, answer))
+            papers = flags.optimizer == "adamw" and flags.positions == "appended"
+            ours[not papers].append((flags, answer))
         cells = [count(part) for part in ours]
         if name == "8.2":
             literal = [row["mse"] < 0.01 for row in committed("literal/no_aid_*")]

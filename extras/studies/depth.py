@@ -13,7 +13,7 @@ from pathlib import Path
 
 import analyze
 import train
-from data import command_line, held_out, progress
+from data import command_line, progress
 from extras.studies import RESULTS, markdown, share, span
 from extras.studies.layers import compared, exceeds_the_flow
 from extras.studies.rows import committed, rounded
@@ -45,7 +45,7 @@ def row_of(run):
     """Return the row of a finished run: what it was, its losses at the end, and how it reads."""
     flags, log = train.read_flags(run), train.read_log(run)
     task = train.task_of(flags)
-    other = {"--no-mlp": not flags.mlp, "--rotary qk": flags.rotary == "qk"}
+    other = {"--no-mlp": not flags.mlp, "--positions rope": flags.positions == "rope"}
     other |= {f"--task {flags.task.rpartition(':')[2].lower()}": flags.task != "chain"}
     other |= {f"--head-size {flags.head_size}": flags.head_size != 32}
     names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware", "dtype"
@@ -104,7 +104,7 @@ def mechanism(run, n=512):
         others do, [from the next sequence's symbol where the own 1b stands, from their own]; of the
         queries whose 1b stands elsewhere in the next sequence"""
     model, task, _ = train.load(run)
-    batch, sequence = task.batch(held_out("circuits", n)), torch.arange(n)[:, None]
+    batch, sequence = task.draw("circuits", n), torch.arange(n)[:, None]
     query, key, own = batch.positions.unbind(2)  # (n, N) each
 
     def errors(heads=None, expected=batch.targets):
@@ -125,7 +125,7 @@ def mechanism(run, n=512):
             how["place"].append(name)
 
     # the swaps
-    symbols = batch.inputs[..., : task.K]
+    symbols = batch.inputs
     there, other = symbols[sequence, own.roll(-1, 0)], symbols.roll(-1, 0)[sequence, own]
     moved = own != own.roll(-1, 0)
     for name, expected in ("swap", there), ("swap_rest", other):
@@ -247,7 +247,7 @@ def heads_table():
 def without():
     """Return the rows of one layer of four chains with 8 heads and no MLPs, and those of 16 heads
     with RoPE."""
-    return cells()["--no-mlp", 1, 4, 8, 1, 4000], cells()["--rotary qk", 1, 4, 16, 1, 4000]
+    return cells()["--no-mlp", 1, 4, 8, 1, 4000], cells()["--positions rope", 1, 4, 16, 1, 4000]
 
 
 def led_to_x2():

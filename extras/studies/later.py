@@ -13,8 +13,7 @@ later.jsonl has a row for each run that knows a symbol at its end, all losses on
 from functools import partial
 
 import train
-from ablate import PatchedModel, paths_in
-from data import held_out
+from ablate import PatchedModel, paths_in, symbol_means
 from extras.studies import RESULTS, command, markdown, rows_by, share
 from extras.studies.rows import committed, name_of, rounded
 
@@ -39,13 +38,13 @@ def draw(rows, out):
 @torch.no_grad()
 def measure(model, task, known):
     """Return what a row has of a model that knows these symbols."""
-    batch = task.batch(held_out("circuits", SEQUENCES))
+    batch = task.draw("circuits", SEQUENCES)
     patched = PatchedModel(model, task, batch)
     losses = patched.losses(without_later(patched))  # (B, N, targets)
     last = losses[..., task.target_names.index(known[-1])]
     places = batch.positions[..., [*task.roles].index("1b")]  # (B, N)
     by_place = [last[places == place].mean().item() for place in places.unique()]
-    full, without = patched.means(patched.baseline), patched.means(losses)
+    full, without = symbol_means(patched.baseline, task), symbol_means(losses, task)
     full, without = ({name: means[name] for name in known} for means in (full, without))
     return dict(full=full, without=without, by_place=by_place)
 

@@ -9,7 +9,7 @@ above: by how many standard errors each is better than for the x_k of other chai
 """
 
 import train
-from data import held_out, progress
+from data import progress
 from extras import studies
 from extras.studies.rows import RESULTS
 from extras.studies.theory import paper_bound
@@ -46,7 +46,7 @@ def measures(predictions, targets):
 def measure(row, n=4096):
     """Return the rows of metrics.jsonl of a run directory with weights."""
     model, task, _ = train.load(row["folder"])
-    batch = task.batch(held_out("confirmation", n))
+    batch = task.draw("confirmation", n)
     predictions = torch.cat([model(part) for part in batch.inputs.split(256)])
     names, found = ("layers", "N", "D", "seed", "hardware", "dtype", "git"), []
     run = dict(run=row["name"]) | {name: row["config"][name] for name in names}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import analyze
 import train
 from ablate import PatchedModel, Path, paths_in
-from data import Task, held_out, progress
+from data import Task, progress
 from extras import studies
 from extras.studies.rows import RESULTS, committed, flags_of, name_of, replaced, settings_text
 from extras.studies.theory import may_attend
@@ -40,7 +40,7 @@ def count(answers):
 
 def asks_all(flags):
     """Return whether a run asks for all symbols, from fresh weights."""
-    return flags.ic and not (flags.targets or flags.init)
+    return flags.targets == "all" and not flags.init
 
 
 class Ended(NamedTuple):
@@ -133,7 +133,7 @@ def measure_run(row, n=SEQUENCES):
     """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
         model, task, flags = train.load(row["folder"], f"ckpt/{file.name}")
-        patched = PatchedModel(model, task, task.batch(held_out("emergence", n)))
+        patched = PatchedModel(model, task, task.draw("emergence", n))
         loss = patched.baseline[..., 0].mean().item()
         if loss < task.learned_below:
             kinds = {}
@@ -143,7 +143,7 @@ def measure_run(row, n=SEQUENCES):
                 paths = [Path(*head, *kind.split(" -> ")) for head in patched.corrupted_reads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[kind] = round(rise, 4)
-            row = dict(run=name_of(row), rotary=flags.rotary, optimizer=flags.optimizer)
+            row = dict(run=name_of(row), positions=flags.positions, optimizer=flags.optimizer)
             return row | dict(step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
 
@@ -153,15 +153,14 @@ def load_induction():
 
 def needed(row, kind):
     """Return whether half of what was learned of x_1, beside the average of four, is lost."""
-    average, _ = Task(N=4).plateaus[-1]
-    return row["kinds"][kind] >= (average - row["loss"]) / 2
+    return row["kinds"][kind] >= (Task(N=4).chance - row["loss"]) / 2
 
 
 def induction_groups():
     """Return {title: [row of induction.jsonl, ...]} of the recipes."""
     groups = {"main command": [], "with RoPE": [], "AdamW": []}
     for row in load_induction():
-        recipe = "with RoPE" if row["rotary"] == "qk" else "main command"
+        recipe = "with RoPE" if row["positions"] == "rope" else "main command"
         groups["AdamW" if row["optimizer"] == "adamw" else recipe].append(row)
     return {f"{title} (n = {len(rows)})": rows for title, rows in groups.items() if rows}
 

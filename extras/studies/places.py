@@ -9,46 +9,42 @@ The pairs of a sequence are shuffled over their places, and the queries come las
 
 import re
 
-from data import Task, Token, random_bits
+from data import Batch, Slot, Task
 
+import numpy as np
 import torch
 
 
 class Places(Task):
-    """D = 1 with G distractors before the queries."""
+    """D = 1 with G distractors before the queries, in one block with the pairs."""
 
-    G, fixed = 20, False
+    G = 20
 
     def __post_init__(self):
         super().__post_init__()
         if self.D != 1:
             raise ValueError("it has one step: set --D 1")
-        N, G = self.N, self.G
-        self.labels += [f"D{i + 1}" for i in range(G)]
-        self.blocks.insert(1, [[Token(number)] for number in range(2 * N, 2 * N + G)])
+        self.labels += [f"D{i + 1}" for i in range(self.G)]
+        numbers = range(2 * self.N, 2 * self.N + self.G)
+        self.slots[self.N : self.N] = [Slot(1, {"": number}) for number in numbers]
 
-    def batch(self, index):
-        """That of data.Task, with the tokens before the queries moved."""
-        batch, N, G, K = super().batch(index), self.N, self.G, self.K
 
-        # tokens are sorted by a key, those of a pair by the same one: random, or such that pair n
-        # comes after (n + 1/2) G/N distractors
-        if self.fixed:
-            keys = torch.cat([(torch.arange(N) + 0.5) * G / N, torch.arange(G) + 0.5])
-            keys = keys.expand(len(index), -1)
-        else:
-            keys = random_bits(~self.seed, index, N + G)  # ~seed is no seed of sequences
-        keys = torch.cat([keys[:, :N].repeat_interleave(2, 1), keys[:, N:]], 1).to(index.device)
-        order = keys.argsort(dim=1, stable=True)  # (B, 2N + G)
-        queries = torch.arange(2 * N + G, self.T, device=index.device).expand(len(index), -1)
-        order = torch.cat([order, queries], 1)  # (B, T)
+class Fixed(Places):
+    """Pair n comes after (n + 1/2) G/N distractors."""
 
-        # symbols move, the numbers of the positions stay
-        sequence = torch.arange(len(index), device=index.device)[:, None]
-        inputs = torch.cat([batch.inputs[sequence, order, :K], batch.inputs[:, :, K:]], 2)
-        positions = order.argsort(1)[sequence[:, :, None], batch.positions]
-        symbols = batch.symbols[sequence, order]
-        return batch._replace(inputs=inputs, positions=positions, symbols=symbols)
+    def __post_init__(self):
+        super().__post_init__()
+        self.slots[: self.N] = [pair._replace(block=2) for pair in self.slots[: self.N]]
+
+    def batch(self, size, rng):
+        """That of data.Task, with the tokens before the queries moved: they are sorted by a key,
+        which is the same for those of a pair."""
+        batch, N, G = super().batch(size, rng), self.N, self.G
+        pairs = (np.arange(N) + 0.5) * G / N
+        keys = [*pairs.repeat(2), *(np.arange(G) + 0.5), *[G + 1] * N]  # (T,)
+        order = torch.from_numpy(np.argsort(keys, kind="stable"))
+        positions = order.argsort()[batch.positions]
+        return Batch(batch.inputs[:, order], batch.targets, positions, batch.symbols[:, order])
 
 
 def __getattr__(name):
@@ -56,4 +52,5 @@ def __getattr__(name):
     found = re.fullmatch(r"(random|fixed)(\d+)", name)
     if found is None:
         raise AttributeError(f"{__name__} has no task {name}")
-    return type(name, (Places,), dict(G=int(found[2]), fixed=found[1] == "fixed"))
+    kind = Fixed if found[1] == "fixed" else Places
+    return type(name, (kind,), dict(G=int(found[2])))

@@ -4,7 +4,7 @@ python train.py --layers 4 --heads 2 --task extras.studies.tables:Conditional
 python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Shuffled
 """
 
-from data import Task, Token
+from data import Slot, Task
 
 
 class Conditional(Task):
@@ -16,21 +16,18 @@ class Conditional(Task):
         super().__post_init__()
         if self.D != 3:
             raise ValueError("it is the same for every --D: leave --D out")
-        N = self.N
-        triples, with_y, with_x = [], [], []
-        for i in range(N):
+        with_x, with_y, triples = [], [], []
+        for i in range(self.N):
             a, x, y, z = range(4 * i, 4 * i + 4)  # the symbols of chain i
-            with_y.append([Token(a, "2a", i), Token(y, "2b", i)])
-            with_x.append([Token(a, "1a", i), Token(x, "1b", i)])
-            for j in range(N):
+            with_x.append(Slot(1, {"1a": a, "1b": x}, i))
+            with_y.append(Slot(2, {"2a": a, "2b": y}, i))
+            for j in range(self.N):
                 chain, shown = i, z
                 if i != j:
                     chain, shown = None, len(self.labels)
                     self.labels.append(f"D{i + 1}.{j + 1}")
-                y = 4 * j + 2
-                triple = Token(x, "3a", chain), Token(y, "3b", chain), Token(shown, "3c", chain)
-                triples.append([*triple])
-        self.blocks = [triples, with_y, with_x, self.blocks[-1]]  # the queries stay
+                triples.append(Slot(3, {"3a": x, "3b": 4 * j + 2, "3c": shown}, chain))
+        self.slots = triples + with_y + with_x + self.slots[-self.N :]  # the queries stay
 
 
 class Shuffled(Task):
@@ -38,5 +35,5 @@ class Shuffled(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        *pairs, queries = self.blocks
-        self.blocks = [[block[n] for n in range(self.N) for block in reversed(pairs)], queries]
+        pairs = sorted(self.slots[: -self.N], key=lambda slot: (slot.chain, slot.block))
+        self.slots[: -self.N] = [pair._replace(block=1) for pair in pairs]

@@ -40,7 +40,7 @@ def attend(known, allowed, rivals):
 def may_attend(task, causal=True):
     """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
     causal mask only to those that are read before it, and to itself."""
-    order = [role for slot in task.slots for role in slot]
+    order = [role for slot in task.chain_slots for role in slot]
     read_at = torch.tensor([order.index(role) for role in task.roles])
     return (read_at[:, None] >= read_at) | (not causal)
 
@@ -48,10 +48,9 @@ def may_attend(task, causal=True):
 def whole_sequence(task):
     """Return what the tokens of a sequence hold before any layer, (T, pieces) bool, the role of
     each, (T,), and the rivals: all pairs of tokens at the same place of two slots of a block."""
-    symbols = torch.tensor([token.symbol for token in task.tokens])  # (T,)
-    all_slots = [slot for block in task.blocks for slot in block]
-    slots = [number for number, slot in enumerate(all_slots) for _ in slot]
-    roles = [[*task.roles].index(token.role) for token in task.tokens]
+    tokens = [(i, *shown) for i, slot in enumerate(task.slots) for shown in slot.shows.items()]
+    slots, roles, symbols = zip(*tokens, strict=True)
+    roles, symbols = [[*task.roles].index(role) for role in roles], torch.tensor(symbols)  # (T,)
     known = torch.cat([F.one_hot(symbols), F.one_hot(torch.tensor(slots))], 1).bool()
     roles = torch.tensor(roles)
     same_role = (roles[:, None] == roles).fill_diagonal_(False)
