@@ -61,38 +61,38 @@ def split_end(end):
     return role, int(offset or 0)
 
 
-def mark_tokens(end, task, positions):
+def mark_tokens(end, task, places):
     """(B, N, T) in row n 1 at the token that is this end in the chain of query n, and 0 elsewhere;
-    positions (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
+    places (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
 
         end     query A2       query A1
         1b      0 1 0 0 0 0    0 0 0 1 0 0
         1b+1    0 0 1 0 0 0    0 0 0 0 1 0    all 0 if it is beyond the end
         1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every query"""
     role, offset = split_end(end)
-    tokens = positions[:, :, [*task.roles].index(role)] + offset  # (B, N)
+    tokens = places[:, :, [*task.roles].index(role)] + offset  # (B, N)
     marks = (tokens[:, :, None] == torch.arange(task.T, device=tokens.device)).float()
     if end.endswith("*"):
         marks = marks.sum(1, keepdim=True).expand_as(marks)
     return marks
 
 
-def mark_edges(paths, task, positions):
+def mark_edges(paths, task, places):
     """(B, T, T) True at [b, i, j] if in sequence b token i reads token j along one of these paths,
     whatever their layer and head."""
-    edges = torch.zeros(len(positions), task.T, task.T, dtype=torch.bool, device=positions.device)
+    edges = torch.zeros(len(places), task.T, task.T, dtype=torch.bool, device=places.device)
     if paths:
-        readers = torch.cat([mark_tokens(path.reader, task, positions) for path in paths], 1)
-        read = torch.cat([mark_tokens(path.read, task, positions) for path in paths], 1)
+        readers = torch.cat([mark_tokens(path.reader, task, places) for path in paths], 1)
+        read = torch.cat([mark_tokens(path.read, task, places) for path in paths], 1)
         edges |= readers.mT @ read > 0  # (B, T, paths * N) @ (B, paths * N, T)
     return edges
 
 
-def mean_attention(pattern, path, task, positions):
+def mean_attention(pattern, path, task, places):
     """The attention in a pattern (B, T, T) along a path to other tokens, averaged over readers."""
     itself = torch.eye(task.T, dtype=torch.bool, device=pattern.device)
-    edges = mark_edges([path], task, positions) & ~itself
-    readers = mark_tokens(path.reader, task, positions).sum()  # a 1b+1 may be beyond the end
+    edges = mark_edges([path], task, places) & ~itself
+    readers = mark_tokens(path.reader, task, places).sum()  # a 1b+1 may be beyond the end
     return (pattern * edges).sum() / readers.clamp(min=1)
 
 
@@ -130,16 +130,16 @@ class PatchedModel:
 
     clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
     aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
-    score: f(predictions, batch) -> (B, N, targets), by default task.losses
+    measure: f(predictions, batch) -> (B, N, targets), by default task.losses
 
     Never ablated are a token's own value, the MLPs, the residual stream and the denominators of
     softmax. In resample ablation all heads get the same corrupted sequence, so a check whether two
     heads read the same still passes, and seems unneeded. And unusual activations can do harm by
     themselves: a path that carries nothing may look needed."""
 
-    def __init__(self, model, task, clean, corrupted=None, aligned=False, score=None):
+    def __init__(self, model, task, clean, corrupted=None, aligned=False, measure=None):
         self.model, self.task, self.clean = model, task, clean
-        self.score = score or task.losses
+        self.measure = measure or task.losses
         self.corrupted = corrupted or task.draw("corrupted", 256).to(clean.inputs.device)
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
         B, n = len(clean.inputs), len(self.corrupted.inputs)
@@ -153,24 +153,26 @@ class PatchedModel:
         shape = len(self.clean.inputs), self.task.N, self.task.outputs
         if predictions.shape != shape or not predictions.isfinite().all():
             raise ValueError(f"the model must return finite predictions {shape}")
-        return self.score(predictions, self.clean)
+        return self.measure(predictions, self.clean)
 
     @functools.cached_property
     def baseline(self):
         """The losses of the full model."""
         return self.losses({})
 
-    def circuit(self, paths, by=MEAN):
+    def keep_only(self, paths, ablation=MEAN):
         """The losses of these paths alone, with all else ablated in all heads at once."""
         groups, heads = by_head(paths), self.model.heads
-        return self.losses({head: self.patch(head, groups[head], by) for head in heads})
+        return self.losses({head: self.patch(head, groups[head], ablation) for head in heads})
 
-    def knock_out(self, paths, by=MEAN):
+    def knock_out(self, paths, ablation=MEAN):
         """The losses of the full model without these paths."""
         groups = by_head(paths)
-        return self.losses({head: self.patch(head, groups[head], by, True) for head in groups})
+        return self.losses(
+            {head: self.patch(head, groups[head], ablation, True) for head in groups}
+        )
 
-    def patch(self, head, paths, by, ablate_them=False):
+    def patch(self, head, paths, ablation, ablate_them=False):
         """The f that replaces a head and keeps the edges of these paths alone, or, to ablate them,
         all others. A token writes
         1. what it reads along the edges that are kept, of values v in this forward,
@@ -182,17 +184,17 @@ class PatchedModel:
 
             if it keeps the edge to 1, and there to 2:   .6 v1 + .2 u0 + .1 u1 + .2 v3
             if it keeps none in either:                  .2 u0 + .1 u1 + .4 u2 + .3 v3"""
-        if by not in BOTH:
-            raise ValueError(f"by must be {MEAN!r} or {RESAMPLE!r}, not {by!r}")
+        if ablation not in BOTH:
+            raise ValueError(f"ablation must be {MEAN!r} or {RESAMPLE!r}, not {ablation!r}")
         own = self.itself
-        keep = mark_edges(paths, self.task, self.clean.positions)  # (B, T, T)
-        keep_corrupted = mark_edges(paths, self.task, self.corrupted.positions)  # (n, T, T)
+        keep = mark_edges(paths, self.task, self.clean.places)  # (B, T, T)
+        keep_corrupted = mark_edges(paths, self.task, self.corrupted.places)  # (n, T, T)
         if ablate_them:
             keep, keep_corrupted = ~keep, ~keep_corrupted
         alone = ~keep.any(-1, keepdim=True)  # (B, T, 1) the tokens that keep no edge
 
         def instead(x):  # of the corrupted (n, ...): their mean (...), or those drawn (B, ...)
-            return x.mean(0) if by == MEAN else x[self.drawn]
+            return x.mean(0) if ablation == MEAN else x[self.drawn]
 
         pattern, values = self.corrupted_reads[head]  # (n, T, T), (n, T, size)
         elsewhere = instead((pattern * ~(keep_corrupted | own)) @ values)
@@ -252,10 +254,10 @@ def candidates(patched):
     between roles; of each kind the highest score first. The score of a path is the attention to its
     own chain less that to an average other one, since what reads all chains alike is a star; that
     of a star is the attention to all. Both are means over corrupted sequences and chains."""
-    task, positions = patched.task, patched.corrupted.positions
+    task, places = patched.task, patched.corrupted.places
     roles, floor, scores = [*task.roles], FLOOR / task.N, {}
     ends = roles + [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
-    marks = torch.stack([mark_tokens(end, task, positions) for end in ends], 2)  # (B, N, ends, T)
+    marks = torch.stack([mark_tokens(end, task, places) for end in ends], 2)  # (B, N, ends, T)
     for head, (pattern, _) in patched.corrupted_reads.items():
         # [i, j]: the attention of end i to end j, of its own chain, of all, of an average other
         given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T) to each token
@@ -296,7 +298,9 @@ def search(patched, paths, ablations):
     @functools.cache
     def is_circuit(paths):
         show(f"search: {len(paths)} paths")
-        return not any(failures(patched, patched.circuit(paths, by), MARGIN) for by in ablations)
+        return not any(
+            failures(patched, patched.keep_only(paths, ablation), MARGIN) for ablation in ablations
+        )
 
     return prune([*paths], is_circuit)
 
@@ -350,12 +354,12 @@ def validate(fresh, paths, ablations):
     3. its paths lead from each target to the query."""
     task, reasons = fresh.task, []
     report = dict(paths=paths, ablation=ablations[0], lost={})
-    for by in MEAN, RESAMPLE:
-        losses = fresh.circuit(paths, by)
-        report[by] = symbol_means(losses, task)
-        report["lost"][by] = symbol_means(lost_answers(fresh, losses), task)
-        if by in ablations:
-            reasons += [f"under {by} ablation {text}" for text in failures(fresh, losses)]
+    for ablation in MEAN, RESAMPLE:
+        losses = fresh.keep_only(paths, ablation)
+        report[ablation] = symbol_means(losses, task)
+        report["lost"][ablation] = symbol_means(lost_answers(fresh, losses), task)
+        if ablation in ablations:
+            reasons += [f"under {ablation} ablation {text}" for text in failures(fresh, losses)]
     without = fresh.knock_out(paths)
     report["knocked_out"] = symbol_means(without, task)
     if not failures(fresh, without):
@@ -397,7 +401,7 @@ def best_circuit(searched, fresh, scores):
     return first
 
 
-def measure_paths(fresh, paths, by):
+def measure_paths(fresh, paths, ablation):
     """The rows of the report on each path, its `attention` in the full model, and
     cost: the rise of the full model's loss without it, by mean ablation
     without: the loss of the circuit without it, under this ablation"""
@@ -405,10 +409,10 @@ def measure_paths(fresh, paths, by):
     reads = record_reads(fresh.model, fresh.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path.layer, path.head]
-        attention = mean_attention(pattern, path, task, fresh.clean.positions)
+        attention = mean_attention(pattern, path, task, fresh.clean.places)
         row = dict(path._asdict(), attention=round(attention.item(), 4))
         row["cost"] = symbol_means(fresh.knock_out([path]) - fresh.baseline, task)
-        row["without"] = symbol_means(fresh.circuit(paths - {path}, by), task)
+        row["without"] = symbol_means(fresh.keep_only(paths - {path}, ablation), task)
         rows.append(row)
     return rows
 
@@ -439,7 +443,7 @@ def find_circuit(model, task, count=512):
     found = best_circuit(searched, fresh, scores)
     show()
     if not found:
-        reasons = failures(searched, searched.circuit(scores), MARGIN)
+        reasons = failures(searched, searched.keep_only(scores), MARGIN)
         said = f"not validated: with all {len(scores)} candidates {'; '.join(reasons)}"
         return dict(report, verdict=said)
     rows = measure_paths(fresh, found["paths"], found["ablation"])

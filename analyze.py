@@ -97,7 +97,7 @@ def draw_attention_maps(model, flags, paths):
     _, patterns = model(batch.inputs, return_patterns=True)
 
     # the tokens of each chain together, (N, roles), without those of none; or all, without roles
-    order, names = batch.positions[0].flatten().tolist(), [*task.roles] * task.N
+    order, names = batch.places[0].flatten().tolist(), [*task.roles] * task.N
     if not names:
         order = names = [*range(task.T)]
 
@@ -114,7 +114,7 @@ def draw_attention_maps(model, flags, paths):
         for side in range(0, len(names), len(task.roles) or task.T):  # between chains
             axes.axhline(side - 0.5, color=GRAY, lw=0.5)
             axes.axvline(side - 0.5, color=GRAY, lw=0.5)
-        edges = mark_edges(group, task, batch.positions)[0, order][:, order]
+        edges = mark_edges(group, task, batch.places)[0, order][:, order]
         y, x = edges.nonzero().T.numpy()
         axes.plot(x, y, "s", ms=190 / len(names), mfc="none", mec=CIRCUIT)
     caption = "One held-out sequence. Rows attend to columns. Red: the paths of the circuit."
@@ -257,7 +257,7 @@ def measure_emergence(run, paths, n=32):
         _, patterns = model(batch.inputs, return_patterns=True)
         for path, row in zip(paths, rows, strict=True):
             pattern = patterns[path.layer][:, path.head]
-            attention = mean_attention(pattern, path, task, batch.positions)
+            attention = mean_attention(pattern, path, task, batch.places)
             row["mean"].append(round(attention.item(), 4))
     steps = [int(file.stem) for file in files]
     return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)

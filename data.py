@@ -25,7 +25,7 @@ import torch
 class Slot(NamedTuple):
     """Tokens that stay together when a sequence is shuffled: a pair, or one query."""
 
-    block: int  # slots of one block are shuffled among themselves; block 0, the queries, is last
+    group: int  # slots of one group are shuffled among themselves; the queries, 0, come last
     shows: dict  # {role: number of the symbol} of its tokens: {"2a": 1, "2b": 2}
     chain: int | None = None  # 0 to N - 1; None for distractors
 
@@ -34,8 +34,8 @@ class Batch(NamedTuple):
     """B sequences of T tokens each. The last N tokens of a sequence are its queries."""
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
-    targets: torch.Tensor  # (B, N, targets * K) the answers to each query, read by Task.losses
-    positions: torch.Tensor  # (B, N, roles) the place, 0 to T - 1, of each role in a query's chain
+    answers: torch.Tensor  # (B, N, targets * K) those to each query; only Task.losses reads them
+    places: torch.Tensor  # (B, N, roles) the place, 0 to T - 1, of each role in a query's chain
     symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
 
     def to(self, device):
@@ -84,7 +84,7 @@ class Task:
         # x_k of chain n has the number n (D + 1) + k; labels has the names in this order
         self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
 
-        # before the shuffle: block k has the pairs of step k, block 0 the queries
+        # before the shuffle: group k has the pairs of step k, group 0 the queries
         self.slots = []
         for k, n in itertools.product(range(D, 0, -1), range(N)):
             number = n * (D + 1) + k
@@ -114,10 +114,10 @@ class Task:
 
     @property
     def roles(self):
-        """{role: the k of the x_k that it shows}, the query first, then the last block before it,
+        """{role: the k of the x_k that it shows}, the query first, then the last group before it,
         and so on. In chain 0 the number of x_k is k."""
         roles = {}
-        for slot in sorted(self.slots, key=lambda slot: slot.block):
+        for slot in sorted(self.slots, key=lambda slot: slot.group):
             roles |= slot.shows if slot.chain == 0 else {}
         return roles
 
@@ -135,16 +135,16 @@ class Task:
 
             token                  0  1   2  3   4  5    6  7  8
             symbol of a token      A1 B1  A2 B2  A3 B3   A1 A2 A3
-            key of its slot        -.6    -.2    -.9     .8 .4 .1    random, less its block
+            key of its slot        -.6    -.2    -.9     .8 .4 .1    random, less its group
             token_at a place       4  5   0  1   2  3    8  7  6     sorted by the keys
             symbol at a place      A3 B3  A1 B1  A2 B2   A3 A2 A1
             place_of a token       2  3   4  5   0  1    8  7  6     the inverse
 
         The first query asks for chain 3, whose q, 1a, 1b are the tokens 8, 4, 5: they stand at the
-        positions 6, 0, 1."""
+        places 6, 0, 1."""
         row = np.arange(size)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
         vectors = rng.standard_normal((size, len(self.labels), self.K), dtype=np.float32)
-        keys = rng.random((size, len(self.slots))) - [slot.block for slot in self.slots]
+        keys = rng.random((size, len(self.slots))) - [slot.group for slot in self.slots]
 
         # the order of the tokens: those of a slot have one key, and stay together
         tokens = [(slot, role) for slot in self.slots for role in slot.shows]
@@ -160,18 +160,18 @@ class Task:
         # what each query asks for: if it shows x_0 with the number 8, then x_2 has the number 10
         queries = symbols[:, -self.N :]  # (B, N)
         asked = queries[:, :, None] + self.targets  # (B, N, targets)
-        targets = vectors[row[:, :, None], asked].reshape(size, self.N, -1)  # (B, N, targets * K)
+        answers = vectors[row[:, :, None], asked].reshape(size, self.N, -1)  # (B, N, targets * K)
 
         # where the tokens of its chain stand
         names = [(slot.chain, role) for slot, role in tokens]
         of_chains = [[names.index((n, role)) for role in self.roles] for n in range(self.N)]
         of_queries = np.array(of_chains, dtype=int)[queries // (self.D + 1)]  # (B, N, roles)
-        positions = place_of[row[:, :, None], of_queries]
-        return Batch(*map(torch.from_numpy, (inputs, targets, positions, symbols)))
+        places = place_of[row[:, :, None], of_queries]
+        return Batch(*map(torch.from_numpy, (inputs, answers, places, symbols)))
 
     def losses(self, predictions, batch):
         """The losses (B, N, targets) of predictions (B, N, outputs): means over K."""
-        errors = (predictions - batch.targets).square()
+        errors = (predictions - batch.answers).square()
         return errors.unflatten(-1, (-1, self.K)).mean(-1)
 
 
@@ -183,7 +183,7 @@ def make_task(name, *settings, **more):
 
         train.py      T, inputs, outputs, target_names, title, roles ({} if there are none), batch,
                       losses
-        ablate.py     also chain_slots, the positions of a batch, chance (an answer is lost above
+        ablate.py     also chain_slots, the places of a batch, chance (an answer is lost above
                       half of it), faithful_below. Its queries have the role q, and all chains are
                       alike, since means are over chains
         analyze.py    also labels (it draws their first letters), blank, learned_below, loss_name
@@ -203,11 +203,11 @@ def check_task(task):
     """ValueError if a batch of a task, or its losses, have other shapes than it says."""
     batch = task.draw("validation", 2)
     losses = task.losses(torch.zeros(2, task.N, task.outputs), batch)
-    found = [tuple(x.shape) for x in (batch.inputs, batch.positions, losses)]
+    found = [tuple(x.shape) for x in (batch.inputs, batch.places, losses)]
     B, N = 2, task.N
     said = [(B, task.T, task.inputs), (B, N, len(task.roles)), (B, N, len(task.target_names))]
     if found != said:
-        raise ValueError(f"inputs, positions and losses of the task have {found}, not {said}")
+        raise ValueError(f"inputs, places and losses of the task have {found}, not {said}")
 
 
 SPLITS = "training", "validation", "confirmation", "search", "corrupted", "circuits", "emergence"
@@ -245,10 +245,10 @@ def describe(task, batch):
     """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
     names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     lines = ["roles     the tokens, in order"]
-    for _, block in itertools.groupby(task.slots, lambda slot: slot.block):
-        block = [*block]
-        roles = " ".join(role for slot in block if slot.chain == 0 for role in slot.shows)
-        shown = [" ".join(names.pop(0) for _ in slot.shows) for slot in block]
+    for _, group in itertools.groupby(task.slots, lambda slot: slot.group):
+        group = [*group]
+        roles = " ".join(role for slot in group if slot.chain == 0 for role in slot.shows)
+        shown = [" ".join(names.pop(0) for _ in slot.shows) for slot in group]
         lines.append(f"{roles:8s}  {'  '.join(shown)}")
     lines += ["", "What the model must predict at each query:"]
     for query in batch.symbols[0, -task.N :].tolist():  # the number of its x_0

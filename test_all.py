@@ -112,7 +112,7 @@ class Stages(unittest.TestCase):
     def test_data_has_the_targets_that_following_the_pairs_finds(self):
         for N, D, K in (4, 3, 4), (2, 1, 2), (7, 5, 4), (1, 2, 2):
             batch = data.Task(N, D, K, seed=1).draw("training", 20)
-            for tokens, targets in zip(batch.inputs, batch.targets, strict=True):
+            for tokens, targets in zip(batch.inputs, batch.answers, strict=True):
                 assert torch.equal(targets, follow(tokens, N, D, K))
 
     def test_data_draws_a_batch_again_and_no_two_alike(self):
@@ -203,7 +203,7 @@ class Stages(unittest.TestCase):
         patched = ablate.PatchedModel(planted, task, task.draw("circuits", 64))
         for path in paths:
             for wrong in set(), {path._replace(layer=1 - path.layer)}:
-                assert patched.circuit(paths - {path} | wrong).mean() > 0.05
+                assert patched.keep_only(paths - {path} | wrong).mean() > 0.05
 
     def test_analyze_draws_every_figure(self):
         assert "run python ablate.py" in run_main(analyze, str(self.tiny))[1]

@@ -30,9 +30,9 @@ class Lookup(Task):
         word_of = torch.from_numpy(rng.permuted(words, axis=1))  # (B, words) that of each symbol
         inputs = F.one_hot(word_of.gather(1, batch.symbols), self.words).float()  # (B, T, words)
         asked = [batch.symbols[:, -self.N :] + k for k in self.targets]  # (B, N) each
-        targets = torch.stack([word_of.gather(1, symbols) for symbols in asked], -1)
-        return batch._replace(inputs=inputs, targets=targets)  # targets (B, N, targets)
+        answers = torch.stack([word_of.gather(1, symbols) for symbols in asked], -1)
+        return batch._replace(inputs=inputs, answers=answers)  # answers (B, N, targets)
 
     def losses(self, predictions, batch):
         logits = predictions.unflatten(-1, (-1, self.words)).movedim(-1, 1)
-        return F.cross_entropy(logits, batch.targets, reduction="none")  # (B, N, targets)
+        return F.cross_entropy(logits, batch.answers, reduction="none")  # (B, N, targets)

@@ -18,15 +18,15 @@ def paths_from(*texts):
     return paths
 
 
-def find_positions(symbols, task):
+def find_places(symbols, task):
     """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone."""
     same = (symbols[:, :, None] == symbols[:, None]).all(-1)
     start = task.T - task.N
     tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
     known, number = [*task.roles.values()], 1
-    for block in range(1, 1 + task.slots[0].block):
+    for block in range(1, 1 + task.slots[0].group):
         # the slot that shows every symbol that is known of the chain so far
-        sizes = [len(slot.shows) for slot in task.slots if slot.block == block]
+        sizes = [len(slot.shows) for slot in task.slots if slot.group == block]
         slots, size = len(sizes), sizes[0]
         start -= size * slots
         first = start + size * torch.arange(slots)
@@ -59,11 +59,11 @@ class Planted:
         self.task, self.paths = task, paths_from(*texts)
         self.layers, self.heads = layers, heads_of(layers, heads)
 
-    def evidence(self, path, holds, positions):
+    def evidence(self, path, holds, places):
         """Return the attention (B, N) that a reader alone would give along a path: all of it in its
         own slot, else as much as it shares a symbol with what it reads (Assumption 1 of Section 5);
         of x and y the lesser."""
-        ends = [mark_tokens(end, self.task, positions) for end in path[2:]]  # (B, N, T) each
+        ends = [mark_tokens(end, self.task, places) for end in path[2:]]  # (B, N, T) each
         names, lanes = zip(*map(split_end, path[2:]), strict=True)
         if any({*names} <= {*slot} for slot in self.task.chain_slots):
             return ends[0].sum(-1) * ends[1].sum(-1)
@@ -75,25 +75,25 @@ class Planted:
             return torch.maximum(shared[..., 1:3].amin(-1), shared[..., 3])
         return shared.amax(-1)
 
-    def attend(self, paths, holds, positions):
+    def attend(self, paths, holds, places):
         """Return how a head with these paths attends (B, T, T): a reader shares its attention among
         all that it reads, other tokens attend to themselves."""
-        pattern = torch.eye(self.task.T).repeat(len(positions), 1, 1)
-        shares = {path: self.evidence(path, holds, positions) for path in paths}
+        pattern = torch.eye(self.task.T).repeat(len(places), 1, 1)
+        shares = {path: self.evidence(path, holds, places) for path in paths}
         total = {}  # of each reader
         for path, share in shares.items():
             total[path.reader] = total.get(path.reader, 0) + share
         for path, share in shares.items():
-            reader, read = (mark_tokens(end, self.task, positions) for end in path[2:])
+            reader, read = (mark_tokens(end, self.task, places) for end in path[2:])
             share = share / total[path.reader].clamp(min=1)
             pattern += (share[..., None] * reader).mT @ (read - reader)
         return pattern
 
     def __call__(self, x, heads=()):
         task, functions, x = self.task, dict(heads), x[..., :4]
-        positions, shows = find_positions(x, task), [*task.roles.values()]
+        places, shows = find_places(x, task), [*task.roles.values()]
         first = [shows.index(k) for k in range(task.D + 1)]  # the first role that shows x_k
-        symbols = x[torch.arange(len(x))[:, None, None], positions[:, :, first]]
+        symbols = x[torch.arange(len(x))[:, None, None], places[:, :, first]]
         signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
         shown = (x[:, :, None, None] == symbols[:, None]).all(-1).float()
         holds = torch.stack([shown] + [0 * shown] * (LANES - 1), 2)  # (B, T, lanes, N, symbols)
@@ -102,7 +102,7 @@ class Planted:
             added = torch.zeros_like(holds)
             for head in range(len(self.heads) // self.layers):
                 paths = [path for path in self.paths if path[:2] == (layer, head)]
-                pattern = self.attend(paths, holds, positions)
+                pattern = self.attend(paths, holds, places)
                 write = functions.get((layer, head), torch.matmul)
                 read = signs * write(pattern, (signs * holds).flatten(2)).view_as(holds)
                 lanes = {(split_end(path.read)[1], split_end(path.reader)[1]) for path in paths}

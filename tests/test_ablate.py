@@ -17,13 +17,13 @@ import pytest
 import torch
 
 
-def pairs_of(path, task, positions, b):
+def pairs_of(path, task, places, b):
     """[(n, reader, read), ...] the tokens of a path of each chain n in sequence b, by a loop."""
     pairs = []
-    for n, m in itertools.product(range(positions.shape[1]), repeat=2):
+    for n, m in itertools.product(range(places.shape[1]), repeat=2):
         tokens = []
         for number, (role, offset) in zip((n, m), map(ablate.split_end, path[2:]), strict=True):
-            tokens.append(positions[b, number, [*task.roles].index(role)].item() + offset)
+            tokens.append(places[b, number, [*task.roles].index(role)].item() + offset)
         if (n == m or path.read[-1] == "*") and all(0 <= token < task.T for token in tokens):
             pairs.append((n, *tokens))
     return pairs
@@ -37,7 +37,7 @@ def test_paths_against_loops(task):
     """Mean attention of the readers that are there, without that to themselves; a path in a report;
     the mask of several paths."""
     T, pattern, ends = task.T, torch.rand(3, task.T, task.T), []
-    positions = task.draw("validation", 3).positions
+    places = task.draw("validation", 3).places
     for name, offset in itertools.product(task.roles, ("", "+1", "+2")):
         ends.append(name + offset)
         assert ablate.split_end(f"{name}{offset}*") == (name, int(offset or 0))
@@ -46,12 +46,12 @@ def test_paths_against_loops(task):
         path, total, readers = Path(3, 1, reader, read + star), torch.zeros(()), set()
         for b, n in itertools.product(range(3), range(task.N)):
             role, offset = ablate.split_end(reader)
-            token = positions[b, n, [*task.roles].index(role)].item() + offset
+            token = places[b, n, [*task.roles].index(role)].item() + offset
             readers |= {(b, token)} if token < task.T else set()
         for b in range(3):
-            for _, i, j in pairs_of(path, task, positions, b):
+            for _, i, j in pairs_of(path, task, places, b):
                 total = total + pattern[b, i, j] * (i != j)
-        given = ablate.mean_attention(pattern, path, task, positions)
+        given = ablate.mean_attention(pattern, path, task, places)
         torch.testing.assert_close(given, total / max(len(readers), 1))
         assert [*ablate.paths_in(dict(paths=[path._asdict()]))] == [path]
         assert path.star == bool(star)
@@ -59,9 +59,9 @@ def test_paths_against_loops(task):
     paths = paths_from("0 q 1a", "0 q 1b+1", "0 1b 1a*", "0 1a+1 1b", "0 2a 2a*")
     mask = torch.zeros(3, T, T, dtype=torch.bool)
     for path, b in itertools.product(paths, range(3)):
-        for _, reader, read in pairs_of(path, task, positions, b):
+        for _, reader, read in pairs_of(path, task, places, b):
             mask[b, reader, read] = True
-    assert torch.equal(mark_edges(paths, task, positions), mask)
+    assert torch.equal(mark_edges(paths, task, places), mask)
 
 
 # ---- ablation
@@ -88,7 +88,7 @@ def test_ablation_against_loops(patched, by):
     for head, (pattern, values) in patched.corrupted_reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for batch in patched.corrupted, patched.clean:
-            read = mark_edges(paths, task, batch.positions)
+            read = mark_edges(paths, task, batch.places)
             kept.append(read | itself if by else ~read | itself)
         there, here = kept
         alone = ~read.any(-1)  # a path may lead a token to itself
@@ -104,7 +104,7 @@ def test_ablation_against_loops(patched, by):
             return p @ v + instead
 
         heads[head] = write
-    losses = patched.circuit(circuit, by) if by else patched.knock_out(circuit)
+    losses = patched.keep_only(circuit, by) if by else patched.knock_out(circuit)
     torch.testing.assert_close(losses, patched.losses(heads))
 
 
@@ -130,9 +130,9 @@ def test_aligned_twins_and_gradients(patched):
     model, task, batch = patched.model, patched.task, patched.clean
     paths = [Path(0, 1, "q", "1b")]
     aligned = PatchedModel(model, task, batch, corrupted=batch, aligned=True)
-    for losses in aligned.circuit([], RESAMPLE), aligned.knock_out(paths, RESAMPLE):
+    for losses in aligned.keep_only([], RESAMPLE), aligned.knock_out(paths, RESAMPLE):
         torch.testing.assert_close(losses, patched.baseline)
-    mine = PatchedModel(model, task, batch, score=lambda predictions, batch: predictions.sum())
+    mine = PatchedModel(model, task, batch, measure=lambda predictions, batch: predictions.sum())
     [gradient] = torch.autograd.grad(mine.knock_out(paths), model.embed.weight)
     assert gradient.abs().sum() > 0
 
@@ -147,8 +147,8 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
     torch.manual_seed(0)
     patterns = torch.rand(2, 6, task.T, task.T).pow(8).softmax(-1)
     for b, n in itertools.product(range(6), range(3)):  # q -> 1b* in layer 0, q -> 2b in layer 1
-        q, b1, b2 = batch.positions[b, n, [0, 2, 4]]
-        patterns[0, b, q] = torch.zeros(task.T).scatter(0, batch.positions[b, :, 2], 1 / 3)
+        q, b1, b2 = batch.places[b, n, [0, 2, 4]]
+        patterns[0, b, q] = torch.zeros(task.T).scatter(0, batch.places[b, :, 2], 1 / 3)
         patterns[1, b, q] = torch.eye(task.T)[b2]
     reads = {(layer, 0): (patterns[layer], None) for layer in (0, 1)}
     itself = torch.eye(task.T, dtype=torch.bool)
@@ -156,7 +156,7 @@ def test_candidates_by_the_tokens_of_all_pairs_of_roles():
     found = ablate.candidates(patched)
     plain, stars, sequence = {}, {}, torch.arange(6)[:, None, None]
     for layer, reader, read in itertools.product((0, 1), task.roles, task.roles):
-        i, j = (batch.positions[..., [*task.roles].index(name)] for name in (reader, read))
+        i, j = (batch.places[..., [*task.roles].index(name)] for name in (reader, read))
         given = patterns[layer][sequence, i[:, :, None], j[:, None]] / 18  # (6, 3, 3)
         own = given.diagonal(dim1=1, dim2=2).sum().item()
         others = given.sum().item() - own

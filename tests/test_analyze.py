@@ -29,7 +29,7 @@ def test_emergence_is_the_attention_at_each_checkpoint(whole):
     assert known["steps"] == [0, 20, 40] and [*paths_in(known)] == paths
     task = train.task_of(flags)
     batch = task.draw("emergence", 32)
-    q, a, b = batch.positions.unbind(2)  # (32, N) each
+    q, a, b = batch.places.unbind(2)  # (32, N) each
     ends = [(b, 0, a), (q, 0, b), (q, 1, None)]  # reader, offset, what is read or all 1b
     for number, step in enumerate(known["steps"]):
         model, _, _ = train.load(whole, f"ckpt/{step:06d}.pt")
@@ -171,8 +171,8 @@ class Say(Task):
     def batch(self, size, rng):
         words = torch.from_numpy(rng.standard_normal((size, 7, self.K), dtype=numpy.float32))
         targets = torch.cat([words[:, :1], -words[:, :1]], 2)
-        positions, symbols = torch.empty(size, 1, 0), torch.arange(7).expand(size, 7)
-        return Batch(words, targets, positions.long(), symbols)
+        places, symbols = torch.empty(size, 1, 0), torch.arange(7).expand(size, 7)
+        return Batch(words, targets, places.long(), symbols)
 
 
 def test_a_task_without_roles_has_curves_and_maps_by_number(tmp_path):

@@ -19,10 +19,10 @@ def test_pairs_stand_whole_among_distractors(name, G, N):
     task = getattr(places, name)(N=N, D=1, K=K, seed=3)
     batch = task.draw("training", B)
     shown, sequence = batch.inputs, torch.arange(B)[:, None]
-    query, key, value = batch.positions.unbind(-1)  # (B, N)
+    query, key, value = batch.places.unbind(-1)  # (B, N)
     assert torch.equal(value, key + 1) and value.max() < end <= query.min()
     assert torch.equal(shown[sequence, query], shown[sequence, key])
-    assert torch.equal(batch.targets[sequence, query - end], shown[sequence, value])
+    assert torch.equal(batch.answers[sequence, query - end], shown[sequence, value])
     for tokens, numbers in zip(shown.tolist(), batch.symbols.tolist(), strict=True):
         assert len({*map(tuple, tokens)}) == len({*numbers}) == end == len(tokens) - N
     assert {*key.flatten().tolist()} == ({5, 17} if name == "fixed20" else {*range(end - 1)})

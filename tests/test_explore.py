@@ -36,10 +36,10 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     codes = numpy.frombuffer(base64.b64decode(data["answers"]), "<u4").astype(float)
     errors = torch.tensor(codes % 65536 / 1000).view(3, 4, 2, explore.SEQUENCES, 2, 1)[-1]
     patched, (first, second) = ablate.PatchedModel(model, task, batch), ablate.paths_in(report)
-    expected = patched.baseline, patched.circuit([second]), patched.knock_out([first, second])
+    expected = patched.baseline, patched.keep_only([second]), patched.knock_out([first, second])
     for number, losses in zip(((0, 0), (1, 1), (3, 0)), expected, strict=True):
         torch.testing.assert_close(errors[number].float(), losses, atol=6e-4, rtol=0)
-    for name, found in zip(data["names"], batch.positions.unbind(2), strict=True):
+    for name, found in zip(data["names"], batch.places.unbind(2), strict=True):
         for sequence, chains, roles in zip(found, data["chains"], data["roles"], strict=True):
             assert [chains[token] for token in sequence] == [0, 1]
             assert {data["names"][roles[token]] for token in sequence} == {name}

@@ -78,7 +78,7 @@ def test_words_and_flags_that_there_are_not_are_refused(run):
     for wrong in "zero", "Mean", None, True:
         for measure in patched.circuit, patched.knock_out:
             with pytest.raises(ValueError, match="by must be 'mean' or 'resample'"):
-                measure([path], by=wrong)
+                measure([path], ablation=wrong)
     config = train.read_file(run / "config.json")
     train.write_file(run / "config.json", config | dict(momentum=0.9))
     for module in ablate, analyze:

@@ -22,7 +22,7 @@ def test_a_model_of_your_own_is_trained_found_and_validated():
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1, 2 * (1 - step / steps))
         batch = TASK.draw("training", 64, step)
         optimizer.zero_grad()
-        (model(batch.inputs) - batch.targets.flatten(2)).square().mean().backward()
+        (model(batch.inputs) - batch.answers.flatten(2)).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
     report = ablate.find_circuit(model.eval(), TASK, count=256)

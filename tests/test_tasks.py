@@ -31,7 +31,7 @@ class Say(Task):
 
     def batch(self, size, rng):
         batch = super().batch(size, rng)
-        batch.inputs[:, -1] = POSITIONS[batch.positions[:, 0, 1]]
+        batch.inputs[:, -1] = POSITIONS[batch.places[:, 0, 1]]
         return batch
 
 
@@ -45,7 +45,7 @@ class Copy(Task):
     def batch(self, size, rng):
         batch = super().batch(size, rng)
         answers = batch.inputs[:, -self.N :].repeat(1, 1, len(self.targets))
-        return batch._replace(targets=answers)
+        return batch._replace(answers=answers)
 
 
 class Inputs(Task):
@@ -62,13 +62,13 @@ class Losses(Task):
 class Roles(Task):
     def batch(self, size, rng):
         batch = super().batch(size, rng)
-        return batch._replace(positions=batch.positions[..., :1])
+        return batch._replace(places=batch.places[..., :1])
 
 
 def test_answers_are_the_values_of_the_keys():
     batch = Lookup(N=3, D=1).draw("training", 50)
     words = batch.inputs.argmax(-1)  # (50, T)
-    for tokens, answers in zip(words.tolist(), batch.targets.tolist(), strict=True):
+    for tokens, answers in zip(words.tolist(), batch.answers.tolist(), strict=True):
         value_of = dict(zip(tokens[:6:2], tokens[1:6:2], strict=True))
         assert answers == [[value_of[key]] for key in tokens[6:]]
 
@@ -84,7 +84,7 @@ def test_a_lookup_is_trained_found_and_drawn(tmp_path):
 def test_one_query_that_is_no_chain_gets_its_circuit(tmp_path):
     task = Say(N=1, D=1)
     batch = task.draw("training", 20)
-    for tokens, answer in zip(batch.inputs, batch.targets, strict=True):
+    for tokens, answer in zip(batch.inputs, batch.answers, strict=True):
         said = tokens[:6][(POSITIONS[:6] == tokens[6]).all(1)]
         assert torch.equal(said, answer)
     words = "--N 1 --D 1 --layers 1 --width 64 --lr 3e-3 --steps 1500 --stop-below 0.02".split()

@@ -23,7 +23,7 @@ def slots_of(task):
     """[(number of the block, of the slot, of the place in the slot), ...] of all tokens."""
     found = []
     for number, slot in enumerate(task.slots):
-        found += itertools.product([slot.block], [number], range(len(slot.shows)))
+        found += itertools.product([slot.group], [number], range(len(slot.shows)))
     return found
 
 
@@ -47,10 +47,10 @@ def layers_by_sets(task, batch, causal):
             if shared and (read <= token or not causal):
                 after[token] |= known[read]
         known = after
-        for symbol in batch.targets[0, 0].split(4):
+        for symbol in batch.answers[0, 0].split(4):
             if tuple(symbol.tolist()) in known[query]:
                 layers.setdefault(tuple(symbol.tolist()), layer)
-    return [layers[tuple(symbol.tolist())] for symbol in batch.targets[0, 0].split(4)]
+    return [layers[tuple(symbol.tolist())] for symbol in batch.answers[0, 0].split(4)]
 
 
 @pytest.mark.parametrize("causal", [True, False])

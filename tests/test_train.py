@@ -15,7 +15,7 @@ def test_losses_are_those_of_each_symbol():
     task = data.Task(N=4, D=3, K=4)
     batch = task.draw("validation", 5)
     predictions = torch.randn(5, 4, 12)
-    expected = ((predictions - batch.targets) ** 2).view(5, 4, 3, 4).mean(3)
+    expected = ((predictions - batch.answers) ** 2).view(5, 4, 3, 4).mean(3)
     torch.testing.assert_close(task.losses(predictions, batch), expected)
 
 
@@ -43,7 +43,7 @@ def test_the_log_has_means_since_the_last_row(tmp_path):
     output_of(train, *TINY, "--D", 3, "--targets", "1,3", "--eval-every", 1, "--out", run)
     model, task, flags = train.load(run, "ckpt/000000.pt")
     batch = task.draw("training", 8)
-    loss = (model(batch.inputs) - batch.targets).square().mean()
+    loss = (model(batch.inputs) - batch.answers).square().mean()
     loss.backward()
     norm = math.hypot(*(parameter.grad.norm() for parameter in model.parameters()))
     untrained, first = train.read_log(run)[:2]

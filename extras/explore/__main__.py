@@ -65,20 +65,20 @@ def measure(run, file, batch, paths):
     model, task, _ = train.load(run, file)
     _, patterns = model(batch.inputs, return_patterns=True)
     percent = (100 * torch.stack(patterns, 1).float()).round().byte()  # (B, layers, heads, T, T)
-    patched = PatchedModel(model, task, batch, score=functools.partial(answers_of, task))
+    patched = PatchedModel(model, task, batch, measure=functools.partial(answers_of, task))
     answers = []
     for removed in removals_of(paths):
-        answers += [patched.knock_out(removed), patched.circuit(paths.keys() - {*removed})]
+        answers += [patched.knock_out(removed), patched.keep_only(paths.keys() - {*removed})]
     codes = torch.stack(answers).numpy().astype("<u4")  # (2 for each set, B, N, targets)
     return percent.numpy().tobytes(), codes.tobytes()
 
 
-def path_rows(task, report, positions, ends):
+def path_rows(task, report, places, ends):
     """Return a dict for each path: its place in a diagram with these ends of paths as columns, its
     tokens in each sequence and chain, what is lost without it."""
 
     def tokens_of(end):
-        marks = mark_tokens(end, task, positions)  # (B, N, T)
+        marks = mark_tokens(end, task, places)  # (B, N, T)
         return [[row.nonzero().flatten().tolist() for row in chains] for chains in marks]
 
     rows = []
@@ -104,8 +104,8 @@ def data_of(run):
     # of each token its chain and the number of its role, -1 for none
     chains, roles = torch.full((2, *batch.symbols.shape), -1)
     sequence = torch.arange(SEQUENCES)[:, None, None]
-    chains[sequence, batch.positions] = torch.arange(flags.N)[:, None]
-    roles[sequence, batch.positions] = torch.arange(len(task.roles))
+    chains[sequence, batch.places] = torch.arange(flags.N)[:, None]
+    roles[sequence, batch.places] = torch.arange(len(task.roles))
 
     # the columns of the diagram: role and letter
     columns, ends = [], [end for slot in analyze.slots_of(task, paths) for end in slot]
@@ -123,11 +123,11 @@ def data_of(run):
     data.update(tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist())
     places = iter(range(task.T))
     blocks = []
-    for _, block in itertools.groupby(task.slots, lambda slot: slot.block):
+    for _, block in itertools.groupby(task.slots, lambda slot: slot.group):
         blocks.append([[next(places) for _ in slot.shows] for slot in block])
     data.update(blocks=blocks, columns=columns)
-    data["paths"] = path_rows(task, report, batch.positions, ends)
-    targets = answers_of(task, batch.targets, batch) // 65536 - 1  # the symbols alone
+    data["paths"] = path_rows(task, report, batch.places, ends)
+    targets = answers_of(task, batch.answers, batch) // 65536 - 1  # the symbols alone
     data.update(targets=targets.tolist(), removals=removals_of(range(len(paths))))
     for name, parts in ("attention", attention), ("answers", answers):
         data[name] = base64.b64encode(b"".join(parts)).decode()

@@ -41,7 +41,7 @@ def papers_test(few, fresh, paths):
         """The loss if these paths are kept, with the functions `instead` in some heads."""
         heads = dict(default)
         for head, group in by_head(kept).items():  # a reader attends equally to all that it reads
-            mask = mark_edges(group, fresh.task, fresh.clean.positions).float()
+            mask = mark_edges(group, fresh.task, fresh.clean.places).float()
             heads[head] = attend(mask / mask.sum(-1, keepdim=True).clamp(min=1))
         return round(fresh.losses(heads | dict(instead)).mean().item(), 5)
 
@@ -67,7 +67,7 @@ def table(paper, paths, task, batch):
     losses of papers_test."""
     patterns = dict(paper["others"])
     for head, group in by_head(paths).items():
-        _, reader, read = mark_edges(group, task, batch.positions).nonzero().T
+        _, reader, read = mark_edges(group, task, batch.places).nonzero().T
         name = "previous position" if (reader - read == 1).all() else "expected position"
         reads = ", ".join(f"{path.reader} reads {path.read}" for path in group)
         patterns[text_of(head)] = f"{name}: {reads}"

@@ -105,9 +105,9 @@ def mechanism(run, n=512):
         queries whose 1b stands elsewhere in the next sequence"""
     model, task, _ = train.load(run)
     batch, sequence = task.draw("circuits", n), torch.arange(n)[:, None]
-    query, key, own = batch.positions.unbind(2)  # (n, N) each
+    query, key, own = batch.places.unbind(2)  # (n, N) each
 
-    def errors(heads=None, expected=batch.targets):
+    def errors(heads=None, expected=batch.answers):
         return (model(batch.inputs, heads) - expected).square().mean(-1)  # (n, N)
 
     right = errors()

@@ -42,7 +42,7 @@ def measure(model, task, known):
     patched = PatchedModel(model, task, batch)
     losses = patched.losses(without_later(patched))  # (B, N, targets)
     last = losses[..., task.target_names.index(known[-1])]
-    places = batch.positions[..., [*task.roles].index("1b")]  # (B, N)
+    places = batch.places[..., [*task.roles].index("1b")]  # (B, N)
     by_place = [last[places == place].mean().item() for place in places.unique()]
     full, without = symbol_means(patched.baseline, task), symbol_means(losses, task)
     full, without = ({name: means[name] for name in known} for means in (full, without))

@@ -50,7 +50,7 @@ def measure(row, n=4096):
     predictions = torch.cat([model(part) for part in batch.inputs.split(256)])
     names, found = ("layers", "N", "D", "seed", "hardware", "dtype", "git"), []
     run = dict(run=row["name"]) | {name: row["config"][name] for name in names}
-    parts = (each.unflatten(-1, (-1, task.K)).unbind(2) for each in (predictions, batch.targets))
+    parts = (each.unflatten(-1, (-1, task.K)).unbind(2) for each in (predictions, batch.answers))
     for name, answers, targets in zip(task.target_names, *parts, strict=True):
         measured = dict(run, symbol=name, above={})
         for metric, (mean, better) in measures(answers, targets).items():

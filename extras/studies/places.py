@@ -34,7 +34,7 @@ class Fixed(Places):
 
     def __post_init__(self):
         super().__post_init__()
-        self.slots[: self.N] = [pair._replace(block=2) for pair in self.slots[: self.N]]
+        self.slots[: self.N] = [pair._replace(group=2) for pair in self.slots[: self.N]]
 
     def batch(self, size, rng):
         """That of data.Task, with the tokens before the queries moved: they are sorted by a key,
@@ -43,8 +43,8 @@ class Fixed(Places):
         pairs = (np.arange(N) + 0.5) * G / N
         keys = [*pairs.repeat(2), *(np.arange(G) + 0.5), *[G + 1] * N]  # (T,)
         order = torch.from_numpy(np.argsort(keys, kind="stable"))
-        positions = order.argsort()[batch.positions]
-        return Batch(batch.inputs[:, order], batch.targets, positions, batch.symbols[:, order])
+        places = order.argsort()[batch.places]
+        return Batch(batch.inputs[:, order], batch.answers, places, batch.symbols[:, order])
 
 
 def __getattr__(name):

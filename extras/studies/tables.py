@@ -35,5 +35,5 @@ class Shuffled(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        pairs = sorted(self.slots[: -self.N], key=lambda slot: (slot.chain, slot.block))
-        self.slots[: -self.N] = [pair._replace(block=1) for pair in pairs]
+        pairs = sorted(self.slots[: -self.N], key=lambda slot: (slot.chain, slot.group))
+        self.slots[: -self.N] = [pair._replace(group=1) for pair in pairs]
