@@ -122,6 +122,11 @@ class Task:
         return roles
 
     @property
+    def lost_above(self):
+        """The loss above which a query has no answer."""
+        return self.chance / 2
+
+    @property
     def learned_below(self):
         """The loss below which training has learned a symbol: 0.5 if N = 4, as in the paper."""
         return self.chance * 2 / 3
@@ -168,6 +173,17 @@ class Task:
         of_queries = np.array(of_chains, dtype=int)[queries // (self.D + 1)]  # (B, N, roles)
         places = place_of[row[:, :, None], of_queries]
         return Batch(*map(torch.from_numpy, (inputs, answers, places, symbols)))
+
+    def decoy(self, batch):
+        """The batch with the places and the answers of another chain at each query, while the query
+        stays where it is; None if there is no other. A circuit must not follow it: ablate.validate.
+        """
+        if self.N == 1:
+            return None
+        places, answers = batch.places.roll(1, 1), batch.answers.roll(1, 1)
+        query = [*self.roles].index("q")
+        places[:, :, query] = batch.places[:, :, query]
+        return batch._replace(places=places, answers=answers)
 
     def losses(self, predictions, batch):
         """The losses (B, N, targets) of predictions (B, N, outputs): means over K."""

@@ -93,8 +93,8 @@ def test_ablation_against_loops(patched, by):
         there, here = kept
         alone = ~read.any(-1)  # a path may lead a token to itself
         rest = (pattern * ~there) @ values
-        instead = rest[patched.drawn] if by == RESAMPLE else rest.mean(0).expand(6, -1, -1)
-        weights = pattern[patched.drawn] if by == RESAMPLE else pattern.mean(0).expand(6, -1, -1)
+        chosen = (lambda x: x[patched.resampled]) if by == RESAMPLE else (lambda x: x.mean(0)[None])
+        instead, weights = chosen(rest).expand(6, -1, -1), chosen(pattern).expand(6, -1, -1)
 
         def write(p, v, here=here, instead=instead, weights=weights, alone=alone):
             p = p * here
@@ -232,8 +232,8 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
     """They fail here under resample ablation alone, and paths are searched again."""
     batches, tried, judge = [], [], ablate.validate
 
-    def spy(model, task, batch):
-        patched = PatchedModel(model, task, batch)
+    def spy(*arguments):
+        patched = PatchedModel(*arguments)
         batches.append([*patched.clean.inputs])
         batches.append([*patched.corrupted.inputs])
         return patched
@@ -249,8 +249,8 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
     monkeypatch.setattr(ablate, "validate", strict)
     report = ablate.find_circuit(planted, data.Task(D=1), count=256)
     assert report["verdict"] == "validated under mean ablation alone"
-    assert tried == [ablate.BOTH, [MEAN]]
+    assert tried == [ablate.BOTH, ablate.BOTH, [MEAN]]
     searched, reference, fresh, donors = (
-        {tuple(x.flatten().tolist()) for x in batch} for batch in batches
+        {tuple(x.flatten().tolist()) for x in batch} for batch in batches[:4]
     )
     assert len(fresh) == 256 and not (searched | reference) & fresh and not donors & searched

@@ -76,8 +76,8 @@ def test_words_and_flags_that_there_are_not_are_refused(run):
     patched = ablate.PatchedModel(model, task, task.draw("validation", 2))
     path = ablate.Path(0, 0, "q", "1b")
     for wrong in "zero", "Mean", None, True:
-        for measure in patched.circuit, patched.knock_out:
-            with pytest.raises(ValueError, match="by must be 'mean' or 'resample'"):
+        for measure in patched.keep_only, patched.knock_out:
+            with pytest.raises(ValueError, match="ablation must be 'mean' or 'resample'"):
                 measure([path], ablation=wrong)
     config = train.read_file(run / "config.json")
     train.write_file(run / "config.json", config | dict(momentum=0.9))
