@@ -24,11 +24,11 @@ import torch
 
 class Path(NamedTuple):
     """One kind of attention edge. L6H0: q -> 1b says that in layer 6, head 0, both counted from 0,
-    the query of each chain reads the token 1b of its own chain. An end of a path is
+    the query of each chain reads the token 1b of its own chain. The tokens of a path are
 
-        q, 1b    a role
+        q, 1b    roles
         1b+1     an intermediate token: the one right after 1b, of whichever chain
-        1b*      a star: the tokens 1b of all chains, which a path can lead to, not start from"""
+        1b*      a star: the tokens 1b of all chains, which can be read, but are no reader"""
 
     layer: int
     head: int
@@ -56,24 +56,24 @@ def by_head(paths):
     return heads
 
 
-def split_end(end):
+def split_token(token):
     """("1b", 1) of 1b+1, ("1b", 0) of 1b and of 1b*."""
-    role, _, offset = end.rstrip("*").partition("+")
+    role, _, offset = token.rstrip("*").partition("+")
     return role, int(offset or 0)
 
 
-def mark_tokens(end, task, places):
-    """(B, N, T) in row n 1 at the token that is this end in the chain of query n, and 0 elsewhere;
-    places (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
+def mark_tokens(token, task, places):
+    """(B, N, T) in row n 1 where this token of the chain of query n stands, and 0 elsewhere; places
+    (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
 
-        end     query A2       query A1
+        token   query A2       query A1
         1b      0 1 0 0 0 0    0 0 0 1 0 0
         1b+1    0 0 1 0 0 0    0 0 0 0 1 0    all 0 if it is beyond the end
         1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every query"""
-    role, offset = split_end(end)
-    tokens = places[:, :, [*task.roles].index(role)] + offset  # (B, N)
-    marks = (tokens[:, :, None] == torch.arange(task.T, device=tokens.device)).float()
-    if end.endswith("*"):
+    role, offset = split_token(token)
+    place = places[:, :, [*task.roles].index(role)] + offset  # (B, N)
+    marks = (place[:, :, None] == torch.arange(task.T, device=place.device)).float()
+    if token.endswith("*"):
         marks = marks.sum(1, keepdim=True).expand_as(marks)
     return marks
 
@@ -123,35 +123,40 @@ def record_reads(model, inputs):
 
 
 class PatchedModel:
-    """A model on clean sequences, in which the reads along some edges are ablated. In all heads at
-    once they become those of corrupted sequences, others of the same task: their mean, or in
-    resample ablation those of one, drawn for each clean sequence. Later heads attend in the
-    residual stream that results.
+    """A model on clean sequences, in which reads are ablated: in all heads at once, what is read
+    along some edges is replaced by what is read in corrupted sequences. In mean ablation that is
+    the mean over all of them, in resample ablation that of one, drawn for each clean sequence among
+    those with the roles at the same places. Later heads attend in the stream that results.
 
-        clean        a Batch of B sequences
-        corrupted    a Batch of n others, by default 256 held-out ones
-        aligned      in resample ablation clean sequence b gets corrupted sequence b
-        measure      f(predictions, batch) -> (B, N, targets), by default task.losses
+    clean, corrupted: Batches of B and n sequences; corrupted are by default 256 held-out ones
+    measure: f(predictions, batch) -> (B, N, targets), by default task.losses
 
-    Never ablated are
+    Never ablated are what a token reads of itself, the MLPs, the residual stream, and how much a
+    softmax leaves for an edge, which tells of the others. Two heads that must read the same get the
+    same corrupted sequence. A path that carries nothing may seem needed, since unusual activations
+    do harm."""
 
-        a token's own value, the MLPs, the residual stream
-        the denominator of a softmax: how much a token reads along kept edges tells of the others
-
-    So a circuit may look larger or smaller than it is:
-
-        all heads get the same corrupted sequence, so that two heads that must agree still do
-        unusual activations do harm, so that a path which carries nothing may seem needed"""
-
-    def __init__(self, model, task, clean, corrupted=None, aligned=False, measure=None):
+    def __init__(self, model, task, clean, corrupted=None, measure=None):
         self.model, self.task, self.clean = model, task, clean
         self.measure = measure or task.losses
         self.corrupted = corrupted or task.draw("corrupted", 256).to(clean.inputs.device)
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
-        B, n = len(clean.inputs), len(self.corrupted.inputs)
-        at_random = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
-        self.resampled = torch.arange(B) if aligned else at_random  # a corrupted for each clean one
         self.itself = torch.eye(task.T, dtype=torch.bool, device=clean.inputs.device)
+
+        # for each clean sequence a corrupted one with the same layout, or any if there is none
+        here, there = (self.layout(batch) for batch in (clean, self.corrupted))
+        same = (here[:, None] == there).all(-1)  # (B, n)
+        self.has_no_twin = ~same.any(1)  # (B,)
+        choices = (same | self.has_no_twin[:, None]).float().cpu()
+        generator = torch.Generator().manual_seed(0)
+        self.resampled = choices.multinomial(1, generator=generator).squeeze(1)
+
+    def layout(self, batch):
+        """(B, T) which role, by its index, stands at each place; -1 where there is none."""
+        places = batch.places.flatten(1)  # (B, N * roles)
+        roles = torch.arange(len(self.task.roles), device=places.device).repeat(self.task.N)
+        layout = torch.full_like(batch.symbols, -1)
+        return layout.scatter(1, places, roles.expand_as(places))
 
     def losses(self, heads):
         """The losses (B, N, targets), or what else is measured, with these {(layer, head): f}."""
@@ -168,31 +173,24 @@ class PatchedModel:
 
     def keep_only(self, paths, ablation=MEAN):
         """The losses with all edges ablated but those of these paths."""
-        paths_of, heads = by_head(paths), {}
-        for head in self.model.heads:
-            heads[head] = self.patch(head, *self.edges(paths_of[head]), ablation)
-        return self.losses(heads)
+        return self.losses(self.patches(self.model.heads, paths, ablation, True))
 
     def knock_out(self, paths, ablation=MEAN):
         """The losses with the edges of these paths ablated."""
-        heads = {}
-        for head, its_paths in by_head(paths).items():
-            clean, corrupted = self.edges(its_paths)
-            heads[head] = self.patch(head, ~clean, ~corrupted, ablation)
-        return self.losses(heads)
+        return self.losses(self.patches(by_head(paths), paths, ablation, False))
 
-    def edges(self, paths):
-        """The edges of these paths in the clean (B, T, T) and in the corrupted (n, T, T)."""
-        batches = self.clean, self.corrupted
-        return [mark_edges(paths, self.task, batch.places) for batch in batches]
+    def patches(self, heads, paths, ablation, keep_them):
+        """{(layer, head): f} of these heads."""
+        paths_of = by_head(paths)
+        return {head: self.patch(head, paths_of[head], ablation, keep_them) for head in heads}
 
-    def patch(self, head, keep, keep_corrupted, ablation):
-        """The f that replaces a head, and ablates all edges but those to keep, (B, T, T) in the
-        clean sequences and (n, T, T) in the corrupted ones. Each token writes the sum of
+    def patch(self, head, paths, ablation, keep_them):
+        """The f that replaces a head, and keeps the edges of these paths alone, or all but these.
+        Each token writes the sum of
 
-        1. along its kept edges, and of itself: its attention times value, as in the full model
-        2. of itself, if it keeps no edge: its corrupted attention times its value
-        3. of other tokens, along all other edges: corrupted attention times corrupted value
+        1. along the edges that it keeps, and of itself: its attention times value, as always
+        2. of itself, if it keeps none: its corrupted attention times its value
+        3. along all other edges: corrupted attention times corrupted value
 
         Example: token 3 of four attends with .1 .6 .1 .2 to the values v0 v1 v2 v3, and in the
         corrupted sequence with .2 .1 .4 .3 to the values u0 u1 u2 u3. It writes
@@ -205,6 +203,8 @@ class PatchedModel:
         def ablated(x):  # of the corrupted (n, ...): their mean (...), or the resampled (B, ...)
             return x.mean(0) if ablation == MEAN else x[self.resampled]
 
+        keep = mark_edges(paths, self.task, self.clean.places) == keep_them  # (B, T, T)
+        keep_corrupted = mark_edges(paths, self.task, self.corrupted.places) == keep_them
         itself, keeps_none = self.itself, ~keep.any(-1, keepdim=True)  # (T, T), (B, T, 1)
         pattern, values = self.corrupted_reads[head]  # (n, T, T), (n, T, size)
         corrupted_pattern = ablated(pattern)
@@ -309,8 +309,7 @@ def drop_unconnected(paths):
 
 
 def search(patched, ranked, ablations, known=frozenset(), most=math.inf):
-    """A circuit among these paths that is faithful under each of these ablations, or None: see
-    prune."""
+    """The circuit among these paths that prune finds, faithful under each of these ablations."""
 
     @functools.cache
     def is_faithful(paths):
@@ -350,25 +349,23 @@ def prune(ranked, test, known=frozenset(), most=math.inf):
 
 def best_circuit(searched, fresh, attention):
     """What validate says of the first circuit that is validated; if none is, of the first that is
-    found; {} if none is found. Circuits are searched for in this order:
+    found; {} if none is found. They are searched for in this order:
 
-        among the candidates {Path: attention}            faithful under
-        1. without stars                                  both ablations
-        2. all, beyond the circuit of 3, at most MORE     both
-        3. all                                            mean ablation alone
-        4. without stars, ranked by attention alone       both"""
-    ranked = [*attention]
+        among the candidates {Path: attention}         faithful under
+        without stars                                  both ablations
+        all, beyond the next circuit at most MORE      both
+        all                                            mean ablation alone
+        without stars, ranked by attention alone       both"""
+    ranked, reports = [*attention], []
     plain = [path for path in ranked if not path.star]
 
     def circuits():
         yield search(searched, plain, BOTH), BOTH
-        under_mean = search(searched, ranked, [MEAN])
-        if under_mean is not None:
+        if (under_mean := search(searched, ranked, [MEAN])) is not None:
             yield search(searched, ranked, BOTH, under_mean, MORE), BOTH
         yield under_mean, [MEAN]
         yield search(searched, sorted(plain, key=attention.get, reverse=True), BOTH), BOTH
 
-    reports = []
     for paths, ablations in circuits():
         if paths is not None:
             reports.append(validate(fresh, paths, ablations))
@@ -382,40 +379,36 @@ def best_circuit(searched, fresh, attention):
 
 def validate(fresh, paths, ablations):
     """What the report says of a circuit as a whole. It is validated if on fresh sequences
-    1. it is faithful under these ablations,
-    2. the full model is no longer faithful when its paths are ablated by their mean,
-    3. its paths lead from each target to the query, and
-    4. it does not answer a decoy: where the places of another chain are kept for a query, it has
-       no answer of that chain, or the places alone would have told it"""
-    task, reasons = fresh.task, []
-    report = dict(paths=paths, ablation=ablations[0], lost={})
 
-    # 1
+    1. it is faithful under these ablations
+    2. the full model is no longer faithful when its paths are ablated by their mean
+    3. its paths lead from each target to the query
+    4. a decoy is not answered: where a query keeps the edges of another chain, it does not answer
+       that chain, or the edges alone would tell the answer"""
+    task, reasons, lost = fresh.task, [], {}
+    report = dict(paths=paths, ablation=ablations[0], lost=lost)
     for ablation in MEAN, RESAMPLE:
         losses = fresh.keep_only(paths, ablation)
         report[ablation] = symbol_means(losses, task)
-        report["lost"][ablation] = symbol_means(lost_answers(fresh, losses), task)
+        lost[ablation] = symbol_means(lost_answers(fresh, losses), task)
         if ablation in ablations:
             reasons += [f"under {ablation} ablation {text}" for text in failures(fresh, losses)]
 
-    # 2
     without = fresh.knock_out(paths)
     report["knocked_out"] = symbol_means(without, task)
     if not failures(fresh, without):
         reasons.append("the full model does as well without it")
 
-    # 3
     _, holds = arrivals(paths, task)[-1]
     for k in sorted({*task.targets} - holds["q"]):
         reasons.append(f"no paths lead from x_{k} to the query")
 
-    # 4
     if decoy := task.decoy(fresh.clean):
         decoyed = PatchedModel(fresh.model, task, decoy, fresh.corrupted)
         report["decoy"] = symbol_means(decoyed.keep_only(paths, ablations[0]), task)
         for name, loss in report["decoy"].items():
             if loss < task.lost_above:
-                reasons.append(f"it follows the mask to another {name}, with a loss of {loss:.3f}")
+                reasons.append(f"it answers {name} of a decoy, with a loss of {loss:.3f}")
 
     kind = "both ablations" if ablations == BOTH else "mean ablation alone"
     said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
@@ -459,12 +452,12 @@ def measure_paths(fresh, paths, ablation):
 @torch.no_grad()
 def find_circuit(model, task, count=512):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, a dict
-    that main writes into circuit.json, with the dtype and a hash of the weights:
+    that main writes into circuit.json:
 
-    full_model, mean, resample, knocked_out: {symbol: loss} of the full model, of the circuit under
-        each ablation, of the full model with its paths ablated
-    decoy: {symbol: loss} of the circuit at the places of another chain, against its answers
-    lost: {ablation: {symbol: share of lost answers}}
+    full_model, mean, resample, knocked_out, decoy: {symbol: loss} of the full model, of the circuit
+        under each ablation, of the full model with its paths ablated, of the circuit on the decoy
+    lost: {ablation: {symbol: share of lost answers}}; no_twin: share of the sequences that are
+        resampled among others than those with the roles at the same places
     paths: as measure_paths says; ablation: that of their `without`; validated, verdict, sequences
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
@@ -476,6 +469,7 @@ def find_circuit(model, task, count=512):
     searched = PatchedModel(model, task, task.draw("search", SEARCHED))
     fresh = PatchedModel(model, task, task.draw("circuits", count))
     report["full_model"] = symbol_means(fresh.baseline, task)
+    report["no_twin"] = fresh.has_no_twin.float().mean().item()
     if reasons := failures(fresh, fresh.baseline, MARGIN):
         return dict(report, verdict=f"not searched: in the full model {'; '.join(reasons)}")
 
@@ -519,6 +513,9 @@ def print_report(report):
     for key in "full_model", MEAN, RESAMPLE, "knocked_out", "decoy":
         cells = [f"{name} {loss:.4f}" for name, loss in report.get(key, {}).items()]
         print(f"  {key:12s}", *cells, sep="  ")
+
+    if report.get("no_twin"):
+        print(f"{report['no_twin']:.0%} of them resampled with the roles at other places")
 
     if rows := paths_in(report):
         print(f"\nthe worst symbol without a path (circuit under {report['ablation']} ablation)")
