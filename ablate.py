@@ -403,12 +403,14 @@ def validate(fresh, paths, ablations):
     for k in sorted({*task.targets} - holds["q"]):
         reasons.append(f"no paths lead from x_{k} to the query")
 
+    report["decoy"] = {}
     if decoy := task.decoy(fresh.clean):
         decoyed = PatchedModel(fresh.model, task, decoy, fresh.corrupted)
-        report["decoy"] = symbol_means(decoyed.keep_only(paths, ablations[0]), task)
-        for name, loss in report["decoy"].items():
-            if loss < task.lost_above:
-                reasons.append(f"it answers {name} of a decoy, with a loss of {loss:.3f}")
+        every = [symbol_means(decoyed.keep_only(paths, by), task) for by in ablations]
+        report["decoy"] = {name: min(means[name] for means in every) for name in every[0]}
+    for name, loss in report["decoy"].items():
+        if loss < task.lost_above:
+            reasons.append(f"it answers {name} of a decoy, with a loss of {loss:.3f}")
 
     kind = "both ablations" if ablations == BOTH else "mean ablation alone"
     said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
@@ -511,11 +513,11 @@ def print_report(report):
     """Print the report in lines that explain themselves."""
     print(f"losses on {report['sequences']} fresh sequences")
     for key in "full_model", MEAN, RESAMPLE, "knocked_out", "decoy":
-        cells = [f"{name} {loss:.4f}" for name, loss in report.get(key, {}).items()]
-        print(f"  {key:12s}", *cells, sep="  ")
-
+        if key in report:
+            cells = [f"{name} {loss:.4f}" for name, loss in report[key].items()]
+            print(f"  {key:12s}", *(cells or ["the task has none"]), sep="  ")
     if report.get("no_twin"):
-        print(f"{report['no_twin']:.0%} of them resampled with the roles at other places")
+        print(f"{report['no_twin']:.0%} of them were resampled with the roles at other places")
 
     if rows := paths_in(report):
         print(f"\nthe worst symbol without a path (circuit under {report['ablation']} ablation)")
