@@ -211,6 +211,8 @@ def make_task(name, *values, **more):
 
 def check_task(task):
     """ValueError if a batch of a task, or its losses, are not as make_task says."""
+    if task.roles and not ("q" in task.roles and task.targets):
+        raise ValueError("the task has roles, and must have the role q and targets, [1] for x_1")
     B, N = 64, task.N
     batch = task.draw("validation", B)
     if not all(isinstance(x, torch.Tensor) for x in batch) or batch.inputs.dtype != torch.float32:
@@ -224,8 +226,6 @@ def check_task(task):
         raise ValueError("a loss of the task is not finite: let one that is not asked be 0")
     if not ((batch.places >= 0) & (batch.places < task.T)).all():
         raise ValueError(f"a place of the task is not among 0 to {task.T - 1}")
-    if task.roles and not ("q" in task.roles and task.targets):
-        raise ValueError("the task has roles, and must have the role q and targets, [1] for x_1")
 
 
 # ---- command lines, of this stage and of all later ones
