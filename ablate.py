@@ -143,20 +143,13 @@ class PatchedModel:
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
         self.itself = torch.eye(task.T, dtype=torch.bool, device=clean.inputs.device)
 
-        # for each clean sequence a corrupted one with the same layout, or any if there is none
-        here, there = (self.layout(batch) for batch in (clean, self.corrupted))
+        # for each clean sequence a corrupted one with the same roles at the same places, whatever
+        # chains stand there, or any if there is none
+        here, there = (batch.places.sort(1)[0].flatten(1) for batch in (clean, self.corrupted))
         same = (here[:, None] == there).all(-1)  # (B, n)
-        self.has_no_twin = ~same.any(1)  # (B,)
-        choices = (same | self.has_no_twin[:, None]).float().cpu()
-        generator = torch.Generator().manual_seed(0)
-        self.resampled = choices.multinomial(1, generator=generator).squeeze(1)
-
-    def layout(self, batch):
-        """(B, T) which role, by its index, stands at each place; -1 where there is none."""
-        places = batch.places.flatten(1)  # (B, N * roles)
-        roles = torch.arange(len(self.task.roles), device=places.device).repeat(self.task.N)
-        layout = torch.full_like(batch.symbols, -1)
-        return layout.scatter(1, places, roles.expand_as(places))
+        self.has_no_twin = ~same.any(1, keepdim=True)  # (B, 1)
+        choices, generator = (same | self.has_no_twin).float(), torch.Generator().manual_seed(0)
+        self.resampled = choices.cpu().multinomial(1, generator=generator)[:, 0]  # (B,)
 
     def losses(self, heads):
         """The losses (B, N, targets), or what else is measured, with these {(layer, head): f}."""
