@@ -189,10 +189,10 @@ def draw_losses(axes, columns, runs, name, color, label, shift=0):
     means = {}  # {x: mean}
     for x, group in enumerate(columns.values()):
         if losses := [row[name] for row in group if row in runs]:
-            axes.plot([x + shift] * len(losses), losses, "o", color=color, ms=4, mew=0, alpha=0.3)
+            axes.plot([x + shift] * len(losses), losses, "o", color=color, ms=4, alpha=0.3)
             means[x + shift] = statistics.fmean(losses)
     label += f"(D={listed(runs, 'D')}, n={len(runs)})"
-    axes.plot([*means], [*means.values()], ".-", color=color, label=label)
+    axes.plot([*means], [*means.values()], ".-", color=color, label=label if runs else "")
 
 
 def listed(rows, name):

@@ -277,6 +277,7 @@ def test_figure_4_has_a_column_for_each_point_of_a_grid():
     row = train.DEFAULTS | dict(D=1, layers=2, x_1=0.5, seed=1)
     heads = [row | dict(heads=heads, val=heads / 10) for heads in (8, 16, 1)]
     left = sweep.figure_4(heads).axes[0]
+    assert len(left.get_legend().texts) == 2  # no run is without IC
     assert markers(left, "o")[sweep.INK] == [(0, 0.1), (1, 0.8), (2, 1.6)]
     assert left.get_ylim()[1] > 1.6 and left.get_xlabel() == "heads"
     assert [text.get_text() for text in left.get_xticklabels()] == ["1", "8", "16"]
