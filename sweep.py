@@ -1,18 +1,16 @@
 """Train many runs -> one table -> Figure 4: how many layers does each symbol need (Section 7)?
 
     python sweep.py --preset laptop          # a small Figure 4, an hour on 2 cores
-    python sweep.py --preset night           # Figure 4, eight seeds with IC: four hours on 2 cores
+    python sweep.py --preset night           # Figure 4, a night on 2 cores
     python sweep.py --layers 2 3 4 --heads 1 8 --seed 0 1 --D 4    # any grid: 12 runs
     python sweep.py --out results/sweep      # trains nothing, draws Figure 4 from the table there
 
 Further flags are those of train.py, with one value or several, and --save-every 0 by default. Each
-run is a process, python train.py ... --resume, and prints into RUN.txt; if one fails or is killed,
-the others go on. The same command continues what has not ended. The table holds each run that ever
-ended in --out, also if its directory is gone.
+run is a process, train.py --resume, that prints into RUN.txt; if one fails, the others go on. The
+same command continues what has not ended. The table keeps the runs whose directories are gone.
 
-On a Dask cluster (pip install distributed) all machines see --out under the same name, and each
-command is started in a clone of this repository. Whoever reaches a scheduler can run any code on
-its workers: keep it in a network of your own.
+On a Dask cluster (pip install distributed) all machines see --out under one name, and each command
+starts in a clone of this repository. Keep it private: whoever reaches it can run any code there.
 
     python -m dask scheduler --host tcp://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
     python -m dask worker tcp://10.0.0.1:8786 --nthreads 16    # so many runs at once
@@ -34,18 +32,15 @@ from analyze import CIRCUIT, GRAY, INK, crossings, panels, save_figure, symbol_c
 from data import Task, command_line
 
 
-PLAIN = "--ema 0 --qk-std 0.02 --stop-below 0"  # as the paper says
-LAPTOP = f"{PLAIN} --heads 8 --lr 2e-3 --decay 0.3 --steps 1500"
-PAPER = f"{PLAIN} --heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000"
-DEPTHS = "--layers 8 7 6 5 4 3 2 1"  # the slowest runs come first
-THREE, EIGHT = "--seed 0 1 2", "--seed 0 1 2 3 4 5 6 7"
-PRESETS = {  # flags of train.py, with IC and without
-    "laptop": [
-        f"{LAPTOP} --D 5 --layers 5 4 3 2 1 {THREE}",
-        f"{LAPTOP} --targets last --layers 5 3 1 {THREE}",
-    ],
-    "night": [f"{LAPTOP} --D 5 {DEPTHS} {EIGHT}", f"{LAPTOP} --targets last {DEPTHS} {THREE}"],
-    "paper": [f"{PAPER} --D 5 {DEPTHS} {EIGHT}", f"{PAPER} --targets last {DEPTHS} {EIGHT}"],
+SETTINGS = "--heads 8"  # of laptop and night; all others are the main command's
+LAPTOP = f"{SETTINGS} --seed 0 1 2 --steps 3000 --layers 4 3 2 1"
+NIGHT = f"{SETTINGS} --seed 0 1 2 --steps 10000 --layers 8 7 6 5 4 3 2 1"  # the slowest run first
+PAPER = "--heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000 --stop-below 0"
+PAPER += " --ema 0 --qk-std 0.02 --seed 0 1 2 3 4 5 6 7 --layers 8 7 6 5 4 3 2 1"
+PRESETS = {  # flags of train.py, with IC and without; of a flag that comes twice, the last counts
+    "laptop": [LAPTOP, f"{LAPTOP} --targets last --layers 4 2"],
+    "night": [f"{NIGHT} --D 5 --seed 0 1 2 3 4", f"{NIGHT} --targets last --layers 8 5 3 1"],
+    "paper": [f"{PAPER} --D 5", f"{PAPER} --targets last"],
 }
 
 
@@ -65,19 +60,17 @@ def options_of(words):
 
 
 def grid(options, folder):
-    """Return {run directory: command line of train.py}: a run for each choice of one value for
-    every flag."""
+    """Return {run directory: command line of train.py}, one for each choice of a value per flag."""
     choices = []
     for flag, *values in options.values():
-        if len(values) < 2:
-            choices.append([[flag, *values]])
-        else:
-            choices.append([[flag, value] for value in values])
+        choices.append([[flag, value] for value in values] or [[flag]])
     runs = {}
     for chosen in itertools.product(*choices):
         line = [*itertools.chain(*chosen), "--resume"]
         out = train.parse_flags(line, folder).out
-        runs[out] = [*line, "--out", str(out)]
+        line += ["--out", str(out)]
+        if runs.setdefault(out, line) != line:
+            train.parser().error(f"two runs would have one name, {out.name}: sweep them apart")
     return runs
 
 
@@ -87,14 +80,16 @@ STARTED = []  # the processes that this machine has started
 
 
 def train_in_a_process(out, line):
-    """Run this command line of train.py; return how it failed, or nothing."""
+    """Run this command line of train.py; return whether it failed, and why, or its final loss."""
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, train.__file__, *line]
     with open(f"{out}.txt", "a") as printed:
         process = subprocess.Popen(command, env=one_thread, stdout=printed, stderr=printed)
     STARTED.append(process)
-    code = process.wait()
-    return f"failed with exit code {code}: see {out}.txt" if code else ""
+    if code := process.wait():
+        last = pathlib.Path(f"{out}.txt").read_text().strip().split("\n")[-1]
+        return True, f"failed with exit code {code}: {last} (see {out}.txt)"
+    return False, f"val {row_of(out)['val']:.4f}"
 
 
 def sweep(runs, pool):
@@ -103,12 +98,11 @@ def sweep(runs, pool):
     waiting = {pool.submit(train_in_a_process, out, line): out for out, line in runs.items()}
     try:
         for ended, future in enumerate(as_completed(waiting), 1):
-            out = waiting[future]
-            error = future.exception() or future.result()  # of the cluster, or of the run
-            failed += bool(error)
-            minutes = (time.time() - began) * (len(runs) / ended - 1) / 60
-            said = error or f"val {row_of(out)['val']:.4f}"
-            print(f"{ended}/{len(runs)}, about {minutes:.0f} min left: {out.name} {said}")
+            error = future.exception()  # of the cluster, or a file that cannot be read
+            wrong, said = (True, error) if error else future.result()
+            failed += wrong
+            left = f"about {(time.time() - began) * (len(runs) / ended - 1) / 60:.0f} min left"
+            print(f"{ended}/{len(runs)}, {left}: {waiting[future].name} {said}", flush=True)
     finally:
         # after Ctrl-C or SIGTERM, start no other, and end those of this machine; a cluster's go on
         for future in waiting:
@@ -130,18 +124,17 @@ def row_of(run):
     last = [entry for entry in log if entry["step"] > row["ended"] - 100]
     for name in ("val", *task.target_names):
         row[name] = statistics.fmean(entry[name] for entry in last)
-    for name, step in crossings(log, task).items():
-        row[f"{name}_learned"] = step
-    return row
+    return row | {f"{name}_learned": step for name, step in crossings(log, task).items()}
 
 
-def update_table(folder):
-    """Write a row of each run that has ended into the table of a folder, beside those of runs that
-    are gone; return all rows."""
-    table = folder / "results.jsonl"
+def update_table(table):
+    """Write a row of each ended run beside a table into it; return all rows, of gone runs too."""
     rows = {row["run"]: row for row in train.read_file(table, [])}
-    for file in sorted(folder.glob("*/model.pt")):
-        rows[file.parent.name] = row_of(file.parent)
+    for file in sorted(table.parent.glob("*/model.pt")):
+        try:
+            rows[file.parent.name] = row_of(file.parent)
+        except (OSError, ValueError, LookupError) as error:  # a file is missing, damaged, empty
+            print(f"no new row of {file.parent.name}, which cannot be read: {error!r}")
     train.write_file(table, rows.values())
     return [train.DEFAULTS | row for row in rows.values()]
 
@@ -150,55 +143,61 @@ def update_table(folder):
 
 
 def figure_4(rows):
-    """The final loss of each run as a dot, and medians as bars: of x_D alone without the implicit
-    curriculum, and with it of each symbol. Triangles stand at the floor(log2 k) + 2 layers that
-    x_k takes if tokens find one another by content, the symbols that they share. Across: the
-    layers, or each combination of the flags that vary."""
+    """Final losses by number of layers. Left: the mean of all symbols in runs asked for all, with
+    the implicit curriculum (IC), and x_D in runs asked for it alone. Right: each symbol, with IC.
+    If other flags vary too, each choice of their values is a column."""
     with_ic = [row for row in rows if row["targets"] == "all"]
-    without = [row for row in rows if row["targets"] != "all"]
-
-    # a column for each choice of the flags that vary
-    varying = []
-    for name in train.DEFAULTS:
-        if name != "seed" and len({str(row[name]) for row in with_ic or without}) > 1:
-            varying.append(name)
-    varying = varying or ["layers"]
-    columns = {}  # {the values of these flags: the rows that have them}
+    without = [row for row in rows if row["targets"] == "last"]
+    varying = [name for name in train.DEFAULTS if len({row[name] for row in with_ic or rows}) > 1]
+    varying = [name for name in varying if name != "seed"] or ["layers"]
+    columns = {}  # {its label: its runs}
     for row in sorted(rows, key=lambda row: [row[name] for name in varying]):
-        values = "\n".join(str(row[name]) for name in varying)
-        columns.setdefault(values, []).append(row)
+        columns.setdefault("\n".join(str(row[name]) for name in varying), []).append(row)
 
-    # each series has its own place in a column: label, with IC, loss, color, layers by content
-    D = " or ".join(sorted({str(row["D"]) for row in without}))
-    series = [
-        (f"$x_D$ alone, without IC (D={D}, n={len(without)})", False, "val", CIRCUIT, None),
-        (f"mean of all, with IC (n={len(with_ic)})", True, "val", INK, None),
-    ]
+    # left: the mean of all symbols
+    figure, (left, right) = panels(2, 2, 6.5, 4, sharey=True)
+    draw_losses(left, columns, with_ic, "val", INK, "all symbols, with IC\n")
+    draw_losses(left, columns, without, "val", CIRCUIT, "the last alone, without IC\n")
+    left.set_title("Asked for all symbols, or for the last alone", pad=18)
+    left.set_ylabel(f"final validation loss, {Task.loss_name}")
+
+    # right: each symbol, and a triangle above each column with floor(log2 k) + 2 layers
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
-        layers = k.bit_length() + 1  # floor(log2 k) + 2
-        series.append((f"$x_{k}$", True, f"x_{k}", symbol_color(k), layers))
-    figure, [axes] = panels(1, 1, max(10, len(columns)), 4.5)
-    for number, (label, ic, name, color, layers) in enumerate(series):
-        for column, group in enumerate(columns.values()):
-            losses = [row[name] for row in group if (row["targets"] == "all") == ic and name in row]
-            if losses:
-                x = column + 0.11 * (number - len(series) / 2)
-                axes.plot([x] * len(losses), losses, "o", color=color, ms=4, alpha=0.4, mew=0)
-                middle = statistics.median(losses)
-                axes.plot(x, middle, "_", color=color, ms=10, mew=2.5, label=label)
-                label = None  # one entry in the legend
-                if group[0]["layers"] == layers:
-                    above = axes.get_xaxis_transform()
-                    axes.plot(x, 1.03, "v", color=color, transform=above, clip_on=False)
+        shift, color = 0.08 * (k - 3), symbol_color(k)  # side by side in a column
+        asked = [row for row in with_ic if row["D"] >= k]
+        draw_losses(right, columns, asked, f"x_{k}", color, f"$x_{k}$ ", shift)
+        for x, group in enumerate(columns.values()):
+            if group[0]["layers"] == k.bit_length() + 1:
+                above = right.get_xaxis_transform()
+                right.text(x + shift, 1.02, "▼", color=color, ha="center", transform=above)
+    right.set_title("Each symbol, with IC", pad=18)
 
-    for N in {row["N"] for row in rows}:
-        axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"averages the {N} candidates")
-    law = "▼ the $\\lfloor\\log_2 k\\rfloor + 2$ layers that $x_k$ takes by content"
-    axes.set_title(f"{len(rows)} runs, bars at medians;  {law}", loc="left", pad=18)
-    axes.set(yscale="log", xlabel=", ".join(varying), ylabel=f"final {Task.loss_name}")
-    axes.set_xticks(range(len(columns)), columns)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    for axes in left, right:
+        for chance in {Task(row["N"]).chance for row in rows}:
+            axes.axhline(chance, color=GRAY, ls=":", label=f"{chance:.3g}: averages N candidates")
+        axes.set(xlabel=", ".join(varying), ylim=(-0.02, max(1, axes.get_ylim()[1])))
+        axes.set_xticks(range(len(columns)), columns)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    caption = f"""Dots are runs, lines means. By content, $x_k$ takes floor(log2 k) + 2 layers (▼).
+Batch {listed(rows, "batch")} (paper: 512), up to {listed(rows, "steps")} steps (paper: 10000)."""
+    figure.supxlabel(caption)
     return figure
+
+
+def draw_losses(axes, columns, runs, name, color, label, shift=0):
+    """Draw a loss of each of these runs as a pale dot, and a line through the means."""
+    means = {}  # {x: mean}
+    for x, group in enumerate(columns.values()):
+        if losses := [row[name] for row in group if row in runs]:
+            axes.plot([x + shift] * len(losses), losses, "o", color=color, ms=4, alpha=0.3)
+            means[x + shift] = statistics.fmean(losses)
+    label += f"(D={listed(runs, 'D')}, n={len(runs)})"
+    axes.plot([*means], [*means.values()], ".-", color=color, label=label if runs else "")
+
+
+def listed(rows, name):
+    """Return the values of a flag as text: "3", or "3 or 5"."""
+    return " or ".join(map(str, sorted({row[name] for row in rows})))
 
 
 def main():
@@ -212,8 +211,6 @@ def main():
     options = options_of(sys.argv[1:])
     ours = ["--preset", "--out", "--workers", "--scheduler", "--help", "-h"]
     args = p.parse_args([word for flag in ours for word in options.pop(flag, [])])
-    if args.workers < 1:
-        p.error("--workers must not be below 1")
     grids = PRESETS.get(args.preset, [""] if options else [])
     if not grids and not (args.out and args.out.exists()):
         p.error("give either a --preset, flags of train.py, or an --out with a table")
@@ -224,23 +221,23 @@ def main():
     for text in grids:
         runs |= grid(options_of(f"--save-every 0 {text}".split()) | options, folder)
     missing = {out: line for out, line in runs.items() if not (out / "model.pt").exists()}
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt")
-    pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
-    if args.scheduler:
-        from distributed import Client
+    table = folder / "results.jsonl"
+    try:
+        pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
+        train.write_file(table, train.read_file(table, []))
+        if args.scheduler:
+            from distributed import Client
 
-        try:
             pool = Client(args.scheduler, timeout=15).get_executor()
-        except (OSError, ValueError) as error:
-            p.error(f"no Dask cluster at {args.scheduler}: {error}")
+    except (OSError, ValueError) as error:
+        p.error(f"nothing is trained or drawn: {error}")
+    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops us as Ctrl-C does
     with pool:
         failed = sweep(missing, pool)
 
     # Figure 4 of the runs of Section 7, which has a mask, and asks for all symbols or the last
-    rows = update_table(folder)
-    rows = [row for row in rows if row["targets"] in ("all", "last")]
+    rows = [row for row in update_table(table) if row["targets"] in ("all", "last")]
     rows = [row for row in rows if row["task"] == "chain" and row["causal"]]
     if rows:
         save_figure(figure_4(rows), folder / "figure4.png")

@@ -2,13 +2,19 @@
 
 import contextlib
 import os
+import select
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import sweep
 import train
 from tests.common import HERE, assert_refused, output_of, run_main, start, wait_for
 
+import matplotlib.colors
+import numpy as np
 import psutil
 import pytest
 
@@ -51,7 +57,8 @@ def test_a_killed_run_is_one_line_and_the_same_command_continues_it(where, tmp_p
             patch.setenv("PYTHONPATH", str(HERE))  # where the killer finds train
             code, out, err = run_main(sweep, *words)
         assert code == 1 and "1 runs failed; the same command" in err
-        assert out.count("exit code -9") == 1 and steps_of(folder) == [[0, 20, 40]] * 2
+        assert out.count("exit code -9: step    20/40  train") == 1  # its last line
+        assert steps_of(folder) == [[0, 20, 40]] * 2
         assert "1 of 3 runs to do" in output_of(sweep, *words)
     assert steps_of(folder) == [[0, 20, 40]] * 3
     assert "resumed" in next(folder.glob("*_s1.txt")).read_text()
@@ -75,7 +82,7 @@ def test_a_sweep_that_was_killed_ends_with_whole_logs(tmp_path):
 def test_an_address_without_a_cluster_is_said(tmp_path, address):
     pytest.importorskip("distributed")
     code, _, err = run_main(sweep, *GRID, "--out", tmp_path, "--scheduler", address)
-    assert code == 2 and "no Dask cluster at" in err  # Dask may add lines of its own
+    assert code == 2 and "nothing is trained or drawn: " in err  # Dask may add lines of its own
 
 
 def test_a_sweep_takes_all_cores_though_each_run_has_one_thread():
@@ -104,12 +111,33 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
     assert sorted(found) == sorted(expected)
 
 
-def test_flags_change_a_preset():
-    night = [sweep.options_of(text.split()) for text in sweep.PRESETS["night"]]
-    options = sweep.options_of("--layers 2 3 --seed 0".split())
-    grids = [sweep.grid(grid | options, "out") for grid in night]
-    depths = [[train.parse_flags(line).layers for line in runs.values()] for runs in grids]
-    assert depths == [[2, 3], [2, 3]]
+def test_the_night_is_figure_4_in_batches_of_128_and_flags_change_it():
+    expected = (5, "all", range(8, 0, -1), 5), (3, "last", (8, 5, 3, 1), 3)
+    for text, (D, targets, depths, seeds) in zip(sweep.PRESETS["night"], expected, strict=True):
+        options = sweep.options_of(text.split())
+        runs = [train.parse_flags(line) for line in sweep.grid(options, "out").values()]
+        each = [(depth, seed) for seed in range(seeds) for depth in depths]
+        assert [(run.layers, run.seed) for run in runs] == each
+        for run in runs:
+            assert (run.D, run.targets, run.heads, run.width) == (D, targets, 8, 128)
+            assert (run.steps, run.batch, run.stop_below) == (10000, 128, 0.01)
+        assert (
+            len(sweep.grid(options | sweep.options_of(["--layers", "2", "3"]), "out")) == 2 * seeds
+        )
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path, monkeypatch, whole):
+    """Two tasks of one class name, two folders that differ by a slash, two ways to save."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in "one", "two":
+        Path(f"twin_{name}.py").write_text("import data\nclass Twin(data.Task): pass\n")
+    for init in "x/y", "x-y":
+        shutil.copytree(whole, init)
+    init = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --init x/y x-y"
+    for words in "--task twin_one:Twin twin_two:Twin", init, "--save-every 0 50":
+        assert_refused(sweep, *words.split(), "--out", "sweep", says="two runs would have one name")
+    assert not Path("sweep").exists()
 
 
 @pytest.mark.parametrize(
@@ -121,8 +149,9 @@ def test_flags_change_a_preset():
         ("--layers 1 2 --workers 1 2", "unrecognized arguments: 2"),
         ("--layers 1 --out a b", "unrecognized arguments: b"),
         ("5 --layers 1", "unrecognized arguments: 5"),
-        ("--layers 1 --workers 0", "--workers must not be below 1"),
+        ("--layers 1 --workers 0", "max_workers must be greater than 0"),
         ("--out nowhere", "give either a --preset"),
+        (f"--layers 1 --out {HERE}/sweep.py/below", "nothing is trained or drawn: "),
     ],
 )
 def test_a_mistake_is_said_before_anything_is_trained(words, says, tmp_path, monkeypatch):
@@ -131,14 +160,32 @@ def test_a_mistake_is_said_before_anything_is_trained(words, says, tmp_path, mon
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_folder_without_write_access_is_said():
+    """Root, who may write anywhere, becomes nobody."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "results.jsonl")
+        shutil.copy(HERE / "results/sweep/results.jsonl", table)
+        Path(folder).chmod(0o555)
+        os.seteuid(os.geteuid() or 65534)
+        try:
+            assert_refused(sweep, "--out", folder, says="nothing is trained or drawn: ")
+        finally:
+            os.seteuid(os.getuid())
+        assert [*Path(folder).iterdir()] == [table]
+
+
 def test_sigterm_ends_the_trainings_too(tmp_path):
-    process = start("sweep", *GRID, "--steps", 10**6, "--out", tmp_path)
-    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 2)
+    """What a sweep has printed by then can be read: into a pipe or a file Python writes late."""
+    process = start("sweep", *GRID, "--steps", 20, 10**6, "--out", tmp_path)
+    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 4)
+    assert select.select([process.stdout], [], [], 0)[0]
+    printed = os.read(process.stdout.fileno(), 9999).decode()
+    assert "6 of 6 runs to do" in printed and "2/6, about" in printed
     trainings = psutil.Process(process.pid).children()
     process.terminate()
     process.communicate(timeout=60)
     assert len(trainings) == 2 and not any(training.is_running() for training in trainings)
-    assert len([*tmp_path.glob("*/state.pt")]) == 2  # the third was never begun
+    assert len([*tmp_path.glob("*/state.pt")]) == 4  # the others were never begun
 
 
 def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
@@ -155,50 +202,85 @@ def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
     assert rows[:-1] == train.read_file(committed) and rows[-1]["width"] == 16
 
 
-def test_a_row_is_what_a_run_left(tmp_path):
+def a_finished_run(folder, layers):
+    """Write what a run leaves, with a loss that falls to 1/4 in 300 steps; return its directory."""
     log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
-    options = sweep.options_of([*TINY.split(), "--layers", "2"])
-    [line] = sweep.grid(options, tmp_path).values()
+    [line] = sweep.grid(sweep.options_of([*TINY.split(), "--layers", layers]), folder).values()
     flags = train.parse_flags(line)
     train.write_file(flags.out / "config.json", train.settings_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
-    row = sweep.row_of(flags.out)
+    (flags.out / "model.pt").touch()
+    return flags.out
+
+
+def test_a_row_is_what_a_run_left(tmp_path):
+    row = sweep.row_of(a_finished_run(tmp_path, "2"))
     assert row["ended"] == 300 and row["val"] == row["x_1"] == (0.375 + 0.25) / 2
     assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
 
 
-def dots_of(figure):
-    """Return [(column, loss), ...] of all runs in Figure 4."""
-    [axes] = figure.axes
-    dots = [line.get_xydata() for line in axes.lines if line.get_marker() == "o"]
-    return sorted((round(x), y) for line in dots for x, y in line)
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_in_the_table(tmp_path):
+    runs = [a_finished_run(tmp_path, layers) for layers in "123456"]
+    (runs[1] / "log.jsonl").write_text("")
+    (runs[2] / "log.jsonl").write_text('{"step": 0, "va')
+    (runs[3] / "log.jsonl").unlink()
+    (runs[4] / "config.json").write_text("{}}")
+    lines = output_of(sweep, "--out", tmp_path).splitlines()
+    for run, line in zip(runs[1:5], lines[1:5], strict=True):
+        assert line.startswith(f"no new row of {run.name}, which cannot be read: ")
+    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 6]
+
+
+# ---- Figure 4
+
+
+def markers(axes, marker):
+    """Return {color: [(column, loss), ...]} of all such markers in a panel, sorted."""
+    found = {}
+    for line in axes.lines:
+        if line.get_marker() == marker:
+            color = matplotlib.colors.to_hex(line.get_color())
+            found.setdefault(color, []).extend((round(x), y) for x, y in line.get_xydata())
+    return {color: sorted(dots) for color, dots in found.items()}
 
 
 def test_figure_4_holds_every_run():
-    """A dot per run and series, at its own loss, and one bar at the median of each place."""
+    """In each series a dot per run at its own loss, and a line through the means of the columns."""
     rows = train.read_file(HERE / "results/sweep/results.jsonl")
     rows = [train.DEFAULTS | row for row in rows if row["causal"]]
-    expected, places = [], set()
-    for row in rows:
-        for name in ["val", *(f"x_{k}" for k in range(1, 6) if row["targets"] == "all")]:
-            expected.append((row["layers"] - 1, row[name]))
-            places.add((row["layers"], row["targets"], name))
     figure = sweep.figure_4(rows)
-    assert dots_of(figure) == sorted(expected)
-    bars = [line for line in figure.axes[0].lines if line.get_marker() == "_"]
-    assert len(bars) == len(places)
+    left, right = figure.axes
+    series = [(left, "last", "val", sweep.CIRCUIT), (left, "all", "val", sweep.INK)]
+    for k in range(1, 6):
+        series.append((right, "all", f"x_{k}", sweep.symbol_color(k)))
+    for axes, targets, name, color in series:
+        runs = [(row["layers"] - 1, row[name]) for row in rows if row["targets"] == targets]
+        assert markers(axes, "o")[color] == sorted(runs)
+        columns, losses = np.array(runs).T
+        means = [(x, losses[columns == x].mean()) for x in sorted({*columns})]
+        np.testing.assert_allclose(markers(axes, ".")[color], means)
+
+    # the whole of both axes, what chance is, n, and the settings
+    assert all(axes.get_ylim() == (-0.02, 1) for axes in figure.axes)
+    legends = [[text.get_text() for text in axes.get_legend().texts] for axes in figure.axes]
+    assert legends[0][0].endswith("(D=5, n=64)") and legends[0][1].endswith("(D=3, n=24)")
+    assert legends[1][4] == "$x_5$ (D=5, n=64)" and legends[1][5].startswith("0.75: ")
+    assert "Batch 128 (paper: 512), up to 1500 steps" in figure.get_supxlabel()
 
     # the law: x_1 in 2 layers, x_2 and x_3 in 3, x_4 and x_5 in 4
-    marks = [line for line in figure.axes[0].lines if line.get_marker() == "v"]
-    assert [round(mark.get_xdata()[0]) + 1 for mark in marks] == [2, 3, 3, 4, 4]
+    triangles = [text for text in right.texts if text.get_text() == "▼"]
+    assert [text.get_color() for text in triangles] == [sweep.symbol_color(k) for k in range(1, 6)]
+    assert [round(text.get_position()[0]) + 1 for text in triangles] == [2, 3, 3, 4, 4]
 
 
 def test_figure_4_has_a_column_for_each_point_of_a_grid():
     row = train.DEFAULTS | dict(D=1, layers=2, x_1=0.5, seed=1)
     heads = [row | dict(heads=heads, val=heads / 10) for heads in (8, 16, 1)]
-    figure = sweep.figure_4(heads)
-    assert [x for x, y in dots_of(figure) if y != 0.5] == [0, 1, 2]
-    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["1", "8", "16"]
+    left = sweep.figure_4(heads).axes[0]
+    assert len(left.get_legend().texts) == 2  # no run is without IC
+    assert markers(left, "o")[sweep.INK] == [(0, 0.1), (1, 0.8), (2, 1.6)]
+    assert left.get_ylim()[1] > 1.6 and left.get_xlabel() == "heads"
+    assert [text.get_text() for text in left.get_xticklabels()] == ["1", "8", "16"]
     both = [other | dict(layers=layers) for layers in (3, 2) for other in heads]
     labels = [text.get_text() for text in sweep.figure_4(both).axes[0].get_xticklabels()]
     assert labels == ["2\n1", "2\n8", "2\n16", "3\n1", "3\n8", "3\n16"]
