@@ -438,12 +438,14 @@ def parse_flags(words=None, folder="out"):
 def run_name(flags):
     """Return L12_H1_D3_s0, with all other settings that differ from their defaults before the
     seed, but for --save-every, which changes no result."""
-    name = f"L{flags.layers}_H{flags.heads}_{task_of(flags).title}"  # D=3 becomes D3 below
+    module = flags.task.rpartition(":")[0]  # of a task of one's own: two may have one title
+    task = f"{module}.{task_of(flags).title}".lstrip(".")  # D=3 becomes D3 below
+    name = f"L{flags.layers}_H{flags.heads}_{task}"
     for key, value in settings_of(flags).items():
         if key in ("layers", "heads", "task", "D", "seed", "save_every") or value == DEFAULTS[key]:
             continue
         name += f"_no-{key}" if value is False else f"_{key}{value}"
-    return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", "-")
+    return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", ",")
 
 
 def command_of(flags):

@@ -126,16 +126,18 @@ def test_the_night_is_figure_4_in_batches_of_128_and_flags_change_it():
         )
 
 
-def test_two_runs_of_one_name_are_refused(tmp_path, monkeypatch, whole):
+def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):
     """Two tasks of one class name, two folders that differ by a slash, two ways to save."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in "one", "two":
         Path(f"twin_{name}.py").write_text("import data\nclass Twin(data.Task): pass\n")
-    for init in "x/y", "x-y":
+    for init in "x/y", "x-y", "x,y":
         shutil.copytree(whole, init)
-    init = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --init x/y x-y"
-    for words in "--task twin_one:Twin twin_two:Twin", init, "--save-every 0 50":
+    init = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --init x/y"
+    for words in "--task twin_one:Twin twin_two:Twin", f"{init} x-y":
+        assert len(sweep.grid(sweep.options_of(words.split()), tmp_path)) == 2
+    for words in f"{init} x,y", "--save-every 0 50":
         assert_refused(sweep, *words.split(), "--out", "sweep", says="two runs would have one name")
     assert not Path("sweep").exists()
 
