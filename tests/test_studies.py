@@ -3,9 +3,10 @@
 import json
 
 import train
-from extras.studies import metrics, order, rows
-from tests.common import output_of
+from extras.studies import claims, metrics, order, rows
+from tests.common import HERE, output_of
 
+import pytest
 import torch
 
 
@@ -69,23 +70,77 @@ def test_which_paths_came_first(tmp_path):
     paths = last, upper, (4, "q", "1b", 400), lower
     row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
     steps = [(50, (1, 0), "1b -> 1a"), (150, (2, 0), "q -> 1b"), (250, (3, 0), "q -> 2b")]
-    assert order.path_steps(row, 0.5) == [*steps, (350, (4, 0), "q -> 1b")]
-    assert order.reads_in_order(row, 0.5)
-    assert order.new_heads(row, 0.5) == [1]  # x_1 is learned at step 150, x_2 at 250
+    assert order.path_steps(row) == [*steps, (350, (4, 0), "q -> 1b")]
+    assert order.reads_in_order(row)
+    assert order.new_heads(row) == [1]  # x_1 is learned at step 150, x_2 at 250
+
+
+def test_which_orders_count(tmp_path):
+    """Two symbols between the same evaluations, or one alone, tell no order."""
+    late, never = [1, 1, 1, 0, 0], [1] * 5
+    for number, (first, second, ordered) in enumerate(
+        [(FALLING["x_1"], late, True), (late, FALLING["x_1"], False), (late, late, None)]
+        + [(late, never, None), (never, late, None)]
+    ):
+        row = row_of(tmp_path / str(number), "--D 2 --eval-every 100", x_1=first, x_2=second)
+        assert order.in_order(row) is ordered
 
 
 # ---- claims
 
 
 def test_a_run_counts_once_and_by_its_settings(tmp_path):
-    """Repeats in another precision are no further runs; one with another flag is."""
-    found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--positions rope")
-    for number, text in enumerate(words):
-        found.append(row_of(tmp_path / str(number), f"--D 1 {text}", x_1=[1, number / 9]))
+    """Repeats in another precision are no further runs, and must agree; one with another flag is
+    one. What could not disagree does not count."""
+    found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--stop-below 0.5")
+    for number, text in enumerate((*words, "--positions rope", "--seed 3 --heads 2")):
+        found.append(row_of(tmp_path / str(number), f"--D 1 {text}", x_1=[1, number / 10]))
     kept = rows.once(found)
-    assert [row["name"] for row in kept] == ["0", "2", "3", "4"]
-    pairs = [(row["flags"], row["mse"] < 0.3) for row in kept]
-    assert order.count(pairs) == "2 of 4 (2)"
+    assert [row["name"] for row in kept] == ["0", "2", "3", "5", "6"]
+
+    def agrees(row):
+        return None if row["flags"].optimizer == "adamw" else row["mse"] < 0.35
+
+    claim = claims.Claim("", "it is low", "heads == 1", "", agrees, "seed", rows=lambda: found)
+    counted = [(row["name"], agree) for row, agree in claims.count(claim)]
+    assert counted == [("0", False), ("2", True), ("5", False)]  # 4 repeats 0, and is high
+    assert claims.fails(claim) == "seed 0: 2 of 2"
+    each = claims.count(claim._replace(repeats=True))
+    assert [agree for _, agree in each] == [True, True, True, False, False]
+
+
+def test_a_claim_about_no_run_is_an_error_that_names_it():
+    for runs, answer in ("layers == 99", True), ("layers == 1", None):
+        claim = claims.Claim("", "it holds", runs, "", lambda row, answer=answer: answer)
+        with pytest.raises(LookupError, match="the claim 'it holds'"):
+            claims.count(claim)
+
+
+def test_short_rows_have_the_flags_of_their_runs():
+    """Some runs have both a short row and a whole one."""
+    short, whole = {}, {}
+    for row in rows.all_runs():
+        if row["group"] in ("depth_width", "one_layer", "shuffled"):
+            found = short if row["group"] == "depth_width" else whole
+            found[row["name"]] = row["settings"], row["flags"].seed, row["task"].learned_below
+    both = short.keys() & whole.keys()
+    assert len(both) > 8 and all(short[name] == whole[name] for name in both)
+
+
+def test_a_claim_counts_what_the_files_say():
+    """The main command, counted from the files without our code."""
+    solved, flags = {}, dict(layers=12, heads=1, D=3, targets="all", optimizer="muon", ema=0.98)
+    flags |= dict(width=128, positions="appended", steps=1200, qk_std=0.1, weight_decay=0.1)
+    for file in (HERE / "results/runs").glob("*.jsonl"):
+        for row in map(json.loads, file.read_text().splitlines()):
+            config = row.get("config", {})
+            if config.get("task") == "chain" and flags.items() <= config.items():
+                last = row["log"][-1]
+                low = last.get("confirmed", last["val"]) < 0.01
+                solved[config["seed"]] = solved.get(config["seed"], True) and low
+    [claim] = [claim for claim in claims.CLAIMS if claim.text == "The main command ends solved"]
+    counted = {row["flags"].seed: agrees for row, agrees in claims.count(claim)}
+    assert counted == solved and len(solved) > 20
 
 
 def test_metrics_agree_with_all_distances():

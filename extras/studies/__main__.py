@@ -7,23 +7,12 @@ stands there.
 import importlib
 from functools import partial
 
-from ablate import Path, paths_in, read_report
+import train
+from ablate import paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import (
-    RESULTS,
-    ahead,
-    circuits,
-    claims,
-    curriculum,
-    depth,
-    later,
-    layers,
-    order,
-    share,
-    steps,
-)
-from extras.studies.rows import committed
+from extras.studies import RESULTS, circuits, claims, curriculum, layers
+from extras.studies.rows import all_runs
 
 
 def mechanisms():
@@ -41,57 +30,46 @@ def language_models(name):
 
 
 def readme():
-    """Return the numbers in the README, but those that its commands print."""
-    main = committed(*circuits.MAIN)
-    solved = share(map(steps.solved, main))
-    report = read_report(RESULTS / "default_s0")
-    ahead = paths_in(report)[Path(5, 0, "2b", "3b")]
-    before, after = report[report["ablation"]]["x_3"], ahead["without"]["x_3"]
-    four = layers.of_shape(4, 4, 7) + layers.of_shape(4, 4, 8)
-    three = layers.of_shape(3, 4, 7)
-    alone, (orders, _) = claims.alone()[0], order.count_orders()
-    tested, held = circuits.one_hot()
-    literal = committed("literal/*")
-    found = circuits.found(*circuits.MAIN)
+    """Return what the README says of the committed run of its commands."""
+    run = RESULTS / "default_s0"
+    report = read_report(run)
+    ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
+    path, row = max(ahead.items(), key=lambda item: item[1]["cost"]["x_3"])
+    cost, without = row["cost"]["x_3"], row["without"]["x_3"]
+    before = report[report["ablation"]]["x_3"]
     return [
-        f"error below 0.01 ({solved} seeds)",
-        f"error on D rises from {before:.2f} to {after:.2f}",
-        f"full model's error rises by {ahead['cost']['x_3']:.3f}",
-        f"without the red one its error becomes {after:.3f}",
-        f"some learn seven symbols ({layers.know(four, 'x_6', 'x_7')})",
-        f"none gets beyond x_3 ({share(map(layers.knows_x_4, three))})",
-        f"for fewer symbols or chains, many exceed this ({share(depth.beyond_the_flow())})",
-        f"pointer doubling ({len(circuits.holds_six(found))} of {len(found)})",
-        f"this two-layer task ({depth.solved_of(depth.wide())})",
-        f"below the paper's bound ({depth.solved_of(depth.led_to_x2()[0])})",
-        f"at 23 places 32 heads fail ({depth.solved_of(depth.at_random(23, [32]))}) in steps in "
-        f"which two layers succeed ({depth.solved_of(depth.two_layers_far())})",
-        f"({share(curriculum.learn_x_3('targets1-3_*'))} learn D, instead of "
-        f"{sum(curriculum.learn_x_3('targets1-2-3_*'))})",
-        f"do ([{share(answer for _, answer in alone)}](results/curriculum.md))",
-        f"a later symbol first ({share(not in_order for _, in_order in orders)})",
-        f"reads of an induction head ({share(answer for _, answer in claims.needs_both())})",
-        f"most circuits still answer ({len(held)} of {len(tested)})",
-        f"none ends solved ({share(row['mse'] < 0.01 for row in literal)}); one reached "
-        f"{claims.lowest_loss('literal/no_aid_*'):.3f} on its way",
+        f"In layer {path.layer}, head {path.head}, 2b reads 3b",
+        f"error on D rises by {cost:.3f}, and the circuit's from {before:.3f} to {without:.3f}",
     ]
 
 
+def commands():
+    """Return the command that trained each run of the paper's figures, and the verdict on its
+    circuit."""
+    texts = []
+    for name in ("A", "B", "C", "D", "default_s0"):
+        verdict, flags = read_report(RESULTS / name)["verdict"], train.read_flags(RESULTS / name)
+        texts.append(f"# {name}: {verdict}\n{train.command_of(flags)}")
+    conditional = [row for row in all_runs() if row["flags"].task.endswith("Conditional")]
+    longest = max(conditional, key=lambda row: (len(row["known"]), row["flags"].steps))
+    return [*texts, f"# Section 3.1\n{train.command_of(longest['flags'])}"]
+
+
+def reads():
+    """Return how many of the circuits of the first claim have each read."""
+    return circuits.doubling_table([row for row, _ in claims.count(claims.CLAIMS[0])])
+
+
 PAGES = {  # page: functions that return a table, or the pieces of text, that must stand on it
-    "README.md": [readme],
-    "results/paper.md": [claims.table, claims.verdicts],
+    "README.md": [readme, claims.readme_table],
+    "results/README.md": [commands],
+    "results/paper.md": [claims.sections, claims.verdicts],
     "results/circuits.md": [
-        *(circuits.doubling, circuits.doubling_table, circuits.papers_claims),
-        *(ahead.page, order.page, order.induction_table, claims.induction),
-        *(steps.page, steps.table, circuits.trust_table, circuits.trust),
+        *(partial(claims.table, "circuits"), reads, circuits.searched_again),
     ],
-    "results/curriculum.md": [
-        *(curriculum.table, curriculum.claim, curriculum.conditional_claim),
-        claims.alone_claim,
-    ],
+    "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
     "results/depth.md": [
-        *(layers.page, layers.layers_table, layers.mask_table, later.page, later.table),
-        *(depth.page, depth.heads_table),
+        *(partial(claims.table, "depth"), layers.layers_table),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")

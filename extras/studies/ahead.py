@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ablate import arrivals, paths_in, split_token
 from data import command_line
-from extras.studies import markdown, share
-from extras.studies.rows import committed, load, name_of
+from extras.studies import markdown
+from extras.studies.rows import load, name_of
 
 
 ROUNDS = "linear", "one round", "two rounds", "three rounds"
@@ -75,27 +75,9 @@ def table(rows):
     return f"{markdown(head, *lines)}\n\nOf the validated circuits: {counted}."
 
 
-def page():
-    """Return what the page on circuits says of models that follow seven steps, and eight."""
-    four = reads_twice(committed("ahead/L4_H4_D7_*"))
-    twelve = reads_twice(committed("ahead/L12_H1_D7_*"))
-    five = [rounds == 3 for rounds in rounds_in(committed("ahead/L5_H4_D8_*"))]
-    return [
-        f"read ahead twice ({share(four)})",
-        f"with other pairs ({share(twelve)})",
-        f"follow eight in five layers, three times ({share(five)})",
-    ]
-
-
-def reads_twice(rows):
-    """Return [whether it reads ahead in two rounds or more, ...] of the validated circuits."""
-    return [rounds >= 2 for rounds in rounds_in(rows)]
-
-
-def rounds_in(rows):
-    """Return the number of rounds of each validated circuit."""
-    validated = [row for row in rows if row["report"].get("validated")]
-    return [rounds_of(paths_in(row["report"]), row["task"]) for row in validated]
+def reads_twice(row):
+    """Return whether a circuit reads ahead in two rounds or more."""
+    return rounds_of(paths_in(row["report"]), row["task"]) >= 2
 
 
 def main():

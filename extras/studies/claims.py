@@ -1,104 +1,81 @@
-"""The paper, claim by claim: in how many of our committed runs each is true.
+"""What the pages claim of our runs, a row for each claim, those of the paper among them.
 
-    python -m extras.studies.claims    # prints the counts
+    python -m extras.studies results/depth.md    # prints the tables of a page
 
-A run stands in a count if it could refute the claim, among the runs that the function of the claim
-names. Of repeats of the same settings and seed the first one alone stands there (rows.once), but in
-8.2, where the repeat on another machine is the point.
+A claim selects runs by an expression of their flags (those of train.py) and of what
+rows.completed() adds, like `layers==1 and heads>=places`. Of these, those count that could
+disagree. Repeats of the same settings and seed, on another machine or in another precision, are one
+run, which agrees if all of them do.
 """
 
-import math
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ablate import by_head, paths_in, split_token
-from data import command_line
-from extras import studies
-from extras.studies import circuits, depth, layers, metrics, order
-from extras.studies.circuits import with_circuit
-from extras.studies.order import count
-from extras.studies.rows import committed, flags_of, name_of, once, replaced, settings_text
+from extras.studies import (
+    ahead,
+    circuits,
+    curriculum,
+    depth,
+    layers,
+    markdown,
+    metrics,
+    order,
+    share,
+    span,
+)
+from extras.studies.rows import all_runs, committed
+from extras.studies.theory import causal_depth, paper_bound
 from train import DEFAULTS
 
 
-# the row of the table: what would refute the claim
-CLAIMS = {
-    "5": "x_2 known in one layer",
-    "7.2, alone": "a loss of 0.7 or below",
-    "7.2, layers": "fewer layers than that law",
-    "7.2, order": "another order",
-    "8.2": "0.01 or more at the end",
-    "8.2 i": "another read in that head",
-    "8.2 ii, four": "another number",
-    "E 5, 6": "0.05 with all, or below 0.17 without one",
-    "9.2 i, slow": "x_1 before step 3600",
-    "9.2 i, head": "half of x_1 stays without a read",
-    "9.2 ii": "a symbol stays without any one",
-    "9.2 iii": "none or several between two",
-    "9.2 iv": "a longer gap before",
-    "10.1": "3 standard errors above chance",
-}
+class Claim(NamedTuple):
+    pages: str  # "depth, README, 7.2": on which it stands; a section of the paper is on paper.md
+    text: str
+    runs: str  # which runs, an expression
+    who: str  # which of these could disagree, in words
+    agrees: Callable  # row -> whether it agrees, None if it could not disagree
+    by: str = ""  # flags by which those that disagree are told apart
+    loss: str = ""  # the symbol whose losses are shown of those that disagree
+    rows: Callable = all_runs  # from which runs it selects
+    repeats: bool = False  # whether each repeat counts: another machine is the point
 
 
-# ---- Sections 5, 7 and 10.1
+# ---- what they ask of a run
 
 
-def bound():
-    """Return the cell of Theorem 1: in how many models of one layer of 16 heads that know x_1, of
-    those asked for x_2 too, x_2 stays unknown; and the losses of x_2 of led ones."""
-    texts = []
-    for N, steps in (2, 10_000), (4, 4000):
-        rows = [row for row in depth.rows_of(1, 16, N, 2, steps) if row["x_1"] < row["threshold"]]
-        texts.append(f"N = {N}: {studies.share(row['x_2'] >= row['threshold'] for row in rows)}")
-    _, three, four = map(depth.median_of, depth.led_to_x2())
-    led = f"led to N = 3 and 4: losses {three:.2f} and {four:.2f} (chance 0.67 and 0.75)"
-    return "; ".join([*texts, led])
+def ends_solved(row):
+    """Return whether a run ends below 0.01; None if it was stopped by hand before."""
+    ended = row["steps"] == row["flags"].steps or row["mse"] < 0.01
+    return row["mse"] < 0.01 if ended else None
 
 
-def few_layers_show():
-    """Return the cell of Section 10.1: of symbols that Theorem 1 excludes, in models that know
-    another one; those of led models by their loss alone, which must be as low as chance."""
-    rows = metrics.load_metrics()
-    learners = {row["run"] for row in rows if metrics.shown(row)}
-    few = [row for row in rows if row["run"] in learners and metrics.too_few_layers(row)]
-    nothing = {N: [not metrics.shown(row) for row in few if row["N"] == N] for N in (2, 4)}
-    _, three, four = depth.led_to_x2()
-    led = [row["x_2"] > 0.95 * (1 - 1 / row["N"]) for row in three + four]
-    scratch = "; ".join(f"N = {N}: {studies.share(group)}" for N, group in nothing.items())
-    return f"{scratch}; led to N = 3 and 4: {studies.share(led)}"
+def is_solved_on_the_way(row):
+    return min(entry["val"] for entry in row["log"]) < 0.01
 
 
-def alone():
-    """Return ([(flags, whether the loss stays above 0.7), ...] of the runs that ask for x_D alone,
-    left out). A run counts if some run of the same settings and seed, but perhaps of other D and
-    steps, learned x_D in no more steps, asked for all symbols; the others are left out."""
-    single, curricula = [], {}
-    for flags, learned, losses, _ in order.all_chains():
-        key = settings_text(replaced(flags, targets="all", D=1, steps=1, stop_below=0)), flags.seed
-        if order.asks_all(flags):
-            for name, step in learned.items():
-                if step is not None:
-                    curricula.setdefault((*key, name), []).append(step)
-        elif flags.targets == "last" and not flags.init:
-            name = f"x_{flags.D}"
-            single.append((flags, (*key, name), losses[name]))
-    answers = []
-    for flags, key, loss in single:
-        if min(curricula.get(key, [math.inf])) <= flags.steps:
-            answers.append((flags, loss > 0.7))
-    return answers, len(single) - len(answers)
+def solves(row):
+    """Return whether the last symbol is solved."""
+    return row["losses"][f"x_{row['flags'].D}"] < depth.SOLVED
 
 
-def fewest_layers():
-    """Return "2, 3, 3, 4 and 4": the fewest layers of a run of sweeps that knows x_1, x_2, ..."""
-    fewest = {}
-    for run in layers.long_chains():
-        if run.flags.heads == 8:
-            for name in run.known:
-                fewest[name] = min(run.flags.layers, fewest.get(name, math.inf))
-    *first, last = [str(fewest[name]) for name in sorted(fewest)]
-    return f"{', '.join(first)} and {last}"
+def knows_the_last(row):
+    return layers.knows(row, row["flags"].D)
 
 
-# ---- Sections 8 and 9
+def lacks_x_2(row):
+    return not layers.knows(row, 2) if layers.knows(row, 1) else None
+
+
+def stays_at_chance(row):
+    """Return whether the losses of all symbols that Theorem 1 excludes are as high as chance; None
+    if there is none, or the model knows no symbol."""
+    excluded = []
+    for name, loss in row["losses"].items():
+        if paper_bound(int(name[2:])) > row["flags"].layers:
+            excluded.append(loss > 0.95 * row["task"].chance)
+    return all(excluded) if excluded and row["known"] else None
 
 
 def first_goes_back(row):
@@ -115,115 +92,254 @@ def has_four_heads(row):
     return len(by_head(paths_in(row["report"]))) == 4
 
 
-def needs_both():
-    """Return [(flags, whether x_1 needs both reads of an induction head), ...] of induction.jsonl,
-    at the first checkpoint that knows x_1."""
-    answers = []
-    for row in order.load_induction():
-        named = {name: row[name] for name in row if name in DEFAULTS}
-        flags = replaced(flags_of(named), seed=int(row["run"].rpartition("s")[2]))
-        answers.append((flags, all(order.needed(row, kind) for kind in order.HEADS)))
-    return answers
+def learns_x_1_late(row):
+    return row["learned"]["x_1"] >= 3600
 
 
-def emergences():
-    """Return the rows of runs whose paths were measured in training."""
-    return once([row for row in committed(*order.EMERGED) if row["emergence"]])
+def brings_one_head(row):
+    return {*order.new_heads(row)} == {1}
 
 
-def reads_one_by_one(row):
-    """Return whether the query comes to read 1b, 2b, ... in this order, and one new head emerges
-    between any two symbols."""
-    return order.reads_in_order(row, 0.5) is not False and {*order.new_heads(row, 0.5)} == {1}
+# ---- the claims
+
+CHAIN = "task=='chain'"
+FOUND = f"{CHAIN} and layers>1 and circuit"
+ALL = f"{CHAIN} and causal and targets=='all'"
+ONE = "layers==1 and D==1"
+LAST = f"{CHAIN} and targets=='last' and D>1 and not init"
+LITERAL = "clip==0 and beta2==0.999"
+PAPERS = "layers==12 and optimizer=='adamw' and positions=='appended' and steps==3000"
+
+# fmt: off
+CLAIMS = [
+    # circuits.md
+    Claim("circuits, README", "Circuits hold the six reads of pointer doubling",
+          f"{CHAIN} and layers==12 and heads==1 and D==3 and circuit", "",
+          circuits.holds_six, "optimizer positions"),
+    Claim("circuits", "The head that reads 1b for q reads 3b for 2b",
+          FOUND, "with both reads", circuits.reads_ahead_in_the_same_head),
+    Claim("circuits", "Circuits of long chains read ahead twice or more",
+          f"{FOUND} and D>=5", "", ahead.reads_twice),
+    Claim("circuits, README, 7.2", "Symbols are learned in the order of the chain",
+          f"{CHAIN} and targets=='all' and not init",
+          "that learn several, no two between the same evaluations", order.in_order),
+    Claim("circuits, 9.2 i", "When x_1 is learned, it needs both reads of an induction head",
+          "D==3", "in `figures/induction.jsonl`", order.needs_both, "positions seed",
+          rows=order.induction_runs),
+    Claim("circuits", "Circuits answer with one-hot attention",
+          f"{CHAIN} and circuit", "that were tested so", circuits.answers_one_hot,
+          "optimizer positions D"),
+    Claim("circuits", "Circuits that do can spare some later read",
+          f"{CHAIN} and circuit", "that do", circuits.can_spare_a_read, "seed"),
+    Claim("circuits", "A circuit is validated under both ablations",
+          f"{CHAIN} and report and seed>=10", "whose model answers", circuits.validated,
+          "positions"),
+
+    # depth.md
+    Claim("depth, README, 7.2", "Four long chains: no symbol beyond the law",
+          f"{ALL} and N==4 and D>=5", "that know all that the law allows", layers.obeys,
+          "layers"),
+    Claim("depth, README, 7.2", "Shorter, fewer or more chains: no symbol beyond the law",
+          f"{ALL} and not (N==4 and D>=5)", "that know all that the law allows", layers.obeys,
+          "layers"),
+    Claim("depth, README", "As many layers as the law asks learn the last symbol",
+          f"{ALL} and D>=5 and layers==law(D)", "", knows_the_last, "D heads"),
+    Claim("depth, README", "One layer with two heads a place solves x_1",
+          f"{ONE} and heads>=2 * places", "", solves,
+          "mlp positions head_dimension places", "x_1"),
+    Claim("depth, README", "With fewer heads than places, one layer fails",
+          f"{ONE} and heads<places", "", lambda row: not solves(row), "places heads", "x_1"),
+    Claim("depth", "With fewer heads than places, two layers solve x_1",
+          "layers==2 and D==1 and heads<places", "", solves),
+    Claim("depth", "One layer of 16 heads solves x_2",
+          f"{CHAIN} and layers==1 and D==2 and heads==16", "", solves, "N steps", "x_2"),
+    Claim("depth", "In one layer, another address moves the answer",
+          ONE, "that solve x_1 and were measured", depth.moves_the_answer, "places"),
+
+    # curriculum.md
+    Claim("curriculum, README, 7.2", "The last symbol alone is not learned",
+          LAST, "with a control", curriculum.not_learned),
+    Claim("curriculum, README, 7.2", "The same, beside runs with longer chains",
+          LAST, "with a control of larger D",
+          functools.partial(curriculum.not_learned, longer=True)),
+    Claim("curriculum", "Nothing is learned after a symbol left out",
+          f"{CHAIN} and targets not in ('all', 'last') and not init",
+          "with a control", curriculum.not_learned),
+    Claim("curriculum", "Of x, y and z, z is learned last",
+          "task.endswith('Conditional') and targets=='all'", "that learn all three",
+          curriculum.z_comes_last),
+
+    # paper.md alone
+    Claim("5", "One layer does not learn x_2",
+          f"{CHAIN} and layers==1 and D>=2", "that know x_1", lacks_x_2),
+    Claim("5", "Without a mask, models learn what only then is allowed",
+          f"{CHAIN} and not causal", "where there is such a symbol", layers.uses_no_mask),
+    Claim("README, 8.2", "The main command ends solved", f"{CHAIN} and not settings", "",
+          ends_solved),
+    Claim("8.2", "A, B, C and repeats end solved", f"{PAPERS} and D==3", "", ends_solved,
+          repeats=True),
+    Claim("README, 8.2", "Literal settings end solved", LITERAL, "", ends_solved),
+    Claim("8.2", "Literal settings are solved on the way", LITERAL, "", is_solved_on_the_way),
+    Claim("8.2 i", "The first head reads the token before", FOUND, "", first_goes_back),
+    Claim("8.2 ii", "Circuits have four heads", f"{FOUND} and D==3", "", has_four_heads),
+    Claim("README, E", "Circuits answer one-hot, and need each later read",
+          f"{CHAIN} and circuit", "that were tested so", circuits.passes_the_test),
+    Claim("9.2 i", "x_1 is learned after step 3600",
+          f"{CHAIN} and layers==24", "", learns_x_1_late),
+    Claim("9.2 ii", "Later symbols reuse one induction head", FOUND, "", circuits.reuses),
+    Claim("9.2 iii", "Each later symbol brings one new head",
+          f"{CHAIN} and emergence", "", brings_one_head),
+    Claim("9.2 iii", "The query comes to read 1b, 2b, ... in this order",
+          f"{CHAIN} and emergence", "", order.reads_in_order),
+    Claim("9.2 iv", "The last path comes after the longest gap",
+          "layers==24 and emergence", "", order.last_comes_late),
+    Claim("10.1", "Below the bound, losses stay at chance", CHAIN, "that know a symbol",
+          stays_at_chance),
+    Claim("10.1", "Below the bound, no metric shows a symbol",
+          "layers<bound(D)", "in `figures/metrics.jsonl`, that show a symbol",
+          metrics.none_shows, rows=metrics.measured_runs),
+]
+# fmt: on
 
 
-# ---- the pages
+SECTIONS = "5", "7.2", "8.2", "8.2 i", "8.2 ii", "E", "9.2 i", "9.2 ii", "9.2 iii", "9.2 iv", "10.1"
 
 
-def induction():
-    """Return what the page on circuits says of the induction head."""
-    return [f"loses half of what it knows ({studies.share(both for _, both in needs_both())})"]
+# ---- counting
 
 
-def alone_claim():
-    """Return what the page on the curriculum says of the last symbol alone."""
-    answers, left_out = alone()
-    return [
-        f"learns it in no more steps ({studies.share(answer for _, answer in answers)})",
-        f"leaves out {left_out} without this control",
-    ]
+@functools.cache
+def count(claim):
+    """Return [(row, whether it agrees), ...] of the runs that could disagree. LookupError if there
+    is none."""
+    chosen, found = compile(claim.runs, claim.text, "eval"), {}
+    laws = dict(law=causal_depth, bound=paper_bound)
+    for number, row in enumerate(claim.rows()):
+        if eval(chosen, laws, row | vars(row["flags"])):
+            answer = claim.agrees(row)
+            if answer is not None:
+                key = number if claim.repeats else (row["settings"], row["flags"].seed)
+                first, before = found.get(key, (row, True))
+                found[key] = first, before and answer
+    if not found:
+        raise LookupError(f"no run could disagree with the claim {claim.text!r}: {claim.runs}")
+    return [*found.values()]
 
 
-def answers_of():
-    """Return {row of CLAIMS: [(flags of a run that could refute it, whether it does not), ...]}."""
-    same = [row for row in committed("[ABC]", "adamw/*") if order.ended(row)]
-    found, emerged = with_circuit(), emergences()
-    of_three = [row for row in found if row["flags"].D == 3]
-    tested, _ = circuits.one_hot()
-    D = committed("D", "literal/D_s0", "rope/D_s0")
-    late = {level: gap > longest for level, _, gap, longest in order.last_paths(D[0])}
-
-    def answers(rows, test):
-        return [(row["flags"], test(row)) for row in rows]
-
-    return {
-        "7.2, alone": alone()[0],
-        "7.2, layers": layers.obey_the_flow(),
-        "7.2, order": order.count_orders()[0],
-        "8.2": answers(same, lambda row: row["mse"] < 0.01),
-        "8.2 i": answers(found, first_goes_back),
-        "8.2 ii, four": answers(of_three, has_four_heads),
-        "E 5, 6": answers(tested, lambda row: row["report"]["paper"]["passed"]),
-        "9.2 i, slow": answers(D, lambda row: row["learned"]["x_1"] >= 3600),
-        "9.2 i, head": needs_both(),
-        "9.2 ii": answers(found, circuits.reuses),
-        "9.2 iii": answers(emerged, reads_one_by_one),
-        "9.2 iv": [(D[0]["flags"], late[0.5])],
-    }
+def value_of(row, name):
+    return getattr(row["flags"], name) if name in DEFAULTS else row[name]
 
 
-def table():
-    """Return a row per claim: AdamW with appended positions beside all others."""
-    lines, found = [], answers_of()
-    for name, refuted in CLAIMS.items():
-        ours = [[], []]
-        for flags, answer in found.get(name, []):
-            papers = flags.optimizer == "adamw" and flags.positions == "appended"
-            ours[not papers].append((flags, answer))
-        cells = [count(part) for part in ours]
-        if name == "8.2":
-            literal = [row["mse"] < 0.01 for row in committed("literal/no_aid_*")]
-            cells[0] += f"; literal: {studies.share(literal)}"
-        if name == "7.2, layers":
-            obeyed = [not beyond for beyond in depth.beyond_the_flow()]
-            cells[1] = f"D of 5 or more, N = 4: {cells[1]}; others: {studies.share(obeyed)}"
-        if name in ("5", "10.1"):
-            cells[1] = bound() if name == "5" else few_layers_show()
-        lines.append([name, *cells, refuted])
-    head = "section", "AdamW, positions appended", "Muon, RoPE, or both", "refuted by"
-    return studies.markdown(head, *lines)
+def seeds_of(rows):
+    """Return "0-9, 40-49", the seeds of these runs."""
+    groups = {}
+    for place, seed in enumerate(sorted({row["flags"].seed for row in rows})):
+        groups.setdefault(seed - place, []).append(seed)  # neighbours have the same difference
+    return ", ".join(span(group, "{}") for group in groups.values())
 
 
-def lowest_loss(*names):
-    """Return the lowest validation loss of these runs at any step."""
-    return min(entry["val"] for row in committed(*names) for entry in row["log"])
+NAMES = {  # what may vary between the runs of a claim
+    "N": "N", "D": "D", "layers": "layers", "heads": "heads", "head_dimension": "head size",
+    "places": "places", "steps": "steps", "seed": "seed", "mlp": "MLPs",
+    "positions": "", "optimizer": "",
+}  # fmt: skip
+
+
+USUAL = "MLPs", "appended", "muon"  # named only if nothing else is
+
+
+def said(name, value):
+    """Return "heads 4", "rope" or "no MLPs"."""
+    if isinstance(value, bool):
+        return NAMES[name] if value else f"no {NAMES[name]}"
+    return value if isinstance(value, str) else f"{NAMES[name]} {value:,}"
+
+
+def which(claim):
+    """Return which runs a claim counts: the expression, and what varies among them."""
+    rows, texts = [row for row, _ in count(claim)], [f"`{claim.runs}`", claim.who]
+    for name in NAMES:
+        values = sorted({value_of(row, name) for row in rows})
+        if name == "seed":
+            texts.append(f"seeds {seeds_of(rows)}")
+        elif name == "places" and name not in claim.runs:
+            continue  # they are N
+        elif isinstance(values[0], (str, bool)):
+            texts += [" or ".join(said(name, value) for value in values)] * (len(values) > 1)
+        elif values != [DEFAULTS.get(name)] and f"{name}==" not in claim.runs:
+            texts.append(f"{NAMES[name]} {span(values, '{:,}')}")
+    return "; ".join(filter(None, texts))
+
+
+def fails(claim):
+    """Return where runs disagree: "rope, places 4: 10 of 10 (0.23-0.54)"."""
+    names, groups, texts = claim.by.split(), {}, []
+    for row, agrees in count(claim):
+        values = tuple(value_of(row, name) for name in names)
+        groups.setdefault(values, []).append((row, agrees))
+    for values, group in sorted(groups.items()):
+        words = [said(name, value) for name, value in zip(names, values, strict=True)]
+        rare = [word for word in words if word not in USUAL]
+        failed = [row for row, agrees in group if not agrees]
+        if failed:
+            text = f"{', '.join(rare or words)}: {len(failed)} of {len(group)}"
+            if claim.loss:
+                text += f" ({span([row['losses'][claim.loss] for row in failed])})"
+            texts.append(text)
+    return "; ".join(texts)
+
+
+def on_page(page):
+    return [claim for claim in CLAIMS if page in claim.pages.split(", ")]
+
+
+def table(page):
+    """Return a row per claim of a page."""
+    lines = []
+    for claim in on_page(page):
+        agree = [agrees for _, agrees in count(claim)]
+        lines.append([claim.text, which(claim), sum(agree), len(agree), fails(claim)])
+    return markdown(["claim", "runs", "agree", "of", "where it fails"], *lines)
+
+
+def sections():
+    """Return a row per claim of the paper: AdamW with appended positions beside all others."""
+    lines = []
+    for section in SECTIONS:
+        for claim in on_page(section):
+            ours = [[], []]
+            for row, agrees in count(claim):
+                flags = row["flags"]
+                papers = flags.optimizer == "adamw" and flags.positions == "appended"
+                ours[not papers].append(agrees)
+            lines.append([section, claim.text, *[share(part) if part else "" for part in ours]])
+    head = "section", "claim, as counted", "AdamW, positions appended", "Muon, RoPE, or both"
+    return markdown(head, *lines)
+
+
+def readme_table():
+    """Return a row per finding of the README, with the page on which it stands."""
+    lines = []
+    for claim in on_page("README"):
+        page = claim.pages.split(", ")[0].replace("README", "paper")
+        agree = [agrees for _, agrees in count(claim)]
+        lines.append([claim.text, sum(agree), len(agree), f"[{page}](results/{page}.md)"])
+    return markdown(["finding", "agree", "could disagree", "page"], *lines)
 
 
 def verdicts():
     """Return the numbers in the table of verdicts."""
     [D], [A_again] = committed("D"), committed("adamw/s0")
-    four = [name_of(row) for row in committed("[ABC]") if has_four_heads(row)]
-    others = [name_of(row) for row in emergences() if order.reads_in_order(row, 0.5) is False]
+    rows = [row for row in layers.long_chains() if row["flags"].heads == 8]  # those of Figure 4
+    numbers, shares = [], []
+    for name in ("x_1", "x_2", "x_3", "x_4", "x_5"):
+        fewest = min(row["flags"].layers for row in rows if name in row["known"])
+        numbers.append(str(fewest))
+        shares.append(share(name in row["known"] for row in rows if row["flags"].layers == fewest))
+    lowest = min(entry["val"] for row in committed("literal/*") for entry in row["log"])
     return [
-        f"Of A, B and C only {' and '.join(four)} has four",
-        f"1b, 2b, ... in this order in all but {' and '.join(others)}",
-        f"x_1 to x_5 first appear with {fewest_layers()} layers",
+        f"x_1 to x_5 first appear with {', '.join(numbers)} layers ({', '.join(shares)} runs)",
         f"Ours knows it at step {D['learned']['x_1']:.0f}",
         f"A's flags and seed, on another machine, end at {A_again['mse']:.2f}",
-        f"models fall, one to {lowest_loss('literal/no_aid_*'):.3f}",
+        f"one of them falls to {lowest:.3f}",
     ]
-
-
-if __name__ == "__main__":
-    command_line("python -m extras.studies.claims", __doc__).parse_args()
-    print(table())

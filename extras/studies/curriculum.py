@@ -3,13 +3,14 @@
 python -m extras.studies.curriculum results/runs/curriculum.jsonl --out results/figures
 """
 
+import collections
+import functools
 import itertools
 import math
 
 import analyze
 from extras import studies
-from extras.studies import order
-from extras.studies.rows import committed, once
+from extras.studies.rows import all_runs, committed, replaced, settings_text
 
 
 def table():
@@ -39,35 +40,39 @@ def names_of(targets):
     return ", ".join(f"x_{k}" for k in targets)
 
 
-def without_x_1(rows):
-    """Return whether each run that starts afresh and is not asked for x_1 knows a later symbol, if
-    the run of the same D and seed that is asked for all does."""
-    answers, controls = [], {}
-    for row in rows:
-        if order.asks_all(row["flags"]):
-            controls[row["flags"].D, row["flags"].seed] = {*row["known"]} - {"x_1"}
-    for row in rows:
-        flags = row["flags"]
-        learnable = controls.get((flags.D, flags.seed), set()) & {*row["learned"]}
-        if not flags.init and "x_1" not in row["learned"] and learnable:
-            answers.append(bool(row["known"]))
-    return answers
+def not_learned(row, longer=False):
+    """Return whether no symbol after one that is not asked for is known; None if no run of the same
+    settings and seed that is asked for all symbols of as long a chain learns such a symbol in as
+    many steps. longer: the other run's chain is longer, and its steps may be more or fewer."""
+    flags, answers = row["flags"], []
+    for k in row["task"].targets:
+        name = f"x_{k}"
+        skipped = {*range(1, k)} - {*row["task"].targets}
+        steps = [learned[name] for learned in controls(flags, longer) if learned.get(name)]
+        if skipped and min(steps, default=math.inf) <= flags.steps:
+            answers.append(name not in row["known"])
+    return all(answers) if answers else None
 
 
-def learn_x_3(pattern):
-    """Return whether x_3 is known at the end, for each of these runs of curriculum.jsonl."""
-    return ["x_3" in row["known"] for row in committed(f"curriculum/D3_{pattern}")]
+@functools.cache
+def asked_for_all():
+    """Return {(settings but for D, targets and steps, seed): [(D, learned), ...]} of the runs of
+    chains that ask for all symbols."""
+    found = collections.defaultdict(list)
+    for row in all_runs():
+        if row["flags"].targets == "all" and not row["flags"].init:
+            found[same(row["flags"])].append((row["flags"].D, row["learned"]))
+    return found
 
 
-def claim():
-    """Return what the table decides."""
-    whole, no_x_2 = learn_x_3("targets1-2-3_*"), learn_x_3("targets1-3_*")
-    alone, turns = learn_x_3("x1-2_then_x3_*"), learn_x_3("x1_then_x1-2_then_all_*")
-    return [
-        f"once C is asked for ({studies.share(no_x_2)}, instead of {sum(whole)})",
-        f"Without B nothing is learned ({studies.share(without_x_1(committed('curriculum/*')))})",
-        f"asked for all three, did ({studies.share(alone)}, and {studies.share(turns)})",
-    ]
+def same(flags):
+    return settings_text(replaced(flags, targets="all", D=1, steps=1)), flags.seed
+
+
+def controls(flags, longer):
+    """Return [learned, ...] of the runs beside which one with these flags may fail."""
+    runs = asked_for_all()[same(flags)]
+    return [learned for D, learned in runs if (D > flags.D if longer else D == flags.D)]
 
 
 def draw(rows, out):
@@ -99,29 +104,10 @@ def draw(rows, out):
 # ---- conditional retrieval: x_1, x_2, x_3 are called x, y, z
 
 
-def conditional_claim():
-    """Return in which order the symbols are learned, and what runs with fewer targets learn: of
-    those in whose steps all repeats of their seed, asked for all three, learn what they ask for of
-    x and y, or z."""
-    rows = committed("conditional/*", "again/cond*")
-    whole = [row for row in rows if len(row["learned"]) == 3]
-    steps = [[*row["learned"].values()] for row in once(whole)]
-    known = [all_three for all_three in steps if None not in all_three]
-    answers = []
-    for row in (row for row in rows if len(row["learned"]) < 3):
-        first = next(iter(row["learned"]))
-        controls = [other["learned"][first] for other in whole if same_seed(row, other)]
-        if controls and max(step or math.inf for step in controls) <= row["steps"]:
-            answers.append(bool(row["known"]))
-    in_order = [z >= max(x, y) for x, y, z in known]
-    return [
-        f"but z comes last** ({studies.share(in_order)} runs that learn it, of {len(steps)})",
-        f"asked for, nothing is learned ({studies.share(answers)})",
-    ]
-
-
-def same_seed(row, other):
-    return row["flags"].seed == other["flags"].seed and row["flags"].layers == other["flags"].layers
+def z_comes_last(row):
+    """Return whether a run that learns all three learns z last; None if it does not."""
+    steps = [*row["learned"].values()]
+    return None if None in steps else steps[2] >= max(steps[:2])
 
 
 if __name__ == "__main__":

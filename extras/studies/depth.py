@@ -1,7 +1,7 @@
 """How many layers and heads the problem needs (Sections 5, 7 and 10.1): trained models beside what
 attention by shared content allows, and how many heads replace a layer.
 
-    python -m extras.studies.depth                    # prints the table, draws the figure
+    python -m extras.studies.depth                    # prints the predictions, draws the figure
     python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
 """
 
@@ -14,10 +14,9 @@ from pathlib import Path
 import analyze
 import train
 from data import command_line, progress
-from extras.studies import RESULTS, markdown, share, span
-from extras.studies.layers import compared, exceeds_the_flow
-from extras.studies.rows import committed, rounded
-from extras.studies.theory import causal_depth
+from extras.studies import RESULTS
+from extras.studies.layers import compared
+from extras.studies.rows import rounded
 
 import torch
 from matplotlib.figure import Figure
@@ -29,12 +28,6 @@ FIGURE = RESULTS / "figures/heads_places.png"
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
 SEEDS = 5  # a cell of the page has runs of so many seeds or more
 PLACES, HEADS = (9, 11, 15, 23), (8, 16, 32)  # of a 1b, and in the one layer
-EQUAL = [  # places or None, N, D, steps, two shapes (layers, heads) with as many parameters
-    (None, 4, 1, 4000, (1, 16), (2, 4)),
-    (15, 2, 1, 10_000, (1, 16), (2, 4)),
-    (None, 4, 2, 2500, (2, 16), (3, 8)),
-    (None, 4, 3, 12_000, (2, 16), (3, 8)),
-]
 MARKS = {"all": "#2a9d8f", "some": "#e9c46a", "none": "white"}  # how many runs solve it
 
 
@@ -167,22 +160,6 @@ def wide():
     return [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
 
 
-def beyond_the_flow():
-    """Return [whether a model exceeds the flow, ...] of those that could show it, without other
-    flags and from fresh weights."""
-    runs = []
-    for (other, layers, *_), rows in cells().items():
-        for row in rows if other == "" else []:
-            known = {k for k in range(1, row["D"] + 1) if row[f"x_{k}"] < row["threshold"]}
-            runs.append((layers, row["D"], known))
-    for row in committed("mask/*"):
-        if row["flags"].causal:
-            known = {int(name[2:]) for name in row["known"]}
-            runs.append((row["flags"].layers, row["flags"].D, known))
-    answers = [exceeds_the_flow(known, layers, D) for layers, D, known in runs]
-    return [answer for answer in answers if answer is not None]
-
-
 def rows_of(layers, heads, N, D, steps, places=None, led=False):
     """Return the rows of a cell without further flags; places: of a 1b among distractors."""
     other = f"--task random{places - 2 * N + 1}" if places else ""
@@ -198,17 +175,8 @@ def at_random(places, heads=HEADS, led=(False, True), N=2):
     return found
 
 
-def far():
-    """Return the rows of one layer and 23 places, those of 4,000 steps too."""
-    return at_random(23) + rows_of(1, 8, 2, 1, 4000, 23) + rows_of(1, 16, 2, 1, 4000, 23)
-
-
-def losses_of(rows):
-    return [row[f"x_{row['D']}"] for row in rows]
-
-
 def median_of(rows):
-    return statistics.median(losses_of(rows))
+    return statistics.median(row[f"x_{row['D']}"] for row in rows)
 
 
 def solves(row):
@@ -220,104 +188,13 @@ def solved_of(rows, form="{} of {}"):
     return form.format(sum(map(solves, rows)), len(rows))
 
 
-# ---- what stands on the page
-
-
-def heads_table():
-    """Return which models solve x_2 or a later symbol in fewer layers than it takes by content, by
-    their heads: of SEEDS runs or more, some with more than N heads, those of most steps. x_1 is in
-    the figure."""
-    lines, longest = collections.defaultdict(dict), {}
-    for (other, layers, N, heads, D, steps), rows in cells().items():
-        if not other and len(rows) >= SEEDS and layers < causal_depth(D) and D > 1:
-            lines[D, layers, N, steps][heads] = solved_of(rows, "{}/{}")
-    for (k, layers, N, steps), solved in sorted(lines.items()):
-        if max(solved) > N:
-            longest[k, layers, N] = steps, solved
-    table = []
-    for (k, layers, N), (steps, solved) in longest.items():
-        parts = []
-        for text, group in itertools.groupby(solved, solved.get):
-            parts.append(f"{', '.join(map(str, group))}: {text}")
-        table.append([k, f"{layers} ({causal_depth(k)})", N, f"{steps:,}", "; ".join(parts)])
-    head = "k", "layers (by content)", "chains", "steps", "heads: runs that solve x_k"
-    return markdown(head, *table)
-
-
-def without():
-    """Return the rows of one layer of four chains with 8 heads and no MLPs, and those of 16 heads
-    with RoPE."""
-    return cells()["--no-mlp", 1, 4, 8, 1, 4000], cells()["--positions rope", 1, 4, 16, 1, 4000]
-
-
-def led_to_x2():
-    """Return the rows of one layer of 16 heads that is asked for x_2, of two, three and four
-    chains; the last two start from the weights of fewer chains."""
-    three, four = (rows_of(1, 16, N, 2, 5000, led=True) for N in (3, 4))
-    return rows_of(1, 16, 2, 2, 10_000), three, four
-
-
-def at_15(led):
-    """Return the rows of one layer of 16 and 32 heads at 15 places, of two chains and of four."""
-    return at_random(15, (16, 32), [led]) + at_random(15, [16], [led], 4)
-
-
-def two_layers_far():
-    return rows_of(2, 8, 2, 1, 4000, 23) + rows_of(2, 16, 2, 1, 4000, 23)
-
-
-def page():
-    """Return what stands in the text of the page on heads."""
-    beyond, three, four = led_to_x2()
-    no_mlp, rope = without()
-    wide_far = at_random(23, [32])
-    staged = [row for row in wide_far if row["init"]]
-    narrow = [row for row in far() if row["heads"] < 23]
-    deep = two_layers_far()
-    losses = "{:.2f}, {:.2f} and {:.2f}".format(*map(median_of, (beyond, three, four)))
-    inside, near = compared(train.read_file(PREDICTED), median_of_prediction)[1:]
-    return [
-        f"or of fewer chains, many did ({share(beyond_the_flow())})",
-        f"two-layer task ({solved_of(wide())} runs)",
-        f"x_2, which the paper's bound of log3(2k) layers excludes ({solved_of(beyond)})",
-        f"if trained on fewer places first ({solved_of(at_15(True))} runs), but rarely from "
-        f"scratch ({solved_of(at_15(False))})",
-        f"At 23 places 32 heads failed ({solved_of(wide_far)})",
-        f"trained in stages came down to {span(losses_of(staged))} and were still falling",
-        f"fewer heads than places failed too ({solved_of(narrow)})",
-        f"Two layers of 8 or 16 heads succeed in no more steps ({solved_of(deep)})",
-        f"x_2 of {losses}, where knowing nothing costs 0.50, 0.67 and 0.75",
-        f"solves x_1 in no run ({solved_of(no_mlp)})",
-        f"one of 16 heads with RoPE ({solved_of(rope)}), which ends at {median_of(rope):.2f} after "
-        "4,000 steps and still falls",
-        *swaps(),
-        equal_parameters(),
-        f"heads {share(inside)} lie inside, where one guess for all would get {sum(near)}",
-    ]
-
-
-def swaps():
-    """Return how many models of one layer that solve x_1 read as a table does, and by how much the
-    loss rises when address heads point to where another sequence has its pair."""
-    solved = [row["how"] for row in one_layer() if solves(row)]
-    both = [how for how in solved if how["address"] and len(how["place"]) >= len(how["by_place"])]
-    rises = [how["swap"][0] - how["full"] for how in both]
-    return [
-        f"a place head for each place ({len(both)} of {len(solved)})",
-        f"the loss rises by at most {max(rises):.2f}",
-    ]
-
-
-def equal_parameters():
-    """Return, of shapes with as many parameters, which solve x_D: few layers of many heads, and
-    more layers of fewer heads."""
-    texts = []
-    for places, N, D, steps, *shapes in EQUAL:
-        rows = [rows_of(layers, heads, N, D, steps, places) for layers, heads in shapes]
-        few, more = (solved_of(group, "{}/{}") for group in rows)
-        where = f"x_{D} at {places} places" if places else f"x_{D}"
-        texts.append(f"{where} by {few} and {more}")
-    return f"{', '.join(texts[:-1])}, and {texts[-1]}"
+def moves_the_answer(row):
+    """Return whether x_1 is answered from where another sequence has its pair, if address heads
+    write what they write there; None of a model that does not solve x_1, or was not measured."""
+    how = row.get("how")
+    if not how or row["losses"]["x_1"] >= SOLVED:
+        return None
+    return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
 
 
 # ---- what was predicted
@@ -389,5 +266,5 @@ if __name__ == "__main__":
     p = command_line("python -m extras.studies.depth", __doc__)
     p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
     measure(p.parse_args().run)
-    print(heads_table(), compared(train.read_file(PREDICTED), median_of_prediction)[0], sep="\n\n")
+    print(compared(train.read_file(PREDICTED), median_of_prediction)[0])
     draw_places()

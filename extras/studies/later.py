@@ -13,9 +13,9 @@ later.jsonl has a row for each run that knows a symbol at its end, all losses on
 from functools import partial
 
 import train
-from ablate import PatchedModel, paths_in, symbol_means
-from extras.studies import RESULTS, command, markdown, rows_by, share
-from extras.studies.rows import committed, name_of, rounded
+from ablate import PatchedModel, symbol_means
+from extras.studies import command, rows_by
+from extras.studies.rows import name_of, rounded
 
 import torch
 
@@ -60,48 +60,6 @@ def without_later(patched):
 
 def write_earlier(pattern, values, later, mean):
     return (pattern * (1 - later)) @ values + mean.to(values)
-
-
-# ---- what stands on the page
-
-
-def load_later():
-    """Return [(row of the run, row of later.jsonl), ...]."""
-    rows = train.read_file(RESULTS / "figures/later.jsonl")
-    return [(*committed(row["run"]), row) for row in rows]
-
-
-def table():
-    """Return a row per run, with the last symbol that it knows."""
-    lines = []
-    for run, row in load_later():
-        flags, last = run["flags"], run["known"][-1]
-        shape = f"{flags.layers} x {flags.heads}"
-        by_place = ", ".join(f"{loss:.2f}" for loss in row["by_place"])
-        lines.append([flags.D, shape, flags.seed, last, f"{row['full'][last]:.2f}", by_place])
-    return markdown(["D", "layers x heads", "seed", "last", "its loss", "without"], *lines)
-
-
-def page():
-    """Return how many of these runs lose their last symbol at some places of 1b and keep it at
-    others; and in how many circuits 2a and 1b read each other."""
-    answers, circuits = [], []
-    for run, row in load_later():
-        level = run["task"].learned_below
-        answers.append(min(row["by_place"]) < level <= max(row["by_place"]))
-        circuits += [run] if run["report"].get("validated") else []
-    both = [{"2a -> 1b", "1b -> 2a"} <= tokens_read(run) for run in circuits]
-    seeds = " and ".join(str(run["flags"].seed) for run in circuits)
-    return [
-        f"and keep it at others ({share(answers)})",
-        f"(two layers of four heads, seeds {seeds}) 1b reads 2a, and 2a reads 1b, which comes "
-        f"later ({share(both)})",
-    ]
-
-
-def tokens_read(run):
-    """Return {"q -> 1b", ...}, what the circuit of a run reads, in the own chain or in all."""
-    return {f"{path.reader} -> {path.token}" for path in paths_in(run["report"])}
 
 
 if __name__ == "__main__":

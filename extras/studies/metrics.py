@@ -8,10 +8,12 @@ prediction and target), nearest (the share of predictions nearest to the right o
 above: by how many standard errors each is better than for the x_k of other chains, or than 1/N.
 """
 
+import functools
+
 import train
 from data import progress
 from extras import studies
-from extras.studies.rows import RESULTS
+from extras.studies.rows import RESULTS, flags_of
 from extras.studies.theory import paper_bound
 
 import torch
@@ -61,18 +63,27 @@ def measure(row, n=4096):
     return found
 
 
-def load_metrics():
-    return train.read_file(RESULTS / "figures/metrics.jsonl")
+@functools.cache
+def measured_runs():
+    """Return a row for each run of metrics.jsonl; above: {symbol: by how many standard errors its
+    best metric is better}."""
+    found = {}
+    for row in train.read_file(RESULTS / "figures/metrics.jsonl"):
+        named = {name: row[name] for name in ("layers", "N", "D", "seed")}
+        run = dict(name=row["run"], flags=flags_of(named), settings=row["run"], above={})
+        above = found.setdefault(row["run"], run)["above"]
+        above[row["symbol"]] = max(row["above"].values())
+    return [*found.values()]
 
 
-def too_few_layers(row):
-    """Return whether Theorem 1 asks for more layers, of a row of metrics.jsonl."""
-    return row["layers"] < paper_bound(int(row["symbol"][2:]))
-
-
-def shown(row):
-    """Return whether any metric shows that the symbol of a row is learned."""
-    return max(row["above"].values()) > SHOWN
+def none_shows(row):
+    """Return whether no metric shows a symbol for which Theorem 1 asks for more layers; None of a
+    model that shows no symbol at all."""
+    excluded = []
+    for symbol, above in row["above"].items():
+        if row["flags"].layers < paper_bound(int(symbol[2:])):
+            excluded.append(above)
+    return max(excluded) <= SHOWN if max(row["above"].values()) > SHOWN else None
 
 
 def write(rows, out):

@@ -11,97 +11,41 @@ import functools
 import itertools
 import math
 import re
-from argparse import Namespace
-from typing import NamedTuple
 
 import analyze
 import train
 from ablate import PatchedModel, Path, paths_in
 from data import Task, progress
 from extras import studies
-from extras.studies.rows import RESULTS, committed, flags_of, name_of, replaced, settings_text
+from extras.studies.rows import RESULTS, completed, flags_of, name_of
 from extras.studies.theory import may_attend
 
 
 HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
-EMERGED = "default/*", "adamw/*", "last/*", "decay/*", "cleaning/muon_e*", "rope/s?", "D"
-LEVELS = 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9  # of attention, from which on a path has emerged
 SEQUENCES = 64  # held out, for induction.jsonl
 
 
 # ---- the order of symbols
 
 
-def count(answers):
-    """Return "3 of 5 (2)", of [(flags, bool), ...]: few seeds, here 2, make many runs."""
-    seeds = len({flags.seed for flags, _ in answers})
-    return f"{studies.share(answer for _, answer in answers)} ({seeds})" if answers else ""
-
-
-def asks_all(flags):
-    """Return whether a run asks for all symbols, from fresh weights."""
-    return flags.targets == "all" and not flags.init
-
-
-class Ended(NamedTuple):
-    """What became of a run of chains: the step at which it learned each symbol, or None, and the
-    last loss of each; known: the symbols that it knows at its end."""
-
-    flags: Namespace
-    learned: dict
-    losses: dict
-    known: list
-
-
-@functools.cache
-def all_chains():
-    """Return an Ended for each run of chains, those of sweeps too."""
-    found = []
-    for row in committed("*"):
-        losses = {name: row["log"][-1][name] for name in row["learned"]}
-        found.append(Ended(row["flags"], row["learned"], losses, row["known"]))
-    tables = map(train.read_file, sorted(RESULTS.glob("*/results.jsonl")))  # of sweep.py
-    for row in itertools.chain(*tables):
-        flags = flags_of(row)
-        task = train.task_of(flags)
-        learned = {name: row[f"{name}_learned"] for name in task.target_names}
-        losses = {name: row[name] for name in task.target_names}
-        known = [name for name in losses if losses[name] < task.learned_below]
-        found.append(Ended(flags, learned, losses, known))
-    return [run for run in found if run.flags.task == "chain"]
-
-
-def count_orders():
-    """Return ([(flags, in order), ...], unresolved): of the runs that ask for all symbols and learn
-    several, an answer per settings and seed, True if all repeats, and runs of other steps, are in
-    order; and how many of them have two symbols between the same two evaluations, so that their
-    order is not known."""
-    answers, unresolved = {}, set()
-    for flags, learned, *_ in all_chains():
-        steps = [step for step in learned.values() if step is not None]
-        if asks_all(flags) and len(steps) > 1:
-            key = settings_text(replaced(flags, steps=1, stop_below=0)), flags.seed
-            if len({math.ceil(step / flags.eval_every) for step in steps}) < len(steps):
-                unresolved.add(key)
-            else:
-                ordered = steps == sorted(steps) == [*learned.values()][: len(steps)]
-                answers[key] = flags, ordered and answers.get(key, (flags, True))[1]
-    return [*answers.values()], len(unresolved - answers.keys())
-
-
-def ended(row):
-    """Return whether a run ended by itself, and was not stopped by hand before."""
-    return row["steps"] == row["flags"].steps or row["log"][-1]["val"] < row["flags"].stop_below
+def in_order(row):
+    """Return whether a run learned its symbols in the order of the chain; None if it learned fewer
+    than two, or two of them between the same two evaluations."""
+    steps = [step for step in row["learned"].values() if step is not None]
+    evaluations = {math.ceil(step / row["flags"].eval_every) for step in steps}
+    if len(steps) < 2 or len(evaluations) < len(steps):
+        return None
+    return steps == sorted(steps) == [*row["learned"].values()][: len(steps)]
 
 
 # ---- the order of paths and heads
 
 
-def path_steps(row, level):
+def path_steps(row):
     """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path of the
-    circuit, or without a report of each that was measured, first passes a level, of those that do,
+    circuit, or without a report of each that was measured, first passes one half, of those that do,
     the first one first."""
-    steps = analyze.emergence_steps(row["emergence"], level)
+    steps = analyze.emergence_steps(row["emergence"])
     found = []
     for path in paths_in(row["report"]) or steps:
         if steps.get(path) is not None:
@@ -109,18 +53,18 @@ def path_steps(row, level):
     return sorted(found)
 
 
-def reads_in_order(row, level):
+def reads_in_order(row):
     """Return whether the query comes to read 1b, 2b, ... in this order, in whichever heads; None if
     it comes to read fewer than two of them."""
-    kinds = [kind for _, _, kind in path_steps(row, level)]
+    kinds = [kind for _, _, kind in path_steps(row)]
     slots = [kind for kind in dict.fromkeys(kinds) if re.fullmatch(r"q -> \db", kind)]
     return slots == sorted(slots) if len(slots) > 1 else None
 
 
-def new_heads(row, level):
+def new_heads(row):
     """Return how many heads emerge before x_2, x_3, ... are learned and after the symbol before."""
     first = {}
-    for step, head, _ in path_steps(row, level):
+    for step, head, _ in path_steps(row):
         first.setdefault(head, step)
     between = itertools.pairwise(row["learned"].values())
     return [sum(a < step <= b for step in first.values()) for a, b in between]
@@ -147,59 +91,29 @@ def measure_run(row, n=SEQUENCES):
             return row | dict(step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
 
-def load_induction():
-    return train.read_file(RESULTS / "figures/induction.jsonl")
+@functools.cache
+def induction_runs():
+    """Return the rows of induction.jsonl, as of rows.completed()."""
+    runs = []
+    for row in train.read_file(RESULTS / "figures/induction.jsonl"):
+        named = {name: row[name] for name in ("positions", "optimizer")}
+        flags = flags_of(dict(named, seed=int(row["run"].rpartition("s")[2])))
+        runs.append(completed(row, flags, dict(x_1=row["loss"]), {}))
+    return runs
 
 
-def needed(row, kind):
-    """Return whether half of what was learned of x_1, beside the average of four, is lost."""
-    return row["kinds"][kind] >= (Task(N=4).chance - row["loss"]) / 2
+def needs_both(row):
+    """Return whether without either read of an induction head half of what was learned of x_1,
+    beside the average of four, is lost."""
+    learned = Task(N=4).chance - row["losses"]["x_1"]
+    return min(row["kinds"][kind] for kind in HEADS) >= learned / 2
 
 
-def induction_groups():
-    """Return {title: [row of induction.jsonl, ...]} of the recipes."""
-    groups = {"main command": [], "with RoPE": [], "AdamW": []}
-    for row in load_induction():
-        recipe = "with RoPE" if row["positions"] == "rope" else "main command"
-        groups["AdamW" if row["optimizer"] == "adamw" else recipe].append(row)
-    return {f"{title} (n = {len(rows)})": rows for title, rows in groups.items() if rows}
-
-
-def induction_table(shown=2):
-    """Return a row per kind of read: by how much x_1 rises without it, and who needs it."""
-    groups, lines, rows = induction_groups(), [], load_induction()
-    kinds = sorted(rows[0]["kinds"], key=lambda kind: -max(row["kinds"][kind] for row in rows))
-    named = {kind.replace("->", "reads"): [kind] for kind in kinds[:shown]}
-    for title, group in (named | {"any other read": kinds[shown:]}).items():
-        line = [title]
-        for rows in groups.values():
-            rises = [max(row["kinds"][kind] for kind in group) for row in rows]
-            lost = [any(needed(row, kind) for kind in group) for row in rows]
-            line.append(f"{studies.span(rises)}; {studies.share(lost)}")
-        lines.append(line)
-    return studies.markdown(["without, in all heads", *groups], *lines)
-
-
-def last_paths(row):
-    """Return [(level, "q -> 1b", gap, longest), ...]: the last path to pass a level of attention,
-    how many steps after the one before it, and the longest such gap between any two before."""
-    found = []
-    for level in LEVELS:
-        paths = path_steps(row, level)
-        *before, last = [b[0] - a[0] for a, b in itertools.pairwise(paths)]
-        found.append((level, paths[-1][2], last, max(before)))
-    return found
-
-
-def page():
-    """Return what the page says of the order of symbols and of D's last head."""
-    answers, unresolved = count_orders()
-    late = [gap > longest for _, _, gap, longest in last_paths(*committed("D"))]
-    return [
-        f"before an earlier one ({studies.share(not in_order for _, in_order in answers)})",
-        f"Left out are {unresolved} in which two come between the same two evaluations",
-        f"at {studies.share(late)} such thresholds it is so",
-    ]
+def last_comes_late(row):
+    """Return whether the last path of a circuit to pass half of the attention comes after a longer
+    gap than any two before."""
+    *before, last = [b[0] - a[0] for a, b in itertools.pairwise(path_steps(row))]
+    return last > max(before)
 
 
 def write_induction(rows, out):

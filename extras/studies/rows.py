@@ -12,7 +12,9 @@ significant digits:
 """
 
 import functools
+import itertools
 import json
+import re
 from argparse import Namespace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -26,7 +28,7 @@ from train import DEFAULTS, settings_of, task_of
 
 
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
-SAME = {"seed", "dtype", "eval_every", "save_every"}  # runs that differ in these alone compare
+SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # settings are all other flags
 
 
 def flags_of(config):
@@ -62,38 +64,52 @@ def row_of(run):
 
 def load(sources):
     """Return a row, a dict, for each run of these run directories and files of rows. It has what
-    this file says above, report and emergence being {} where there is none, and
+    this file says above, what completed() adds, and
         folder, group: the run directory, None for a row of a file; the name above the run's
-        flags, task, steps: the flags, their data.Task, and the last step
-        settings: ("width=64", ...), the flags that are not the defaults; the seed is none of them
-        learned: {symbol: the step at which it was learned, or None}
-        known: the symbols that it knows at its end
+        steps: the last step
         mse: the last validation loss, on the most sequences"""
     found = {}
     for source in map(Path, sources):
         many = source.suffix == ".jsonl"
         rows = train.read_file(source) if many else [row_of(source)]
         for row in (row for row in rows if "config" in row):  # a study may keep others there
-            row = dict(report={}, emergence={}) | row
             row["folder"] = None if many else source
             row["group"] = source.stem if many else source.absolute().parent.name
             if "/" in row["name"]:  # of others.jsonl, which holds small groups
                 row["group"], row["name"] = row["name"].split("/")
-            row["flags"] = flags = flags_of(row["config"])
+            flags, last = flags_of(row["config"]), row["log"][-1]
             flags.out = row["folder"] or Path(row["name"])  # names it in figures
-            row["settings"] = settings_text(flags)
-            row["task"] = task = task_of(flags)
-            last, level = row["log"][-1], task.learned_below
-            row["steps"] = last["step"]
-            row["learned"] = analyze.crossings(row["log"], task)
-            row["known"] = [name for name in row["learned"] if last[name] < level]
-            row["mse"] = last.get("confirmed", last["val"])
-            found[row["group"], row["name"]] = row
+            row["steps"], row["mse"] = last["step"], last.get("confirmed", last["val"])
+            learned = analyze.crossings(row["log"], task_of(flags))
+            losses = {name: last[name] for name in learned}
+            found[row["group"], row["name"]] = completed(row, flags, losses, learned)
     return [*found.values()]
 
 
+def completed(row, flags, losses, learned):
+    """Return a row with
+    flags, task: those of the run, and their data.Task
+    losses, learned: {symbol: its last loss}, {symbol: the step at which it was learned, or
+        None}
+    known: the symbols that it knows at its end
+    report, emergence, circuit: {} where there is none; whether its circuit is validated
+    settings: ("width=64", ...), the flags that are not the defaults, but those in SAME
+    places: at how many places the 1b of a query may stand
+    head_dimension: of each head"""
+    row = dict(report={}, emergence={}) | row
+    task = task_of(flags)
+    distractors = re.search(r"places:random(\d+)", flags.task)
+    row |= dict(flags=flags, task=task, losses=losses, learned=learned)
+    row["known"] = [name for name in losses if losses[name] < task.learned_below]
+    row["circuit"] = bool(row["report"].get("validated"))
+    row["settings"] = settings_text(flags)
+    row["places"] = 2 * flags.N + int(distractors[1]) - 1 if distractors else flags.N
+    row["head_dimension"] = flags.head_size or flags.width // flags.heads
+    return row
+
+
 def settings_text(flags):
-    """Return ("width=64", ...), the flags of a run that are not the defaults, but for its seed."""
+    """Return ("width=64", ...), the flags that are not the defaults, but those in SAME."""
     texts = []
     for name, value in settings_of(flags).items():
         if name not in SAME and value != DEFAULTS[name]:
@@ -105,6 +121,39 @@ def settings_text(flags):
 def all_committed():
     """Return the rows of the run directories A, B, C, D and of all files below results/runs."""
     return load([*sorted(RESULTS.glob("[ABCD]")), *sorted(RESULTS.glob("runs/*.jsonl"))])
+
+
+@functools.cache
+def all_runs():
+    """Return a row for each committed training: also for those in the tables of sweep.py and in
+    depth_width.jsonl, which have neither a log nor a report."""
+    runs = [*all_committed()]
+    for file in sorted(RESULTS.glob("*/results.jsonl")):
+        for row in train.read_file(file):
+            flags, kept = flags_of(row), dict(name=row["run"], group=file.parent.name)
+            names = task_of(flags).target_names
+            losses = {name: row[name] for name in names}
+            learned = {name: row[f"{name}_learned"] for name in names}
+            runs.append(completed(kept, flags, losses, learned))
+    for row in train.read_file(RESULTS / "runs/depth_width.jsonl"):
+        kept = dict(name=row["run"], group="depth_width", how=row.get("how"))
+        losses = {name: row[name] for name in row if name.startswith("x_")}
+        learned = dict(zip(losses, row.get("learned", []), strict=False))  # some rows lack it
+        runs.append(completed(kept, flags_of_short(row), losses, learned))
+    return runs
+
+
+def flags_of_short(row):
+    """Return the flags of a row of depth_width.jsonl; other: "--task random20" or the like."""
+    other = dict(itertools.pairwise(row["other"].split()))  # {"--task": "random20"}
+    flags = {name: row[name] for name in ("layers", "heads", "N", "D", "seed", "steps", "init")}
+    flags |= dict(mlp=row["other"] != "--no-mlp", eval_every=100)
+    flags["positions"] = other.get("--positions", "appended")
+    flags["head_size"] = int(other.get("--head-size", 32))
+    flags["task"] = {None: "chain", "shuffled": "extras.studies.tables:Shuffled"}.get(
+        other.get("--task"), f"extras.studies.places:{other.get('--task')}"
+    )
+    return flags_of(flags)
 
 
 def committed(*patterns):
