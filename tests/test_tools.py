@@ -127,9 +127,11 @@ def test_a_planted_circuit_ranks_first_and_is_all_that_is_needed(tmp_path, monke
     monkeypatch.setattr(train, "load", lambda run: (decoyed, task, None))
     run = dict(folder="somewhere", name="mine", group="out", report=dict(paths=paths))
     others = [dict(run, report={}), dict(run, folder=None)]  # without a circuit, without weights
+    train.write_file(tmp_path / "edges.jsonl", [dict(run="kept")])
     for _ in range(2):
         printed = edges.write([run, *others], tmp_path)
-    [row] = train.read_file(tmp_path / "edges.jsonl")
+    kept, row = train.read_file(tmp_path / "edges.jsonl")
+    assert kept == dict(run="kept")
     assert row["run"] == name_of(run) == "out/mine" and row["best"] == 2
     assert row["paths"][str(absent)] == [None, None]
     for path in truth:
