@@ -8,6 +8,7 @@ that they read of others elsewhere: if the model still answers, these paths carr
 
 import collections
 import functools
+import math
 import pathlib
 from bisect import bisect_left
 from typing import NamedTuple
@@ -23,11 +24,11 @@ import torch
 
 class Path(NamedTuple):
     """One kind of attention edge. L6H0: q -> 1b says that in layer 6, head 0, both counted from 0,
-    the query of each chain reads the token 1b of its own chain. An end of a path is
+    the query of each chain reads the token 1b of its own chain. The tokens of a path are
 
-        q, 1b    a role
+        q, 1b    roles
         1b+1     an intermediate token: the one right after 1b, of whichever chain
-        1b*      a star: the tokens 1b of all chains, which a path can lead to, not start from"""
+        1b*      a star: the tokens 1b of all chains, which can be read, but are no reader"""
 
     layer: int
     head: int
@@ -55,24 +56,24 @@ def by_head(paths):
     return heads
 
 
-def split_end(end):
+def split_token(token):
     """("1b", 1) of 1b+1, ("1b", 0) of 1b and of 1b*."""
-    role, _, offset = end.rstrip("*").partition("+")
+    role, _, offset = token.rstrip("*").partition("+")
     return role, int(offset or 0)
 
 
-def mark_tokens(end, task, places):
-    """(B, N, T) in row n 1 at the token that is this end in the chain of query n, and 0 elsewhere;
-    places (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
+def mark_tokens(token, task, places):
+    """(B, N, T) in row n 1 where this token of the chain of query n stands, and 0 elsewhere; places
+    (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
 
-        end     query A2       query A1
+        token   query A2       query A1
         1b      0 1 0 0 0 0    0 0 0 1 0 0
         1b+1    0 0 1 0 0 0    0 0 0 0 1 0    all 0 if it is beyond the end
         1b*     0 1 0 1 0 0    0 1 0 1 0 0    the same for every query"""
-    role, offset = split_end(end)
-    tokens = places[:, :, [*task.roles].index(role)] + offset  # (B, N)
-    marks = (tokens[:, :, None] == torch.arange(task.T, device=tokens.device)).float()
-    if end.endswith("*"):
+    role, offset = split_token(token)
+    place = places[:, :, [*task.roles].index(role)] + offset  # (B, N)
+    marks = (place[:, :, None] == torch.arange(task.T, device=place.device)).float()
+    if token.endswith("*"):
         marks = marks.sum(1, keepdim=True).expand_as(marks)
     return marks
 
@@ -122,33 +123,43 @@ def record_reads(model, inputs):
 
 
 class PatchedModel:
-    """A model on clean sequences in which some edges are ablated: attention times value along them
-    is that of corrupted sequences, others of the same task. In mean ablation a token gets the mean
-    of what the token at its place reads in all of them, in resample ablation what it reads in one;
-    a place has the same role in every sequence. All ablations happen in one forward, so that later
-    heads attend in the stream that results.
+    """A model on clean sequences, in which reads are ablated: in all heads at once, what is read
+    along some edges is replaced by what is read in corrupted sequences. In mean ablation that is
+    the mean over all of them, in resample ablation that of one, drawn for each clean sequence among
+    those with the roles at the same places. Later heads attend in the stream that results.
 
-    clean: a Batch of B sequences. corrupted: a Batch of n others, by default 256 held-out ones
-    aligned: in resample ablation clean sequence b gets corrupted sequence b, not one at random
+    clean, corrupted: Batches of B and n sequences; corrupted are by default 256 held-out ones
     measure: f(predictions, batch) -> (B, N, targets), by default task.losses
 
-    Never ablated are a token's own value, the MLPs, the residual stream and the denominators of
-    softmax. In resample ablation all heads get the same corrupted sequence, so a check whether two
-    heads read the same still passes, and seems unneeded. And unusual activations can do harm by
-    themselves: a path that carries nothing may look needed."""
+    Never ablated are what a token reads of itself, the MLPs, the residual stream, and how much a
+    softmax leaves for an edge, which tells of the others. Two heads that must read the same get the
+    same corrupted sequence. A path that carries nothing may seem needed, since unusual activations
+    do harm."""
 
-    def __init__(self, model, task, clean, corrupted=None, aligned=False, measure=None):
+    def __init__(self, model, task, clean, corrupted=None, measure=None):
         self.model, self.task, self.clean = model, task, clean
         self.measure = measure or task.losses
         self.corrupted = corrupted or task.draw("corrupted", 256).to(clean.inputs.device)
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
-        B, n = len(clean.inputs), len(self.corrupted.inputs)
-        at_random = torch.randint(n, (B,), generator=torch.Generator().manual_seed(0))
-        self.drawn = torch.arange(B) if aligned else at_random  # from corrupted, for each clean one
         self.itself = torch.eye(task.T, dtype=torch.bool, device=clean.inputs.device)
 
+        # for each clean sequence a corrupted one with the same layout, or any if there is none
+        here, there = (self.layout(batch) for batch in (clean, self.corrupted))
+        same = (here[:, None] == there).all(-1)  # (B, n)
+        self.has_no_twin = ~same.any(1)  # (B,)
+        choices = (same | self.has_no_twin[:, None]).float().cpu()
+        generator = torch.Generator().manual_seed(0)
+        self.resampled = choices.multinomial(1, generator=generator).squeeze(1)
+
+    def layout(self, batch):
+        """(B, T) which role, by its index, stands at each place; -1 where there is none."""
+        places = batch.places.flatten(1)  # (B, N * roles)
+        roles = torch.arange(len(self.task.roles), device=places.device).repeat(self.task.N)
+        layout = torch.full_like(batch.symbols, -1)
+        return layout.scatter(1, places, roles.expand_as(places))
+
     def losses(self, heads):
-        """The losses (B, N, targets), or scores, with these functions {(layer, head): f}."""
+        """The losses (B, N, targets), or what else is measured, with these {(layer, head): f}."""
         predictions = self.model(self.clean.inputs, heads=heads)
         shape = len(self.clean.inputs), self.task.N, self.task.outputs
         if predictions.shape != shape or not predictions.isfinite().all():
@@ -161,48 +172,48 @@ class PatchedModel:
         return self.losses({})
 
     def keep_only(self, paths, ablation=MEAN):
-        """The losses of these paths alone, with all else ablated in all heads at once."""
-        groups, heads = by_head(paths), self.model.heads
-        return self.losses({head: self.patch(head, groups[head], ablation) for head in heads})
+        """The losses with all edges ablated but those of these paths."""
+        return self.losses(self.patches(self.model.heads, paths, ablation, True))
 
     def knock_out(self, paths, ablation=MEAN):
-        """The losses of the full model without these paths."""
-        groups = by_head(paths)
-        return self.losses(
-            {head: self.patch(head, groups[head], ablation, True) for head in groups}
-        )
+        """The losses with the edges of these paths ablated."""
+        return self.losses(self.patches(by_head(paths), paths, ablation, False))
 
-    def patch(self, head, paths, ablation, ablate_them=False):
-        """The f that replaces a head and keeps the edges of these paths alone, or, to ablate them,
-        all others. A token writes
-        1. what it reads along the edges that are kept, of values v in this forward,
-        2. what it reads of other tokens along all other edges in corrupted sequences, of values u,
-        3. its own v, which is never ablated: by its attention in this forward if it keeps an edge,
-           even to itself, since 1 and 3 share one softmax, and by that of 2 if it keeps none.
+    def patches(self, heads, paths, ablation, keep_them):
+        """{(layer, head): f} of these heads."""
+        paths_of = by_head(paths)
+        return {head: self.patch(head, paths_of[head], ablation, keep_them) for head in heads}
 
-        Token 3 of four, whose attention is .1 .6 .1 .2, and corrupted .2 .1 .4 .3, writes
+    def patch(self, head, paths, ablation, keep_them):
+        """The f that replaces a head, and keeps the edges of these paths alone, or all but these.
+        Each token writes the sum of
 
-            if it keeps the edge to 1, and there to 2:   .6 v1 + .2 u0 + .1 u1 + .2 v3
-            if it keeps none in either:                  .2 u0 + .1 u1 + .4 u2 + .3 v3"""
+        1. along the edges that it keeps, and of itself: its attention times value, as always
+        2. of itself, if it keeps none: its corrupted attention times its value
+        3. along all other edges: corrupted attention times corrupted value
+
+        Example: token 3 of four attends with .1 .6 .1 .2 to the values v0 v1 v2 v3, and in the
+        corrupted sequence with .2 .1 .4 .3 to the values u0 u1 u2 u3. It writes
+
+            if it keeps the edge to 1, and there that to 2:   .6 v1 + .2 v3 + .2 u0 + .1 u1
+            if it keeps no edge, here and there:              .3 v3 + .2 u0 + .1 u1 + .4 u2"""
         if ablation not in BOTH:
             raise ValueError(f"ablation must be {MEAN!r} or {RESAMPLE!r}, not {ablation!r}")
-        own = self.itself
-        keep = mark_edges(paths, self.task, self.clean.places)  # (B, T, T)
-        keep_corrupted = mark_edges(paths, self.task, self.corrupted.places)  # (n, T, T)
-        if ablate_them:
-            keep, keep_corrupted = ~keep, ~keep_corrupted
-        alone = ~keep.any(-1, keepdim=True)  # (B, T, 1) the tokens that keep no edge
 
-        def instead(x):  # of the corrupted (n, ...): their mean (...), or those drawn (B, ...)
-            return x.mean(0) if ablation == MEAN else x[self.drawn]
+        def ablated(x):  # of the corrupted (n, ...): their mean (...), or the resampled (B, ...)
+            return x.mean(0) if ablation == MEAN else x[self.resampled]
 
+        keep = mark_edges(paths, self.task, self.clean.places) == keep_them  # (B, T, T)
+        keep_corrupted = mark_edges(paths, self.task, self.corrupted.places) == keep_them
+        itself, keeps_none = self.itself, ~keep.any(-1, keepdim=True)  # (T, T), (B, T, 1)
         pattern, values = self.corrupted_reads[head]  # (n, T, T), (n, T, size)
-        elsewhere = instead((pattern * ~(keep_corrupted | own)) @ values)
-        corrupted_pattern = instead(pattern)
+        corrupted_pattern = ablated(pattern)
+        others = ablated((pattern * ~(keep_corrupted | itself)) @ values)  # 3
 
         def write(pattern, values):
-            weights = torch.where(own & alone, corrupted_pattern, pattern * (keep | own))
-            return weights.to(values) @ values + elsewhere.to(values)
+            weights = pattern * (keep | itself)  # 1
+            weights = torch.where(itself & keeps_none, corrupted_pattern, weights)  # 2
+            return weights.to(values) @ values + others.to(values)
 
         return write
 
@@ -213,9 +224,9 @@ LOST = 0.01  # the largest share of lost answers on a symbol
 
 
 def lost_answers(patched, losses):
-    """(B, N, targets) True where the loss is above half of task.chance (0.375 for N = 4), and that
-    of the full model is not."""
-    limit = patched.task.chance / 2
+    """(B, N, targets) True where the loss is above task.lost_above (0.375 for N = 4), and that of
+    the full model is not."""
+    limit = patched.task.lost_above
     return (losses > limit) & (patched.baseline <= limit)
 
 
@@ -226,11 +237,12 @@ def failures(patched, losses, margin=1.0):
     task, texts = patched.task, []
     means = losses.mean((0, 1)).tolist()
     shares = lost_answers(patched, losses).float().mean((0, 1)).tolist()
+    limit, largest = margin * task.faithful_below, margin * LOST
     for name, loss, share in zip(task.target_names, means, shares, strict=True):
-        if loss >= margin * task.faithful_below:
-            texts.append(f"{name} has a loss of {loss:.3f}")
-        if share > margin * LOST:
-            texts.append(f"{share:.1%} of the answers on {name} are lost")
+        if loss >= limit:
+            texts.append(f"{name} has a loss of {loss:.3f} (limit {limit:.3f})")
+        if share > largest:
+            texts.append(f"{share:.2%} of the answers on {name} are lost (limit {largest:.1%})")
     return texts
 
 
@@ -243,90 +255,166 @@ def symbol_means(values, task):
 # ---- search: all paths with enough attention are candidates, and those that can go are dropped
 
 SEARCHED = 256  # sequences to search on
-FLOOR = 0.1  # times 1/N: the lowest score of a candidate
+FLOOR = 0.1  # times 1/N: the lowest attention of a candidate
 REACH = 4  # intermediate tokens are at most so many tokens after a slot
-MARGIN = 0.9  # of the limits in the search, so that fresh sequences pass too
+MARGIN = 0.9  # of the limits in the search, so that a circuit passes on fresh sequences too
+MORE = 4  # paths that resample ablation may need beyond a circuit under mean ablation
 
 
 def candidates(patched):
-    """{Path: score} of the candidates, in the order in which the search takes them: paths between
+    """{Path: attention} of the candidates, those that the search prefers first: paths between
     roles, then those with intermediate tokens (which may be roles of other chains), then stars
-    between roles; of each kind the highest score first. The score of a path is the attention to its
-    own chain less that to an average other one, since what reads all chains alike is a star; that
-    of a star is the attention to all. Both are means over corrupted sequences and chains."""
-    task, places = patched.task, patched.corrupted.places
-    roles, floor, scores = [*task.roles], FLOOR / task.N, {}
-    ends = roles + [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
-    marks = torch.stack([mark_tokens(end, task, places) for end in ends], 2)  # (B, N, ends, T)
-    for head, (pattern, _) in patched.corrupted_reads.items():
-        # [i, j]: the attention of end i to end j, of its own chain, of all, of an average other
-        given = marks @ (pattern * ~patched.itself)[:, None]  # (B, N, ends, T) to each token
-        own = (given @ marks.mT).mean((0, 1))  # (ends, ends)
-        every = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
-        other = (every - own) / max(task.N - 1, 1)
+    between roles; of each kind the most attended first. The attention of
 
-        for i, j in (own - other >= floor).nonzero().tolist():
-            scores[Path(*head, ends[i], ends[j])] = (own - other)[i, j].item()
+        q -> 1b     is that of q to 1b of its own chain, less the mean of that to the other chains'
+        q -> 1b*    is that of q to the 1b of all chains
+
+    averaged over chains and corrupted sequences. What reads all chains alike is so a star."""
+    task, places = patched.task, patched.corrupted.places
+    roles, floor, attention = [*task.roles], FLOOR / task.N, {}
+    tokens = roles + [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
+    marks = torch.stack([mark_tokens(token, task, places) for token in tokens], 2)
+    for head, (pattern, _) in patched.corrupted_reads.items():
+        # from each of these tokens to each token of the sequence, (B, N, tokens, T)
+        given = marks @ (pattern * ~patched.itself)[:, None]
+        # [i, j]: from tokens[i] to tokens[j] of its own chain, of all, of an average other one
+        own = (given @ marks.mT).mean((0, 1))
+        every = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
+        surplus = own - (every - own) / max(task.N - 1, 1)
+
+        for i, j in (surplus >= floor).nonzero().tolist():
+            attention[Path(*head, tokens[i], tokens[j])] = surplus[i, j].item()
         of_roles = every[: len(roles), : len(roles)]
         for i, j in (of_roles >= floor).nonzero().tolist():
-            scores[Path(*head, roles[i], f"{roles[j]}*")] = of_roles[i, j].item()
+            attention[Path(*head, roles[i], f"{roles[j]}*")] = of_roles[i, j].item()
 
-    drop_loose(scores)
-    ranked = sorted(scores, key=lambda path: (path.star, "+" in str(path), -scores[path]))
-    return {path: scores[path] for path in ranked}
+    drop_unconnected(attention)
+    ranked = sorted(attention, key=lambda path: (path.star, "+" in str(path), -attention[path]))
+    return {path: attention[path] for path in ranked}
 
 
-def drop_loose(paths):
-    """Drop from {Path: score} the paths that can carry nothing. An intermediate token shows nothing
+def drop_unconnected(paths):
+    """Drop from {Path: attention} the paths that carry nothing. An intermediate token shows nothing
     of the chain, it passes on what it has read: q -> 1b+1 helps only if 1b+1 reads something in an
     earlier layer, and 1b+1 -> 1b only if 1b+1 is read in a later one."""
 
-    def is_loose(path):
-        fed = any(other.reader == path.read and other.layer < path.layer for other in paths)
-        used = any(other.read == path.reader and other.layer > path.layer for other in paths)
-        return ("+" in path.read and not fed) or ("+" in path.reader and not used)
+    def is_connected(path):
+        has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
+        is_read = any(other.read == path.reader and other.layer > path.layer for other in paths)
+        return (has_read or "+" not in path.read) and (is_read or "+" not in path.reader)
 
-    while loose := [*filter(is_loose, paths)]:  # others may hang on those that go
-        for path in loose:
+    while unconnected := [path for path in paths if not is_connected(path)]:
+        for path in unconnected:  # others may lose their connection with it
             del paths[path]
 
 
-def search(patched, paths, ablations):
-    """A set of these paths that is a circuit under each of these ablations, and from which no
-    single one can be dropped; None if not even all of them together are one."""
+def search(patched, ranked, ablations, known=frozenset(), most=math.inf):
+    """The circuit among these paths that prune finds, faithful under each of these ablations."""
 
     @functools.cache
-    def is_circuit(paths):
+    def is_faithful(paths):
         show(f"search: {len(paths)} paths")
-        return not any(
-            failures(patched, patched.keep_only(paths, ablation), MARGIN) for ablation in ablations
-        )
+        return not any(failures(patched, patched.keep_only(paths, by), MARGIN) for by in ablations)
 
-    return prune([*paths], is_circuit)
+    return prune(ranked, is_faithful, known, most)
 
 
-def prune(paths, test):
-    """A set of these paths that passes a test, from which no single one can be dropped; None if all
-    of them together fail. Of two that can stand for each other, the first is kept: the preferred
-    explanation of Junker (2004), here by bisection."""
-    if not test(frozenset(paths)):
+def prune(ranked, test, known=frozenset(), most=math.inf):
+    """A set of paths that passes a test, and from which no single one can be dropped. None if all
+    of them together fail, or if it takes more than `most` beyond those that are known to be needed.
+
+    Of two paths that can stand for each other, the one that is ranked first stays: the preferred
+    explanation of Junker (2004). Of a, b, c, d, let a test need b, and a or d:
+
+        the first n of     a b c d    pass from n = 2 on, so b is needed
+        with b, those of   a          pass from n = 1 on, so a is needed
+        a and b alone pass"""
+    if not test(known.union(ranked)):
         return None
 
-    # if fewer paths pass, more mostly do too. Bisection finds the smallest n for which the first n
-    # pass: the last of these is needed. Then the smallest n for which they pass with it, and so on
-    needed = frozenset()
+    # if fewer paths pass, more mostly do too: bisection finds the smallest n
+    needed, left = known, list(ranked)
     while not test(needed):
-        n = bisect_left(range(len(paths)), True, key=lambda n: test(needed.union(paths[:n])))
-        needed |= {paths[n - 1]}
-        paths = paths[: n - 1]
+        if len(needed) == len(known) + most:
+            return None
+        n = bisect_left(range(len(left)), True, key=lambda n: test(needed.union(left[:n])))
+        needed |= {left[n - 1]}
+        left = left[: n - 1]
 
-    # mostly, not always: one that was needed may go once others went
-    while idle := [path for path in needed if test(needed - {path})]:
-        needed -= {max(idle)}
+    # mostly, not always: one that was needed may be droppable once others went
+    while droppable := [path for path in ranked if path in needed and test(needed - {path})]:
+        needed -= {droppable[-1]}
     return needed
 
 
+def best_circuit(searched, fresh, attention):
+    """What validate says of the first circuit that is validated; if none is, of the first that is
+    found; {} if none is found. They are searched for in this order:
+
+        among the candidates {Path: attention}         faithful under
+        without stars                                  both ablations
+        all, beyond the next circuit at most MORE      both
+        all                                            mean ablation alone
+        without stars, ranked by attention alone       both"""
+    ranked, reports = [*attention], []
+    plain = [path for path in ranked if not path.star]
+
+    def circuits():
+        yield search(searched, plain, BOTH), BOTH
+        if (under_mean := search(searched, ranked, [MEAN])) is not None:
+            yield search(searched, ranked, BOTH, under_mean, MORE), BOTH
+        yield under_mean, [MEAN]
+        yield search(searched, sorted(plain, key=attention.get, reverse=True), BOTH), BOTH
+
+    for paths, ablations in circuits():
+        if paths is not None:
+            reports.append(validate(fresh, paths, ablations))
+            if reports[-1]["validated"]:
+                return reports[-1]
+    return reports[0] if reports else {}
+
+
 # ---- the report, on fresh clean sequences
+
+
+def validate(fresh, paths, ablations):
+    """What the report says of a circuit as a whole. It is validated if on fresh sequences
+
+    1. it is faithful under these ablations
+    2. the full model is no longer faithful when its paths are ablated by their mean
+    3. its paths lead from each target to the query
+    4. a decoy is not answered: where a query keeps the edges of another chain, it does not answer
+       that chain, or the edges alone would tell the answer"""
+    task, reasons, lost = fresh.task, [], {}
+    report = dict(paths=paths, ablation=ablations[0], lost=lost)
+    for ablation in MEAN, RESAMPLE:
+        losses = fresh.keep_only(paths, ablation)
+        report[ablation] = symbol_means(losses, task)
+        lost[ablation] = symbol_means(lost_answers(fresh, losses), task)
+        if ablation in ablations:
+            reasons += [f"under {ablation} ablation {text}" for text in failures(fresh, losses)]
+
+    without = fresh.knock_out(paths)
+    report["knocked_out"] = symbol_means(without, task)
+    if not failures(fresh, without):
+        reasons.append("the full model does as well without it")
+
+    _, holds = arrivals(paths, task)[-1]
+    for k in sorted({*task.targets} - holds["q"]):
+        reasons.append(f"no paths lead from x_{k} to the query")
+
+    report["decoy"] = {}
+    if decoy := task.decoy(fresh.clean):
+        decoyed = PatchedModel(fresh.model, task, decoy, fresh.corrupted)
+        every = [symbol_means(decoyed.keep_only(paths, by), task) for by in ablations]
+        report["decoy"] = {name: min(means[name] for means in every) for name in every[0]}
+    for name, loss in report["decoy"].items():
+        if loss < task.lost_above:
+            reasons.append(f"it answers {name} of a decoy, with a loss of {loss:.3f}")
+
+    kind = "both ablations" if ablations == BOTH else "mean ablation alone"
+    said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
+    return dict(report, validated=not reasons, verdict=said)
 
 
 def arrivals(paths, task):
@@ -337,68 +425,14 @@ def arrivals(paths, task):
         [(-1, {q: {0}, 1a: {0}, 1b: {1}}), (0, {... 1b: {0, 1}}), (1, {... q: {0, 1}})]"""
     holds = collections.defaultdict(set)  # an intermediate token holds nothing at first
     holds.update({role: {k} for role, k in task.roles.items()})
-    stages = [(-1, holds)]
+    after = [(-1, holds)]
     for layer in sorted({path.layer for path in paths}):
         before, holds = holds, holds.copy()
         for path in paths:
             if path.layer == layer:
                 holds[path.reader] = holds[path.reader] | before[path.token]
-        stages.append((layer, holds))
-    return stages
-
-
-def validate(fresh, paths, ablations):
-    """What the report says of a circuit as a whole. It is validated if on fresh sequences
-    1. it is faithful under these ablations,
-    2. the full model is no longer faithful when its paths are ablated by their mean, and
-    3. its paths lead from each target to the query."""
-    task, reasons = fresh.task, []
-    report = dict(paths=paths, ablation=ablations[0], lost={})
-    for ablation in MEAN, RESAMPLE:
-        losses = fresh.keep_only(paths, ablation)
-        report[ablation] = symbol_means(losses, task)
-        report["lost"][ablation] = symbol_means(lost_answers(fresh, losses), task)
-        if ablation in ablations:
-            reasons += [f"under {ablation} ablation {text}" for text in failures(fresh, losses)]
-    without = fresh.knock_out(paths)
-    report["knocked_out"] = symbol_means(without, task)
-    if not failures(fresh, without):
-        reasons.append("the full model does as well without it")
-    _, holds = arrivals(paths, task)[-1]
-    for k in sorted({*task.targets} - holds["q"]):
-        reasons.append(f"no paths lead from x_{k} to the query")
-
-    kind = "both ablations" if ablations == BOTH else "mean ablation alone"
-    said = f"not validated: {'; '.join(reasons)}" if reasons else f"validated under {kind}"
-    return dict(report, validated=not reasons, verdict=said)
-
-
-def best_circuit(searched, fresh, scores):
-    """What validate says of the first validated circuit that up to four searches find among
-    candidates {Path: score}; of the first one found if none is validated; {} if none is found."""
-    plain = [path for path in scores if not path.star]
-    by_score = sorted(plain, key=scores.get, reverse=True)
-
-    def attempt(paths, ablations):
-        circuit = search(searched, paths, ablations)
-        return {} if circuit is None else validate(fresh, circuit, ablations)
-
-    def attempts():
-        yield attempt(plain, BOTH)
-        with_stars = attempt(scores, [MEAN])
-        # resampling may also need a star because what is read along it in another sequence does
-        # harm. We suppose that a star which carries something is needed under the mean too
-        if any(path.star for path in with_stars.get("paths", [])):
-            yield attempt(scores, BOTH)
-        yield with_stars
-        yield attempt(by_score, BOTH)  # before, all intermediate tokens came after all roles
-
-    first = {}
-    for found in attempts():
-        if found.get("validated"):
-            return found
-        first = first or found
-    return first
+        after.append((layer, holds))
+    return after
 
 
 def measure_paths(fresh, paths, ablation):
@@ -420,11 +454,12 @@ def measure_paths(fresh, paths, ablation):
 @torch.no_grad()
 def find_circuit(model, task, count=512):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, a dict
-    that main writes into circuit.json, with the dtype and a hash of the weights:
+    that main writes into circuit.json:
 
-    full_model, mean, resample, knocked_out: {symbol: loss} of the full model, of the circuit under
-        each ablation, of the full model with its paths ablated
-    lost: {ablation: {symbol: share of lost answers}}
+    full_model, mean, resample, knocked_out, decoy: {symbol: loss} of the full model, of the circuit
+        under each ablation, of the full model with its paths ablated, of the circuit on the decoy
+    lost: {ablation: {symbol: share of lost answers}}; no_twin: share of the sequences that are
+        resampled among others than those with the roles at the same places
     paths: as measure_paths says; ablation: that of their `without`; validated, verdict, sequences
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
@@ -436,15 +471,16 @@ def find_circuit(model, task, count=512):
     searched = PatchedModel(model, task, task.draw("search", SEARCHED))
     fresh = PatchedModel(model, task, task.draw("circuits", count))
     report["full_model"] = symbol_means(fresh.baseline, task)
+    report["no_twin"] = fresh.has_no_twin.float().mean().item()
     if reasons := failures(fresh, fresh.baseline, MARGIN):
         return dict(report, verdict=f"not searched: in the full model {'; '.join(reasons)}")
 
-    scores = candidates(searched)
-    found = best_circuit(searched, fresh, scores)
+    attention = candidates(searched)
+    found = best_circuit(searched, fresh, attention)
     show()
     if not found:
-        reasons = failures(searched, searched.keep_only(scores), MARGIN)
-        said = f"not validated: with all {len(scores)} candidates {'; '.join(reasons)}"
+        reasons = failures(searched, searched.keep_only(attention), MARGIN)
+        said = f"not validated: with all {len(attention)} candidates {'; '.join(reasons)}"
         return dict(report, verdict=said)
     rows = measure_paths(fresh, found["paths"], found["ablation"])
     return report | found | dict(paths=rows)
@@ -476,9 +512,12 @@ def paths_in(report):
 def print_report(report):
     """Print the report in lines that explain themselves."""
     print(f"losses on {report['sequences']} fresh sequences")
-    for key in "full_model", MEAN, RESAMPLE, "knocked_out":
-        cells = [f"{name} {loss:.4f}" for name, loss in report.get(key, {}).items()]
-        print(f"  {key:12s}", *cells, sep="  ")
+    for key in "full_model", MEAN, RESAMPLE, "knocked_out", "decoy":
+        if key in report:
+            cells = [f"{name} {loss:.4f}" for name, loss in report[key].items()]
+            print(f"  {key:12s}", *(cells or ["the task has none"]), sep="  ")
+    if report.get("no_twin"):
+        print(f"{report['no_twin']:.0%} of them were resampled with the roles at other places")
 
     if rows := paths_in(report):
         print(f"\nthe worst symbol without a path (circuit under {report['ablation']} ablation)")

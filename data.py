@@ -22,48 +22,26 @@ import torch
 # ---- the problem
 
 
-class Slot(NamedTuple):
-    """Tokens that stay together when a sequence is shuffled: a pair, or one query."""
-
-    group: int  # slots of one group are shuffled among themselves; the queries, 0, come last
-    shows: dict  # {role: number of the symbol} of its tokens: {"2a": 1, "2b": 2}
-    chain: int | None = None  # 0 to N - 1; None for distractors
-
-
-class Batch(NamedTuple):
-    """B sequences of T tokens each. The last N tokens of a sequence are its queries."""
-
-    inputs: torch.Tensor  # (B, T, Task.inputs)
-    answers: torch.Tensor  # (B, N, targets * K) those to each query; only Task.losses reads them
-    places: torch.Tensor  # (B, N, roles) the place, 0 to T - 1, of each role in a query's chain
-    symbols: torch.Tensor  # (B, T) the number of the symbol that each token shows
-
-    def to(self, device):
-        """The same on another device."""
-        return Batch(*(x.to(device) for x in self))
-
-
 @dataclass
 class Task:
     """The problem: its sequences, its sizes, and its losses.
 
     With D = 2 a chain is A -> B -> C. A sequence shows N chains, cut into pairs, and then their
     first symbols, the queries. At each query the model predicts the rest of the chain: it finds B
-    in the pair (A, B), then C in (B, C). With N = 3, in three blocks:
+    in the pair (A, B), then C in (B, C). With N = 3:
 
         tokens    B3 C3  B2 C2  B1 C1    A2 B2  A1 B1  A3 B3    A3 A1 A2
         roles     2a 2b  2a 2b  2a 2b    1a 1b  1a 1b  1a 1b    q  q  q
 
-    A place has the same role in every sequence; which chain stands there is random.
-
-    In the paper A, B, C are x_0, x_1, x_2, the role q is s_0, and the pair of step k, here 1a 1b or
-    2a 2b, is s_{2k-1} s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
+    A place has the same role in every sequence; which chain stands there is random. In the paper
+    A, B, C are x_0, x_1, x_2, the role q is s_0, and the pair of step k, here 1a 1b or 2a 2b, is
+    s_{2k-1} s_{2k}. To predict all of x_1 to x_D is its implicit curriculum (IC).
 
     A task of your own is a subclass: see make_task."""
 
     N: int = 4  # chains, and as many queries
     D: int = 3  # retrieval steps per chain
-    K: int = 4  # numbers per symbol
+    K: int = 4  # dimensions of a symbol
     targets: list = ()  # the k of the symbols x_k to predict; by default all but x_0
     seed: int = 0  # which data set
 
@@ -81,17 +59,17 @@ class Task:
         self.targets = sorted({*self.targets}) or [*range(1, D + 1)]
         self.target_names = [f"x_{k}" for k in self.targets]
 
-        # x_k of chain n has the number n (D + 1) + k; labels has the names in this order
+        # x_k of chain n is the symbol n (D + 1) + k; labels has their names in this order
         self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
 
         # before the shuffle: group k has the pairs of step k, group 0 the queries
         self.slots = []
         for k, n in itertools.product(range(D, 0, -1), range(N)):
-            number = n * (D + 1) + k
-            self.slots.append(Slot(k, {f"{k}a": number - 1, f"{k}b": number}, n))
+            symbol = n * (D + 1) + k
+            self.slots.append(Slot(k, {f"{k}a": symbol - 1, f"{k}b": symbol}, n))
         self.slots += [Slot(0, {"q": n * (D + 1)}, n) for n in range(N)]
 
-        # the numbers that each token shows, and that a model predicts at each query
+        # the dimensions of a token, and of what a model predicts at each query
         self.inputs, self.outputs = K, K * len(self.targets)
 
         # the loss of a model that cannot tell which of N symbols is right: it answers their average
@@ -101,6 +79,16 @@ class Task:
     def title(self):
         """The task in names of runs and figures: "D=3", and of a subclass "lookup D=3"."""
         return f"{type(self).__name__.lower()} D={self.D}".removeprefix("task ")
+
+    @property
+    def lost_above(self):
+        """The loss above which a query is not answered."""
+        return self.chance / 2
+
+    @property
+    def learned_below(self):
+        """The loss below which training has learned a symbol: 0.5 if N = 4, as in the paper."""
+        return self.chance * 2 / 3
 
     @property
     def T(self):
@@ -115,54 +103,41 @@ class Task:
     @property
     def roles(self):
         """{role: the k of the x_k that it shows}, the query first, then the last group before it,
-        and so on. In chain 0 the number of x_k is k."""
+        and so on. In chain 0 the symbol x_k is k."""
         roles = {}
         for slot in sorted(self.slots, key=lambda slot: slot.group):
             roles |= slot.shows if slot.chain == 0 else {}
         return roles
-
-    @property
-    def learned_below(self):
-        """The loss below which training has learned a symbol: 0.5 if N = 4, as in the paper."""
-        return self.chance * 2 / 3
 
     def draw(self, split, size, number=0):
         """Batch `number` of a split, of `size` sequences. The same numbers draw the same batch."""
         return self.batch(size, np.random.default_rng((self.seed, SPLITS.index(split), number)))
 
     def batch(self, size, rng):
-        """A Batch of `size` sequences drawn by a NumPy generator. One with N = 3 and D = 1:
-
-            token                  0  1   2  3   4  5    6  7  8
-            symbol of a token      A1 B1  A2 B2  A3 B3   A1 A2 A3
-            key of its slot        -.6    -.2    -.9     .8 .4 .1    random, less its group
-            token_at a place       4  5   0  1   2  3    8  7  6     sorted by the keys
-            symbol at a place      A3 B3  A1 B1  A2 B2   A3 A2 A1
-            place_of a token       2  3   4  5   0  1    8  7  6     the inverse
-
-        The first query asks for chain 3, whose q, 1a, 1b are the tokens 8, 4, 5: they stand at the
-        places 6, 0, 1."""
+        """A Batch of `size` sequences drawn by a NumPy generator. The comments follow a sequence
+        with N = 3, D = 1, whose tokens show A1 B1  A2 B2  A3 B3  A1 A2 A3 before the shuffle."""
         row = np.arange(size)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
         vectors = rng.standard_normal((size, len(self.labels), self.K), dtype=np.float32)
         keys = rng.random((size, len(self.slots))) - [slot.group for slot in self.slots]
 
-        # the order of the tokens: those of a slot have one key, and stay together
+        # sort tokens by the key of their slot, random less its group: -.6  -.2  -.9  .8 .4 .1.
+        # Those of a slot stay together
         tokens = [(slot, role) for slot in self.slots for role in slot.shows]
         slot_of = [self.slots.index(slot) for slot, _ in tokens]  # (T,)
-        token_at = keys[:, slot_of].argsort(1, kind="stable")  # (B, T)
-        place_of = token_at.argsort(1)
+        token_at = keys[:, slot_of].argsort(1, kind="stable")  # (B, T) 4 5  0 1  2 3  8 7 6
+        place_of = token_at.argsort(1)  # (B, T) of each token: 2 3  4 5  0 1  8 7 6
 
-        # what they show
-        shown = np.array([slot.shows[role] for slot, role in tokens])  # (T,)
-        symbols = shown[token_at]  # (B, T)
+        # what they show: A3 B3  A1 B1  A2 B2  A3 A2 A1
+        symbols = np.array([slot.shows[role] for slot, role in tokens])[token_at]  # (B, T)
         inputs = vectors[row, symbols]  # (B, T, K)
 
-        # what each query asks for: if it shows x_0 with the number 8, then x_2 has the number 10
+        # what each query asks for: if it shows x_0, the symbol 8, then x_2 is the symbol 10
         queries = symbols[:, -self.N :]  # (B, N)
         asked = queries[:, :, None] + self.targets  # (B, N, targets)
         answers = vectors[row[:, :, None], asked].reshape(size, self.N, -1)  # (B, N, targets * K)
 
-        # where the tokens of its chain stand
+        # where the tokens of its chain stand: the first query shows A3, and q, 1a, 1b of chain 3,
+        # the tokens 8, 4, 5, have the places 6, 0, 1
         names = [(slot.chain, role) for slot, role in tokens]
         of_chains = [[names.index((n, role)) for role in self.roles] for n in range(self.N)]
         of_queries = np.array(of_chains, dtype=int)[queries // (self.D + 1)]  # (B, N, roles)
@@ -174,43 +149,83 @@ class Task:
         errors = (predictions - batch.answers).square()
         return errors.unflatten(-1, (-1, self.K)).mean(-1)
 
+    def decoy(self, batch):
+        """The batch in which each query, where it stands, has the places and the answers of another
+        chain; None if there is one chain. A circuit must not answer it: see ablate.validate."""
+        if self.N == 1:
+            return None
+        places, answers = batch.places.roll(1, 1), batch.answers.roll(1, 1)
+        query = [*self.roles].index("q")
+        places[:, :, query] = batch.places[:, :, query]
+        return batch._replace(places=places, answers=answers)
 
-def make_task(name, *settings, **more):
-    """The task of --task with these settings: `chain` is Task, and extras.lookup:Lookup the class
-    Lookup of extras/lookup.py. ValueError if there is none.
+
+class Slot(NamedTuple):
+    """Tokens that stay together when a sequence is shuffled: a pair, or one query."""
+
+    group: int  # slots of one group are shuffled among themselves; the queries, 0, come last
+    shows: dict  # {role: symbol} of its tokens: {"2a": 1, "2b": 2}
+    chain: int | None = None  # 0 to N - 1; None for distractors
+
+
+class Batch(NamedTuple):
+    """B sequences of T tokens each. The last N tokens of a sequence are its queries."""
+
+    inputs: torch.Tensor  # (B, T, Task.inputs)
+    answers: torch.Tensor  # (B, N, targets * K) those to each query; only Task.losses reads them
+    places: torch.Tensor  # (B, N, roles) where each role of a query's chain stands, 0 to T - 1
+    symbols: torch.Tensor  # (B, T) which symbol each token shows, an index of Task.labels
+
+    def to(self, device):
+        """The same on another device."""
+        return Batch(*(x.to(device) for x in self))
+
+
+SPLITS = "training", "validation", "confirmation", "search", "corrupted", "circuits", "emergence"
+
+
+def make_task(name, *values, **more):
+    """The task of --task with these values of its fields: `chain` is Task, and
+    extras.lookup:Lookup the class Lookup of extras/lookup.py. ValueError if there is none.
 
     A task of your own is a subclass of Task. Beside its fields, the stages read of it:
 
         train.py      T, inputs, outputs, target_names, title, roles ({} if there are none), batch,
-                      losses
-        ablate.py     also chain_slots, the places of a batch, chance (an answer is lost above
-                      half of it), faithful_below. Its queries have the role q, and all chains are
-                      alike, since means are over chains
-        analyze.py    also labels (it draws their first letters), blank, learned_below, loss_name
+                      losses (finite: 0 of a query that is not asked)
+        ablate.py     also targets, chain_slots, the places of a batch, faithful_below, lost_above,
+                      decoy. Its queries have the role q, and all chains are alike, since means are
+                      over chains
+        analyze.py    also labels (it draws their first letters), chance, blank, learned_below,
+                      loss_name
 
-    If it keeps batch(), symbol x_k of chain n has the number n (D + 1) + k and queries are last."""
+    If it keeps batch(), x_k of chain n is the symbol n (D + 1) + k, and queries are last."""
     if name == "chain":
-        return Task(*settings, **more)
+        return Task(*values, **more)
     module, _, class_name = name.partition(":")
     try:
         task_class = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--task {name}: {error}") from None
-    return task_class(*settings, **more)
+    return task_class(*values, **more)
 
 
 def check_task(task):
-    """ValueError if a batch of a task, or its losses, have other shapes than it says."""
-    batch = task.draw("validation", 2)
-    losses = task.losses(torch.zeros(2, task.N, task.outputs), batch)
+    """ValueError if a batch of a task, or its losses, are not as make_task says."""
+    if task.roles and not ("q" in task.roles and task.targets):
+        raise ValueError("the task has roles, and must have the role q and targets, [1] for x_1")
+    B, N = 64, task.N
+    batch = task.draw("validation", B)
+    if not all(isinstance(x, torch.Tensor) for x in batch) or batch.inputs.dtype != torch.float32:
+        raise ValueError("a batch of the task must have tensors, and inputs of the type float32")
+    losses = task.losses(torch.zeros(B, N, task.outputs), batch)
     found = [tuple(x.shape) for x in (batch.inputs, batch.places, losses)]
-    B, N = 2, task.N
     said = [(B, task.T, task.inputs), (B, N, len(task.roles)), (B, N, len(task.target_names))]
     if found != said:
         raise ValueError(f"inputs, places and losses of the task have {found}, not {said}")
-
-
-SPLITS = "training", "validation", "confirmation", "search", "corrupted", "circuits", "emergence"
+    if not losses.isfinite().all():
+        raise ValueError("a loss of the task is not finite: let one that is not asked be 0")
+    if not ((batch.places >= 0) & (batch.places < task.T)).all():
+        raise ValueError(f"a place of the task is not among 0 to {task.T - 1}")
 
 
 # ---- command lines, of this stage and of all later ones
@@ -251,7 +266,7 @@ def describe(task, batch):
         shown = [" ".join(names.pop(0) for _ in slot.shows) for slot in group]
         lines.append(f"{roles:8s}  {'  '.join(shown)}")
     lines += ["", "What the model must predict at each query:"]
-    for query in batch.symbols[0, -task.N :].tolist():  # the number of its x_0
+    for query in batch.symbols[0, -task.N :].tolist():  # the symbol x_0 of its chain
         answer = [task.labels[query + k] for k in task.targets]
         lines.append(f"  {task.labels[query]}: {' '.join(answer)}")
     return "\n".join(lines)

@@ -25,9 +25,9 @@ class Layer(nn.Module):
         self.ln1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * heads * head_size)
         self.out = nn.Linear(heads * head_size, width)
-        # hook points: here PyTorch's forward hooks can read and replace q, k, v and z of each head
-        self.q, self.k = nn.Identity(), nn.Identity()
-        self.v, self.z = nn.Identity(), nn.Identity()
+        # hook points: see Transformer
+        self.q, self.k, self.v = nn.Identity(), nn.Identity(), nn.Identity()
+        self.pattern, self.z = nn.Identity(), nn.Identity()
         if mlp:
             self.ln2 = nn.LayerNorm(width)
             self.up = nn.Linear(width, 4 * width)
@@ -58,6 +58,7 @@ class Layer(nn.Module):
             q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, n_out or T, head_size)
             scores = torch.baddbmm(mask[-n_out:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
+            pattern = self.pattern(pattern)
             written = pattern @ v  # (B, heads, n_out, head_size)
             for head, f in functions.items():
                 z = f(pattern[:, head].clone(), v[:, head])  # f may write into its pattern
@@ -99,9 +100,10 @@ class Transformer(nn.Module):
     stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,
     and attention from scores to z, are float32 in both.
 
-    Hook points for PyTorch's forward hooks: blocks[6].q, k, v and z, (B, heads, T, head_size) each;
-    q and k before RoPE, and z what heads write, before the output matrix. The last layer has q and
-    z of the N queries only, unless return_patterns is set or one of its heads is replaced."""
+    PyTorch's forward hooks can read and replace blocks[6].q, k, v and z, (B, heads, T, head_size)
+    each, and pattern, (B, heads, T, T): q and k before RoPE, and z what heads write, before the
+    output matrix. The last layer has q, pattern and z of the N queries only, unless return_patterns
+    is set or one of its heads is replaced."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -199,13 +201,13 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            # Nesterov momentum m: average = m average + (1 - m) gradient, and then
-            # update = m average + (1 - m) gradient. One average for all matrices of this shape;
-            # state_dict() saves it because it is in the group
+            # Nesterov momentum m, with one average for all matrices (r, c) of this shape, which is
+            # in the group so that state_dict() saves it
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
             if "average" not in group:
                 group["average"] = torch.zeros_like(gradient)
             average = group["average"].lerp_(gradient, 1 - group["momentum"])
+            # this made it m average + (1 - m) gradient, and so comes the update from the new one
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
 
             # the r c squares of an orthogonal matrix (r, c) sum to min(r, c), so that their mean is

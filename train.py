@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import ctypes
 import hashlib
+import io
 import json
 import math
 import os
@@ -47,7 +48,7 @@ def run_once(flags):
 
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
-    if flags.init:
+    if flags.init and not (run / "state.pt").exists():
         model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     how = flags.optimizer, flags.lr, flags.beta2, flags.weight_decay
@@ -100,12 +101,16 @@ def run_once(flags):
                 row["confirmed"] = losses.mean().item()
                 last = last or row["confirmed"] < flags.stop_below
 
+                if step == 0 and row["confirmed"] < flags.stop_below and not flags.init:
+                    loss = f"an untrained model has a loss of {row['confirmed']:.3f}"
+                    raise argparse.ArgumentTypeError(f"--stop-below {flags.stop_below}: {loss}")
+
             # log
             rows, recent = [*rows, row], []
             write_file(run / "log.jsonl", rows)
             print_row(flags, task, rows)
 
-        if flags.save_every and step % flags.save_every == 0:
+        if flags.save_every and (last or step % flags.save_every == 0):
             write_file(run / f"ckpt/{step:06d}.pt", averaged.module.state_dict())
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
@@ -216,6 +221,7 @@ def open_run(flags):
         raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
 
 
+LOGGED = "step seconds lr train grad_norm val confirmed run ended".split()  # in logs and tables
 PROVENANCE = "device", "hardware", "threads", "torch", "git"
 
 
@@ -255,16 +261,18 @@ def run_directory(text):
     """The type of an argument that names a run."""
     if not pathlib.Path(text, "config.json").exists():
         raise argparse.ArgumentTypeError(f"{text} is no run directory of train.py")
+    read_flags(text)
     return pathlib.Path(text)
 
 
 def read_flags(run):
     """Return the flags of a run, with the device and what else config.json says; a flag that did
-    not exist then has its default. ValueError if config.json has a flag that does not exist now."""
+    not exist then has its default. ArgumentTypeError if it has flags that do not exist now."""
     run = pathlib.Path(run)
     config = read_file(run / "config.json")
     if unknown := config.keys() - DEFAULTS.keys() - {*PROVENANCE}:
-        raise ValueError(f"{run}/config.json has unknown flags: {', '.join(sorted(unknown))}")
+        says = f"{run} has unknown flags, {', '.join(sorted(unknown))}: use the code that made it"
+        raise argparse.ArgumentTypeError(f"{says}, commit {config.get('git')}")
     return argparse.Namespace(**(DEFAULTS | config), out=run)
 
 
@@ -280,17 +288,22 @@ def read_log(run):
 
 def write_file(path, content):
     """Write tensors as .pt, a list of dicts as .jsonl, a dict as .json. At `path` there is always a
-    whole file, the old one or the new one."""
+    whole file, the old one or the new one, also if the disk is full."""
+    if path.suffix == ".pt":
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        whole = buffer.getvalue()
+    elif path.suffix == ".jsonl":
+        whole = "".join(json.dumps(row) + "\n" for row in content).encode()
+    else:
+        whole = (json.dumps(content, indent=1) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    if path.suffix == ".pt":
-        with new.open("wb") as file:
-            torch.save(content, file)  # given a path, it would write its name into the file
-    elif path.suffix == ".jsonl":
-        new.write_text("".join(json.dumps(row) + "\n" for row in content))
-    else:
-        new.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(new, path)
+    try:
+        new.write_bytes(whole)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def read_file(path, default=None, device="cpu"):
@@ -394,26 +407,28 @@ def parse_flags(words=None, folder="out"):
         data.check_task(task)
     except ValueError as error:
         p.error(error)
+    if taken := {*LOGGED, *DEFAULTS} & {*task.target_names}:
+        p.error(f"the task must not name a target {', '.join(taken)}, which logs and tables have")
 
     # runs are compared by their flags: one spelling for the same targets
     names = {(flags.D,): "last", (*range(1, flags.D + 1),): "all"}
     flags.targets = names.get((*task.targets,), ",".join(map(str, task.targets)))
 
     # choose what was left open: the name first, while the dtype is still "auto", so that a run has
-    # the same name on every machine. A run that was begun keeps its dtype
+    # the same name on every machine
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if flags.dtype == "auto":
-        begun = (flags.out / "config.json").exists()
-        flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
-
-    # check the shape of the model, and the weights to start from
     try:
+        if flags.dtype == "auto":  # a run that was begun keeps its dtype
+            begun = (flags.out / "config.json").exists()
+            flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
+
+        # check the shape of the model, and the weights to start from
         model = build(flags)
-        if flags.init:
+        if flags.init and not (flags.out / "state.pt").exists():
             model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, argparse.ArgumentTypeError) as error:
         p.error(error)
     except RuntimeError:
         p.error(f"--init {flags.init} is a model of another shape")
@@ -459,8 +474,10 @@ def main():
     keep_freed_memory()
     try:
         run_once(flags)
-    except FileExistsError as error:
+    except (FileExistsError, argparse.ArgumentTypeError) as error:
         parser().error(error)
+    except OSError as error:  # a full disk
+        sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
         step = read_file(flags.out / "state.pt", dict(step=0))["step"]
         sys.exit(f"train.py: stopped; --resume goes on from step {step}")

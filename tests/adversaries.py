@@ -16,12 +16,17 @@ def attend(heads, head, pattern, values):
     return heads.get(head, torch.matmul)(pattern, values)
 
 
+def idle(heads, head, symbols):
+    """A head that does nothing."""
+    return attend(heads, head, torch.eye(T), 0 * symbols)
+
+
 def find(x, heads):
     """In layer 0 every token notes the token before it: 1b notes x_0, by which it can be found.
     Return the symbols (B, T, 4), what is noted, and the pattern that finds 1b."""
     symbols = x[..., :4]
     noted = attend(heads, (0, 0), PREVIOUS, symbols)
-    noted = noted + attend(heads, (0, 1), torch.eye(T), 0 * symbols)  # a head that does nothing
+    noted = noted + idle(heads, (0, 1), symbols)
     scores = -50 * torch.cdist(symbols, noted).square() + torch.full((T, T), -torch.inf).triu(1)
     scores[:, 1:, 0] = -torch.inf  # before the first token there is none, so it notes itself
     return symbols, noted, scores.softmax(-1)
@@ -56,7 +61,31 @@ def canceller(x, heads):
     return (2 * taken - attend(heads, (1, 1), first, symbols))[:, 8:]
 
 
+def canceller_of_two_notes(x, heads):
+    """That, where 1b is found by two notes, both of which must be right: a star can stand for each
+    plain path that brings one, and must not."""
+    symbols = x[..., :4]
+    notes = [attend(heads, (0, head), PREVIOUS, symbols) for head in (0, 1)]
+    scores = sum(-50 * torch.cdist(symbols, note).square() for note in notes)
+    scores = scores + torch.full((T, T), -torch.inf).triu(1)
+    scores[:, 1:, 0] = -torch.inf
+    first = torch.eye(T)[1].expand(T, T)
+    taken = attend(heads, (1, 0), (scores.softmax(-1) + first) / 2, symbols)
+    return (2 * taken - attend(heads, (1, 1), first, symbols))[:, 8:]
+
+
 # ---- what one of two ablations does not see
+
+
+def veiled(x, heads):
+    """Head 1 reads all 1a; where these are of another sequence, there is no answer. The mean of all
+    sequences is near zero, and does no harm."""
+    symbols, _, found = find(x, heads)
+    every = torch.zeros(T, T)
+    every[:, 0:8:2] = 1 / 4
+    key, own = attend(heads, (1, 1), every, symbols), every @ symbols
+    answer = attend(heads, (1, 0), found, symbols)
+    return (answer * ~differs(4 * key, 4 * own))[:, 8:]
 
 
 def two_that_must_agree(x, heads):
@@ -75,6 +104,19 @@ def star_with_a_checksum(x, heads):
 
 
 # ---- what the losses of a circuit do not show
+
+
+def follows_the_mask(x, heads):
+    """The query reads every 1b, the right one most, and answers the one that is most like what it
+    has read: of the edges that a circuit keeps, whatever chain they are of."""
+    symbols, _, found = find(x, heads)
+    every = torch.zeros(T, T)
+    every[8:, 1:8:2] = 1 / 4
+    read = attend(heads, (1, 0), 0.1 * every + 0.9 * found, symbols)[:, 8:]
+    read = read + idle(heads, (1, 1), symbols)[:, 8:]
+    choices = symbols[:, 1:8:2]  # (B, 4, 4)
+    similar = torch.cosine_similarity(read[:, :, None], choices[:, None], dim=-1)
+    return torch.nn.functional.one_hot(similar.argmax(-1), 4).float() @ choices
 
 
 def another_way_in_one_of_a_hundred(x, heads):
@@ -115,17 +157,21 @@ def convolution(x, heads):
     return attend(heads, (0, 0), same, symbols.roll(-1, dims=1))[:, 8:]
 
 
+TWO_NOTES = "0 1b 1a, 0.1 1b 1a, 1 q 1b*, 1.1 q 1b*"
 STAR = "0 q 1a, 0.1 q 1b*, 0.2 q 1b*, 0.3 q 1b*, 0.4 q 1b*"
 ALL = [  # a model, its layers and heads, its only circuit if it has one, what the verdict says
     (next_token, 2, 1, "0 1b 1a, 0 1b+1 1b, 1 q 1b+1", "validated under both ablations"),
     (faint, 2, 1, "0 1b 1a, 1 q 1b", "validated under both ablations"),
     (canceller, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", "validated under both ablations"),
+    (canceller_of_two_notes, 2, 2, TWO_NOTES, "validated under both ablations"),
+    (veiled, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1a*", "validated under both ablations"),
+    (follows_the_mask, 2, 2, "", "it answers x_1 of a decoy"),
     (two_that_must_agree, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", "validated under both ablations"),
     (star_with_a_checksum, 1, 6, STAR, "validated under mean ablation alone"),  # it sees no key
     (another_way_in_one_of_a_hundred, 2, 2, "", "of the answers on x_1 are lost"),
     (weight_on_itself, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", "validated under both ablations"),
     (backup, 2, 2, "", "the full model does as well without it"),
     (convolution, 1, 1, "", "no paths lead from x_1 to the query"),
-]
+]  # fmt: skip
 for model, layers, heads, *_ in ALL:
     model.heads = heads_of(layers, heads)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from ablate import Path, mark_tokens, split_end
+from ablate import Path, mark_tokens, split_token
 from extras.studies import tables
 
 import torch
@@ -64,7 +64,7 @@ class Planted:
         own slot, else as much as it shares a symbol with what it reads (Assumption 1 of Section 5);
         of x and y the lesser."""
         ends = [mark_tokens(end, self.task, places) for end in path[2:]]  # (B, N, T) each
-        names, lanes = zip(*map(split_end, path[2:]), strict=True)
+        names, lanes = zip(*map(split_token, path[2:]), strict=True)
         if any({*names} <= {*slot} for slot in self.task.chain_slots):
             return ends[0].sum(-1) * ends[1].sum(-1)
         held = []
@@ -105,7 +105,7 @@ class Planted:
                 pattern = self.attend(paths, holds, places)
                 write = functions.get((layer, head), torch.matmul)
                 read = signs * write(pattern, (signs * holds).flatten(2)).view_as(holds)
-                lanes = {(split_end(path.read)[1], split_end(path.reader)[1]) for path in paths}
+                lanes = {(split_token(path.read)[1], split_token(path.reader)[1]) for path in paths}
                 for source, target in lanes:
                     added[:, :, target] += read[:, :, source]
             holds = (holds + added).clamp(0, 1)

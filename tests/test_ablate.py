@@ -22,7 +22,7 @@ def pairs_of(path, task, places, b):
     pairs = []
     for n, m in itertools.product(range(places.shape[1]), repeat=2):
         tokens = []
-        for number, (role, offset) in zip((n, m), map(ablate.split_end, path[2:]), strict=True):
+        for number, (role, offset) in zip((n, m), map(ablate.split_token, path[2:]), strict=True):
             tokens.append(places[b, number, [*task.roles].index(role)].item() + offset)
         if (n == m or path.read[-1] == "*") and all(0 <= token < task.T for token in tokens):
             pairs.append((n, *tokens))
@@ -40,12 +40,12 @@ def test_paths_against_loops(task):
     places = task.draw("validation", 3).places
     for name, offset in itertools.product(task.roles, ("", "+1", "+2")):
         ends.append(name + offset)
-        assert ablate.split_end(f"{name}{offset}*") == (name, int(offset or 0))
+        assert ablate.split_token(f"{name}{offset}*") == (name, int(offset or 0))
     pairs = itertools.islice(itertools.product(ends, ends), 0, 999, 5)
     for (reader, read), star in itertools.product(pairs, ("", "*")):
         path, total, readers = Path(3, 1, reader, read + star), torch.zeros(()), set()
         for b, n in itertools.product(range(3), range(task.N)):
-            role, offset = ablate.split_end(reader)
+            role, offset = ablate.split_token(reader)
             token = places[b, n, [*task.roles].index(role)].item() + offset
             readers |= {(b, token)} if token < task.T else set()
         for b in range(3):
@@ -93,8 +93,8 @@ def test_ablation_against_loops(patched, by):
         there, here = kept
         alone = ~read.any(-1)  # a path may lead a token to itself
         rest = (pattern * ~there) @ values
-        instead = rest[patched.drawn] if by == RESAMPLE else rest.mean(0).expand(6, -1, -1)
-        weights = pattern[patched.drawn] if by == RESAMPLE else pattern.mean(0).expand(6, -1, -1)
+        chosen = (lambda x: x[patched.resampled]) if by == RESAMPLE else (lambda x: x.mean(0)[None])
+        instead, weights = chosen(rest).expand(6, -1, -1), chosen(pattern).expand(6, -1, -1)
 
         def write(p, v, here=here, instead=instead, weights=weights, alone=alone):
             p = p * here
@@ -129,7 +129,8 @@ def test_aligned_twins_and_gradients(patched):
     """What a twin that is the sequence itself replaces is as it was; gradients flow."""
     model, task, batch = patched.model, patched.task, patched.clean
     paths = [Path(0, 1, "q", "1b")]
-    aligned = PatchedModel(model, task, batch, corrupted=batch, aligned=True)
+    aligned = PatchedModel(model, task, batch, corrupted=batch)
+    aligned.resampled = torch.arange(len(batch.inputs))
     for losses in aligned.keep_only([], RESAMPLE), aligned.knock_out(paths, RESAMPLE):
         torch.testing.assert_close(losses, patched.baseline)
     mine = PatchedModel(model, task, batch, measure=lambda predictions, batch: predictions.sum())
@@ -232,8 +233,8 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
     """They fail here under resample ablation alone, and paths are searched again."""
     batches, tried, judge = [], [], ablate.validate
 
-    def spy(model, task, batch):
-        patched = PatchedModel(model, task, batch)
+    def spy(*arguments):
+        patched = PatchedModel(*arguments)
         batches.append([*patched.clean.inputs])
         batches.append([*patched.corrupted.inputs])
         return patched
@@ -249,8 +250,8 @@ def test_a_circuit_is_validated_on_fresh_sequences_and_may_leave_the_mean_alone(
     monkeypatch.setattr(ablate, "validate", strict)
     report = ablate.find_circuit(planted, data.Task(D=1), count=256)
     assert report["verdict"] == "validated under mean ablation alone"
-    assert tried == [ablate.BOTH, [MEAN]]
+    assert tried == [ablate.BOTH, ablate.BOTH, [MEAN]]
     searched, reference, fresh, donors = (
-        {tuple(x.flatten().tolist()) for x in batch} for batch in batches
+        {tuple(x.flatten().tolist()) for x in batch} for batch in batches[:4]
     )
     assert len(fresh) == 256 and not (searched | reference) & fresh and not donors & searched

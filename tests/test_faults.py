@@ -76,14 +76,14 @@ def test_words_and_flags_that_there_are_not_are_refused(run):
     patched = ablate.PatchedModel(model, task, task.draw("validation", 2))
     path = ablate.Path(0, 0, "q", "1b")
     for wrong in "zero", "Mean", None, True:
-        for measure in patched.circuit, patched.knock_out:
-            with pytest.raises(ValueError, match="by must be 'mean' or 'resample'"):
+        for measure in patched.keep_only, patched.knock_out:
+            with pytest.raises(ValueError, match="ablation must be 'mean' or 'resample'"):
                 measure([path], ablation=wrong)
     config = train.read_file(run / "config.json")
     train.write_file(run / "config.json", config | dict(momentum=0.9))
-    for module in ablate, analyze:
-        with pytest.raises(ValueError, match="unknown flags: momentum"):
-            run_main(module, run)
+    says = f"has unknown flags, momentum: use the code that made it, commit {config['git']}"
+    for module, words in (ablate, []), (analyze, []), (train, [*TINY, "--resume", "--out"]):
+        assert_refused(module, *words, run, says=says)
 
 
 def test_weights_that_have_changed_on_the_disk_are_refused(tmp_path, run):
@@ -178,17 +178,32 @@ def test_a_run_that_blows_up_ends_without_a_model_and_keeps_its_last_good_state(
 @pytest.mark.parametrize("name, content", [("a.pt", dict(x=torch.zeros(9))), ("a.jsonl", [{}])])
 def test_a_write_that_ends_halfway_keeps_the_old_file(tmp_path, monkeypatch, name, content):
     train.write_file(tmp_path / name, content)
-    old, write_text = (tmp_path / name).read_bytes(), Path.write_text
+    old, write_bytes = (tmp_path / name).read_bytes(), Path.write_bytes
 
-    def half(path, text):
-        write_text(path, text[:1])
+    def half(path, whole):
+        write_bytes(path, whole[:1])
         raise OSError("disk is full")
 
-    monkeypatch.setattr(Path, "write_text", half)
-    monkeypatch.setattr(torch, "save", mock.Mock(side_effect=OSError("disk is full")))
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="disk is full"):
         train.write_file(tmp_path / name, content)
-    assert (tmp_path / name).read_bytes() == old
+    assert contents(tmp_path) == {Path(name): old}
+
+
+def test_a_disk_that_is_full_ends_a_run_in_one_line(tmp_path, monkeypatch):
+    """While a checkpoint is written: state.pt is whole, and the run goes on from there."""
+    write_file = train.write_file
+
+    def full(path, content):
+        if path.name == "000020.pt":
+            raise OSError(28, "No space left on device")
+        write_file(path, content)
+
+    monkeypatch.setattr(train, "write_file", full)
+    code, _, err = run_main(train, *TINY, "--out", tmp_path / "run")
+    assert code == 1 and "No space left on device" in err and err.count("\n") == 1
+    monkeypatch.setattr(train, "write_file", write_file)
+    assert "resumed" in output_of(train, *TINY, "--out", tmp_path / "run", "--resume")
 
 
 def test_a_report_that_cannot_be_written_is_printed_first(run):

@@ -1,5 +1,8 @@
 """Tasks of one's own: with words and cross-entropy, without chains, without roles, and wrong."""
 
+import itertools
+from unittest import mock
+
 import ablate
 import analyze
 import data
@@ -65,6 +68,77 @@ class Roles(Task):
         return batch._replace(places=batch.places[..., :1])
 
 
+def changed(**tensors):
+    """A class of tasks whose batch has these, f(batch), instead of its own."""
+
+    class Changed(Task):
+        def batch(self, size, rng):
+            batch = super().batch(size, rng)
+            return batch._replace(**{name: f(batch) for name, f in tensors.items()})
+
+    return Changed
+
+
+Arrays = changed(inputs=lambda batch: batch.inputs.numpy())
+OneHot = changed(inputs=lambda batch: batch.inputs.long())
+Absent = changed(places=lambda batch: batch.places - 1)
+Beyond = changed(places=lambda batch: batch.places + 1)
+NotAsked = changed(answers=lambda batch: batch.answers.masked_fill(batch.answers > 2, torch.nan))
+
+
+class NoTargets(Task):
+    def __post_init__(self):
+        super().__post_init__()
+        self.targets = ()
+
+
+class OwnKeys(Task):
+    def __post_init__(self):
+        super().__post_init__()
+        self.target_names = ["key", "val", "x"]
+
+
+class Turned(Task):
+    """The tokens before the queries are moved on by a pair in every second sequence, so that roles
+    stand at two places."""
+
+    def batch(self, size, rng):
+        batch, before = super().batch(size, rng), self.T - self.N
+        moved = torch.arange(before).roll(2).tolist() + [*range(before, self.T)]
+        order = torch.tensor([[*range(self.T)], moved])[torch.arange(size) % 2]  # (B, T)
+        places = order.argsort(1).gather(1, batch.places.flatten(1)).view_as(batch.places)
+        inputs = batch.inputs.gather(1, order[:, :, None].expand_as(batch.inputs))
+        return batch._replace(inputs=inputs, places=places, symbols=batch.symbols.gather(1, order))
+
+
+def test_sequences_are_resampled_among_those_with_the_roles_at_the_same_places():
+    model, task = mock.Mock(side_effect=record_nothing, heads=[]), Turned(D=2)
+    clean, corrupted = task.draw("circuits", 200), task.draw("corrupted", 9)
+    patched = ablate.PatchedModel(model, task, clean, corrupted)
+    assert patched.resampled.remainder(2).tolist() == [0, 1] * 100
+    assert len({*patched.resampled.tolist()}) == 9 and not patched.has_no_twin.any()
+    one = data.Batch(*(x[:1] for x in corrupted))
+    patched = ablate.PatchedModel(model, task, clean, one)
+    assert patched.has_no_twin.tolist() == [False, True] * 100 and not patched.resampled.any()
+
+
+def record_nothing(inputs, heads):
+    assert not heads
+
+
+def test_a_decoy_is_another_chain_where_the_query_stands():
+    task = Task(N=3, D=2)
+    batch, names = task.draw("validation", 9), [*task.roles]
+    decoy = task.decoy(batch)
+    for b, n in itertools.product(range(9), range(3)):
+        other = (n - 1) % 3
+        assert decoy.places[b, n, 0] == batch.places[b, n, 0]
+        assert torch.equal(decoy.places[b, n, 1:], batch.places[b, other, 1:])
+        shown = [batch.inputs[b, decoy.places[b, n, names.index(role)]] for role in ("1b", "2b")]
+        assert torch.equal(torch.cat(shown), decoy.answers[b, n])
+    assert Task(N=1).decoy(batch) is None
+
+
 def test_answers_are_the_values_of_the_keys():
     batch = Lookup(N=3, D=1).draw("training", 50)
     words = batch.inputs.argmax(-1)  # (50, T)
@@ -116,15 +190,22 @@ def test_a_lookup_is_swept(tmp_path):
         ("--task extras.lookup", "extras.lookup"),
         ("--task extras.lookup:Lookup --D 9", "more than 32 words"),
         ("--task extras.studies.tables:Conditional --D 2", "leave --D out"),
-        ("--task tests.test_tasks:Inputs", "have [(2, 27, 4), "),
-        ("--task tests.test_tasks:Roles", "have [(2, 28, 4), (2, 4, 1), "),
-        ("--task tests.test_tasks:Losses", "have [(2, 28, 4), (2, 4, 7), (2, 4)]"),
+        ("--task tests.test_tasks:Arrays", "must have tensors"),
+        ("--task tests.test_tasks:OneHot", "inputs of the type float32"),
+        ("--task tests.test_tasks:Absent", "place of the task is not among 0 to 27"),
+        ("--task tests.test_tasks:Beyond", "place of the task is not among 0 to 27"),
+        ("--task tests.test_tasks:NotAsked", "let one that is not asked be 0"),
+        ("--task tests.test_tasks:NoTargets", "must have the role q and targets"),
+        ("--task tests.test_tasks:OwnKeys", "must not name a target val"),
+        ("--task tests.test_tasks:Inputs", "have [(64, 27, 4), "),
+        ("--task tests.test_tasks:Roles", "have [(64, 28, 4), (64, 4, 1), "),
+        ("--task tests.test_tasks:Losses", "have [(64, 28, 4), (64, 4, 7), (64, 4)]"),
     ],
 )
 def test_a_task_that_there_is_not_gets_one_line(tmp_path, words, says):
     words = words.split()
     assert_refused(train, *words, "--out", tmp_path / "run", says=says)
     assert_refused(sweep, *words, "--layers", 1, "--out", tmp_path / "sweep", says=says)
-    if "have" not in says:
+    if "tests." not in words[1]:
         assert_refused(data, *words, says=says)
     assert [*tmp_path.iterdir()] == []

@@ -16,7 +16,7 @@ import pathlib
 
 import analyze
 import train
-from ablate import PatchedModel, mark_tokens, paths_in, read_report, split_end
+from ablate import PatchedModel, mark_tokens, paths_in, read_report, split_token
 from data import command_line, progress
 
 import torch
@@ -110,7 +110,7 @@ def data_of(run):
     # the columns of the diagram: role and letter
     columns, ends = [], [end for slot in analyze.slots_of(task, paths) for end in slot]
     for end in ends:
-        role, offset = split_end(end)
+        role, offset = split_token(end)
         k = task.roles[role]  # -1 if it shows none of the chain
         columns.append([end, "" if offset or k < 0 else task.labels[k][0]])
 

@@ -11,7 +11,7 @@ doubling needs to get so far. A token finds another pair by a symbol that both h
 
 from pathlib import Path
 
-from ablate import arrivals, paths_in, split_end
+from ablate import arrivals, paths_in, split_token
 from data import command_line
 from extras.studies import markdown, share
 from extras.studies.rows import committed, load, name_of
@@ -22,7 +22,7 @@ ROUNDS = "linear", "one round", "two rounds", "three rounds"
 
 def pair_of(token):
     """Return the step of a token's pair: 2 for 2a, 2b and 2b+1, 0 for the query."""
-    role, _ = split_end(token)
+    role, _ = split_token(token)
     return int(role[:-1] or 0)
 
 

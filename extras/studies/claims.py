@@ -9,7 +9,7 @@ names. Of repeats of the same settings and seed the first one alone stands there
 
 import math
 
-from ablate import by_head, paths_in, split_end
+from ablate import by_head, paths_in, split_token
 from data import command_line
 from extras import studies
 from extras.studies import circuits, depth, layers, metrics, order
@@ -105,7 +105,7 @@ def first_goes_back(row):
     """Return whether all paths of the first useful head lead to the token before."""
     heads, names = by_head(paths_in(row["report"])), [*row["task"].roles]
     for path in heads[min(heads)]:
-        reader, read = (names.index(role) + offset for role, offset in map(split_end, path[2:]))
+        reader, read = (names.index(role) + offset for role, offset in map(split_token, path[2:]))
         if reader != read + 1 or "*" in path.read:
             return False
     return True
