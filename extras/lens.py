@@ -1,6 +1,6 @@
 """A trained model in TransformerLens, with all its hooks, its cache and its patching.
 
-    python -m extras.lens results/A    # is it the same model? pip install "transformer-lens>=4"
+    python -m extras.lens results/A    # is it the same model? pip install "transformer-lens>=4.3"
 
     lens, task = to_lens("results/A")
     predictions, cache = lens.run_with_cache(task.draw("validation", 32).inputs)

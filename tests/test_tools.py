@@ -60,7 +60,7 @@ def test_attribution_of_a_linear_model_is_the_effect_of_replacing():
     for (layer, head, role), effect in outputs.items():
         pattern, values = patched.corrupted_reads[layer, head]
 
-        def write(p, v, role=role, there=(pattern @ values)[patched.drawn]):
+        def write(p, v, role=role, there=(pattern @ values)[patched.resampled]):
             z = p @ v
             for b, n in itertools.product(range(8), range(3)):
                 place = clean.places[b, n, [*task.roles].index(role)]
@@ -82,8 +82,8 @@ def test_attribution_is_the_slope_along_the_way_to_other_sequences():
     model, task = train.build(flags).eval(), train.task_of(flags)
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
-    clean, others = task.draw("search", 8), task.draw("corrupted", 8, 1)
-    patched = PatchedModel(model, task, clean, others, aligned=True)
+    clean, others = task.draw("search", 8), task.draw("corrupted", 5)
+    patched = PatchedModel(model, task, clean, others)
     paths = paths_of(task, model.heads, ["q", "1a", "1b"])
     reads, _ = edges.effects(patched, paths)
     before = record_reads(model, clean.inputs)
@@ -96,10 +96,10 @@ def test_attribution_is_the_slope_along_the_way_to_other_sequences():
     for path in paths:
         head, slopes = path[:2], []
         pattern, values = before[head]
-        write = patched.patch(head, [path], RESAMPLE, ablate_them=True)
+        write = patched.patch(head, [path], RESAMPLE, keep_them=False)
         change = 0.02 * (write(pattern, values) - pattern @ values)
         for share in 0, 0.2, 0.4, 0.6, 0.8:
-            inputs = (1 - share) * clean.inputs + share * others.inputs
+            inputs = (1 - share) * clean.inputs + share * others.inputs[patched.resampled]
             slopes.append((loss(inputs, head, change) - loss(inputs, head, -change)) / 0.04)
         assert reads[path] == pytest.approx(sum(slopes) / 5, rel=0.02, abs=2e-4), path
     assert max(map(abs, reads.values())) > 0.01
@@ -179,7 +179,7 @@ def test_a_model_is_the_same_in_transformerlens(flags, tmp_path):
 
         # the last head of layer 1 writes what it does in other sequences
         last = flags.heads - 1
-        patched = PatchedModel(model, task, clean, others, aligned=True)
+        patched = PatchedModel(model, task, clean, others)
         pattern, values = patched.corrupted_reads[1, last]
         _, there = lens.run_with_cache(others.inputs)
 

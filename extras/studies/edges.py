@@ -25,8 +25,8 @@ import torch
 
 def gradients(patched, steps=5):
     """{(layer, head): (B, T, head_size)}, the gradient of the mean loss by what each head writes,
-    averaged over inputs from the clean ones almost to those drawn for resample ablation."""
-    clean, corrupted = patched.clean.inputs, patched.corrupted.inputs[patched.drawn]
+    averaged over inputs from the clean ones almost to those of resample ablation."""
+    clean, corrupted = patched.clean.inputs, patched.corrupted.inputs[patched.resampled]
     means = dict.fromkeys(patched.model.heads, 0)
     for step in range(steps):
         zeros = {}  # added to what heads write, to take the gradient by them
@@ -45,7 +45,7 @@ def gradients(patched, steps=5):
 
 def effects(patched, paths):
     """({path: effect}, {(layer, head, role): effect}), how far the mean loss would rise, were the
-    reads along a path, or all that a head writes at a role, those of the sequences drawn."""
+    reads along a path, or all that a head writes at a role, those of resample ablation."""
     with torch.enable_grad():
         slopes = gradients(patched)
     clean, corrupted, task = patched.clean, patched.corrupted, patched.task
@@ -58,11 +58,11 @@ def effects(patched, paths):
 
     reads, outputs = {}, {}
     for path in paths:
-        change = read_along(path, corrupted, after)[patched.drawn] - read_along(path, clean, before)
-        reads[path] = (change * slopes[path[:2]]).sum().item()
+        was, new = read_along(path, clean, before), read_along(path, corrupted, after)
+        reads[path] = ((new[patched.resampled] - was) * slopes[path[:2]]).sum().item()
     for head, slope in slopes.items():
         was, new = (pattern @ values for pattern, values in (before[head], after[head]))
-        rises = ((new[patched.drawn] - was) * slope).sum(-1)  # (B, T)
+        rises = ((new[patched.resampled] - was) * slope).sum(-1)  # (B, T)
         for role in task.roles:
             marks = mark_tokens(role, task, clean.places).amax(1)  # (B, T)
             outputs[(*head, role)] = (rises * marks).sum().item()
