@@ -63,8 +63,8 @@ def draw_curves(flags, rows):
     left.set(xlabel="training step", ylabel=task.loss_name, yscale="log")
 
     # right: each target, in the color of its x_k, or in any if it is no x_k
-    numbers = itertools.chain(task.targets, itertools.count())
-    for k, (name, step) in zip(numbers, learned.items(), strict=False):
+    ks = itertools.chain(task.targets, itertools.count())
+    for k, (name, step) in zip(ks, learned.items(), strict=False):
         text = "" if step is None else f": learned at {step:.0f}"
         label, color = shown_name(name) + text, symbol_color(k)
         right.plot(steps, [row[name] for row in rows], color=color, label=label)
@@ -101,7 +101,7 @@ def draw_attention_maps(model, flags, paths):
     order = batch.places[0].flatten() if task.roles else torch.arange(task.T)
     names = [*map(shown_name, task.roles)] * task.N or [*range(task.T)]
     n = len(names)
-    chains = [token - 0.5 for token in range(0, n, len(task.roles) or n)]
+    chains = np.arange(0, n, len(task.roles) or n) - 0.5  # where they begin
     ticks = names if n <= 40 else []  # more are too small to read, and take minutes
 
     heads = sorted(model.heads, key=lambda head: head not in circuit)
@@ -116,8 +116,7 @@ def draw_attention_maps(model, flags, paths):
         axes.hlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         axes.vlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         edges = mark_edges(circuit[layer, head], task, batch.places)[0, order][:, order]
-        y, x = edges.nonzero().T
-        axes.plot(x, y, "s", ms=250 / n, mfc="none", mec=CIRCUIT)
+        axes.plot(*edges.T.nonzero().T, "s", ms=250 / n, mfc="none", mec=CIRCUIT)
     caption = f"""Rows attend to columns. Tokens between lines: {" ".join(task.roles) or "all"}.
 Red: paths of the circuit, which are means over many sequences, and may be empty in this one."""
     add_title(figure, flags, "where it attends", caption)
@@ -143,26 +142,26 @@ def draw_diagram(axes, flags, looks):
     have arrived at a token by then, and arrows from what is read to its reader, dashed if it is a
     star; looks: {path: (text, color, width)}.
 
-    A layer in which 1b reads 2a and 2b. Arrow 1, from the nearest token, is the lowest:
+    Arrow i of n into one reader starts i units above the layer below, and ends n + 1 - i below its
+    own. Arrow 1 is that from the nearest token, so that they do not cross. With n = 2:
 
-        layer 4   y                         B C   what 1b holds then
-                  y - 1                    2      here the arrows end,
-                  y - 2                    1
-                  y - 3     2                     and here they start
-                  y - 4            1
-        layer 3   y - 5     B      C        B     what 2a, 2b and 1b hold before
+        layer 4   y                        B C   what 1b holds after it
+                  y - 1                     2    arrow 2 ends
+                  y - 2                     1    arrow 1 ends
+                  y - 3     2                    arrow 2 starts
+                  y - 4            1             arrow 1 starts
+        layer 3   y - 5     B      C        B    what they hold after it
                             2a     2b      1b"""
     task, paths = train.task_of(flags), sorted(looks)
     slots, holds = slots_of(task, paths), dict(arrivals(paths, task))  # {layer: {token: symbols}}
     x_of = {token: x for x, token in enumerate(itertools.chain(*slots))}
-
-    # the paths into each reader, that from the nearest token first, so that arrows do not cross
-    into = {}
+    i_of, n_of = {}, {}
     for path in sorted(paths, key=lambda path: abs(x_of[path.token] - x_of[path.reader])):
-        into.setdefault((path.layer, path.reader), []).append(path)
+        reader = path.layer, path.reader
+        n_of[reader] = i_of[path] = n_of.get(reader, 0) + 1
 
     # the y of each layer, in units of 0.2 inches; the input is layer -1
-    height = 3 + max(map(len, into.values()))
+    height = 3 + max(n_of.values())
     y_of = {layer: height * number for number, layer in enumerate(holds)}
     top = max(y_of.values())
     axes.figure.set_size_inches(max(7.5, 0.85 * len(x_of) + 1.2), 0.2 * top + 2)
@@ -179,15 +178,15 @@ def draw_diagram(axes, flags, looks):
 
     # the arrows, and where they start and end letters, as at the input
     shown = {(-1, token) for token in x_of}
-    for (layer, reader), sources in into.items():
-        below = max(other for other in holds if other < layer)
-        for i, path in enumerate(sources, 1):
-            start = x_of[path.token], y_of[below] + i
-            end = x_of[reader], y_of[layer] - len(sources) - 1 + i
-            text, color, width = looks[path]
-            head = f"H{path.head} " * (flags.heads > 1)
-            draw_arrow(axes, start, end, head + text, color, width, path.star)
-            shown |= {(below, path.token), (layer, reader)}
+    for path in paths:
+        below = max(layer for layer in holds if layer < path.layer)
+        i, n = i_of[path], n_of[path.layer, path.reader]
+        start = x_of[path.token], y_of[below] + i
+        end = x_of[path.reader], y_of[path.layer] - (n + 1 - i)
+        text, color, width = looks[path]
+        head = f"H{path.head} " * (flags.heads > 1)
+        draw_arrow(axes, start, end, head + text, color, width, path.star)
+        shown |= {(below, path.token), (path.layer, path.reader)}
     for layer, token in shown:
         draw_letters(axes, x_of[token], y_of[layer], holds[layer][token], task)
 
