@@ -4,6 +4,7 @@ python -m extras.film results/default_s0    # a run with emergence.json, which a
 """
 
 import io
+import itertools
 import pathlib
 
 import analyze
@@ -18,41 +19,42 @@ from PIL import Image
 
 def draw_frames(flags, log, emergence, count=50):
     """Return the pictures of the film, at most `count`; log: the rows of log.jsonl."""
-    # what stays: the diagram above, the losses below
+    # what stays: the losses below
     paths, steps, n = paths_in(emergence), emergence["steps"], emergence["sequences"]
-    figure = Figure(dpi=100, layout="constrained")
+    figure, task = Figure(dpi=100, layout="constrained"), train.task_of(flags)
     above, below = figure.subplots(2, 1)
-    task, looks = train.task_of(flags), dict.fromkeys(paths, ("0.00", analyze.CIRCUIT, 2.5))
-    drawn = analyze.draw_diagram(above, flags, looks)
-    width, height = figure.get_size_inches()
-    above.get_gridspec().set_height_ratios([height, 2])
-    figure.set_size_inches(width, height + 2.2)
-    for k, (name, step) in zip(task.targets, analyze.crossings(log, task).items(), strict=True):
+    ks = itertools.chain(task.targets, itertools.count())  # the colors of curves.png
+    for k, (name, step) in zip(ks, analyze.crossings(log, task).items(), strict=False):
         losses, color = [row[name] for row in log], analyze.symbol_color(k)
         below.plot([row["step"] for row in log], losses, color=color, lw=2)
-        x, y = steps[-1], losses[-1]  # the name stands where the symbol is learned, or at the end
+        x, y = steps[-1], losses[-1]  # the name stands where it is learned, or at the end
         if step is not None:
             x, y = step, task.learned_below
-        below.text(x, y, f"${name}$ ", size=14, color=color, ha="right", va="top")
+        text = f"{analyze.shown_name(name)} "
+        below.text(x, y, text, size=14, color=color, ha="right", va="top")
     below.set(xlabel="training step", xlim=(0, steps[-1]), ylim=0)
     below.set_ylabel(task.loss_name)
     now = below.axvline(0, color=analyze.INK)
-    caption = f"Numbers: mean attention (n = {n}). {analyze.LETTERS}"
+    caption = f"""{analyze.LETTERS}
+Not all of them have arrived at this step. Numbers: mean attention (n = {n})."""
     analyze.add_title(figure, flags, "how it learned", caption)
 
     # attention changes by about as much between any two frames: the film slows down where it does
-    means = numpy.array([paths[path]["mean"] for path in drawn])  # (paths, steps)
+    means = numpy.array([row["mean"] for row in paths.values()])  # (paths, steps)
     passed = numpy.cumsum([0, *(abs(numpy.diff(means)).sum(0) + 0.001)])
     chosen = numpy.searchsorted(passed, numpy.linspace(0, passed[-1], count))
     for number in numpy.unique(chosen):
+        looks = {}
+        for path, mean in zip(paths, means[:, number], strict=True):
+            looks[path] = f"{mean:.2f}", (analyze.CIRCUIT, max(0.06, mean)), 2.5
+        above.clear()
+        analyze.draw_diagram(above, flags, looks)
+        width, height = figure.get_size_inches()  # of the diagram alone
+        above.get_gridspec().set_height_ratios([height, 2])
+        figure.set_size_inches(width, height + 2.2)
         above.set_title(f"step {steps[number]}", size=16)
         now.set_xdata([steps[number]] * 2)
-        for (arrow, label), mean in zip(drawn.values(), means[:, number], strict=True):
-            arrow.set_alpha(max(0.06, mean))
-            head = label.get_text()[:-4]  # before 0.00
-            label.set(text=f"{head}{mean:.2f}", alpha=max(0.1, mean))
         figure.savefig(picture := io.BytesIO())
-        figure.set_layout_engine("none")  # that of the first frame stays
         yield Image.open(picture).convert("RGB")
 
 

@@ -2,12 +2,15 @@
 
 import io
 import itertools
+import shlex
+import shutil
 
 import analyze
 import sweep
 import train
 from ablate import Path, paths_in, read_report
 from data import Batch, Slot, Task
+from extras.lookup import Lookup
 from tests.common import HERE, TINY, output_of
 
 import matplotlib
@@ -82,16 +85,68 @@ def test_arrows_of_many_heads_are_apart():
     """Those of 16 heads in one layer, from three kinds of tokens: no label hides another."""
     flags = train.parse_flags("--D 1 --layers 1 --heads 16 --device cpu".split())
     paths = [Path(0, head, "q", ["1b", "1b*", "1a"][head % 3]) for head in range(16)]
-    looks = dict.fromkeys(paths, ("0.50", analyze.CIRCUIT, 1))
     figure = Figure(layout="constrained")
-    drawn = analyze.draw_diagram(figure.subplots(), flags, looks)
+    axes = figure.subplots()
+    analyze.draw_diagram(axes, flags, dict.fromkeys(paths, ("0.50", analyze.CIRCUIT, 1)))
+    labels = [text for text in axes.texts if text.get_text().startswith("H")]
+    assert {label.get_text() for label in labels} == {f"H{head} 0.50" for head in range(16)}
+    assert_apart(figure, labels)
+    arrows = [text.arrow_patch for text in axes.texts if getattr(text, "arrow_patch", None)]
+    styles = [arrow.get_linestyle() for arrow in arrows]
+    assert styles.count("--") == 5 and styles.count("-") == 11
+
+
+def assert_apart(figure, texts):
     figure.draw_without_rendering()
-    assert {label.get_text() for _, label in drawn.values()} == {f"H{h} 0.50" for h in range(16)}
-    boxes = [label.get_window_extent() for _, label in drawn.values()]
-    for box, other in itertools.combinations(boxes, 2):
-        assert not box.overlaps(other)
-    for path, (arrow, _) in drawn.items():
-        assert arrow.get_linestyle() == ("--" if path.star else "-")
+    boxes = [text.get_window_extent() for text in texts]
+    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
+
+
+def texts_of(figure):
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+
+
+def test_a_path_has_the_step_of_its_emergence_or_its_last_attention():
+    flags = train.parse_flags("--D 1 --device cpu".split())
+    rows = [dict(Path(0, 0, "1b", "1a")._asdict(), mean=[0, 0.2, 0.6, 0.9])]
+    for last, text in (0.31, "(0.31)"), (0.55, "108"):
+        rows[1:] = [dict(Path(1, 0, "q", "1b")._asdict(), mean=[0, 0.2, 0.45, last])]
+        emergence = dict(sequences=32, steps=[0, 50, 100, 117], paths=rows)
+        assert {"88", text} <= {*texts_of(analyze.draw_emergence(flags, emergence))}
+
+
+# ---- losses
+
+
+def log_of(steps, **losses):
+    """The rows of a log."""
+    rows = []
+    for step, *values in zip(steps, *losses.values(), strict=True):
+        row = dict(step=step, train=None, val=max(values))
+        rows.append(row | dict(zip(losses, values, strict=True)))
+    return rows
+
+
+def test_curves_end_after_learning_or_with_the_run():
+    """At half as many steps again and one evaluation; with the run if a target is not learned."""
+    flags = train.parse_flags("--D 2 --eval-every 10 --device cpu".split())
+    for x_2, end in ([1, 0, 0, 0], 85), ([1, 1, 1, 0.4], 1000), ([1, 1, 1, 1], 1000):
+        log = log_of([0, 100, 200, 1000], x_1=[1, 0, 0, 0], x_2=x_2)
+        figure = analyze.draw_curves(flags, log)
+        assert figure.axes[1].get_xlim() == (0, end)
+        says = f"The run ended at step 1000, the axis on the right ends at {end}."
+        assert any(says in text for text in texts_of(figure))
+
+
+def test_a_plateau_above_the_axis_is_not_drawn():
+    """Nothing stands above the axis but half of a name of a plateau at its top."""
+    flags = train.parse_flags("--D 1 --device cpu".split())
+    for highest in 1.2, 0.9, 0.5:
+        figure = analyze.draw_curves(flags, log_of([0, 50], x_1=[highest, 0.1]))
+        assert {"0.75: averages the\n4 candidates", "1: knows nothing"} <= {*texts_of(figure)}
+        figure.draw_without_rendering()
+        axes = figure.axes[1]
+        assert axes.get_tightbbox().y1 < axes.get_window_extent().y1 + 20
 
 
 @pytest.mark.parametrize("run", COMMITTED)
@@ -142,8 +197,9 @@ def test_maps_name_the_tokens_that_have_the_roles(words):
     chains = roles_by_equality(batch.inputs[0, :, : task.K], task)
     tokens = [chain[role] for chain in chains for role in task.roles]
 
-    large, *small = figure.axes  # that of the path
-    assert large.get_title() == "L1H0" and len(small) == 3
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["L1H0", "L0H0", "L0H1", "L1H1", "", ""]
+    large = figure.axes[0]  # that of the path
     names = [label.get_text() for label in large.get_xticklabels()]
     assert names == [label.get_text() for label in large.get_yticklabels()]
     assert names == [role for _ in chains for role in chain_roles(task)]
@@ -157,6 +213,18 @@ def test_maps_name_the_tokens_that_have_the_roles(words):
 
 def chain_roles(task):
     return ["q", *(f"{k}{side}" for k in range(1, task.D + 1) for side in "ab")]
+
+
+def test_names_of_tokens_are_apart_or_left_out():
+    """Of 36 tokens, as D of the paper has, and of 150, which would take minutes."""
+    for words, names in ("--layers 4 --D 4", 36), ("--layers 8 --heads 4 --D 7 --N 10", 0):
+        flags = train.parse_flags(f"{words} --width 32 --device cpu".split())
+        figure = analyze.draw_attention_maps(train.build(flags), flags, [Path(1, 0, "q", "1b")])
+        first, *_, last = [axes for axes in figure.axes if axes.get_title()]
+        assert first.get_title() == "L1H0"
+        texts = [*first.get_xticklabels(), *first.get_yticklabels(), last.title]
+        assert len(texts) == 2 * names + 1
+        assert_apart(figure, texts)
 
 
 class Say(Task):
@@ -183,13 +251,67 @@ def test_a_task_without_roles_has_curves_and_maps_by_number(tmp_path):
     model, _, flags = train.load(tmp_path / "run")
     axes = analyze.draw_attention_maps(model, flags, []).axes
     assert [label.get_text() for label in axes[0].get_xticklabels()] == [*"0123456"]
-    labels = [
-        text.get_text()
-        for text in analyze.draw_curves(flags, train.read_log(tmp_path / "run"))
-        .legends[0]
-        .get_texts()
-    ]
-    assert "$word$" in labels and "$negative$" in labels
+    curves = analyze.draw_curves(flags, train.read_log(tmp_path / "run"))
+    assert {"word", "negative"} <= {*texts_of(curves)}
+
+
+class Odd(Lookup):
+    """A lookup with names that matplotlib could read as mathematics."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.target_names, self.labels = ["$a_b$c$^"], ["$x$", *self.labels[1:]]
+        for slot in self.slots[: -self.N]:
+            slot.shows["$1_a$"] = slot.shows.pop("1a")
+
+
+def test_figures_of_a_task_of_ones_own_say_nothing_that_is_only_true_of_chains(tmp_path):
+    words = "--D 1 --layers 2 --width 16 --task tests.test_analyze:Odd --device cpu".split()
+    flags = train.parse_flags([*words, "--out", str(tmp_path / "$x_{$")])
+    paths = Path(0, 0, "1b", "$1_a$"), Path(1, 0, "q", "1b*")
+    rows = [dict(path._asdict(), attention=0.5, without=dict(a=1), mean=[0.1]) for path in paths]
+    report = dict(verdict="validated", ablation="mean", mean=dict(a=0.5), sequences=9, paths=rows)
+    for figure in (
+        analyze.draw_curves(flags, log_of([0, 50], **{"$a_b$c$^": [4, 1]})),
+        analyze.draw_attention_maps(train.build(flags), flags, paths),
+        analyze.draw_circuit(flags, report),
+        analyze.draw_emergence(flags, report | dict(steps=[0])),
+        analyze.draw_paths(flags, report | dict(steps=[0])),
+    ):
+        figure.draw_without_rendering()  # raises an error if it cannot read what it reads as such
+        texts = figure.findobj(matplotlib.text.Text)
+        for text in texts:
+            assert "chain" not in text.get_text() and "candidates" not in text.get_text()
+            math = text.get_parse_math() and matplotlib.cbook.is_math_text(text.get_text())
+            assert not math or "mathdefault" in text.get_text(), text  # a number of a log axis
+        [command] = [text.get_text() for text in texts if "train.py" in text.get_text()]
+        command = command[command.index("python train.py") :].replace("\\\n", " ")
+        again = train.parse_flags(shlex.split(command)[2:])
+        assert train.settings_of(again) == train.settings_of(flags)
+
+
+def test_an_index_of_two_digits_is_one_index():
+    for name, shown in ("x_12", "$x_{12}$"), ("x_a", "x_a"), ("ax_1", "ax_1"), ("$", r"\$"):
+        assert analyze.shown_name(name) == shown
+
+
+def test_what_is_missing_for_emergence_is_said_in_one_line(tmp_path, whole, capsys):
+    """Checkpoints, or those and a report of this circuit."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    rows = [dict(layer=1, head=0, reader="q", read="1b", attention=0.5, without=dict(x_1=0.7))]
+    report = dict(verdict="validated", ablation="mean", mean=dict(x_1=0.5), sequences=9, paths=rows)
+    train.write_file(run / "circuit.json", report)
+    assert "emergence.png" in dict(analyze.figures_of(run)) and capsys.readouterr().out == ""
+    shutil.rmtree(run / "ckpt")
+    assert "emergence.png" in dict(analyze.figures_of(run)) and capsys.readouterr().out == ""
+    train.write_file(run / "circuit.json", report | dict(paths=[rows[0] | dict(head=1)]))
+    assert "emergence.png" not in dict(analyze.figures_of(run))
+    out = capsys.readouterr().out
+    assert "emergence.json is of another circuit, and" in out and out.count("\n") == 1
+    (run / "emergence.json").unlink()
+    assert "emergence.png" not in dict(analyze.figures_of(run))
+    out = capsys.readouterr().out
+    assert "no checkpoints (train.py --save-every)" in out and out.count("\n") == 1
 
 
 # ---- committed pictures

@@ -1,13 +1,15 @@
-"""The paper's own test of a circuit (steps 5 and 6 of Appendix E), in which heads attend hard.
+"""The paper's own test of circuits (steps 5 and 6 of Appendix E), in which heads attend hard.
 
-    python -m extras.studies.appendix_e results/A    # prints it, and adds "paper" to circuit.json
+    python -m extras.studies.appendix_e results/A results/B    # prints a table of these runs
 
-Circuits with stars are not tested: hard attention would average what a star reads.
+It also adds "paper", what papers_test returns, to the circuit.json of each run. Circuits with stars
+are not tested: hard attention would average what a star reads.
 """
 
 import train
 from ablate import SEARCHED, PatchedModel, by_head, mark_edges, paths_in, read_report
 from data import command_line
+from extras.studies import markdown, share, span
 
 import torch
 
@@ -35,13 +37,13 @@ def papers_test(few, fresh, paths):
         for name, pattern in patterns.items():
             losses[name] = few.losses({head: attend(pattern)}).mean()
         name = min(losses, key=losses.get)
-        others[text_of(head)], default[head] = name, attend(patterns[name])
+        others["L{}H{}".format(*head)], default[head] = name, attend(patterns[name])
 
     def loss(kept, instead=()):
         """The loss if these paths are kept, with the functions `instead` in some heads."""
         heads = dict(default)
-        for head, group in by_head(kept).items():  # a reader attends equally to all that it reads
-            mask = mark_edges(group, fresh.task, fresh.clean.places).float()
+        for head, reads in by_head(kept).items():  # a reader attends equally to all that it reads
+            mask = mark_edges(reads, fresh.task, fresh.clean.places).float()
             heads[head] = attend(mask / mask.sum(-1, keepdim=True).clamp(min=1))
         return round(fresh.losses(heads | dict(instead)).mean().item(), 5)
 
@@ -58,51 +60,41 @@ def attend(pattern):
     return lambda _, values: pattern.to(values) @ values
 
 
-def text_of(head):
-    return f"L{head[0]}H{head[1]}"
+PAPER = "the paper's A to D", "", "below 0.05", "0.05-0.1", "0.17-0.89", "none"
 
 
-def table(paper, paths, task, batch):
-    """Return Appendix E as text: the attention pattern of each head in the paper's words, and the
-    losses of papers_test."""
-    patterns = dict(paper["others"])
-    for head, group in by_head(paths).items():
-        _, reader, read = mark_edges(group, task, batch.places).nonzero().T
-        name = "previous position" if (reader - read == 1).all() else "expected position"
-        reads = ", ".join(f"{path.reader} reads {path.read}" for path in group)
-        patterns[text_of(head)] = f"{name}: {reads}"
-    lines = ["head   attention"]
-    for head in sorted(patterns, key=lambda head: [*map(int, head[1:].split("H"))]):
-        lines.append(f"{head:7s}{patterns[head]}")
-
-    # the losses, beside what the paper says of its A, B, C and D
-    first = min(paths).layer
-    lines += ["", f"mean loss{'ours':>33s}   the paper's"]
-    lines.append(f"{'with these patterns':37s}{paper['held']:.3f}   below 0.05")
-    lines.append(f"{f'heads of layer {first} uniform too':37s}{paper['uniform']:.3f}   0.05 to 0.1")
-    later = [path for path in sorted(paths) if path.layer > first]
-    for path, loss in zip(later, paper["removed"], strict=True):
-        name = f"without {text_of(path)}: {path.reader} reads {path.read}"
-        lines.append(f"{name:37s}{loss:.3f}   0.17 to 0.89")
-    return "\n".join([*lines, "", f"passed: {paper['passed']}"])
+def table(tested):
+    """Return a row per run; tested: {its name: (what papers_test returns, the paths)}."""
+    head = "run", "hard, uniform, identity", "mean loss", "the first layer uniform too"
+    lines = []
+    for name, (paper, paths) in tested.items():
+        others = [*paper["others"].values()]
+        heads = len(by_head(paths)), others.count("uniform"), others.count("identity")
+        spared = share(loss < REMOVAL for loss in paper["removed"])
+        losses = f"{paper['held']:.3f}", f"{paper['uniform']:.3f}", span(paper["removed"], "{:.3f}")
+        lines.append([name, ", ".join(map(str, heads)), *losses, spared])
+    return markdown((*head, "without one later read", "below 0.17"), PAPER, *lines)
 
 
 @torch.no_grad()
 def main():
     p = command_line("python -m extras.studies.appendix_e", __doc__)
-    p.add_argument("run", type=train.run_directory, help="run directory, after ablate.py")
-    run = p.parse_args().run
-    report = read_report(run)
-    paths = frozenset(paths_in(report))
-    if not paths or any(path.star for path in paths):
-        p.error(f"{run} has no circuit without stars: run python ablate.py {run} first")
+    p.add_argument("run", type=train.run_directory, nargs="+", help="after ablate.py")
+    reports = {run: read_report(run) for run in p.parse_args().run}
+    for run, report in reports.items():
+        if not report.get("paths") or any(path.star for path in paths_in(report)):
+            p.error(f"{run} has no circuit without stars: run python ablate.py {run} first")
 
-    model, task, _ = train.load(run)
-    few = PatchedModel(model, task, task.draw("search", SEARCHED))
-    fresh = PatchedModel(model, task, task.draw("circuits", report["sequences"]))
-    report["paper"] = papers_test(few, fresh, paths)
-    train.write_file(run / "circuit.json", report)
-    print(table(report["paper"], paths, task, fresh.clean))
+    tested = {}
+    for run, report in reports.items():
+        model, task, _ = train.load(run)
+        few = PatchedModel(model, task, task.draw("search", SEARCHED))
+        fresh = PatchedModel(model, task, task.draw("circuits", report["sequences"]))
+        paths = frozenset(paths_in(report))
+        report["paper"] = papers_test(few, fresh, paths)
+        train.write_file(run / "circuit.json", report)
+        tested[run.resolve().name] = report["paper"], paths
+    print(table(tested))
 
 
 if __name__ == "__main__":
