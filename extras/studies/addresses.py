@@ -66,23 +66,20 @@ def write_otherwise(pattern, values, write, masks):
 
 
 def answers_there(task, batch, role):
-    """Return the answers (n, N, targets * K) if the readers of a role find their next pair where
-    the next sequence has it, and the queries (n, N) for which this is another place."""
+    """Return the answers (n, N, targets * K) to expect, from x_{k+1} on, if kb (or q, of k = 0) looks
+    for its next pair where the next sequence has it: those of the chain whose pair is there; and
+    the queries (n, N) for which this is another chain."""
     k, roles = task.roles[role], [*task.roles]
     reader, pair = roles.index(role), roles.index(f"{k + 1}b")
     here, there = batch.places, batch.places.roll(-1, 0)  # (n, N, roles)
 
-    # the chain there whose reader stands at this place, where it has its pair, and whose is here
+    # the chain there whose reader stands at this place; where it has its pair; whose pair is here
     same = here[:, :, None, reader] == there[:, None, :, reader]  # (n, N, N)
     place = (same * there[:, None, :, pair]).sum(-1)  # (n, N)
     chain = here[:, None, :, pair] == place[:, :, None]  # (n, N, N)
     moved = same.any(-1) & chain.any(-1) & (place != here[:, :, pair])
-
-    # x_1 to x_k stay
-    own = batch.answers.unflatten(-1, (len(task.targets), -1))  # (n, N, targets, K)
-    other = own[torch.arange(len(own))[:, None], chain.int().argmax(-1)]
-    after = torch.tensor(task.targets) > k
-    return torch.where(after[:, None], other, own).flatten(2), moved
+    other = batch.answers[torch.arange(len(here))[:, None], chain.int().argmax(-1)]
+    return other, moved
 
 
 @torch.no_grad()
