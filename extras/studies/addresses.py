@@ -66,7 +66,7 @@ def write_otherwise(pattern, values, write, masks):
 
 
 def answers_there(task, batch, role):
-    """Return the answers (n, N, targets * K) to expect, from x_{k+1} on, if kb (or q, of k = 0) looks
+    """Return the answers (n, N, targets * K) to expect from x_{k+1} on if kb, or q (k = 0), looks
     for its next pair where the next sequence has it: those of the chain whose pair is there; and
     the queries (n, N) for which this is another chain."""
     k, roles = task.roles[role], [*task.roles]
