@@ -3,7 +3,7 @@
 import math
 from unittest import mock
 
-from extras.mechanisms import __main__, bigrams, hops, memories, noise, recall
+from extras.mechanisms import __main__, attention, bigrams, hops, memories, noise, recall
 from extras.mechanisms.bigrams import N
 from tests.common import run_main
 from train import read_file, write_file
@@ -46,16 +46,52 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
         model.W_KQ1.copy_(15 * P[1:].T @ P[:-1] / d**1.5)
         how = "random", bigrams.read_bigrams(), seeded()
         tokens, scored, cyclic, _ = bigrams.sample(100, 64, *how)
-        logits = model(tokens[:, :-1])
+        logits, patterns = model(tokens[:, :-1], return_patterns=True)
     assert model.recalls(range(N)) == [1.0] * 3
     # the first token has no previous token: L0H0 attends to the token itself, which misleads
     misled = tokens[:, :-1] == tokens[:, :1]
     assert min(bigrams.accuracies(logits, tokens, scored & ~misled, cyclic)) == 1
+    previous, following = attention.targets_of(tokens[:, :-1], scored)
+    assert (patterns[0] * previous).sum(2)[:, 1:].min() > 0.99
+    assert (patterns[1] * following).sum(2)[scored & ~misled].mean() > 0.99
 
     # one wrong association: the recall of its memory falls by its share
     with torch.no_grad():
         model.W_KQ2.sub_(30 * torch.outer(E[7], model.W_OV1 @ E[7]) / d**1.5)
     assert model.recalls(range(N)) == pytest.approx([1, 1 - 1 / N, 1])
+
+
+def test_targets_of_attention_by_a_loop():
+    tokens = torch.randint(4, (5, 12), generator=seeded())
+    scored = torch.rand(5, 12, generator=seeded()) < 0.5
+    previous, following = attention.targets_of(tokens, scored)
+    for b, t, s in np.ndindex(following.shape):
+        after = 0 < s <= t and tokens[b, s - 1] == tokens[b, t] and scored[b, t]
+        assert following[b, t, s] == bool(after)
+        assert previous[b, t, s] == (s == t - 1)
+
+
+def test_frozen_memories_stay_at_zero_until_their_step():
+    def moved(steps, *frozen):
+        settings = dict(triggers="random", frozen=frozen, until=4, d=16, T=8, B=8)
+        model, _ = bigrams.train_simplified(0, steps=steps, **settings)
+        return [name for name in bigrams.MEMORIES if model.get_parameter(name).any()]
+
+    assert moved(3, "W_KQ2", "W_KQ1") == ["W_OV2"]  # after steps 0 to 3
+    assert moved(4, "W_KQ2", "W_KQ1") == [*bigrams.MEMORIES]
+    assert moved(3, "W_OV2") == ["W_KQ1"]  # as long as W_OV2 is zero, W_KQ2 has no gradient either
+
+
+def test_memory_table_of_planted_curves():
+    def curve(*steps):  # half recall of each memory, then accuracy 0.9, at these steps
+        return [[t, 0, 0.9 * (t >= steps[3]), *(0.5 * (t >= s) for s in steps[:3])] for t in times]
+
+    times = range(0, 40, 10)
+    values = [curve(0, 10, 20, 30), curve(10, 30, 20, 99), curve(20, 10, 30, 30)]
+    row = dict(triggers="random", frozen=["W_KQ2"], until=20, values=values)
+    assert bigrams.memory_table([row]).splitlines()[2] == (
+        "| W_KQ2 from step 20 | 10 (0-20) | 10 (10-30) | 20 (20-30) | 30 (30-inf) | 1 | 1 | 0.60 |"
+    )
 
 
 def test_one_step_recall_is_that_of_autograd():

@@ -17,7 +17,7 @@ from extras.studies import markdown
 from train import read_file
 
 
-NAMES = ("memories", "recall", "bigrams", "noise", "hops")
+NAMES = ("memories", "recall", "bigrams", "attention", "joint", "noise", "hops")
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colour-blind readers
 
 

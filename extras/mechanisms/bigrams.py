@@ -11,6 +11,7 @@ import csv
 import json
 from argparse import Namespace
 from pathlib import Path
+from string import ascii_letters
 
 from analyze import panels
 from extras.mechanisms import COLORS, draw_seeds, seeds_table
@@ -22,7 +23,8 @@ import torch
 from torch.nn.functional import cross_entropy, embedding, one_hot
 
 
-N, K = 65, 5  # characters, triggers
+CHARACTERS = sorted("\n !$&',-.3:;?" + ascii_letters)
+N, K = len(CHARACTERS), 5  # characters, triggers
 MEMORIES = ("W_OV2", "W_KQ2", "W_KQ1")  # of layers 1 and 2, as the slides count them
 COLUMNS = ("step", "accuracy", "accuracy without cycles", *MEMORIES)
 
@@ -32,10 +34,9 @@ def read_bigrams():
     path = Path(__file__).with_name("shakespeare_bigrams.csv")
     with open(path, newline="", encoding="utf-8") as file:
         _, *rows = csv.reader(file)
-    characters = sorted({json.loads(first) for first, _, _ in rows})
     counts = torch.zeros(N, N)
     for first, second, count in rows:
-        place = characters.index(json.loads(first)), characters.index(json.loads(second))
+        place = CHARACTERS.index(json.loads(first)), CHARACTERS.index(json.loads(second))
         counts[place] = int(count)
     return counts / counts.sum(1, keepdim=True), counts.sum(1) / counts.sum()
 
@@ -96,8 +97,9 @@ class Simplified(torch.nn.Module):
         for name in MEMORIES:
             self.register_parameter(name, torch.nn.Parameter(torch.zeros(d, d)))
 
-    def forward(self, tokens):
-        """Logits (B, T, N) of tokens (B, T)."""
+    def forward(self, tokens, return_patterns=False):
+        """Logits (B, T, N) of tokens (B, T); with return_patterns also the attention of the head of
+        each layer, two of (B, T, T), where a row is that of one reading token."""
 
         def read(W):  # x W with x = E + P, for all tokens and positions before they are paired
             return embedding(tokens, self.E @ W) + self.P @ W
@@ -107,7 +109,8 @@ class Simplified(torch.nn.Module):
         first = (read(self.W_KQ1) @ x.mT / d**0.5 + mask).softmax(2)  # (B, T, T)
         x = x + first @ read(self.W_OV1.T)
         second = (x @ self.W_KQ2 @ x.mT / d**0.5 + mask).softmax(2)
-        return x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T)
+        logits = x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T)
+        return (logits, [first, second]) if return_patterns else logits
 
     def scores(self):
         """What each memory answers, (questions, answers), right on the diagonal: the logits of each
@@ -124,8 +127,13 @@ class Simplified(torch.nn.Module):
         return [float(x.float().mean()) for x in right]
 
 
-def train_memories(seed, triggers, steps, d=128, T=64, B=128):
+def train_memories(seed, **settings):
     """Train the memories; one row of COLUMNS for every 10 steps."""
+    return train_simplified(seed, **settings)[1]
+
+
+def train_simplified(seed, triggers, steps, frozen=(), until=0, d=128, T=64, B=128):
+    """The trained model and the rows of train_memories. Frozen memories are zero until a step."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     probed = bigrams[1].topk(K if triggers == "fixed" else N).indices
     model, rows = Simplified(d, T, generator), []
@@ -137,11 +145,13 @@ def train_memories(seed, triggers, steps, d=128, T=64, B=128):
                 logits = model(held_out[:, :-1])
             predicted = accuracies(logits, held_out, scored_out, cyclic)
             rows.append([step, *predicted, *model.recalls(probed)])
+        for name in frozen:
+            model.get_parameter(name).requires_grad_(step >= until)
         tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
         optimizer.zero_grad()
         cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored]).backward()
         optimizer.step()
-    return rows
+    return model, rows
 
 
 def take_steps(seed, bigrams, d, B, T=32, chunk=128):
@@ -173,36 +183,47 @@ def step_table(rows):
     return seeds_table(rows, ("characters", "d", "sequences a step", *MEMORIES), lines)
 
 
+def name_of(row):
+    """The triggers of a row of train_memories, or, in joint.py, which memories were frozen."""
+    if "frozen" not in row:
+        return f"{row['triggers']} triggers"
+    return f"{' and '.join(row['frozen']) or 'all'} from step {row['until']}"
+
+
 def memory_table(rows):
-    """The median steps to half recall and to accuracy 0.9 (inf is never), the number of seeds with
-    an order of the first three, and the mean accuracy after the last step, without cycles."""
+    """The steps to half recall and to accuracy 0.9, median and range (inf is never), the number of
+    seeds with an order of the first three, and the mean accuracy at the end, without cycles."""
     half, lines = [f"{name} half" for name in MEMORIES], []
-    head = "triggers", *half, "0.9", "slides' order", "W_KQ2 first", "accuracy"
+    head = "trained", *half, "0.9", "slides' order", "W_KQ2 first", "accuracy"
     for row in rows:
         curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
         for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
             reached = curves[:, :, column] >= level
             steps = curves[0, reached.int().argmax(1), 0]
             times.append(torch.where(reached.any(1), steps, torch.inf))
-        medians = [f"{steps.median():.0f}" for steps in times]
+        cells = [spread(steps.tolist()) for steps in times]
         output, trigger, previous, _ = times
         slides = int(((output < trigger) & (trigger < previous)).sum())
         trigger_first = int((trigger < output).sum())
         accuracy = f"{curves[:, -1, 2].mean():.2f}"
-        lines.append((row["triggers"], *medians, slides, trigger_first, accuracy))
+        lines.append((name_of(row), *cells, slides, trigger_first, accuracy))
     return seeds_table(rows, head, lines)
 
 
-def draw(results):
-    """Plot recall and accuracy during training, with random and with fixed triggers."""
-    figure, grid = panels(2, 2, 5, 3.2, sharey=True)
-    for panel, row in zip(grid, results["train_memories"], strict=True):
+def draw(results, columns=2, width=5, height=3.2):
+    """Plot recall and accuracy during training; dashed, the step at which frozen memories start."""
+    rows = results["train_memories"]
+    figure, grid = panels(len(rows), columns, width, height, sharey=True)
+    for panel, row in zip(grid, rows, strict=True):
         values = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
         for i, color in enumerate(("black", *COLORS[:3]), 2):
             draw_seeds(panel, values[0, :, 0], values[:, :, i], COLUMNS[i], color=color)
         panel.set(xlabel="training step", ylabel="share recalled or predicted", ylim=(-0.03, 1.03))
-        panel.set_title(f"{row['triggers']} triggers: mean and range of {len(values)} seeds")
-        panel.legend(fontsize="small", loc="lower right")
+        panel.label_outer()
+        if row.get("until"):
+            panel.axvline(row["until"], color="0.5", ls="--", lw=1)
+        panel.set_title(f"{name_of(row)}\nmean and range of {len(values)} seeds", size="medium")
+    grid[0].legend(fontsize="small", loc="lower right")
     return figure
 
 
