@@ -70,7 +70,7 @@ def test_attribution_of_a_linear_model_is_the_effect_of_replacing():
         exact = patched.losses({(layer, head): write}).mean() - full
         assert effect == pytest.approx(exact.item(), rel=1e-3, abs=1e-5), (layer, head, role)
 
-    # most are some effect; nothing reads the other tokens of the last layer
+    # most have one; those of the last layer, but at the queries, have none
     for effects in reads, outputs:
         assert sum(abs(effect) > 1e-3 for effect in effects.values()) > len(effects) / 2
 
