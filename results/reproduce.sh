@@ -35,6 +35,7 @@ main="--layers 12 --heads 1 --D 3"
 until="--eval-every 20 --stop-below 0.6"
 circuit 8 runs/default/s% "$(seq 0 9)" $main --save-every 10
 circuit 8 runs/default/s% "$(seq 10 19)" $main
+circuit 8 runs/main/s% "$(seq 0 9)" $main --save-every 50
 circuit 8 runs/fresh/default_s% "$(seq 30 39)" $main
 circuit 20 runs/onset/s% "1 2 3" $main --dtype float32
 loss 5 reads/rope_s% "$(seq 0 9)" $main --positions rope --save-every 10 $until
@@ -154,8 +155,10 @@ done
 loss 4 runs/tail/steps800_s% "$(seq 40 49)" $main --positions rope --steps 800
 
 # many depths (paper.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
-grid="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0 --D 5"
-python sweep.py --preset laptop --out "$folder/sweep"
+eight="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0"
+grid="$eight --D 5"
+python sweep.py --layers 5 4 3 2 1 --seed 0 1 2 $grid --steps 1500 --out "$folder/sweep"
+python sweep.py --layers 5 3 1 --seed 0 1 2 $eight --targets last --steps 1500 --out "$folder/sweep"
 python sweep.py --layers 2 3 4 --seed 0 1 $grid --steps 2000 --no-causal --positions rope --out "$folder/sweep"
 python sweep.py --layers 2 3 --seed $(seq 0 9) $grid --steps 5000 --out "$folder/longer"
 for layers in 2 3 4; do
@@ -269,7 +272,9 @@ circuit 83 D 0 $of_D
 circuit 54 runs/rope/D_s% 0 $of_D --positions rope --steps 3000
 loss 83 runs/literal/D_s% 0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 loss 115 runs/literal/no_aid_s% "0 1 2" $literal --beta2 0.999 --clip 0 --warmup 0
-python sweep.py --preset night --out "$folder/sweep"
+depths="--layers 8 7 6 5 4 3 2 1 --steps 1500"
+python sweep.py $depths --seed $(seq 0 7) $grid --out "$folder/sweep"
+python sweep.py $depths --seed 0 1 2 $eight --targets last --out "$folder/sweep"
 python sweep.py --preset paper --out "$folder/paper"
 make_rows
 python -m extras.studies.circuits "$folder/D" --out "$figures"

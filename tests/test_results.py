@@ -38,7 +38,7 @@ def test_committed_runs_can_be_read():
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
     assert all(row["log"] and row["task"].T for row in found.values())
     kept = rows.row_of(RESULTS / "default_s0")
-    assert all(kept[key] == found["default/s0"][key] for key in ("config", "log"))
+    assert all(kept[key] == found["main/s0"][key] for key in ("config", "log"))
 
 
 @pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)

@@ -11,7 +11,7 @@ import train
 from ablate import paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, circuits, claims, curriculum, layers
+from extras.studies import RESULTS, appendix_e, circuits, claims, curriculum, layers
 from extras.studies.rows import all_runs
 
 
@@ -55,6 +55,12 @@ def commands():
     return [*texts, f"# Section 3.1\n{train.command_of(longest['flags'])}"]
 
 
+def one_hot():
+    """Return the paper's test of the runs with weights."""
+    reports = {name: read_report(RESULTS / name) for name in ("A", "B", "C", "D", "default_s0")}
+    return appendix_e.table({name: (r["paper"], paths_in(r)) for name, r in reports.items()})
+
+
 def reads():
     """Return how many of the circuits of the first claim have each read."""
     return circuits.doubling_table([row for row, _ in claims.count(claims.CLAIMS[0])])
@@ -65,7 +71,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/README.md": [commands],
     "results/paper.md": [claims.sections, claims.verdicts],
     "results/circuits.md": [
-        *(partial(claims.table, "circuits"), reads, circuits.searched_again),
+        *(partial(claims.table, "circuits"), reads, circuits.searched_again, one_hot),
     ],
     "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
     "results/depth.md": [
