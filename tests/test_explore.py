@@ -44,6 +44,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             assert [chains[token] for token in sequence] == [0, 1]
             assert {data["names"][roles[token]] for token in sequence} == {name}
 
+    shown = task.labels[batch.symbols[0, 0]]  # a distractor
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("needs chromium and chromedriver")
@@ -60,7 +61,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width
             for target, view, says in (
                 ("[data-layer='0'][data-head='0']", "map", "Attention of L0H0"),
-                (".strip [data-token='0']", "strip", "In L0H0, D1 (–)"),
+                (".strip [data-token='0']", "strip", f"In L0H0, {shown} (–) attends"),
                 (".list [data-path='0']", "answers", "without L1H0: q reads 1b, L0H1: 1b reads 1a"),
             ):
                 assert says not in browser.find_element("id", view).text, target
