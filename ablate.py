@@ -131,9 +131,9 @@ class PatchedModel:
     clean, corrupted: Batches of B and n sequences; corrupted are by default 256 held-out ones
     measure: f(predictions, batch) -> (B, N, targets), by default task.losses
 
-    Never ablated are what a token reads of itself, the MLPs, the residual stream, and how much a
-    softmax leaves for an edge, which tells of the others. Two heads that must read the same get the
-    same corrupted sequence. A path that carries nothing may seem needed, since unusual activations
+    Never ablated are a token's own value, the MLPs, the residual stream, and how much a softmax
+    leaves for an edge, which tells of the others. Two heads that must read the same get the same
+    corrupted sequence. A path that carries nothing may seem needed, since unusual activations
     do harm."""
 
     def __init__(self, model, task, clean, corrupted=None, measure=None):
@@ -181,7 +181,7 @@ class PatchedModel:
         """The f that replaces a head, and keeps the edges of these paths alone, or all but these.
         Each token writes the sum of
 
-        1. along the edges that it keeps, and of itself: its attention times value, as always
+        1. along the edges that it keeps, and then of itself: its attention times value, as always
         2. of itself, if it keeps none: its corrupted attention times its value
         3. along all other edges: corrupted attention times corrupted value
 
@@ -270,7 +270,8 @@ def candidates(patched):
     for head, (pattern, _) in patched.corrupted_reads.items():
         # from each of these tokens to each token of the sequence, (B, N, tokens, T)
         given = marks @ (pattern * ~patched.itself)[:, None]
-        # [i, j]: from tokens[i] to tokens[j] of its own chain, of all, of an average other one
+        # [i, j]: from tokens[i] to tokens[j] of its own chain, of all, of the own less an average
+        # other one
         own = (given @ marks.mT).mean((0, 1))
         every = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
         surplus = own - (every - own) / max(task.N - 1, 1)
@@ -314,7 +315,8 @@ def search(patched, ranked, ablations, known=frozenset(), most=math.inf):
 
 def prune(ranked, test, known=frozenset(), most=math.inf):
     """A set of paths that passes a test, and from which no single one can be dropped. None if all
-    of them together fail, or if it takes more than `most` beyond those that are known to be needed.
+    of them together fail, or if it takes more than `most` beyond those that are known to be needed, of
+    which in the end some may be dropped after all.
 
     Of two paths that can stand for each other, the one that is ranked first stays: the preferred
     explanation of Junker (2004). Of a, b, c, d, let a test need b, and a or d:

@@ -131,7 +131,7 @@ class Task:
         symbols = np.array([slot.shows[role] for slot, role in tokens])[token_at]  # (B, T)
         inputs = vectors[row, symbols]  # (B, T, K)
 
-        # what each query asks for: if it shows x_0, the symbol 8, then x_2 is the symbol 10
+        # what each query asks for: the first shows A3, the symbol 4, so x_1 is the symbol 5
         queries = symbols[:, -self.N :]  # (B, N)
         asked = queries[:, :, None] + self.targets  # (B, N, targets)
         answers = vectors[row[:, :, None], asked].reshape(size, self.N, -1)  # (B, N, targets * K)

@@ -32,7 +32,7 @@ from analyze import CIRCUIT, GRAY, INK, crossings, panels, save_figure, symbol_c
 from data import Task, command_line
 
 
-SETTINGS = "--heads 8"  # of laptop and night; all others are the main command's
+SETTINGS = "--heads 8"  # of laptop and night; the rate and the averages are the main command's
 LAPTOP = f"{SETTINGS} --seed 0 1 2 --steps 3000 --layers 4 3 2 1"
 NIGHT = f"{SETTINGS} --seed 0 1 2 --steps 10000 --layers 8 7 6 5 4 3 2 1"  # the slowest run first
 PAPER = "--heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000 --stop-below 0"
