@@ -315,8 +315,8 @@ def search(patched, ranked, ablations, known=frozenset(), most=math.inf):
 
 def prune(ranked, test, known=frozenset(), most=math.inf):
     """A set of paths that passes a test, and from which no single one can be dropped. None if all
-    of them together fail, or if it takes more than `most` beyond those that are known to be needed, of
-    which in the end some may be dropped after all.
+    of them together fail, or if it takes more than `most` beyond those that are known to be needed,
+    of which in the end some may be dropped after all.
 
     Of two paths that can stand for each other, the one that is ranked first stays: the preferred
     explanation of Junker (2004). Of a, b, c, d, let a test need b, and a or d:
