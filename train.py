@@ -261,18 +261,21 @@ def run_directory(text):
     """The type of an argument that names a run."""
     if not pathlib.Path(text, "config.json").exists():
         raise argparse.ArgumentTypeError(f"{text} is no run directory of train.py")
-    read_flags(text)
+    try:
+        read_flags(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from None
     return pathlib.Path(text)
 
 
 def read_flags(run):
     """Return the flags of a run, with the device and what else config.json says; a flag that did
-    not exist then has its default. ArgumentTypeError if it has flags that do not exist now."""
+    not exist then has its default. ValueError if it has flags that do not exist now."""
     run = pathlib.Path(run)
     config = read_file(run / "config.json")
     if unknown := config.keys() - DEFAULTS.keys() - {*PROVENANCE}:
         says = f"{run} has unknown flags, {', '.join(sorted(unknown))}: use the code that made it"
-        raise argparse.ArgumentTypeError(f"{says}, commit {config.get('git')}")
+        raise ValueError(f"{says}, commit {config.get('git')}")
     return argparse.Namespace(**(DEFAULTS | config), out=run)
 
 
@@ -420,15 +423,16 @@ def parse_flags(words=None, folder="out"):
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        begun = (flags.out / "config.json").exists()
+        dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
         if flags.dtype == "auto":  # a run that was begun keeps its dtype
-            begun = (flags.out / "config.json").exists()
-            flags.dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
+            flags.dtype = dtype
 
         # check the shape of the model, and the weights to start from
         model = build(flags)
         if flags.init and not (flags.out / "state.pt").exists():
             model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
-    except (ValueError, FileNotFoundError, argparse.ArgumentTypeError) as error:
+    except (ValueError, FileNotFoundError) as error:
         p.error(error)
     except RuntimeError:
         p.error(f"--init {flags.init} is a model of another shape")

@@ -222,15 +222,16 @@ def test_a_row_is_what_a_run_left(tmp_path):
 
 
 def test_a_run_that_cannot_be_read_is_named_and_the_others_are_in_the_table(tmp_path):
-    runs = [a_finished_run(tmp_path, layers) for layers in "123456"]
+    runs = [a_finished_run(tmp_path, layers) for layers in "1234567"]
     (runs[1] / "log.jsonl").write_text("")
     (runs[2] / "log.jsonl").write_text('{"step": 0, "va')
     (runs[3] / "log.jsonl").unlink()
     (runs[4] / "config.json").write_text("{}}")
+    (runs[5] / "config.json").write_text('{"rotary": "qk"}')  # of an earlier train.py
     lines = output_of(sweep, "--out", tmp_path).splitlines()
-    for run, line in zip(runs[1:5], lines[1:5], strict=True):
+    for run, line in zip(runs[1:6], lines[1:6], strict=True):
         assert line.startswith(f"no new row of {run.name}, which cannot be read: ")
-    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 6]
+    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 7]
 
 
 # ---- Figure 4
