@@ -294,11 +294,11 @@ def draw_paths(flags, emergence):
 # ---- what all figures share
 
 
-def panels(count, columns, width, height, **options):
+def panels(count, columns, width, height, **more):
     """(figure, [axes, ...]): a grid of panels, each of width x height inches."""
     rows = (count - 1) // columns + 1
     figure = Figure(figsize=(width * columns, height * rows + 1), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, **options)
+    grid = figure.subplots(rows, columns, squeeze=False, **more)
     for axes in grid.flat[count:]:
         axes.axis("off")
     return figure, list(grid.flat[:count])

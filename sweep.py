@@ -32,9 +32,8 @@ from analyze import CIRCUIT, GRAY, INK, crossings, panels, save_figure, symbol_c
 from data import Task, command_line
 
 
-SETTINGS = "--heads 8"  # of laptop and night; the rate and the averages are the main command's
-LAPTOP = f"{SETTINGS} --seed 0 1 2 --steps 3000 --layers 4 3 2 1"
-NIGHT = f"{SETTINGS} --seed 0 1 2 --steps 10000 --layers 8 7 6 5 4 3 2 1"  # the slowest run first
+LAPTOP = "--heads 8 --seed 0 1 2 --steps 3000 --layers 4 3 2 1"  # the slowest run first
+NIGHT = "--heads 8 --seed 0 1 2 --steps 10000 --layers 8 7 6 5 4 3 2 1"
 PAPER = "--heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000 --stop-below 0"
 PAPER += " --ema 0 --qk-std 0.02 --seed 0 1 2 3 4 5 6 7 --layers 8 7 6 5 4 3 2 1"
 PRESETS = {  # flags of train.py, with IC and without; of a flag that comes twice, the last counts
@@ -47,22 +46,22 @@ PRESETS = {  # flags of train.py, with IC and without; of a flag that comes twic
 # ---- which runs
 
 
-def options_of(words):
+def split_flags(words):
     """Return {flag: [flag, value, ...]} of a command line; if a flag comes twice, the last one."""
-    options = {}
+    flags = {}
     for word in words:
-        if word.startswith("--") or not options:
+        if word.startswith("--") or not flags:
             flag, *value = word.split("=", 1)
-            options[flag] = [flag, *value]
+            flags[flag] = [flag, *value]
         else:
-            options[flag].append(word)
-    return options
+            flags[flag].append(word)
+    return flags
 
 
-def grid(options, folder):
+def grid(flags, folder):
     """Return {run directory: command line of train.py}, one for each choice of a value per flag."""
     choices = []
-    for flag, *values in options.values():
+    for flag, *values in flags.values():
         choices.append([[flag, value] for value in values] or [[flag]])
     runs = {}
     for chosen in itertools.product(*choices):
@@ -119,7 +118,7 @@ def row_of(run):
     """Return the row of a finished run: its flags, its final losses (means over the evaluations of
     the last 100 steps) and the step at which each symbol was learned."""
     flags, log = train.read_flags(run), train.read_log(run)
-    task, row = train.task_of(flags), train.settings_of(flags)
+    task, row = train.task_of(flags), train.values_of(flags)
     row.update(run=run.name, seconds=log[-1]["seconds"], ended=log[-1]["step"])
     last = [entry for entry in log if entry["step"] > row["ended"] - 100]
     for name in ("val", *task.target_names):
@@ -208,10 +207,10 @@ def main():
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
 
     # the flags above are ours, and all others those of train.py
-    options = options_of(sys.argv[1:])
+    flags = split_flags(sys.argv[1:])
     ours = ["--preset", "--out", "--workers", "--scheduler", "--help", "-h"]
-    args = p.parse_args([word for flag in ours for word in options.pop(flag, [])])
-    grids = PRESETS.get(args.preset, [""] if options else [])
+    args = p.parse_args([word for flag in ours for word in flags.pop(flag, [])])
+    grids = PRESETS.get(args.preset, [""] if flags else [])
     if not grids and not (args.out and args.out.exists()):
         p.error("give either a --preset, flags of train.py, or an --out with a table")
     folder = (args.out or pathlib.Path("out", args.preset or "sweep")).absolute()
@@ -219,7 +218,7 @@ def main():
     # train what has not ended; flags of the command line replace those of a preset
     runs = {}
     for text in grids:
-        runs |= grid(options_of(f"--save-every 0 {text}".split()) | options, folder)
+        runs |= grid(split_flags(f"--save-every 0 {text}".split()) | flags, folder)
     missing = {out: line for out, line in runs.items() if not (out / "model.pt").exists()}
     table = folder / "results.jsonl"
     try:

@@ -1,7 +1,7 @@
 """Smoke tests: each stage once, small, against something independent of it.
 
 python test_all.py             # these, in seconds
-python test_all.py -k model    # those of a stage; further options are those of unittest
+python test_all.py -k model    # those of a stage; further flags are those of unittest
 python -m pytest tests         # all others
 """
 
@@ -71,11 +71,11 @@ def rotated(x, angles):
     return torch.cat([turned.real, turned.imag], -1)
 
 
-def small(layers, **options):
+def small(layers, **more):
     """A model of 12 tokens of 6 numbers, the last 2 queries, with 2 heads of 8 numbers."""
     torch.manual_seed(0)
     sizes = dict(T=12, N=2, inputs=6, outputs=5, heads=2, width=16, head_size=8, qk_std=1)
-    return Transformer(layers=layers, **sizes, **options)
+    return Transformer(layers=layers, **sizes, **more)
 
 
 def planted(x, heads):

@@ -203,9 +203,9 @@ def native_dtype(device):
 def open_run(flags):
     """Make the directory of a run with its config.json. FileExistsError if the directory holds
     something else, or this run, and --resume is missing."""
-    run, settings = flags.out, settings_of(flags)
+    run, values = flags.out, values_of(flags)
     if not (run / "config.json").exists():
-        config = settings | provenance_of(flags)
+        config = values | provenance_of(flags)
         run.mkdir(parents=True, exist_ok=True)
         if any(run.iterdir()):
             raise FileExistsError(f"{run} is not empty: choose another --out")
@@ -213,7 +213,7 @@ def open_run(flags):
         return
 
     saved = read_flags(run)
-    if other := [name for name in settings if getattr(saved, name) != settings[name]]:
+    if other := [name for name in values if getattr(saved, name) != values[name]]:
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
     if not flags.resume:
         finished = (run / "model.pt").exists()
@@ -332,11 +332,11 @@ def read_file(path, default=None, device="cpu"):
 
 
 def parser():
-    """Return the ArgumentParser of the settings of a run. To add a flag, add a line."""
+    """Return the ArgumentParser of the flags of a run. To add a flag, add a line."""
     p = command_line("train.py", __doc__)
 
-    def add(name, default, meaning, **options):
-        p.add_argument(name, type=type(default), default=default, help=meaning, **options)
+    def add(name, default, meaning, **more):
+        p.add_argument(name, type=type(default), default=default, help=meaning, **more)
 
     def switch(name, meaning):  # on, unless --no-...
         action = argparse.BooleanOptionalAction
@@ -384,7 +384,7 @@ DEFAULTS = vars(parser().parse_args([]))
 POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
-def settings_of(flags):
+def values_of(flags):
     """Return {flag: value} of the flags that make a run what it is: all but the device, the
     directory and --resume."""
     return {name: getattr(flags, name) for name in DEFAULTS}
@@ -399,7 +399,7 @@ def parse_flags(words=None, folder="out"):
     flags = p.parse_args(words)
 
     # check the values
-    for name, value in settings_of(flags).items():
+    for name, value in values_of(flags).items():
         lowest = int(name in POSITIVE)
         if isinstance(value, (int, float)) and not lowest <= value < math.inf:
             p.error(f"--{name.replace('_', '-')} must be a number and not below {lowest}")
@@ -440,12 +440,12 @@ def parse_flags(words=None, folder="out"):
 
 
 def run_name(flags):
-    """Return L12_H1_D3_s0, with all other settings that differ from their defaults before the
+    """Return L12_H1_D3_s0, with all other flags that differ from their defaults before the
     seed, but for --save-every, which changes no result."""
     module = flags.task.rpartition(":")[0]  # of a task of one's own: two may have one title
     task = f"{module}.{task_of(flags).title}".lstrip(".")  # D=3 becomes D3 below
     name = f"L{flags.layers}_H{flags.heads}_{task}"
-    for key, value in settings_of(flags).items():
+    for key, value in values_of(flags).items():
         if key in ("layers", "heads", "task", "D", "seed", "save_every") or value == DEFAULTS[key]:
             continue
         name += f"_no-{key}" if value is False else f"_{key}{value}"
@@ -453,14 +453,14 @@ def run_name(flags):
 
 
 def command_of(flags):
-    """Return "python train.py --layers 12 --heads 1 --D 3", with all other settings that differ
+    """Return "python train.py --layers 12 --heads 1 --D 3", with all other flags that differ
     from their defaults after these."""
-    settings, command = settings_of(flags), "python train.py"
+    values, command = values_of(flags), "python train.py"
     names = ["layers", "heads", "D"]
-    names += [name for name in settings if settings[name] != DEFAULTS[name] and name not in names]
+    names += [name for name in values if values[name] != DEFAULTS[name] and name not in names]
     for name in names:
-        option, value = name.replace("_", "-"), settings[name]
-        command += f" --no-{option}" if value is False else f" --{option} {value}"
+        flag, value = name.replace("_", "-"), values[name]
+        command += f" --no-{flag}" if value is False else f" --{flag} {value}"
     return command
 
 

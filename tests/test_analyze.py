@@ -287,7 +287,7 @@ def test_figures_of_a_task_of_ones_own_say_nothing_that_is_only_true_of_chains(t
         [command] = [text.get_text() for text in texts if "train.py" in text.get_text()]
         command = command[command.index("python train.py") :].replace("\\\n", " ")
         again = train.parse_flags(shlex.split(command)[2:])
-        assert train.settings_of(again) == train.settings_of(flags)
+        assert train.values_of(again) == train.values_of(flags)
 
 
 def test_an_index_of_two_digits_is_one_index():

@@ -140,7 +140,7 @@ def test_one_set_of_targets_has_one_name():
         ["--targets 1,3", "--targets 3,1"],
         ["--D 1", "--D 1 --targets last", "--D 1 --targets 1"],
     ):
-        settings = [train.settings_of(train.parse_flags(words.split())) for words in same]
+        settings = [train.values_of(train.parse_flags(words.split())) for words in same]
         assert all(each == settings[0] for each in settings)
 
 

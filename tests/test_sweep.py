@@ -98,7 +98,7 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
         " --seed 0 1"
     )
     found = []
-    for out, line in sweep.grid(sweep.options_of(words.split()), tmp_path).items():
+    for out, line in sweep.grid(sweep.split_flags(words.split()), tmp_path).items():
         flags = train.parse_flags(line)
         assert flags.out == out and flags.resume
         assert flags.targets == "1,3" and not flags.mlp
@@ -114,7 +114,7 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
 def test_the_night_is_figure_4_in_batches_of_128_and_flags_change_it():
     expected = (5, "all", range(8, 0, -1), 5), (3, "last", (8, 5, 3, 1), 3)
     for text, (D, targets, depths, seeds) in zip(sweep.PRESETS["night"], expected, strict=True):
-        options = sweep.options_of(text.split())
+        options = sweep.split_flags(text.split())
         runs = [train.parse_flags(line) for line in sweep.grid(options, "out").values()]
         each = [(depth, seed) for seed in range(seeds) for depth in depths]
         assert [(run.layers, run.seed) for run in runs] == each
@@ -122,7 +122,7 @@ def test_the_night_is_figure_4_in_batches_of_128_and_flags_change_it():
             assert (run.D, run.targets, run.heads, run.width) == (D, targets, 8, 128)
             assert (run.steps, run.batch, run.stop_below) == (10000, 128, 0.01)
         assert (
-            len(sweep.grid(options | sweep.options_of(["--layers", "2", "3"]), "out")) == 2 * seeds
+            len(sweep.grid(options | sweep.split_flags(["--layers", "2", "3"]), "out")) == 2 * seeds
         )
 
 
@@ -136,7 +136,7 @@ def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):
         shutil.copytree(whole, init)
     init = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --init x/y"
     for words in "--task twin_one:Twin twin_two:Twin", f"{init} x-y":
-        assert len(sweep.grid(sweep.options_of(words.split()), tmp_path)) == 2
+        assert len(sweep.grid(sweep.split_flags(words.split()), tmp_path)) == 2
     for words in f"{init} x,y", "--save-every 0 50":
         assert_refused(sweep, *words.split(), "--out", "sweep", says="two runs would have one name")
     assert not Path("sweep").exists()
@@ -207,9 +207,9 @@ def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
 def a_finished_run(folder, layers):
     """Write what a run leaves, with a loss that falls to 1/4 in 300 steps; return its directory."""
     log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
-    [line] = sweep.grid(sweep.options_of([*TINY.split(), "--layers", layers]), folder).values()
+    [line] = sweep.grid(sweep.split_flags([*TINY.split(), "--layers", layers]), folder).values()
     flags = train.parse_flags(line)
-    train.write_file(flags.out / "config.json", train.settings_of(flags))
+    train.write_file(flags.out / "config.json", train.values_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     (flags.out / "model.pt").touch()
     return flags.out

@@ -24,7 +24,7 @@ import train
 from ablate import read_report
 from data import command_line
 from extras.studies import RESULTS, rows_by
-from train import DEFAULTS, settings_of, task_of
+from train import DEFAULTS, task_of, values_of
 
 
 KEPT = "layer", "head", "reader", "read", "mean"  # of a path in emergence.json
@@ -111,7 +111,7 @@ def completed(row, flags, losses, learned):
 def settings_text(flags):
     """Return ("width=64", ...), the flags that are not the defaults, but those in SAME."""
     texts = []
-    for name, value in settings_of(flags).items():
+    for name, value in values_of(flags).items():
         if name not in SAME and value != DEFAULTS[name]:
             texts.append(f"{name}={value.rpartition(':')[2] if name == 'task' else value}")
     return tuple(texts)
