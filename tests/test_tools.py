@@ -137,8 +137,8 @@ def test_a_planted_circuit_ranks_first_and_is_all_that_is_needed(tmp_path, monke
     for path in truth:
         assert {*row["paths"][str(path)]} < {1, 2}, row
     assert row["of"][0] >= 4 and row["of"][1] == 15  # of five heads at three roles
-    ranks = [f"1, 2, None of {total}" for total in row["of"]]
-    assert printed.splitlines()[-1] == f"| out/mine | 3 | 2 | {ranks[0]} | {ranks[1]} |"
+    ranks = [f"1-2, not ranked of {total}" for total in row["of"]]
+    assert printed.splitlines()[-1] == f"| out/mine | 3 | {ranks[0]} | {ranks[1]} | 2 |"
 
 
 # ---- TransformerLens

@@ -11,7 +11,7 @@ import train
 from ablate import paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, appendix_e, circuits, claims, curriculum, layers
+from extras.studies import RESULTS, appendix_e, circuits, claims, curriculum, edges, layers
 from extras.studies.rows import all_runs
 
 
@@ -61,6 +61,11 @@ def one_hot():
     return appendix_e.table({name: (r["paper"], paths_in(r)) for name, r in reports.items()})
 
 
+def ranks():
+    """Return where gradient-based attribution ranks the reads of circuits."""
+    return edges.table(train.read_file(RESULTS / "figures/edges.jsonl"))
+
+
 def reads():
     """Return how many of the circuits of the first claim have each read."""
     return circuits.doubling_table([row for row, _ in claims.count(claims.CLAIMS[0])])
@@ -71,7 +76,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/README.md": [commands],
     "results/paper.md": [claims.sections, claims.verdicts],
     "results/circuits.md": [
-        *(partial(claims.table, "circuits"), reads, circuits.searched_again, one_hot),
+        *(partial(claims.table, "circuits"), reads, circuits.searched_again, one_hot, ranks),
     ],
     "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
     "results/depth.md": [

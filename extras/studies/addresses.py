@@ -30,7 +30,7 @@ import train
 from data import command_line, progress
 from extras.studies import RESULTS, markdown, rows_by, share
 from extras.studies.depth import SOLVED, from_the_next
-from extras.studies.layers import compared
+from extras.studies.layers import compared, knows
 from extras.studies.rows import load, name_of, rounded
 
 import torch
@@ -213,6 +213,15 @@ def line_of(row):
         cell(lambda swap: swap["n"]),
         text(row.get("exchange", [])),
     ]
+
+
+def passes_on_a_place(row):
+    """Return whether the finder at the queries of a committed run does; None if it does not know
+    its last symbol, or was not measured."""
+    how = rows_by(RESULTS / "figures" / FILE, "run").get(name_of(row))
+    if not how or not knows(row, row["flags"].D):
+        return None
+    return "q" in how["swaps"] and passes_on(how["swaps"]["q"], how) == "a place"
 
 
 # ---- what was predicted

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ablate import by_head, paths_in, split_token
 from extras.studies import (
+    addresses,
     ahead,
     circuits,
     curriculum,
@@ -24,6 +25,7 @@ from extras.studies import (
     order,
     share,
     span,
+    spans,
 )
 from extras.studies.rows import all_runs, committed
 from extras.studies.theory import causal_depth, paper_bound
@@ -151,10 +153,11 @@ CLAIMS = [
           f"{ONE} and heads<places", "", lambda row: not solves(row), "places heads", "x_1"),
     Claim("depth", "With fewer heads than places, two layers solve x_1",
           "layers==2 and D==1 and heads<places", "", solves),
-    Claim("depth", "One layer of 16 heads solves x_2",
-          f"{CHAIN} and layers==1 and D==2 and heads==16", "", solves, "N steps", "x_2"),
     Claim("depth", "In one layer, another address moves the answer",
           ONE, "that solve x_1 and were measured", depth.moves_the_answer, "places"),
+    Claim("depth", "Deeper models beyond the law pass on a place",
+          "layers>1 and layers<law(D)", "that know x_D and were measured",
+          addresses.passes_on_a_place),
 
     # curriculum.md
     Claim("curriculum, README, 7.2", "The last symbol alone is not learned",
@@ -230,14 +233,6 @@ def value_of(row, name):
     return getattr(row["flags"], name) if name in DEFAULTS else row[name]
 
 
-def seeds_of(rows):
-    """Return "0-9, 40-49", the seeds of these runs."""
-    groups = {}
-    for place, seed in enumerate(sorted({row["flags"].seed for row in rows})):
-        groups.setdefault(seed - place, []).append(seed)  # neighbours have the same difference
-    return ", ".join(span(group, "{}") for group in groups.values())
-
-
 NAMES = {  # what may vary between the runs of a claim
     "N": "N", "D": "D", "layers": "layers", "heads": "heads", "head_dimension": "head size",
     "places": "places", "steps": "steps", "seed": "seed", "mlp": "MLPs",
@@ -261,7 +256,7 @@ def which(claim):
     for name in NAMES:
         values = sorted({value_of(row, name) for row in rows})
         if name == "seed":
-            texts.append(f"seeds {seeds_of(rows)}")
+            texts.append(f"seeds {spans(values)}")
         elif name == "places" and name not in claim.runs:
             continue  # they are N
         elif isinstance(values[0], (str, bool)):

@@ -17,7 +17,7 @@ from functools import partial
 import ablate
 import train
 from ablate import BOTH, PatchedModel, mark_edges, mark_tokens
-from extras.studies import command, markdown, rows_by
+from extras.studies import command, markdown, rows_by, spans
 from extras.studies.rows import name_of
 
 import torch
@@ -97,13 +97,13 @@ def table(rows):
     """A Markdown table of rows of edges.jsonl."""
     lines = []
     for row in rows:
-        cells = [row["run"], len(row["paths"]), row["best"]]
+        cells = [row["run"], len(row["paths"])]
         for ranks, total in zip(zip(*row["paths"].values(), strict=True), row["of"], strict=True):
-            ranks = sorted({*ranks}, key=lambda rank: (rank is None, rank))
-            cells.append(f"{', '.join(map(str, ranks))} of {total}")
-        lines.append(cells)
-    head = "run", "reads in our circuit", "best reads needed", "ranks of ours"
-    return markdown([*head, "ranks of what their readers write"], *lines)
+            unranked = ", not ranked" * (None in ranks)
+            cells.append(f"{spans({*ranks} - {None})}{unranked} of {total}")
+        lines.append([*cells, row["best"] or "none"])
+    head = "run", "reads in its circuit", "their ranks", "ranks of what their readers write"
+    return markdown([*head, "first reads that answer alone"], *lines)
 
 
 def write(rows, out):
