@@ -2,8 +2,9 @@
 
     python ablate.py out/L12_H1_D3_s0    # prints the report and writes it into circuit.json
 
-A circuit is a set of paths, along which tokens read other tokens. It is tested by replacing all
-that they read of others elsewhere: if the model still answers, these paths carry the answers.
+A circuit is a set of paths, along which tokens read other tokens. To test it, all that they read
+of other tokens along any other path is replaced: if the model still answers, these paths carry the
+answers.
 """
 
 import collections
@@ -27,8 +28,9 @@ class Path(NamedTuple):
     the query of each chain reads the token 1b of its own chain. The tokens of a path are
 
         q, 1b    roles
-        1b+1     an intermediate token: the one right after 1b, of whichever chain
-        1b*      a star: the tokens 1b of all chains, which can be read, but are no reader"""
+        1b+1     an intermediate token, the one right after 1b, of whichever chain. Some models let
+                 it read 1b, and then read it
+        1b*      a star: the tokens 1b of all chains, which are read by one reader, and are none"""
 
     layer: int
     head: int
@@ -63,8 +65,8 @@ def split_token(token):
 
 
 def mark_tokens(token, task, places):
-    """(B, N, T) in row n 1 where this token of the chain of query n stands, and 0 elsewhere; places
-    (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
+    """(B, N, T): 1 at [b, n, t] if the token t of sequence b is this one of the chain of query n,
+    and else 0; places (B, N, roles) as in a Batch. In the sequence A2 B2  A1 B1  A2 A1:
 
         token   query A2       query A1
         1b      0 1 0 0 0 0    0 0 0 1 0 0
@@ -123,18 +125,17 @@ def record_reads(model, inputs):
 
 
 class PatchedModel:
-    """A model on clean sequences, in which reads are ablated: in all heads at once, what is read
-    along some edges is replaced by what is read in corrupted sequences. In mean ablation that is
-    the mean over all of them, in resample ablation that of one, drawn for each clean sequence among
-    those with the roles at the same places. Later heads attend in the stream that results.
+    """A model on clean sequences, in which reads are ablated: what is read along some edges, of all
+    heads at once, is replaced by what is read in corrupted sequences. In mean ablation that is the
+    mean over all of them. In resample ablation it is that of one, drawn for each clean sequence,
+    and the same for all heads. Later heads attend in the stream that results.
 
     clean, corrupted: Batches of B and n sequences; corrupted are by default 256 held-out ones
     measure: f(predictions, batch) -> (B, N, targets), by default task.losses
 
-    Never ablated are a token's own value, the MLPs, the residual stream, and how much a softmax
-    leaves for an edge, which tells of the others. Two heads that must read the same get the same
-    corrupted sequence. A path that carries nothing may seem needed, since unusual activations
-    do harm."""
+    Never ablated are a token's own value, the MLPs and the residual stream. An edge that is kept
+    has its clean attention, which depends on all other tokens through the softmax. A path that
+    carries nothing may seem needed, since unusual activations do harm."""
 
     def __init__(self, model, task, clean, corrupted=None, measure=None):
         self.model, self.task, self.clean = model, task, clean
@@ -143,8 +144,8 @@ class PatchedModel:
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
         self.itself = torch.eye(task.T, dtype=torch.bool, device=clean.inputs.device)
 
-        # for each clean sequence a corrupted one with the same roles at the same places, whatever
-        # chains stand there, or any if there is none
+        # draw a corrupted sequence for each clean one. A task of your own may move its roles: then
+        # one with the same roles at the same places, or any if there is none
         here, there = (batch.places.sort(1)[0].flatten(1) for batch in (clean, self.corrupted))
         same = (here[:, None] == there).all(-1)  # (B, n)
         self.has_no_twin = ~same.any(1, keepdim=True)  # (B, 1)
@@ -166,38 +167,43 @@ class PatchedModel:
 
     def keep_only(self, paths, ablation=MEAN):
         """The losses with all edges ablated but those of these paths."""
-        return self.losses(self.patches(self.model.heads, paths, ablation, True))
+        return self.losses_of(self.model.heads, paths, ablation, True)
 
     def knock_out(self, paths, ablation=MEAN):
         """The losses with the edges of these paths ablated."""
-        return self.losses(self.patches(by_head(paths), paths, ablation, False))
+        return self.losses_of({path[:2] for path in paths}, paths, ablation, False)
 
-    def patches(self, heads, paths, ablation, keep_them):
-        """{(layer, head): f} of these heads."""
+    def losses_of(self, heads, paths, ablation, keep_them):
+        """The losses with these heads patched."""
         paths_of = by_head(paths)
-        return {head: self.patch(head, paths_of[head], ablation, keep_them) for head in heads}
+        return self.losses({h: self.patch(h, paths_of[h], ablation, keep_them) for h in heads})
 
     def patch(self, head, paths, ablation, keep_them):
         """The f that replaces a head, and keeps the edges of these paths alone, or all but these.
         Each token writes the sum of
 
-        1. along the edges that it keeps, and then of itself: its attention times value, as always
-        2. of itself, if it keeps none: its corrupted attention times its value
-        3. along all other edges: corrupted attention times corrupted value
+        1. along the edges that it keeps, and of itself: attention times value, as always
+        2. but of itself, if it keeps no edge: corrupted attention times value, since its attention
+           tells what it attends to
+        3. along the edges that are not kept there: corrupted attention times corrupted value
 
-        Example: token 3 of four attends with .1 .6 .1 .2 to the values v0 v1 v2 v3, and in the
-        corrupted sequence with .2 .1 .4 .3 to the values u0 u1 u2 u3. It writes
+        Example: token 3 of four. The weights sum to 1 only if both keep the same edges
 
-            if it keeps the edge to 1, and there that to 2:   .6 v1 + .2 v3 + .2 u0 + .1 u1
-            if it keeps no edge, here and there:              .3 v3 + .2 u0 + .1 u1 + .4 u2"""
+            reads                    token 0   token 1   token 2   itself
+            clean                    .1 v0     .6 v1     .1 v2     .2 v3
+            corrupted                .2 u0     .1 u1     .4 u2     .3 u3
+            keeps 1, there keeps 2   .2 u0     .6 v1 + .1 u1       .2 v3
+            keeps none, nor there    .2 u0     .1 u1     .4 u2     .3 v3"""
         if ablation not in BOTH:
             raise ValueError(f"ablation must be {MEAN!r} or {RESAMPLE!r}, not {ablation!r}")
 
         def ablated(x):  # of the corrupted (n, ...): their mean (...), or the resampled (B, ...)
             return x.mean(0) if ablation == MEAN else x[self.resampled]
 
-        keep = mark_edges(paths, self.task, self.clean.places) == keep_them  # (B, T, T)
-        keep_corrupted = mark_edges(paths, self.task, self.corrupted.places) == keep_them
+        keep = mark_edges(paths, self.task, self.clean.places)  # (B, T, T)
+        keep_corrupted = mark_edges(paths, self.task, self.corrupted.places)  # (n, T, T)
+        if not keep_them:
+            keep, keep_corrupted = ~keep, ~keep_corrupted
         itself, keeps_none = self.itself, ~keep.any(-1, keepdim=True)  # (T, T), (B, T, 1)
         pattern, values = self.corrupted_reads[head]  # (n, T, T), (n, T, size)
         corrupted_pattern = ablated(pattern)
@@ -268,17 +274,18 @@ def candidates(patched):
     tokens = roles + [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
     marks = torch.stack([mark_tokens(token, task, places) for token in tokens], 2)
     for head, (pattern, _) in patched.corrupted_reads.items():
-        # from each of these tokens to each token of the sequence, (B, N, tokens, T)
+        # (B, N, tokens, T) from each of these tokens of a chain to each token of the sequence
         given = marks @ (pattern * ~patched.itself)[:, None]
-        # [i, j]: from tokens[i] to tokens[j] of its own chain, of all, of the own less an average
-        # other one
+        # (tokens, tokens) from tokens[i] to tokens[j] of its own chain
         own = (given @ marks.mT).mean((0, 1))
-        every = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
-        surplus = own - (every - own) / max(task.N - 1, 1)
+        # to those of all chains
+        to_all = (given @ marks.sum(1, keepdim=True).mT).mean((0, 1))
+        # to that of its own chain, less the mean of that to the other chains'
+        surplus = own - (to_all - own) / max(task.N - 1, 1)
 
         for i, j in (surplus >= floor).nonzero().tolist():
             attention[Path(*head, tokens[i], tokens[j])] = surplus[i, j].item()
-        of_roles = every[: len(roles), : len(roles)]
+        of_roles = to_all[: len(roles), : len(roles)]
         for i, j in (of_roles >= floor).nonzero().tolist():
             attention[Path(*head, roles[i], f"{roles[j]}*")] = of_roles[i, j].item()
 
@@ -288,9 +295,9 @@ def candidates(patched):
 
 
 def drop_unconnected(paths):
-    """Drop from {Path: attention} the paths that carry nothing. An intermediate token shows nothing
-    of the chain, it passes on what it has read: q -> 1b+1 helps only if 1b+1 reads something in an
-    earlier layer, and 1b+1 -> 1b only if 1b+1 is read in a later one."""
+    """Drop from {Path: attention} the paths that carry nothing. An intermediate token mostly is of
+    another chain, and passes on what it has read: q -> 1b+1 helps only if 1b+1 reads something in
+    an earlier layer, and 1b+1 -> 1b only if 1b+1 is read in a later one."""
 
     def is_connected(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
@@ -314,20 +321,19 @@ def search(patched, ranked, ablations, known=frozenset(), most=math.inf):
 
 
 def prune(ranked, test, known=frozenset(), most=math.inf):
-    """A set of paths that passes a test, and from which no single one can be dropped. None if all
-    of them together fail, or if it takes more than `most` beyond those that are known to be needed,
-    of which in the end some may be dropped after all.
-
-    Of two paths that can stand for each other, the one that is ranked first stays: the preferred
-    explanation of Junker (2004). Of a, b, c, d, let a test need b, and a or d:
+    """A set of paths that passes a test, and from which no single one can be dropped; None if all
+    of them together fail. Of two paths that can stand for each other, the one that is ranked first
+    stays: the preferred explanation of Junker (2004). Of a, b, c, d, let a test need b, and a or d:
 
         the first n of     a b c d    pass from n = 2 on, so b is needed
         with b, those of   a          pass from n = 1 on, so a is needed
-        a and b alone pass"""
+        a and b alone pass
+
+    It starts from known paths, and gives up, with None, when `most` others are needed too."""
     if not test(known.union(ranked)):
         return None
 
-    # if fewer paths pass, more mostly do too: bisection finds the smallest n
+    # needed and left together pass. If fewer pass, more mostly do too: bisection finds how few
     needed, left = known, list(ranked)
     while not test(needed):
         if len(needed) == len(known) + most:
@@ -336,7 +342,7 @@ def prune(ranked, test, known=frozenset(), most=math.inf):
         needed |= {left[n - 1]}
         left = left[: n - 1]
 
-    # mostly, not always: one that was needed may be droppable once others went
+    # not always: one that was needed may be droppable once others went
     while droppable := [path for path in ranked if path in needed and test(needed - {path})]:
         needed -= {droppable[-1]}
     return needed
@@ -346,19 +352,19 @@ def best_circuit(searched, fresh, attention):
     """What validate says of the first circuit that is validated; if none is, of the first that is
     found; {} if none is found. They are searched for in this order:
 
-        among the candidates {Path: attention}         faithful under
-        without stars                                  both ablations
-        all, beyond the next circuit at most MORE      both
-        all                                            mean ablation alone
-        without stars, ranked by attention alone       both"""
+        1. without stars, faithful under both ablations
+        2. with stars, under both: circuit 3, and at most MORE other paths
+        3. with stars, under mean ablation alone
+        4. without stars, under both, with all paths ranked by their attention"""
     ranked, reports = [*attention], []
     plain = [path for path in ranked if not path.star]
 
     def circuits():
-        yield search(searched, plain, BOTH), BOTH
-        if (under_mean := search(searched, ranked, [MEAN])) is not None:
-            yield search(searched, ranked, BOTH, under_mean, MORE), BOTH
-        yield under_mean, [MEAN]
+        yield search(searched, plain, BOTH), BOTH  # 1
+        under_mean = search(searched, ranked, [MEAN])
+        if under_mean is not None:
+            yield search(searched, ranked, BOTH, under_mean, MORE), BOTH  # 2
+        yield under_mean, [MEAN]  # 3
         yield search(searched, sorted(plain, key=attention.get, reverse=True), BOTH), BOTH
 
     for paths, ablations in circuits():
@@ -378,8 +384,8 @@ def validate(fresh, paths, ablations):
     1. it is faithful under these ablations
     2. the full model is no longer faithful when its paths are ablated by their mean
     3. its paths lead from each target to the query
-    4. a decoy is not answered: where a query keeps the edges of another chain, it does not answer
-       that chain, or the edges alone would tell the answer"""
+    4. a decoy is not answered: if a query that keeps the edges of another chain answered for that
+       chain, the edges would tell the answer, and not what is read along them"""
     task, reasons, lost = fresh.task, [], {}
     report = dict(paths=paths, ablation=ablations[0], lost=lost)
     for ablation in MEAN, RESAMPLE:
@@ -389,9 +395,9 @@ def validate(fresh, paths, ablations):
         if ablation in ablations:
             reasons += [f"under {ablation} ablation {text}" for text in failures(fresh, losses)]
 
-    without = fresh.knock_out(paths)
-    report["knocked_out"] = symbol_means(without, task)
-    if not failures(fresh, without):
+    knocked_out = fresh.knock_out(paths)
+    report["knocked_out"] = symbol_means(knocked_out, task)
+    if not failures(fresh, knocked_out):
         reasons.append("the full model does as well without it")
 
     _, holds = arrivals(paths, task)[-1]
@@ -401,8 +407,8 @@ def validate(fresh, paths, ablations):
     report["decoy"] = {}
     if decoy := task.decoy(fresh.clean):
         decoyed = PatchedModel(fresh.model, task, decoy, fresh.corrupted)
-        every = [symbol_means(decoyed.keep_only(paths, by), task) for by in ablations]
-        report["decoy"] = {name: min(means[name] for means in every) for name in every[0]}
+        means = [symbol_means(decoyed.keep_only(paths, by), task) for by in ablations]
+        report["decoy"] = {name: min(under[name] for under in means) for name in means[0]}
     for name, loss in report["decoy"].items():
         if loss < task.lost_above:
             reasons.append(f"it answers {name} of a decoy, with a loss of {loss:.3f}")
@@ -413,11 +419,13 @@ def validate(fresh, paths, ablations):
 
 
 def arrivals(paths, task):
-    """[(layer, {token: {k of each x_k that may have arrived}}), ...], an upper bound of the
+    """[(layer, {token: the k of the x_k that can have arrived there}), ...], an upper bound of the
     information flow (Section 5): first at the input, -1, then after each layer that has paths, in
     which a reader gets what the tokens that it reads held before. With 1b -> 1a, then q -> 1b:
 
-        [(-1, {q: {0}, 1a: {0}, 1b: {1}}), (0, {... 1b: {0, 1}}), (1, {... q: {0, 1}})]"""
+        -1    q: {0}       1a: {0}    1b: {1}
+         0    q: {0}       1a: {0}    1b: {0, 1}
+         1    q: {0, 1}    1a: {0}    1b: {0, 1}"""
     holds = collections.defaultdict(set)  # an intermediate token holds nothing at first
     holds.update({role: {k} for role, k in task.roles.items()})
     after = [(-1, holds)]

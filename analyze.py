@@ -24,7 +24,7 @@ import torch
 from matplotlib.figure import Figure
 
 
-CIRCUIT, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
+RED, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
 SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
 LABEL = dict(size=8.5, ha="center", va="center", zorder=4)  # on top of arrows
 LETTERS = "Letters: symbols that can have arrived at a token over the paths of the final circuit."
@@ -116,9 +116,9 @@ def draw_attention_maps(model, flags, paths):
         axes.hlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         axes.vlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         edges = mark_edges(circuit[layer, head], task, batch.places)[0, order][:, order]
-        axes.plot(*edges.T.nonzero().T, "s", ms=250 / n, mfc="none", mec=CIRCUIT)
+        axes.plot(*edges.T.nonzero().T, "s", ms=250 / n, mfc="none", mec=RED)
     caption = f"""Rows attend to columns. Tokens between lines: {" ".join(task.roles) or "all"}.
-Red: paths of the circuit, which are means over many sequences, and may be empty in this one."""
+Red: paths of the circuit. They were found on many sequences, and may be empty in this one."""
     add_title(figure, flags, "where it attends", caption)
     return figure
 
@@ -207,18 +207,18 @@ def draw_letters(axes, x, y, symbols, task):
 
 
 def arrow_color(path, before, task):
-    """Red if a path reads ahead: if to 2b (x_1 and x_2) it brings an x_3; gray if it brings nothing
-    new. before: {token: k of what can have arrived there before}."""
+    """Red if a path reads ahead: if to 2b (x_1 and x_2) it brings an x_3; else gray if it brings
+    nothing new. before: {token: k of what can have arrived there before}."""
     brought = before[path.token]
     for slot in task.chain_slots:
         own = [task.roles[role] for role in slot]
         if path.reader in slot and path.reader != "q" and max(brought, default=0) > max(own):
-            return CIRCUIT
+            return RED
     return GRAY if brought <= before[path.reader] else INK
 
 
 def draw_circuit(flags, report):
-    """Figures 5 and 7: the circuit; the more is lost without a path, the wider its arrow."""
+    """Figure 5: the circuit; the more the loss rises without a path, the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
     before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
     for path, row in paths.items():
@@ -229,8 +229,8 @@ def draw_circuit(flags, report):
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     caption = f"""{LETTERS} Numbers: mean attention below 0.9.
-Wider: more is lost without it. Gray: brings no new letter. Dashed: reads the tokens of all queries.
-Red: reads ahead, which brings a letter after those in the reader's band.
+Wider: the loss rises more without it. Dashed: reads the tokens of all queries. Red: reads ahead,
+a letter after those in the reader's band. Gray: any other that brings no new letter.
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
@@ -257,10 +257,10 @@ def measure_emergence(run, paths, n=32):
     return dict(sequences=n, weights=train.weights_hash(run), steps=steps, paths=rows)
 
 
-def emergence_steps(emergence, level=0.5):
-    """{path: the step, interpolated, at which its mean attention first passes a level, or None}."""
+def emergence_steps(emergence):
+    """{path: the step, interpolated, at which its mean attention first passes 0.5, or None}."""
     steps, rows = emergence["steps"], paths_in(emergence)  # the first below of the negatives
-    return {path: first_below(steps, [-x for x in rows[path]["mean"]], -level) for path in rows}
+    return {path: first_below(steps, [-x for x in rows[path]["mean"]], -0.5) for path in rows}
 
 
 def draw_emergence(flags, emergence):
@@ -285,7 +285,7 @@ def draw_paths(flags, emergence):
     for axes, (path, row) in zip(grid, paths_in(emergence).items(), strict=True):
         axes.plot(emergence["steps"], row["mean"], color=INK)
         axes.set_title(path, size=9, parse_math=False)
-        axes.axhline(0.5, color=CIRCUIT, lw=0.5)
+        axes.axhline(0.5, color=RED, lw=0.5)
     caption = f"Mean attention (n = {emergence['sequences']}) by training step"
     add_title(figure, flags, "how it learned its paths", caption)
     return figure

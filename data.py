@@ -47,7 +47,7 @@ class Task:
 
     loss_name = "mean squared error"
     blank = 1.0  # the loss of a model that knows nothing; at variance 1 it answers zero
-    faithful_below = 0.05  # a circuit answers if the loss of each symbol is below it
+    faithful_below = 0.05  # a circuit that answers has each symbol's loss below it
 
     def __post_init__(self):
         """ValueError if there is no such task."""
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def title(self):
-        """The task in names of runs and figures: "D=3", and of a subclass "lookup D=3"."""
+        """The task in names of runs: "D=3", and of a subclass "lookup D=3"."""
         return f"{type(self).__name__.lower()} D={self.D}".removeprefix("task ")
 
     @property
@@ -121,13 +121,13 @@ class Task:
         keys = rng.random((size, len(self.slots))) - [slot.group for slot in self.slots]
 
         # sort tokens by the key of their slot, random less its group: -.6  -.2  -.9  .8 .4 .1.
-        # Those of a slot stay together
-        tokens = [(slot, role) for slot in self.slots for role in slot.shows]
-        slot_of = [self.slots.index(slot) for slot, _ in tokens]  # (T,)
-        token_at = keys[:, slot_of].argsort(1, kind="stable")  # (B, T) 4 5  0 1  2 3  8 7 6
+        # Those of a slot have the same, and stay together
+        keys = keys.repeat([len(slot.shows) for slot in self.slots], 1)  # (B, T)
+        token_at = keys.argsort(1, kind="stable")  # (B, T) 4 5  0 1  2 3  8 7 6
         place_of = token_at.argsort(1)  # (B, T) of each token: 2 3  4 5  0 1  8 7 6
 
         # what they show: A3 B3  A1 B1  A2 B2  A3 A2 A1
+        tokens = [(slot, role) for slot in self.slots for role in slot.shows]
         symbols = np.array([slot.shows[role] for slot, role in tokens])[token_at]  # (B, T)
         inputs = vectors[row, symbols]  # (B, T, K)
 
@@ -136,11 +136,11 @@ class Task:
         asked = queries[:, :, None] + self.targets  # (B, N, targets)
         answers = vectors[row[:, :, None], asked].reshape(size, self.N, -1)  # (B, N, targets * K)
 
-        # where the tokens of its chain stand: the first query shows A3, and q, 1a, 1b of chain 3,
-        # the tokens 8, 4, 5, have the places 6, 0, 1
+        # where the tokens of its chain stand: q, 1a, 1b of A3, the tokens 8, 4, 5, at 6, 0, 1
         names = [(slot.chain, role) for slot, role in tokens]
         of_chains = [[names.index((n, role)) for role in self.roles] for n in range(self.N)]
-        of_queries = np.array(of_chains, dtype=int)[queries // (self.D + 1)]  # (B, N, roles)
+        chains = queries // (self.D + 1)  # (B, N) that each query asks for, from 0
+        of_queries = np.array(of_chains, dtype=int)[chains]  # (B, N, roles) its tokens
         places = place_of[row[:, :, None], of_queries]
         return Batch(*map(torch.from_numpy, (inputs, answers, places, symbols)))
 
@@ -172,7 +172,7 @@ class Batch(NamedTuple):
     """B sequences of T tokens each. The last N tokens of a sequence are its queries."""
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
-    answers: torch.Tensor  # (B, N, targets * K) those to each query; only Task.losses reads them
+    answers: torch.Tensor  # (B, N, targets * K) those to each query; only Task reads them
     places: torch.Tensor  # (B, N, roles) where each role of a query's chain stands, 0 to T - 1
     symbols: torch.Tensor  # (B, T) which symbol each token shows, an index of Task.labels
 
@@ -188,13 +188,13 @@ def make_task(name, *values, **more):
     """The task of --task with these values of its fields: `chain` is Task, and
     extras.lookup:Lookup the class Lookup of extras/lookup.py. ValueError if there is none.
 
-    A task of your own is a subclass of Task. Beside its fields, the stages read of it:
+    A task of your own is a subclass of Task. The stages read of it:
 
-        train.py      T, inputs, outputs, target_names, title, roles ({} if there are none), batch,
-                      losses (finite: 0 of a query that is not asked)
-        ablate.py     also targets, chain_slots, the places of a batch, faithful_below, lost_above,
-                      decoy. Its queries have the role q, and all chains are alike, since means are
-                      over chains
+        train.py      T, N, inputs, outputs, targets, target_names, title, roles ({} if there are
+                      none), batch, losses (finite: 0 of a query that is not asked)
+        ablate.py     also chain_slots, the places of a batch, faithful_below, lost_above, decoy.
+                      Its queries have the role q, and all chains are alike, since means are over
+                      chains
         analyze.py    also labels (it draws their first letters), chance, blank, learned_below,
                       loss_name
 
@@ -210,7 +210,7 @@ def make_task(name, *values, **more):
 
 
 def check_task(task):
-    """ValueError if a batch of a task, or its losses, are not as make_task says."""
+    """ValueError if a batch of a task, or its losses, are not as Batch and make_task say."""
     if task.roles and not ("q" in task.roles and task.targets):
         raise ValueError("the task has roles, and must have the role q and targets, [1] for x_1")
     B, N = 64, task.N

@@ -28,7 +28,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import train
-from analyze import CIRCUIT, GRAY, INK, crossings, panels, save_figure, symbol_color
+from analyze import GRAY, INK, RED, crossings, panels, save_figure, symbol_color
 from data import Task, command_line
 
 
@@ -36,7 +36,9 @@ LAPTOP = "--heads 8 --seed 0 1 2 --steps 3000 --layers 4 3 2 1"  # the slowest r
 NIGHT = "--heads 8 --seed 0 1 2 --steps 10000 --layers 8 7 6 5 4 3 2 1"
 PAPER = "--heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000 --stop-below 0"
 PAPER += " --ema 0 --qk-std 0.02 --seed 0 1 2 3 4 5 6 7 --layers 8 7 6 5 4 3 2 1"
-PRESETS = {  # flags of train.py, with IC and without; of a flag that comes twice, the last counts
+# flags of train.py for the two panels of Figure 4: asked for all, and for the last alone, as in the
+# paper of three symbols. Of a flag that comes twice, the last counts
+PRESETS = {
     "laptop": [LAPTOP, f"{LAPTOP} --targets last --layers 4 2"],
     "night": [f"{NIGHT} --D 5 --seed 0 1 2 3 4", f"{NIGHT} --targets last --layers 8 5 3 1"],
     "paper": [f"{PAPER} --D 5", f"{PAPER} --targets last"],
@@ -156,7 +158,7 @@ def figure_4(rows):
     # left: the mean of all symbols
     figure, (left, right) = panels(2, 2, 6.5, 4, sharey=True)
     draw_losses(left, columns, with_ic, "val", INK, "all symbols, with IC\n")
-    draw_losses(left, columns, without, "val", CIRCUIT, "the last alone, without IC\n")
+    draw_losses(left, columns, without, "val", RED, "the last alone, without IC\n")
     left.set_title("Asked for all symbols, or for the last alone", pad=18)
     left.set_ylabel(f"final validation loss, {Task.loss_name}")
 

@@ -144,7 +144,7 @@ def schedule(step, flags):
 
 @torch.no_grad()
 def evaluate(model, task, split="validation", n=1024, device="cpu"):
-    """Return the mean losses (targets,) on n sequences that training never sees."""
+    """Return the mean losses (targets,) on n sequences, a multiple of 256, never trained on."""
     losses = []
     for number in range(n // 256):
         batch = task.draw(split, 256, number).to(device)
@@ -202,7 +202,7 @@ def native_dtype(device):
 
 def open_run(flags):
     """Make the directory of a run with its config.json. FileExistsError if the directory holds
-    something else, or this run, and --resume is missing."""
+    something else or another run, or this one, and --resume is missing."""
     run, values = flags.out, values_of(flags)
     if not (run / "config.json").exists():
         config = values | provenance_of(flags)
@@ -385,8 +385,7 @@ POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
 def values_of(flags):
-    """Return {flag: value} of the flags that make a run what it is: all but the device, the
-    directory and --resume."""
+    """Return {flag: value} of all flags but the device, the directory and --resume."""
     return {name: getattr(flags, name) for name in DEFAULTS}
 
 

@@ -46,7 +46,7 @@ Not all of them have arrived at this step. Numbers: mean attention (n = {n})."""
     for number in numpy.unique(chosen):
         looks = {}
         for path, mean in zip(paths, means[:, number], strict=True):
-            looks[path] = f"{mean:.2f}", (analyze.CIRCUIT, max(0.06, mean)), 2.5
+            looks[path] = f"{mean:.2f}", (analyze.RED, max(0.06, mean)), 2.5
         above.clear()
         analyze.draw_diagram(above, flags, looks)
         width, height = figure.get_size_inches()  # of the diagram alone

@@ -87,7 +87,7 @@ def test_arrows_of_many_heads_are_apart():
     paths = [Path(0, head, "q", ["1b", "1b*", "1a"][head % 3]) for head in range(16)]
     figure = Figure(layout="constrained")
     axes = figure.subplots()
-    analyze.draw_diagram(axes, flags, dict.fromkeys(paths, ("0.50", analyze.CIRCUIT, 1)))
+    analyze.draw_diagram(axes, flags, dict.fromkeys(paths, ("0.50", analyze.RED, 1)))
     labels = [text for text in axes.texts if text.get_text().startswith("H")]
     assert {label.get_text() for label in labels} == {f"H{head} 0.50" for head in range(16)}
     assert_apart(figure, labels)

@@ -253,7 +253,7 @@ def test_figure_4_holds_every_run():
     rows = [train.DEFAULTS | row for row in rows if row["causal"]]
     figure = sweep.figure_4(rows)
     left, right = figure.axes
-    series = [(left, "last", "val", sweep.CIRCUIT), (left, "all", "val", sweep.INK)]
+    series = [(left, "last", "val", sweep.RED), (left, "all", "val", sweep.INK)]
     for k in range(1, 6):
         series.append((right, "all", f"x_{k}", sweep.symbol_color(k)))
     for axes, targets, name, color in series:

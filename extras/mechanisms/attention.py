@@ -6,7 +6,7 @@ Layer 1 should attend to the previous token. Layer 2, at a trigger that occurred
 attend to what followed it there.
 """
 
-from analyze import CIRCUIT, panels
+from analyze import RED, panels
 from extras.mechanisms import seeds_table
 from extras.mechanisms.bigrams import CHARACTERS, N, read_bigrams, sample, train_simplified
 from extras.studies import spread
@@ -66,7 +66,7 @@ def draw(results):
     for i, (panel, (_, _, pattern, targets)) in enumerate(zip(grid, layers, strict=True)):
         panel.imshow(pattern, "Blues", vmin=0, vmax=100)
         y, x = zip(*targets, strict=True)
-        panel.plot(x, y, "s", ms=9, mfc="none", mec=CIRCUIT)
+        panel.plot(x, y, "s", ms=9, mfc="none", mec=RED)
         panel.set(title=f"layer {i + 1}, framed:\n{TARGETS[i]}")
         panel.set(xlabel="attended character", ylabel="reading character")
         panel.set_xticks(range(SHOWN), names)

@@ -266,7 +266,7 @@ def draw(row, task, flags):
     swap, roles, batch = row["swaps"]["q"], [*task.roles], task.draw("circuits", 512)
     figure = Figure(figsize=(10, 7), layout="constrained")
     top, bottom = figure.subplots(2)
-    blue, red, center = analyze.symbol_color(1), analyze.CIRCUIT, dict(ha="center", va="center")
+    blue, red, center = analyze.symbol_color(1), analyze.RED, dict(ha="center", va="center")
 
     # a query whose pair stands elsewhere in the next sequence; blue: what comes after its symbol,
     # red: after that of the chain which has its pair there

@@ -319,7 +319,7 @@ def readme_table():
         page = claim.pages.split(", ")[0].replace("README", "paper")
         agree = [agrees for _, agrees in count(claim)]
         lines.append([claim.text, sum(agree), len(agree), f"[{page}](results/{page}.md)"])
-    return markdown(["finding", "agree", "could disagree", "page"], *lines)
+    return markdown(["finding", "agree", "of", "page"], *lines)
 
 
 def verdicts():

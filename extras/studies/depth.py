@@ -241,9 +241,9 @@ def draw_places(path=FIGURE):
     edges = [sum(heads < places for heads in numbers) - 0.5 for places, _ in lines]
     x = [edge for edge in edges for _ in range(2)]
     y = [line + half for line in range(len(lines)) for half in (-0.5, 0.5)]
-    axes.plot(x, y, "--", color=analyze.CIRCUIT, zorder=0)
+    axes.plot(x, y, "--", color=analyze.RED, zorder=0)
     text = "right of the stairs: a head or more for each place"
-    axes.text(-0.5, len(lines) - 2, text, color=analyze.CIRCUIT, va="center")
+    axes.text(-0.5, len(lines) - 2, text, color=analyze.RED, va="center")
     axes.hlines(y[1:-1:2], -0.6, len(numbers) - 0.4, analyze.PALE, zorder=-1)
 
     for name, color in MARKS.items():
