@@ -154,12 +154,15 @@ for flag in base "steps 800" "decay 0.7" "ema 0.95" "ema 0.99" "clip 1" "clip 0"
 done
 loss 4 runs/tail/steps800_s% "$(seq 40 49)" $main --positions rope --steps 800
 
-# many depths (paper.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
+# Figure 4, the --preset night in a quarter of its steps (paper.md): about 70 core-minutes a seed, and 35 for the last symbol alone
+python sweep.py --preset night --steps 2500 --out "$folder/sweep"
+
+# many depths without averaging (depth.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 eight="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0"
 grid="$eight --D 5"
-python sweep.py --layers 5 4 3 2 1 --seed 0 1 2 $grid --steps 1500 --out "$folder/sweep"
-python sweep.py --layers 5 3 1 --seed 0 1 2 $eight --targets last --steps 1500 --out "$folder/sweep"
-python sweep.py --layers 2 3 4 --seed 0 1 $grid --steps 2000 --no-causal --positions rope --out "$folder/sweep"
+python sweep.py --layers 5 4 3 2 1 --seed 0 1 2 $grid --steps 1500 --out "$folder/plain"
+python sweep.py --layers 5 3 1 --seed 0 1 2 $eight --targets last --steps 1500 --out "$folder/plain"
+python sweep.py --layers 2 3 4 --seed 0 1 $grid --steps 2000 --no-causal --positions rope --out "$folder/plain"
 python sweep.py --layers 2 3 --seed $(seq 0 9) $grid --steps 5000 --out "$folder/longer"
 for layers in 2 3 4; do
   circuit 5 "runs/depth/L${layers}_s%" 1 $grid --layers $layers --steps 1500
@@ -264,7 +267,7 @@ python -m extras.studies.circuits "$folder"/[ABC] "$runs"/default/s0 --out "$fig
 
 [ "${2:-}" = --all ] || exit 0
 
-# transformer D and the paper's literal settings (paper.md), then Figure 4 with eight seeds and the paper's own sweep
+# transformer D and the paper's literal settings (paper.md), then eight seeds of many depths, and the paper's own sweep
 of_D="$plain --layers 24 --heads 1 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --steps 6400 --stop-below 0"
 of_D="$of_D --optimizer adamw --save-every 20 --eval-every 40"
 literal="$paper --steps 24000 --stop-below 0 --decay 0 --eval-every 100 --save-every 400"
@@ -273,8 +276,8 @@ circuit 54 runs/rope/D_s% 0 $of_D --positions rope --steps 3000
 loss 83 runs/literal/D_s% 0 $of_D --decay 0 --beta2 0.999 --clip 0 --warmup 0
 loss 115 runs/literal/no_aid_s% "0 1 2" $literal --beta2 0.999 --clip 0 --warmup 0
 depths="--layers 8 7 6 5 4 3 2 1 --steps 1500"
-python sweep.py $depths --seed $(seq 0 7) $grid --out "$folder/sweep"
-python sweep.py $depths --seed 0 1 2 $eight --targets last --out "$folder/sweep"
+python sweep.py $depths --seed $(seq 0 7) $grid --out "$folder/plain"
+python sweep.py $depths --seed 0 1 2 $eight --targets last --out "$folder/plain"
 python sweep.py --preset paper --out "$folder/paper"
 make_rows
 python -m extras.studies.circuits "$folder/D" --out "$figures"

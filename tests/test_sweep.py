@@ -250,8 +250,7 @@ def markers(axes, marker):
 def test_figure_4_holds_every_run():
     """In each series a dot per run at its own loss, and a line through the means of the columns."""
     rows = train.read_file(HERE / "results/sweep/results.jsonl")
-    rows = [train.DEFAULTS | row for row in rows if row["causal"]]
-    figure = sweep.figure_4(rows)
+    figure = sweep.figure_4([train.DEFAULTS | row for row in rows])
     left, right = figure.axes
     series = [(left, "last", "val", sweep.RED), (left, "all", "val", sweep.INK)]
     for k in range(1, 6):
@@ -266,9 +265,11 @@ def test_figure_4_holds_every_run():
     # the whole of both axes, what chance is, n, and the settings
     assert all(axes.get_ylim() == (-0.02, 1) for axes in figure.axes)
     legends = [[text.get_text() for text in axes.get_legend().texts] for axes in figure.axes]
-    assert legends[0][0].endswith("(D=5, n=64)") and legends[0][1].endswith("(D=3, n=24)")
-    assert legends[1][4] == "$x_5$ (D=5, n=64)" and legends[1][5].startswith("0.75: ")
-    assert "Batch 128 (paper: 512), up to 1500 steps" in figure.get_supxlabel()
+    n, last = (sum(row["targets"] == targets for row in rows) for targets in ("all", "last"))
+    assert n + last == len(rows)
+    assert legends[0][0].endswith(f"(D=5, n={n})") and legends[0][1].endswith(f"(D=3, n={last})")
+    assert legends[1][4] == f"$x_5$ (D=5, n={n})" and legends[1][5].startswith("0.75: ")
+    assert "Batch 128 (paper: 512), up to 2500 steps" in figure.get_supxlabel()
 
     # the law: x_1 in 2 layers, x_2 and x_3 in 3, x_4 and x_5 in 4
     triangles = [text for text in right.texts if text.get_text() == "▼"]

@@ -39,7 +39,7 @@ def readme():
     before = report[report["ablation"]]["x_3"]
     return [
         f"In layer {path.layer}, head {path.head}, 2b reads 3b",
-        f"error on D rises by {cost:.3f}, and the circuit's from {before:.3f} to {without:.3f}",
+        f"rises by {cost:.3f} in the full model, and from {before:.3f} to {without:.3f} in the circuit",
     ]
 
 

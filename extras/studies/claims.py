@@ -162,7 +162,7 @@ CLAIMS = [
     # curriculum.md
     Claim("curriculum, README, 7.2", "The last symbol alone is not learned",
           LAST, "with a control", curriculum.not_learned),
-    Claim("curriculum, README, 7.2", "The same, beside runs with longer chains",
+    Claim("curriculum, README, 7.2", "The same, with controls of longer chains",
           LAST, "with a control of larger D",
           functools.partial(curriculum.not_learned, longer=True)),
     Claim("curriculum", "Nothing is learned after a symbol left out",
@@ -319,13 +319,13 @@ def readme_table():
         page = claim.pages.split(", ")[0].replace("README", "paper")
         agree = [agrees for _, agrees in count(claim)]
         lines.append([claim.text, sum(agree), len(agree), f"[{page}](results/{page}.md)"])
-    return markdown(["finding", "agree", "of", "page"], *lines)
+    return markdown(["claim", "agree", "of", "page"], *lines)
 
 
 def verdicts():
     """Return the numbers in the table of verdicts."""
     [D], [A_again] = committed("D"), committed("adamw/s0")
-    rows = [row for row in layers.long_chains() if row["flags"].heads == 8]  # those of Figure 4
+    rows = [row for row in layers.long_chains() if row["group"] == "sweep"]  # those of Figure 4
     numbers, shares = [], []
     for name in ("x_1", "x_2", "x_3", "x_4", "x_5"):
         fewest = min(row["flags"].layers for row in rows if name in row["known"])
