@@ -263,7 +263,7 @@ def emergence_steps(emergence):
     return {path: first_below(steps, [-x for x in rows[path]["mean"]], -0.5) for path in rows}
 
 
-def draw_emergence(flags, emergence):
+def draw_emergence(flags, emergence, log):
     """Figure 7: the step at which each path emerged; the later, the darker."""
     rows, steps, n = paths_in(emergence), emergence_steps(emergence), emergence["sequences"]
     looks = {path: (f"({rows[path]['mean'][-1]:.2f})", GRAY, 1) for path in rows}
@@ -272,9 +272,12 @@ def draw_emergence(flags, emergence):
         looks[path] = f"{step:.0f}", matplotlib.colormaps["plasma_r"](rank / len(passed)), 2
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
+    learned = crossings(log, train.task_of(flags))
+    learned = [f"{name} {step:.0f}" for name, step in learned.items() if step is not None]
     caption = f"""{LETTERS}
 Numbers: the training step at which mean attention (n = {n}) passes 0.5 (the later, the darker); in
-brackets its last value, if it never does. Reads below 0.5, or by other heads, may help before."""
+brackets its last value, if it never does. Reads below 0.5, or by other heads, may help before.
+Learned at step: {", ".join(learned) or "nothing"}."""
     add_title(figure, flags, "when each path emerged", caption)
     return figure
 
@@ -350,7 +353,7 @@ def figures_of(run):
         train.write_file(run / "emergence.json", measure_emergence(run, sorted(paths)))
     emergence = read_report(run, "emergence.json")
     if paths_in(emergence).keys() == paths.keys():
-        yield "emergence.png", draw_emergence(flags, emergence)
+        yield "emergence.png", draw_emergence(flags, emergence, train.read_log(run))
         yield "paths.png", draw_paths(flags, emergence)
     else:
         other = "emergence.json is of another circuit, and " if emergence else ""

@@ -112,7 +112,9 @@ def test_a_path_has_the_step_of_its_emergence_or_its_last_attention():
     for last, text in (0.31, "(0.31)"), (0.55, "108"):
         rows[1:] = [dict(Path(1, 0, "q", "1b")._asdict(), mean=[0, 0.2, 0.45, last])]
         emergence = dict(sequences=32, steps=[0, 50, 100, 117], paths=rows)
-        assert {"88", text} <= {*texts_of(analyze.draw_emergence(flags, emergence))}
+        log = log_of([0, 50, 100], x_1=[1, 0.6, 0.4])  # of N = 4: learned below 0.5
+        texts = texts_of(analyze.draw_emergence(flags, emergence, log))
+        assert {"88", text} <= {*texts} and any("Learned at step: x_1 75." in t for t in texts)
 
 
 # ---- losses
@@ -275,7 +277,7 @@ def test_figures_of_a_task_of_ones_own_say_nothing_that_is_only_true_of_chains(t
         analyze.draw_curves(flags, log_of([0, 50], **{"$a_b$c$^": [4, 1]})),
         analyze.draw_attention_maps(train.build(flags), flags, paths),
         analyze.draw_circuit(flags, report),
-        analyze.draw_emergence(flags, report | dict(steps=[0])),
+        analyze.draw_emergence(flags, report | dict(steps=[0]), log_of([0], **{"$a_b$c$^": [4]})),
         analyze.draw_paths(flags, report | dict(steps=[0])),
     ):
         figure.draw_without_rendering()  # raises an error if it cannot read what it reads as such

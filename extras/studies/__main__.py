@@ -39,7 +39,8 @@ def readme():
     before = report[report["ablation"]]["x_3"]
     return [
         f"In layer {path.layer}, head {path.head}, 2b reads 3b",
-        f"rises by {cost:.3f} in the full model, and from {before:.3f} to {without:.3f} in the circuit",
+        f"rises by {cost:.3f} in the full model",
+        f"from {before:.3f} to {without:.3f} in the circuit",
     ]
 
 

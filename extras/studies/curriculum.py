@@ -40,18 +40,25 @@ def names_of(targets):
     return ", ".join(f"x_{k}" for k in targets)
 
 
-def not_learned(row, longer=False):
-    """Return whether no symbol after one that is not asked for is known; None if no run of the same
-    settings and seed that is asked for all symbols of as long a chain learns such a symbol in as
-    many steps. longer: the other run's chain is longer, and its steps may be more or fewer."""
-    flags, answers = row["flags"], []
-    for k in row["task"].targets:
-        name = f"x_{k}"
-        skipped = {*range(1, k)} - {*row["task"].targets}
-        steps = [learned[name] for learned in controls(flags, longer) if learned.get(name)]
-        if skipped and min(steps, default=math.inf) <= flags.steps:
-            answers.append(name not in row["known"])
-    return all(answers) if answers else None
+def not_learned(row):
+    """Return whether no symbol after one that is not asked for is known; None if there is none."""
+    return not {*after_a_gap(row)} & {*row["known"]} if after_a_gap(row) else None
+
+
+def after_a_gap(row):
+    """Return the names of the symbols that a run is asked for, but not for all before them."""
+    targets = row["task"].targets
+    return [f"x_{k}" for k in targets if {*range(1, k)} - {*targets}]
+
+
+def learned_if_asked_for_all(row):
+    """Return whether all runs of these settings and seed that are asked for all symbols, of as long
+    a chain or a longer one, learn these in as many steps as this one has; None if there is none."""
+    steps = []
+    for D, learned in asked_for_all()[same(row["flags"])]:
+        if D >= row["flags"].D:
+            steps += [learned[name] or math.inf for name in after_a_gap(row)]
+    return max(steps) <= row["flags"].steps if steps else None
 
 
 @functools.cache
@@ -67,12 +74,6 @@ def asked_for_all():
 
 def same(flags):
     return settings_text(replaced(flags, targets="all", D=1, steps=1)), flags.seed
-
-
-def controls(flags, longer):
-    """Return [learned, ...] of the runs beside which one with these flags may fail."""
-    runs = asked_for_all()[same(flags)]
-    return [learned for D, learned in runs if (D > flags.D if longer else D == flags.D)]
 
 
 def draw(rows, out):
