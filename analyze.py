@@ -117,7 +117,8 @@ def draw_attention_maps(model, flags, paths):
         axes.vlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         edges = mark_edges(circuit[layer, head], task, batch.places)[0, order][:, order]
         axes.plot(*edges.T.nonzero().T, "s", ms=250 / n, mfc="none", mec=RED)
-    caption = f"""Rows attend to columns. Tokens between lines: {" ".join(task.roles) or "all"}.
+    caption = f"""Heads of the circuit come first. Rows attend to columns. Tokens between lines: \
+{" ".join(task.roles) or "all"}.
 Red: paths of the circuit. They were found on many sequences, and may be empty in this one."""
     add_title(figure, flags, "where it attends", caption)
     return figure
@@ -230,7 +231,7 @@ def draw_circuit(flags, report):
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     caption = f"""{LETTERS} Numbers: mean attention below 0.9.
 Wider: the loss rises more without it. Dashed: reads the tokens of all queries. Red: reads ahead,
-a letter after those in the reader's band. Gray: any other that brings no new letter.
+brings a letter beyond those in the reader's gray band. Gray: any other that brings no new letter.
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
