@@ -180,7 +180,8 @@ def figure_4(rows):
         axes.set_xticks(range(len(columns)), columns)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     caption = f"""Dots are runs, lines means. By content, $x_k$ takes floor(log2 k) + 2 layers (▼).
-Batch {listed(rows, "batch")} (paper: 512), up to {listed(rows, "steps")} steps (paper: 10000)."""
+Here (in the paper): {listed(rows, "optimizer")} (adam), batch {listed(rows, "batch")} (512),
+{listed(rows, "steps")} steps (10000), or until the loss is below {listed(rows, "stop_below")}."""
     figure.supxlabel(caption)
     return figure
 

@@ -269,7 +269,7 @@ def test_figure_4_holds_every_run():
     assert n + last == len(rows)
     assert legends[0][0].endswith(f"(D=5, n={n})") and legends[0][1].endswith(f"(D=3, n={last})")
     assert legends[1][4] == f"$x_5$ (D=5, n={n})" and legends[1][5].startswith("0.75: ")
-    assert "Batch 128 (paper: 512), up to 2500 steps" in figure.get_supxlabel()
+    assert "muon (adam), batch 128 (512),\n2500 steps (10000)" in figure.get_supxlabel()
 
     # the law: x_1 in 2 layers, x_2 and x_3 in 3, x_4 and x_5 in 4
     triangles = [text for text in right.texts if text.get_text() == "▼"]
