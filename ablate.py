@@ -524,10 +524,10 @@ def print_report(report):
 
     if rows := paths_in(report):
         print(f"\nthe worst symbol without a path (circuit under {report['ablation']} ablation)")
-        print("path                 attention   full model rises by   circuit has")
+        print("path                 attention   full model rises by   circuit rises to")
         for path, row in rows.items():
             cost, without = max(row["cost"].values()), max(row["without"].values())
-            print(f"{path!s:21s}{row['attention']:9.2f}{cost:22.3f}{without:14.3f}")
+            print(f"{path!s:21s}{row['attention']:9.2f}{cost:22.3f}{without:19.3f}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 
