@@ -114,16 +114,15 @@ def test_a_grid_is_every_choice_of_one_value(tmp_path):
 def test_the_night_is_figure_4_in_batches_of_128_and_flags_change_it():
     expected = (5, "all", range(8, 0, -1), 5), (3, "last", (8, 5, 3, 1), 3)
     for text, (D, targets, depths, seeds) in zip(sweep.PRESETS["night"], expected, strict=True):
-        options = sweep.split_flags(text.split())
-        runs = [train.parse_flags(line) for line in sweep.grid(options, "out").values()]
+        flags = sweep.split_flags(text.split())
+        runs = [train.parse_flags(line) for line in sweep.grid(flags, "out").values()]
         each = [(depth, seed) for seed in range(seeds) for depth in depths]
         assert [(run.layers, run.seed) for run in runs] == each
         for run in runs:
             assert (run.D, run.targets, run.heads, run.width) == (D, targets, 8, 128)
             assert (run.steps, run.batch, run.stop_below) == (10000, 128, 0.01)
-        assert (
-            len(sweep.grid(options | sweep.split_flags(["--layers", "2", "3"]), "out")) == 2 * seeds
-        )
+        two_depths = sweep.split_flags(["--layers", "2", "3"])
+        assert len(sweep.grid(flags | two_depths, "out")) == 2 * seeds
 
 
 def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):

@@ -18,10 +18,10 @@ addresses.jsonl has a row for each, measured on 512 fresh sequences:
         of the own: [error from the own x_D, from that of the next chain]
 """
 
+import functools
 import itertools
 import statistics
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 
 import ablate
@@ -97,7 +97,7 @@ def measure(model, task, n=512):
         heads = {}
         for layer, head, role in some:
             heads.setdefault((layer, head), []).append(masks[role])
-        heads = {h: partial(write_otherwise, write=write, masks=heads[h]) for h in heads}
+        heads = {h: functools.partial(write_otherwise, write=write, masks=heads[h]) for h in heads}
         return task.losses(model(batch.inputs, heads=heads), batch._replace(answers=answers))
 
     # which units need their own pattern: first come those whose mean pattern costs most
@@ -218,10 +218,16 @@ def line_of(row):
 def passes_on_a_place(row):
     """Return whether the finder at the queries of a committed run does; None if it does not know
     its last symbol, or was not measured."""
-    how = rows_by(RESULTS / "figures" / FILE, "run").get(name_of(row))
+    how = committed_rows().get(name_of(row))
     if not how or not knows(row, row["flags"].D):
         return None
-    return "q" in how["swaps"] and passes_on(how["swaps"]["q"], how) == "a place"
+    return value_of(how, "runs whose finder at q carries a place")
+
+
+@functools.cache
+def committed_rows():
+    """Return {run: its committed row}."""
+    return rows_by(RESULTS / "figures" / FILE, "run")
 
 
 # ---- what was predicted
@@ -247,8 +253,7 @@ def value_of(row, name):
 def measured(prediction):
     """Return what became of a row of PREDICTED: a number of runs, or the median of those that know
     their last symbol; None if fewer were measured than it is about."""
-    rows = train.read_file(RESULTS / "figures" / FILE, [])
-    rows = [row for row in rows if fnmatch(row["run"], prediction["runs"])]
+    rows = [row for run, row in committed_rows().items() if fnmatch(run, prediction["runs"])]
     if len(rows) < prediction["n"]:
         return None
     if prediction["of"] == "count":

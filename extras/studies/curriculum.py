@@ -42,7 +42,8 @@ def names_of(targets):
 
 def not_learned(row):
     """Return whether no symbol after one that is not asked for is known; None if there is none."""
-    return not {*after_a_gap(row)} & {*row["known"]} if after_a_gap(row) else None
+    late = {*after_a_gap(row)}
+    return not late & {*row["known"]} if late else None
 
 
 def after_a_gap(row):
