@@ -28,9 +28,9 @@ class Path(NamedTuple):
     the query of each chain reads the token 1b of its own chain. The tokens of a path are
 
         q, 1b    roles
-        1b+1     an intermediate token, the one right after 1b, of whichever chain. Some models let
-                 it read 1b, and then read it
-        1b*      a star: the tokens 1b of all chains, which are read by one reader, and are none"""
+        1b+1     an intermediate token: the one right after 1b, of any chain. Some models pass on
+                 through it what 1b holds
+        1b*      a star: the tokens 1b of all chains, all read by one reader; never a reader"""
 
     layer: int
     head: int
@@ -125,17 +125,17 @@ def record_reads(model, inputs):
 
 
 class PatchedModel:
-    """A model on clean sequences, in which reads are ablated: what is read along some edges, of all
-    heads at once, is replaced by what is read in corrupted sequences. In mean ablation that is the
-    mean over all of them. In resample ablation it is that of one, drawn for each clean sequence,
-    and the same for all heads. Later heads attend in the stream that results.
+    """A model on clean sequences, in which reads are ablated: what is read along some edges is
+    replaced by what is read in corrupted sequences. In mean ablation that is the mean over all of
+    them. In resample ablation it is that of one, drawn for each clean sequence, and the same for
+    all heads. Later heads attend in the stream that results.
 
     clean, corrupted: Batches of B and n sequences; corrupted are by default 256 held-out ones
     measure: f(predictions, batch) -> (B, N, targets), by default task.losses
 
-    Never ablated are a token's own value, the MLPs and the residual stream. An edge that is kept
-    has its clean attention, which depends on all other tokens through the softmax. A path that
-    carries nothing may seem needed, since unusual activations do harm."""
+    Never ablated are a token's own value, the MLPs and the residual stream. The attention of an
+    edge that is kept depends on all other tokens through the softmax. A path that carries nothing
+    may seem needed, since unusual activations do harm."""
 
     def __init__(self, model, task, clean, corrupted=None, measure=None):
         self.model, self.task, self.clean = model, task, clean
@@ -148,8 +148,8 @@ class PatchedModel:
         # one with the same roles at the same places, or any if there is none
         here, there = (batch.places.sort(1)[0].flatten(1) for batch in (clean, self.corrupted))
         same = (here[:, None] == there).all(-1)  # (B, n)
-        self.has_no_twin = ~same.any(1, keepdim=True)  # (B, 1)
-        choices, generator = (same | self.has_no_twin).float(), torch.Generator().manual_seed(0)
+        self.unmatched = ~same.any(1, keepdim=True)  # (B, 1)
+        choices, generator = (same | self.unmatched).float(), torch.Generator().manual_seed(0)
         self.resampled = choices.cpu().multinomial(1, generator=generator)[:, 0]  # (B,)
 
     def losses(self, heads):
@@ -167,33 +167,30 @@ class PatchedModel:
 
     def keep_only(self, paths, ablation=MEAN):
         """The losses with all edges ablated but those of these paths."""
-        return self.losses_of(self.model.heads, paths, ablation, True)
+        paths_of = by_head(paths)
+        return self.losses({h: self.patch(h, paths_of[h], ablation) for h in self.model.heads})
 
     def knock_out(self, paths, ablation=MEAN):
         """The losses with the edges of these paths ablated."""
-        return self.losses_of({path[:2] for path in paths}, paths, ablation, False)
-
-    def losses_of(self, heads, paths, ablation, keep_them):
-        """The losses with these heads patched."""
         paths_of = by_head(paths)
-        return self.losses({h: self.patch(h, paths_of[h], ablation, keep_them) for h in heads})
+        return self.losses({h: self.patch(h, paths_of[h], ablation, False) for h in paths_of})
 
-    def patch(self, head, paths, ablation, keep_them):
+    def patch(self, head, paths, ablation, keep_them=True):
         """The f that replaces a head, and keeps the edges of these paths alone, or all but these.
         Each token writes the sum of
 
         1. along the edges that it keeps, and of itself: attention times value, as always
         2. but of itself, if it keeps no edge: corrupted attention times value, since its attention
            tells what it attends to
-        3. along the edges that are not kept there: corrupted attention times corrupted value
+        3. along the edges not kept in the corrupted sequence: attention times value of that one
 
-        Example: token 3 of four. The weights sum to 1 only if both keep the same edges
+        Example: token 3 of four
 
-            reads                    token 0   token 1   token 2   itself
-            clean                    .1 v0     .6 v1     .1 v2     .2 v3
-            corrupted                .2 u0     .1 u1     .4 u2     .3 u3
-            keeps 1, there keeps 2   .2 u0     .6 v1 + .1 u1       .2 v3
-            keeps none, nor there    .2 u0     .1 u1     .4 u2     .3 v3"""
+            reads                        token 0   token 1   token 2   itself
+            clean                        .1 v0     .6 v1     .1 v2     .2 v3
+            corrupted                    .2 u0     .1 u1     .4 u2     .3 u3
+            clean keeps 1, corrupted 2   .2 u0     .6 v1 + .1 u1       .2 v3
+            neither keeps any            .2 u0     .1 u1     .4 u2     .3 v3"""
         if ablation not in BOTH:
             raise ValueError(f"ablation must be {MEAN!r} or {RESAMPLE!r}, not {ablation!r}")
 
@@ -230,9 +227,9 @@ def lost_answers(patched, losses):
 
 
 def failures(patched, losses, margin=1.0):
-    """Texts that say why a circuit with these losses is not faithful. It is, and there are none, if
-    for every symbol the mean is below task.faithful_below (0.05), and at most 1% of the answers are
-    lost. A margin below 1 makes both limits stricter."""
+    """Texts that say why a circuit with these losses is not faithful; none if for every symbol the
+    mean is below task.faithful_below (0.05), and at most 1% of the answers are lost. A margin below
+    1 makes both limits stricter."""
     task, texts = patched.task, []
     means = losses.mean((0, 1)).tolist()
     shares = lost_answers(patched, losses).float().mean((0, 1)).tolist()
@@ -268,7 +265,8 @@ def candidates(patched):
         q -> 1b     is that of q to 1b of its own chain, less the mean of that to the other chains'
         q -> 1b*    is that of q to the 1b of all chains
 
-    averaged over chains and corrupted sequences. What reads all chains alike is so a star."""
+    averaged over chains and corrupted sequences. A head that reads all chains alike has only the
+    star."""
     task, places = patched.task, patched.corrupted.places
     roles, floor, attention = [*task.roles], FLOOR / task.N, {}
     tokens = roles + [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
@@ -353,7 +351,7 @@ def best_circuit(searched, fresh, attention):
     found; {} if none is found. They are searched for in this order:
 
         1. without stars, faithful under both ablations
-        2. with stars, under both: circuit 3, and at most MORE other paths
+        2. with stars, under both: those of 3, and at most MORE others
         3. with stars, under mean ablation alone
         4. without stars, under both, with all paths ranked by their attention"""
     ranked, reports = [*attention], []
@@ -384,8 +382,8 @@ def validate(fresh, paths, ablations):
     1. it is faithful under these ablations
     2. the full model is no longer faithful when its paths are ablated by their mean
     3. its paths lead from each target to the query
-    4. a decoy is not answered: if a query that keeps the edges of another chain answered for that
-       chain, the edges would tell the answer, and not what is read along them"""
+    4. it does not answer a decoy: a query that keeps the edges of another chain must not answer
+       for that chain"""
     task, reasons, lost = fresh.task, [], {}
     report = dict(paths=paths, ablation=ablations[0], lost=lost)
     for ablation in MEAN, RESAMPLE:
@@ -461,7 +459,7 @@ def find_circuit(model, task, count=512):
 
     full_model, mean, resample, knocked_out, decoy: {symbol: loss} of the full model, of the circuit
         under each ablation, of the full model with its paths ablated, of the circuit on the decoy
-    lost: {ablation: {symbol: share of lost answers}}; no_twin: share of the sequences that are
+    lost: {ablation: {symbol: share of lost answers}}; unmatched: share of the sequences that are
         resampled among others than those with the roles at the same places
     paths: as measure_paths says; ablation: that of their `without`; validated, verdict, sequences
 
@@ -474,7 +472,7 @@ def find_circuit(model, task, count=512):
     searched = PatchedModel(model, task, task.draw("search", SEARCHED))
     fresh = PatchedModel(model, task, task.draw("circuits", count))
     report["full_model"] = symbol_means(fresh.baseline, task)
-    report["no_twin"] = fresh.has_no_twin.float().mean().item()
+    report["unmatched"] = fresh.unmatched.float().mean().item()
     if reasons := failures(fresh, fresh.baseline, MARGIN):
         return dict(report, verdict=f"not searched: in the full model {'; '.join(reasons)}")
 
@@ -519,8 +517,8 @@ def print_report(report):
         if key in report:
             cells = [f"{name} {loss:.4f}" for name, loss in report[key].items()]
             print(f"  {key:12s}", *(cells or ["the task has none"]), sep="  ")
-    if report.get("no_twin"):
-        print(f"{report['no_twin']:.0%} of them were resampled with the roles at other places")
+    if report.get("unmatched"):
+        print(f"{report['unmatched']:.0%} of them were resampled with the roles at other places")
 
     if rows := paths_in(report):
         print(f"\nthe worst symbol without a path (circuit under {report['ablation']} ablation)")

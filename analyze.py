@@ -141,10 +141,8 @@ def slots_of(task, paths):
 def draw_diagram(axes, flags, looks):
     """Draw the tokens of a chain across and the layers that have paths upward, letters for what can
     have arrived at a token by then, and arrows from what is read to its reader, dashed if it is a
-    star; looks: {path: (text, color, width)}.
-
-    Arrow i of n into one reader starts i units above the layer below, and ends n + 1 - i below its
-    own. Arrow 1 is that from the nearest token, so that they do not cross. With n = 2:
+    star; looks: {path: (text, color, width)}. Arrows into one reader do not cross: the first comes
+    from the nearest token.
 
         layer 4   y                        B C   what 1b holds after it
                   y - 1                     2    arrow 2 ends
@@ -186,17 +184,14 @@ def draw_diagram(axes, flags, looks):
         end = x_of[path.reader], y_of[path.layer] - (n + 1 - i)
         text, color, width = looks[path]
         head = f"H{path.head} " * (flags.heads > 1)
-        draw_arrow(axes, start, end, head + text, color, width, path.star)
+        style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
+        style["ls"] = "--" if path.star else "-"
+        axes.annotate("", end, start, arrowprops=style)
+        box = dict(fc="white", ec="none", pad=1)
+        axes.text(*np.mean([start, end], 0), head + text, bbox=box, **LABEL)
         shown |= {(below, path.token), (path.layer, path.reader)}
     for layer, token in shown:
         draw_letters(axes, x_of[token], y_of[layer], holds[layer][token], task)
-
-
-def draw_arrow(axes, start, end, text, color, width, dashed):
-    """Draw an arrow between two points (x, y), with a text in its middle."""
-    style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
-    axes.annotate("", end, start, arrowprops=style | dict(ls="--" if dashed else "-"))
-    axes.text(*np.mean([start, end], 0), text, bbox=dict(fc="white", ec="none", pad=1), **LABEL)
 
 
 def draw_letters(axes, x, y, symbols, task):
@@ -221,6 +216,7 @@ def arrow_color(path, before, task):
 def draw_circuit(flags, report):
     """Figure 5: the circuit; the more the loss rises without a path, the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
+    # {layer: {token: what has arrived there before this layer}}
     before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
     for path, row in paths.items():
         text = f"{row['attention']:.2f}" if row["attention"] < 0.9 else ""
@@ -230,7 +226,7 @@ def draw_circuit(flags, report):
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     caption = f"""{LETTERS} Numbers: mean attention below 0.9.
-Wider: the loss rises more without it. Dashed: reads the tokens of all queries. Red: reads ahead,
+Wider: the loss rises more without it. Dashed: reads the tokens of all chains. Red: reads ahead,
 brings a letter beyond those in the reader's gray band. Gray: any other that brings no new letter.
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
@@ -260,7 +256,8 @@ def measure_emergence(run, paths, n=32):
 
 def emergence_steps(emergence):
     """{path: the step, interpolated, at which its mean attention first passes 0.5, or None}."""
-    steps, rows = emergence["steps"], paths_in(emergence)  # the first below of the negatives
+    steps, rows = emergence["steps"], paths_in(emergence)
+    # x first passes 0.5 where -x first is below -0.5
     return {path: first_below(steps, [-x for x in rows[path]["mean"]], -0.5) for path in rows}
 
 

@@ -82,7 +82,7 @@ class Task:
 
     @property
     def lost_above(self):
-        """The loss above which a query is not answered."""
+        """The loss above which a query is not answered: halfway to that average."""
         return self.chance / 2
 
     @property
@@ -103,14 +103,14 @@ class Task:
     @property
     def roles(self):
         """{role: the k of the x_k that it shows}, the query first, then the last group before it,
-        and so on. In chain 0 the symbol x_k is k."""
+        and so on."""
         roles = {}
         for slot in sorted(self.slots, key=lambda slot: slot.group):
-            roles |= slot.shows if slot.chain == 0 else {}
+            roles |= slot.shows if slot.chain == 0 else {}  # the symbol x_k of chain 0 is k
         return roles
 
     def draw(self, split, size, number=0):
-        """Batch `number` of a split, of `size` sequences. The same numbers draw the same batch."""
+        """Batch `number` of a split, of `size` sequences: the same for the same arguments."""
         return self.batch(size, np.random.default_rng((self.seed, SPLITS.index(split), number)))
 
     def batch(self, size, rng):
@@ -118,10 +118,10 @@ class Task:
         with N = 3, D = 1, whose tokens show A1 B1  A2 B2  A3 B3  A1 A2 A3 before the shuffle."""
         row = np.arange(size)[:, None]  # (B, 1): x[row, i] is x[b, i[b]] for each b
         vectors = rng.standard_normal((size, len(self.labels), self.K), dtype=np.float32)
-        keys = rng.random((size, len(self.slots))) - [slot.group for slot in self.slots]
 
-        # sort tokens by the key of their slot, random less its group: -.6  -.2  -.9  .8 .4 .1.
-        # Those of a slot have the same, and stay together
+        # one key a slot, random less its group: -.6  -.2  -.9  .8 .4 .1
+        keys = rng.random((size, len(self.slots))) - [slot.group for slot in self.slots]
+        # sort the tokens by it; those of a slot have the same, and stay together
         keys = keys.repeat([len(slot.shows) for slot in self.slots], 1)  # (B, T)
         token_at = keys.argsort(1, kind="stable")  # (B, T) 4 5  0 1  2 3  8 7 6
         place_of = token_at.argsort(1)  # (B, T) of each token: 2 3  4 5  0 1  8 7 6
@@ -277,7 +277,7 @@ def main():
     p.add_argument("--task", default="chain", help="or module:Class, a task of your own")
     p.add_argument("--N", type=int, default=4, help="chains per sequence")
     p.add_argument("--D", type=int, default=3, help="retrieval steps per chain")
-    p.add_argument("--seed", type=int, default=0, help="which data set; shows its first sequence")
+    p.add_argument("--seed", type=int, default=0, help="which data set")
     flags = p.parse_args()
     try:
         task = make_task(flags.task, flags.N, flags.D, seed=flags.seed)

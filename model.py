@@ -206,8 +206,8 @@ class Muon(torch.optim.Optimizer):
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
             if "average" not in group:
                 group["average"] = torch.zeros_like(gradient)
+            # m average + (1 - m) gradient, and then, with the new average, the same again
             average = group["average"].lerp_(gradient, 1 - group["momentum"])
-            # this made it m average + (1 - m) gradient, and so comes the update from the new one
             update = gradient.lerp(average, group["momentum"]).to(self.dtype)
 
             # the r c squares of an orthogonal matrix (r, c) sum to min(r, c), so that their mean is

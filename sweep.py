@@ -32,12 +32,11 @@ from analyze import GRAY, INK, RED, crossings, panels, save_figure, symbol_color
 from data import Task, command_line
 
 
-LAPTOP = "--heads 8 --seed 0 1 2 --steps 3000 --layers 4 3 2 1"  # the slowest run first
+LAPTOP = "--heads 8 --seed 0 1 2 --steps 3000 --layers 4 3 2 1"  # of a seed the slowest first
 NIGHT = "--heads 8 --seed 0 1 2 --steps 10000 --layers 8 7 6 5 4 3 2 1"
 PAPER = "--heads 8 --optimizer adamw --batch 512 --examples 1048576 --steps 10000 --stop-below 0"
 PAPER += " --ema 0 --qk-std 0.02 --seed 0 1 2 3 4 5 6 7 --layers 8 7 6 5 4 3 2 1"
-# flags of train.py for the two panels of Figure 4: asked for all, and for the last alone, as in the
-# paper of three symbols. Of a flag that comes twice, the last counts
+# asked for all symbols, and for the last of three alone. If a flag comes twice, the last counts
 PRESETS = {
     "laptop": [LAPTOP, f"{LAPTOP} --targets last --layers 4 2"],
     "night": [f"{NIGHT} --D 5 --seed 0 1 2 3 4", f"{NIGHT} --targets last --layers 8 5 3 1"],
@@ -149,6 +148,7 @@ def figure_4(rows):
     If other flags vary too, each choice of their values is a column."""
     with_ic = [row for row in rows if row["targets"] == "all"]
     without = [row for row in rows if row["targets"] == "last"]
+    # D may differ between the two
     varying = [name for name in train.DEFAULTS if len({row[name] for row in with_ic or rows}) > 1]
     varying = [name for name in varying if name != "seed"] or ["layers"]
     columns = {}  # {its label: its runs}
@@ -226,7 +226,7 @@ def main():
     table = folder / "results.jsonl"
     try:
         pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
-        train.write_file(table, train.read_file(table, []))
+        train.write_file(table, train.read_file(table, []))  # if it fails, then now
         if args.scheduler:
             from distributed import Client
 

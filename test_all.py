@@ -131,9 +131,8 @@ class Stages(unittest.TestCase):
             appended = torch.cat([numbers.cos(), numbers.sin()], 1).expand(3, -1, -1)
             stream = model.embed(torch.cat([x, appended], 2))
             q, k, v = block.qkv(block.ln1(stream)).chunk(3, -1)
-            q, k, v = (
-                x.view(3, 12, 2, 8).transpose(1, 2) for x in (q, k, v)
-            )  # (B, heads, T, size)
+            # (B, heads, T, size)
+            q, k, v = (x.view(3, 12, 2, 8).transpose(1, 2) for x in (q, k, v))
             if positions == "rope":
                 q, k = rotated(q, angles_by_hand(8)), rotated(k, angles_by_hand(8))
             written = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -156,20 +155,14 @@ class Stages(unittest.TestCase):
 
         torch.testing.assert_close(model(x, heads={(1, 0): same}), predictions)
         assert not torch.allclose(model(x, heads={(1, 0): silent}), predictions)
-        for head, f in (
-            ((3, 0), silent),
-            ((0, 2), silent),
-            ((1, 0), lambda pattern, values: pattern),
-        ):
+        for wrong in {(3, 0): silent}, {(0, 2): silent}, {(1, 0): lambda pattern, values: pattern}:
             with self.assertRaisesRegex(ValueError, "head"):
-                model(x, heads={head: f})
+                model(x, heads=wrong)
 
     def test_train_learns_one_retrieval_step(self):
         flags = "--layers 2 --width 32 --D 1 --N 2 --positions rope --no-mlp --lr 1e-2 --batch 64"
-        flags += (
-            f" --warmup 10 --steps 2000 --stop-below 0.2 --device cpu --out {self.folder}/learned"
-        )
-        code, out, err = run_main(train, flags)
+        flags += " --warmup 10 --steps 2000 --stop-below 0.2 --device cpu"
+        code, out, err = run_main(train, f"{flags} --out {self.folder}/learned")
         assert code == 0 and "solved: True" in out, out + err
 
         # other sequences, with answers that are found by comparing symbols; their average has 0.5
@@ -242,6 +235,7 @@ class Stages(unittest.TestCase):
             (train, "--targets 4", "among 1 to 3"),
             (train, "--task nowhere:Task", "nowhere"),
             (train, "--init nowhere", "No such file"),
+            (train, "--device nowhere", "nowhere"),
             (train, "--lay 3", "unrecognized"),
             (train, "--lr -1", "not below 0"),
             (train, f"{TINY} --out {self.tiny}", "has finished before"),

@@ -26,7 +26,7 @@ import sys
 import time
 import zipfile
 
-import data  # before torch, which reads a variable that data sets
+import data  # before torch, which reads the GOMP_SPINCOUNT that it sets
 from data import command_line
 from model import Transformer, make_optimizers
 
@@ -89,7 +89,7 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save rows and recent as they were before this evaluation, which --resume repeats
+            # save without this row: --resume evaluates again
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state.update(model=model.state_dict(), averaged=averaged.state_dict())
             state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
@@ -226,7 +226,7 @@ PROVENANCE = "device", "hardware", "threads", "torch", "git"
 
 
 def provenance_of(flags):
-    """Return {PROVENANCE: value}, what config.json says beside the flags."""
+    """Return what config.json says beside the flags, {name: value}."""
     hardware = CPU.get("cpu_name", platform.machine())
     if flags.device.startswith("cuda"):
         hardware = torch.cuda.get_device_name(flags.device)
@@ -237,7 +237,7 @@ def provenance_of(flags):
 
 def commit_of_this_code():
     """Return "7cb5d1b", or "7cb5d1b-dirty" with changes since; "unknown" outside of a clone."""
-    command = ["git", "--git-dir=.git", "describe", "--always", "--dirty"]  # of no folder above
+    command = ["git", "--git-dir=.git", "describe", "--always", "--dirty"]  # not a parent's
     here = pathlib.Path(__file__).resolve().parent
     try:
         found = subprocess.run(command, cwd=here, capture_output=True, text=True)
@@ -351,7 +351,7 @@ def parser():
     add("--examples", 2**18, "size of the training set")
 
     # the model (Section 8.1)
-    add("--positions", "appended", "to the tokens, or rope", choices=["appended", "rope"])
+    add("--positions", "appended", "appended to the tokens, or rope", choices=["appended", "rope"])
     add("--layers", 12, "number of layers")
     add("--heads", 1, "attention heads per layer")
     add("--width", 128, "size of the residual stream")
@@ -373,7 +373,7 @@ def parser():
     add("--clip", 0.1, "largest norm of the gradient; 0 = no clipping")
     add("--qk-std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", "", "start from the weights of this run, of the same shape")
-    add("--seed", 0, "of the data, their order, and the initial weights")
+    add("--seed", 0, "of the data and the initial weights")
     add("--dtype", "auto", "of products", choices=["auto", "float32", "bfloat16"])
     add("--eval-every", 50, "steps between evaluations; each saves")
     add("--save-every", 50, "steps between checkpoints in ckpt/, for analyze.py; 0 = none")
@@ -421,6 +421,10 @@ def parse_flags(words=None, folder="out"):
     flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     if flags.device == "auto":
         flags.device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=flags.device)
+    except (AssertionError, RuntimeError) as error:  # as torch says it, in many lines
+        p.error(f"--device {flags.device}: {str(error).splitlines()[0]}")
     try:
         begun = (flags.out / "config.json").exists()
         dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)

@@ -116,10 +116,10 @@ def test_sequences_are_resampled_among_those_with_the_roles_at_the_same_places()
     clean, corrupted = task.draw("circuits", 200), task.draw("corrupted", 9)
     patched = ablate.PatchedModel(model, task, clean, corrupted)
     assert patched.resampled.remainder(2).tolist() == [0, 1] * 100
-    assert len({*patched.resampled.tolist()}) == 9 and not patched.has_no_twin.any()
+    assert len({*patched.resampled.tolist()}) == 9 and not patched.unmatched.any()
     one = data.Batch(*(x[:1] for x in corrupted))
     patched = ablate.PatchedModel(model, task, clean, one)
-    assert patched.has_no_twin[:, 0].tolist() == [False, True] * 100 and not patched.resampled.any()
+    assert patched.unmatched[:, 0].tolist() == [False, True] * 100 and not patched.resampled.any()
 
 
 def record_nothing(inputs, heads):
