@@ -157,7 +157,7 @@ CLAIMS = [
           f"{ALL} and layers>1 and not (N==4 and D>=5)",
           "that know all that the law allows", layers.obeys,
           "layers"),
-    Claim("depth, README", "As many layers as the law asks learn the last symbol",
+    Claim("depth, README", "Models with the law's layers learn the last symbol",
           f"{ALL} and D>=5 and layers==law(D)", "", knows_the_last, "D heads"),
     Claim("depth, README", "One layer with two heads a place solves x_1",
           f"{ONE} and heads>=2 * places", "", solves,
