@@ -355,15 +355,15 @@ def best_circuit(searched, fresh, attention):
         3. with stars, under mean ablation alone
         4. without stars, under both, with all paths ranked by their attention"""
     ranked, reports = [*attention], []
-    plain = [path for path in ranked if not path.star]
+    without_stars = [path for path in ranked if not path.star]
 
     def circuits():
-        yield search(searched, plain, BOTH), BOTH  # 1
+        yield search(searched, without_stars, BOTH), BOTH  # 1
         under_mean = search(searched, ranked, [MEAN])
         if under_mean is not None:
             yield search(searched, ranked, BOTH, under_mean, MORE), BOTH  # 2
         yield under_mean, [MEAN]  # 3
-        yield search(searched, sorted(plain, key=attention.get, reverse=True), BOTH), BOTH
+        yield search(searched, sorted(without_stars, key=attention.get, reverse=True), BOTH), BOTH
 
     for paths, ablations in circuits():
         if paths is not None:
