@@ -21,10 +21,6 @@ from extras.studies.rows import RESULTS, completed, flags_of, name_of
 from extras.studies.theory import may_attend
 
 
-HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
-SEQUENCES = 64  # held out, for induction.jsonl
-
-
 # ---- the order of symbols
 
 
@@ -73,8 +69,8 @@ def new_heads(row):
 # ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
 
 
-def measure_run(row, n=SEQUENCES):
-    """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
+def measure_run(row, n=64):
+    """Return the row of induction.jsonl of a run; None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
         model, task, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, task, task.draw("emergence", n))
@@ -106,7 +102,7 @@ def needs_both(row):
     """Return whether without either read of an induction head half of what was learned of x_1,
     beside the average of four, is lost."""
     learned = Task(N=4).chance - row["losses"]["x_1"]
-    return min(row["kinds"][kind] for kind in HEADS) >= learned / 2
+    return min(row["kinds"][kind] for kind in ("q -> 1b", "1b -> 1a")) >= learned / 2
 
 
 def last_comes_late(row):
