@@ -1,7 +1,5 @@
 """k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
-    python -m extras.mechanisms hops
-
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
 in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ahead, at most k, and
 k after the last.

@@ -1,7 +1,5 @@
 """Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m extras.mechanisms recall
-
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
 positions and only EOS attends, so a model sees only how often each of the V tokens occurs.
