@@ -1,7 +1,6 @@
 """Time a training step of ours beside one of transformers' GPT2Model.
 
     python -m extras.bench
-    python -m extras.bench --positions rope
 
 Both have the size of the main command, the same batches and AdamW; they take turns.
 """
@@ -75,8 +74,6 @@ def steps_table(flags):
 
 
 if __name__ == "__main__":
-    p = command_line("python -m extras.bench", __doc__)
-    p.add_argument("--positions", default="appended", choices=["appended", "rope"], help="of ours")
-    flags = train.parse_flags(["--positions", p.parse_args().positions])
+    command_line("python -m extras.bench", __doc__).parse_args()
     train.keep_freed_memory()  # both models share this process
-    print(steps_table(flags))
+    print(steps_table(train.parse_flags([])))
