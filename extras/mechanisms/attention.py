@@ -1,8 +1,4 @@
-"""The attention of the bigram task's induction head (Bietti's slides), trained by bigrams.py.
-
-Layer 1 should attend to the previous token. Layer 2, at a trigger that occurred before, should
-attend to what followed it there.
-"""
+"""The attention of the bigram task's induction head (Bietti's slides), trained by bigrams.py."""
 
 from analyze import RED, panels
 from extras.mechanisms import seeds_table

@@ -1,8 +1,7 @@
 """The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
 Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
-sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
-a cycle, which is easy to predict; accuracy is therefore also given without such sequences.
+sequence. Scored are triggers that occurred before.
 """
 
 import csv

@@ -3,8 +3,6 @@
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
 positions and only EOS attends, so a model sees only how often each of the V tokens occurs.
-
-Apart from this, softmax attention between random frozen embeddings stores as many facts as it can.
 """
 
 import math

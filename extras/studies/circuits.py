@@ -77,9 +77,8 @@ def reads_ahead_in_the_same_head(row):
     """Return whether a head that brings the query to B brings 2b to D; None if the circuit does not
     have both reads."""
     heads = heads_of(row)
-    if heads.keys() >= {"q -> 1b", "2b -> 3b"}:
-        return bool(heads["q -> 1b"] & heads["2b -> 3b"])
-    return None
+    has_both = heads.keys() >= {"q -> 1b", "2b -> 3b"}
+    return bool(heads["q -> 1b"] & heads["2b -> 3b"]) if has_both else None
 
 
 # ---- the paper's own test

@@ -76,13 +76,12 @@ def measure_run(row, n=64):
         patched = PatchedModel(model, task, task.draw("emergence", n))
         loss = patched.baseline[..., 0].mean().item()
         if loss < task.learned_below:
-            kinds = {}
-            names, readable = [*task.roles], may_attend(task, flags.causal)
-            for reader, read in readable.fill_diagonal_(False).nonzero().tolist():
-                kind = f"{names[reader]} -> {names[read]}"
-                paths = [Path(*head, *kind.split(" -> ")) for head in patched.corrupted_reads]
+            names, kinds = [*task.roles], {}
+            readable = may_attend(task, flags.causal).fill_diagonal_(False)
+            for reader, read in readable.nonzero().tolist():
+                paths = [Path(*head, names[reader], names[read]) for head in model.heads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
-                kinds[kind] = round(rise, 4)
+                kinds[f"{names[reader]} -> {names[read]}"] = round(rise, 4)
             row = dict(run=name_of(row), positions=flags.positions, optimizer=flags.optimizer)
             return row | dict(step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
@@ -117,9 +116,8 @@ def write_induction(rows, out):
     file = out / "induction.jsonl"
     measured = studies.rows_by(file, "run")
     for row in rows:
-        if row["folder"] and analyze.checkpoints_of(row["folder"]):
-            found = measure_run(row)
-            measured |= {found["run"]: found} if found else {}
+        if row["folder"] and (found := measure_run(row)):
+            measured[found["run"]] = found
     train.write_file(file, [*measured.values()])
     return file
 
