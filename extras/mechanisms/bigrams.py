@@ -193,12 +193,11 @@ def memory_table(rows):
     half, lines = [f"{name} half" for name in MEMORIES], []
     head = "trained", *half, "0.9", "slides' order", "W_KQ2 first", "accuracy"
     for row in rows:
-        curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
-        for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
-            reached = curves[:, :, column] >= level
-            steps = curves[0, reached.int().argmax(1), 0]
-            times.append(torch.where(reached.any(1), steps, torch.inf))
-        cells = [spread(steps.tolist()) for steps in times]
+        curves = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
+        reached = curves[:, :, [3, 4, 5, 2]] >= torch.tensor([0.5, 0.5, 0.5, 0.9])
+        steps = curves[0, :, 0][reached.int().argmax(1)]  # (seeds, 4), of the first time
+        times = torch.where(reached.any(1), steps, torch.inf).T
+        cells = [spread(steps) for steps in times.tolist()]
         output, trigger, previous, _ = times
         slides = int(((output < trigger) & (trigger < previous)).sum())
         trigger_first = int((trigger < output).sum())

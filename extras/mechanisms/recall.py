@@ -81,9 +81,8 @@ def plateau(seed, S, R, D, init):
     flows = plateau_of(R, D, flow(R, R, D, init), flow(S, D, R, init))
     steps = round(2.6 * max(flows))
     curve = train_linear(seed, S, R, D, init, steps, lr=0.5, batch=256, rows=1000)
-    relation = [(time, loss) for time, _, loss, _, _ in curve]
-    subject = [(time, loss) for time, _, _, loss, _ in curve]
-    return plateau_of(R, D, relation, subject) + flows
+    losses = ([(row[0], row[i]) for row in curve] for i in (2, 3))  # of relations, of subjects
+    return plateau_of(R, D, *losses) + flows
 
 
 def table(rows):
