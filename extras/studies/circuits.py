@@ -15,16 +15,16 @@ from extras.studies import command, markdown, rows_by
 from extras.studies.rows import RESULTS, name_of
 
 
-# the reads of pointer doubling, as the compiled program has them; what each read is for
-SIX = {"1b -> 1a", "2b -> 2a", "3b -> 3a", "q -> 1b", "2b -> 3b", "q -> 2b"}
-GAINS = {
-    ("1b -> 1a", "2b -> 2a", "3b -> 3a"): "the symbol by which it can be found",
-    ("q -> 1b",): "B",
-    ("2b -> 3b",): "D, ahead",
-    ("q -> 2b",): "C, and D with it",
-    ("1b -> 2b",): "C, ahead",
-    ("q -> 3b",): "D",
-}
+READS = [  # which token, what it reads, what it gains
+    ("1b, 2b, 3b", "the other token of its pair", "the symbol by which it can be found"),
+    ("query", "1b", "B"),
+    ("2b", "3b", "D, ahead"),
+    ("query", "2b", "C, and D with it"),
+    ("1b", "2b", "C, ahead"),
+    ("query", "3b", "D"),
+]
+KINDS = ["1b -> 1a, 2b -> 2a, 3b -> 3a", "q -> 1b", "2b -> 3b", "q -> 2b", "1b -> 2b", "q -> 3b"]
+SIX = {*", ".join(KINDS[:4]).split(", ")}  # of pointer doubling, as the compiled program has them
 
 
 # ---- a second search
@@ -60,12 +60,9 @@ def heads_of(row):
 def doubling_table(rows):
     """Return how many of these circuits have each read."""
     lines = []
-    for kinds, gains in GAINS.items():
-        ends = [kind.split(" -> ") for kind in kinds]
-        counts = ", ".join(str(sum(kind in heads_of(row) for row in rows)) for kind in kinds)
-        readers = ", ".join(reader.replace("q", "query") for reader, _ in ends)
-        read = ends[0][1] if len(ends) == 1 else "the other token of its pair"
-        lines.append([readers, read, gains, counts])
+    for cells, kinds in zip(READS, KINDS, strict=True):
+        counts = [sum(kind in heads_of(row) for row in rows) for kind in kinds.split(", ")]
+        lines.append([*cells, ", ".join(map(str, counts))])
     return markdown(["token", "reads", "and gains", f"circuits of {len(rows)}"], *lines)
 
 
