@@ -1,7 +1,6 @@
 """Time a training step of ours beside one of transformers' GPT2Model.
 
     python -m extras.bench
-    python -m extras.bench --positions rope
 
 Both have the size of the main command, the same batches and AdamW; they take turns.
 """
@@ -21,22 +20,22 @@ WARMUP, ROUNDS = 5, 15  # rounds that are not timed, then rounds that are
 
 
 class GPT2(torch.nn.Module):
-    """transformers' stack of layers between an input map and an output map like ours."""
+    """transformers' stack of layers, with its own positions, between two linear maps like ours."""
 
     def __init__(self, flags):
         super().__init__()
-        transformers, ours = package("transformers"), train.build(flags)
-        T = train.task_of(flags).T
+        transformers, task = package("transformers"), train.task_of(flags)
         shape = transformers.GPT2Config(
             n_layer=flags.layers, n_head=flags.heads, n_embd=flags.width, vocab_size=1,
-            n_positions=T, bos_token_id=None, eos_token_id=None, use_cache=False,
+            n_positions=task.T, bos_token_id=None, eos_token_id=None, use_cache=False,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
         )  # fmt: skip
-        self.embed, self.head, self.N = ours.embed, ours.head, flags.N
-        self.stack, self.dtype = transformers.GPT2Model(shape), ours.dtype
+        self.embed = torch.nn.Linear(task.inputs, flags.width)
+        self.head = torch.nn.Linear(flags.width, task.outputs)
+        self.stack, self.N, self.dtype = transformers.GPT2Model(shape), task.N, flags.dtype
 
     def forward(self, x):
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
             return self.head(self.stack(inputs_embeds=self.embed(x))[0][:, -self.N :])
 
 
@@ -75,8 +74,6 @@ def steps_table(flags):
 
 
 if __name__ == "__main__":
-    p = command_line("python -m extras.bench", __doc__)
-    p.add_argument("--positions", default="appended", choices=["appended", "rope"], help="of ours")
-    flags = train.parse_flags(["--positions", p.parse_args().positions])
+    command_line("python -m extras.bench", __doc__).parse_args()
     train.keep_freed_memory()  # both models share this process
-    print(steps_table(flags))
+    print(steps_table(train.parse_flags([])))

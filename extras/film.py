@@ -5,7 +5,6 @@ python -m extras.film results/default_s0    # a run with emergence.json, which a
 
 import io
 import itertools
-import pathlib
 
 import analyze
 import train
@@ -61,12 +60,11 @@ Not all of them have arrived at this step. Numbers: mean attention (n = {n})."""
 def main():
     p = command_line("extras.film", __doc__)
     p.add_argument("run", type=train.run_directory, help="run directory, after analyze.py")
-    p.add_argument("--out", type=pathlib.Path, help="the film; default: RUN/emergence.gif")
-    args = p.parse_args()
-    emergence, out = read_report(args.run, "emergence.json"), args.out or args.run / "emergence.gif"
+    run = p.parse_args().run
+    emergence, out = read_report(run, "emergence.json"), run / "emergence.gif"
     if not emergence:
-        p.error(f"{args.run} has no emergence.json: train with --save-every, then run analyze.py")
-    frames = [*draw_frames(train.read_flags(args.run), train.read_log(args.run), emergence)]
+        p.error(f"{run} has no emergence.json: train with --save-every, then run analyze.py")
+    frames = [*draw_frames(train.read_flags(run), train.read_log(run), emergence)]
 
     # all in the colours of the last, so that what does not move takes no bytes; it stays 2 seconds
     colors = frames[-1].quantize(128)

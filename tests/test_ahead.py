@@ -1,8 +1,8 @@
-"""Rounds of reading ahead, and what later tokens bring, of circuits made by hand."""
+"""Which circuits read ahead twice, of some made by hand."""
 
 from data import Task
-from extras.studies import ahead, later
-from tests.planted import Planted, paths_from
+from extras.studies import ahead
+from tests.planted import paths_from
 
 import pytest
 
@@ -19,27 +19,14 @@ WALK = [*PAIRS, "1 1b 2b", "2 1b 3b", "3 1b 4b", "4 1b 5b", "5 q 1b"]  # 1b hold
 
 
 @pytest.mark.parametrize(
-    "texts, rounds",
-    [(LINEAR, 0), (UNUSED, 1), (ONE, 1), (BEHIND, 1), (TWO, 2), (AGAIN, 2), (WALK, 3)],
+    "texts, twice",
+    [(LINEAR, 0), (UNUSED, 0), (ONE, 0), (BEHIND, 0), (TWO, 1), (AGAIN, 1), (WALK, 1)],
 )
-def test_rounds_that_bring_all_symbols_to_the_query(texts, rounds):
-    assert ahead.rounds_of(paths_from(*texts), Task(D=7)) == rounds
+def test_which_circuits_take_a_second_round(texts, twice):
+    paths = [path._asdict() for path in paths_from(*texts)]
+    assert ahead.reads_twice(dict(report=dict(paths=paths), task=Task(D=7))) == twice
 
 
-def test_steps_ahead_of_a_pair():
-    ends = [("1b", {0, 1, 3}), ("2a", {1}), ("2b+1", {2, 3}), ("q", {0, 7}), ("3b+1", set())]
-    assert [ahead.steps_ahead(*end) for end in ends] == [2, 0, 1, 0, 0]
-
-
-# ---- what tokens read of later ones, without a mask
-
-
-@pytest.mark.parametrize(
-    "reads, lost", [(["0 1b 1a", "1 q 1b"], False), (["0 1a 1b", "1 q 1a"], True)]
-)
-def test_what_later_tokens_bring_is_lost_without_it(reads, lost):
-    """By its a a pair is found as well, if the a has read its b, which comes later."""
-    row = later.measure(Planted(Task(D=1), reads, layers=2), Task(D=1), ["x_1"])
-    assert row["full"]["x_1"] < 0.01
-    assert [loss > 0.5 for loss in row["by_place"]] == [lost] * 4
-    assert (row["without"]["x_1"] > 0.5) == lost
+def test_what_reaches_the_query_within_some_steps():
+    reached = [ahead.reached_within(paths_from(*TWO), Task(D=7), steps) for steps in (0, 1, 3)]
+    assert reached == [{*range(3)}, {*range(6)}, {*range(8)}]

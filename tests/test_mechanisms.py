@@ -45,7 +45,7 @@ def test_planted_induction_head_is_recalled_and_solves_the_task():
         model.W_KQ2.copy_(15 * E.T @ E @ model.W_OV1.T / d**1.5)
         model.W_KQ1.copy_(15 * P[1:].T @ P[:-1] / d**1.5)
         how = "random", bigrams.read_bigrams(), seeded()
-        tokens, scored, cyclic, _ = bigrams.sample(100, 64, *how)
+        tokens, scored, cyclic = bigrams.sample(100, 64, *how)
         logits, patterns = model(tokens[:, :-1], return_patterns=True)
     assert model.recalls(range(N)) == [1.0] * 3
     # the first token has no previous token: L0H0 attends to the token itself, which misleads

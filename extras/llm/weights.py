@@ -74,8 +74,8 @@ def choices(model, tokenizer, n, seed):
         correct = 0
         for index in range(n):
             text, answer, words = make_question(formulation, D, seed, index)
-            chat, options = [dict(role="user", content=text)], dict(add_generation_prompt=True)
-            text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+            chat = [dict(role="user", content=text)]
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             space = "" if text.endswith("\n") else " "
             answer, words = space + answer, [space + word for word in words]
             correct += likeliest(model, tokenizer, text, words) == answer

@@ -1,10 +1,4 @@
-"""The attention of the bigram task's induction head (Bietti's slides), trained by bigrams.py.
-
-    python -m extras.mechanisms attention
-
-Layer 1 should attend to the previous token. Layer 2, at a trigger that occurred before, should
-attend to what followed it there.
-"""
+"""The attention of the bigram task's induction head (Bietti's slides), trained by bigrams.py."""
 
 from analyze import RED, panels
 from extras.mechanisms import seeds_table
@@ -33,7 +27,7 @@ def measure_attention(seed, triggers, steps, T=64):
     targets [t, s]."""
     model, _ = train_simplified(seed, triggers=triggers, steps=steps)
     generator = torch.Generator().manual_seed(1000 + seed)
-    tokens, scored, cyclic, _ = sample(512, T, triggers, read_bigrams(), generator)
+    tokens, scored, cyclic = sample(512, T, triggers, read_bigrams(), generator)
     tokens, layers = tokens[:, :-1], []
     with torch.no_grad():
         _, patterns = model(tokens, return_patterns=True)

@@ -1,10 +1,7 @@
 """The bigram task (Bietti's slides): the memories of an induction head, and one layer beside two.
 
-    python -m extras.mechanisms bigrams
-
 Characters follow Shakespeare's bigrams, but K triggers are each followed by an output drawn for the
-sequence. Scored are triggers that occurred before. If outputs are triggers, the sequence can run in
-a cycle, which is easy to predict; accuracy is therefore also given without such sequences.
+sequence. Scored are triggers that occurred before.
 """
 
 import csv
@@ -55,14 +52,14 @@ def continue_tokens(tokens, probabilities, outputs, uniform):
 
 
 def sample(B, T, triggers, bigrams, generator):
-    """Draw tokens (B, T + 1), scored (B, T), cyclic (B,) and the outputs (B, N), -1 for characters
-    that are no triggers. These are the K most frequent characters ("fixed") or drawn ("random")."""
+    """Draw tokens (B, T + 1), scored (B, T) and cyclic (B,). Triggers are the K most frequent
+    characters ("fixed") or drawn ("random")."""
     probabilities, unigram = bigrams
     chosen = unigram.topk(K).indices.expand(B, K)
     if triggers == "random":
         chosen = torch.multinomial(unigram.expand(B, N), K, generator=generator)
     drawn = torch.randint(N, (B, K), generator=generator)
-    outputs = torch.full((B, N), -1).scatter(1, chosen, drawn)
+    outputs = torch.full((B, N), -1).scatter(1, chosen, drawn)  # -1 for what is no trigger
     uniform = torch.rand(B, T, generator=generator).T
     first = torch.multinomial(unigram, B, replacement=True, generator=generator)
     tokens = continue_tokens(first, probabilities, outputs.expand(T, B, N), uniform)
@@ -72,7 +69,7 @@ def sample(B, T, triggers, bigrams, generator):
     for _ in range(K + 1):
         walk = torch.where(walk < 0, walk, outputs.gather(1, walk.clamp(min=0)))
     repeated = (inputs[:, :, None] == inputs[:, None]).tril(-1).any(2)
-    return tokens, repeated & (outputs.gather(1, inputs) >= 0), (walk >= 0).any(1), outputs
+    return tokens, repeated & (outputs.gather(1, inputs) >= 0), (walk >= 0).any(1)
 
 
 def accuracies(logits, tokens, scored, cyclic):
@@ -138,7 +135,7 @@ def train_simplified(seed, triggers, steps, frozen=(), until=0, d=128, T=64, B=1
     probed = bigrams[1].topk(K if triggers == "fixed" else N).indices
     model, rows = Simplified(d, T, generator), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    held_out, scored_out, cyclic, _ = sample(512, T, triggers, bigrams, generator)
+    held_out, scored_out, cyclic = sample(512, T, triggers, bigrams, generator)
     for step in range(steps + 1):
         if step % 10 == 0:
             with torch.no_grad():
@@ -147,7 +144,7 @@ def train_simplified(seed, triggers, steps, frozen=(), until=0, d=128, T=64, B=1
             rows.append([step, *predicted, *model.recalls(probed)])
         for name in frozen:
             model.get_parameter(name).requires_grad_(step >= until)
-        tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
+        tokens, scored, _ = sample(B, T, triggers, bigrams, generator)
         optimizer.zero_grad()
         cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored]).backward()
         optimizer.step()
@@ -165,7 +162,7 @@ def take_steps(seed, bigrams, d, B, T=32, chunk=128):
     for i, name in enumerate(MEMORIES):
         weight, step = model.get_parameter(name), 0
         for _ in range(B // chunk):
-            tokens, scored, _, _ = sample(chunk, T, "random", table, generator)
+            tokens, scored, _ = sample(chunk, T, "random", table, generator)
             loss = cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored])
             step = step - torch.autograd.grad(loss, weight)[0]
         with torch.no_grad():
@@ -196,12 +193,11 @@ def memory_table(rows):
     half, lines = [f"{name} half" for name in MEMORIES], []
     head = "trained", *half, "0.9", "slides' order", "W_KQ2 first", "accuracy"
     for row in rows:
-        curves, times = torch.tensor(row["values"]), []  # (seeds, times, COLUMNS)
-        for column, level in (3, 0.5), (4, 0.5), (5, 0.5), (2, 0.9):
-            reached = curves[:, :, column] >= level
-            steps = curves[0, reached.int().argmax(1), 0]
-            times.append(torch.where(reached.any(1), steps, torch.inf))
-        cells = [spread(steps.tolist()) for steps in times]
+        curves = torch.tensor(row["values"])  # (seeds, times, COLUMNS)
+        reached = curves[:, :, [3, 4, 5, 2]] >= torch.tensor([0.5, 0.5, 0.5, 0.9])
+        steps = curves[0, :, 0][reached.int().argmax(1)]  # (seeds, 4), of the first time
+        times = torch.where(reached.any(1), steps, torch.inf).T
+        cells = [spread(steps) for steps in times.tolist()]
         output, trigger, previous, _ = times
         slides = int(((output < trigger) & (trigger < previous)).sum())
         trigger_first = int((trigger < output).sum())
@@ -235,7 +231,7 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
     the loss is that of all tokens. With random ones it is that of the scored tokens alone: a model
     that predicts all tokens well must doubt what followed a token only once."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
-    held_out = sample(512, T, triggers, bigrams, generator)[:3]
+    held_out = sample(512, T, triggers, bigrams, generator)
     torch.manual_seed(seed)
     model = Transformer(T, T, N + T, N, layers, 2, d, d // 2)
     torch.nn.init.normal_(model.embed.weight)  # of one-hot characters and positions
@@ -247,7 +243,7 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
         return model(torch.cat([one_hot(tokens[:, :-1], N), positions], 2))
 
     for step in range(steps):
-        tokens, scored, _, _ = sample(B, T, triggers, bigrams, generator)
+        tokens, scored, _ = sample(B, T, triggers, bigrams, generator)
         trained = scored if triggers == "random" else torch.ones_like(scored)
         model.zero_grad()
         cross_entropy(predict(tokens)[trained], tokens[:, 1:][trained]).backward()

@@ -1,7 +1,5 @@
 """k-fold composition (Bietti's slides): k hops are hard to learn, unless shorter ones come first.
 
-    python -m extras.mechanisms hops
-
 A sequence shows k permutations of N numbers in a ring; each is preceded by a hidden one, the same
 in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ahead, at most k, and
 k after the last.
@@ -36,17 +34,14 @@ class Ring:
         self.hops = [*(min(2**level, k) for level in range(layers - 1)), k]
         self.pi = torch.rand(1, k, N, generator=generator).argsort(2)
 
-    def answers(self, sigma):
-        """The numbers that are `hops` from every token, (levels, B, k, N)."""
-        answers = [hop := sigma.gather(2, self.pi.expand_as(sigma))]
-        for place in range(1, self.k):
-            answers.append(hop.roll(-place, 1).gather(2, answers[-1]))
-        return torch.stack([answers[hops - 1] for hops in self.hops])
-
     def sample(self, levels, B, generator):
         """Draw tokens (B, T) and their targets (levels, B, T)."""
         sigma = torch.rand(B, self.k, self.N, generator=generator).argsort(2)
-        return sigma.flatten(1), self.answers(sigma).flatten(2)[levels]
+        answers = [hop := sigma.gather(2, self.pi.expand_as(sigma))]  # after 1, 2, ... k hops
+        for place in range(1, self.k):
+            answers.append(hop.roll(-place, 1).gather(2, answers[-1]))
+        targets = torch.stack([answers[self.hops[level] - 1] for level in levels])
+        return sigma.flatten(1), targets.flatten(2)
 
 
 class Transformer(torch.nn.Module):

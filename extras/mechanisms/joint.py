@@ -1,9 +1,4 @@
-"""The memories of the bigram task learned jointly, or some frozen at first (Bietti's slides).
-
-    python -m extras.mechanisms joint
-
-Frozen are both W_KQ, so that W_OV2 is learned before them, or W_OV2.
-"""
+"""The memories of the bigram task learned jointly, or some frozen at first (Bietti's slides)."""
 
 from extras.mechanisms import bigrams
 

@@ -1,7 +1,5 @@
 """Weights as associative memories (Bietti's slides): what one gradient step and training store.
 
-    python -m extras.mechanisms memories
-
 A memory W answers token z with the k of the largest u_k' W e_z, where e and u are random unit
 vectors of d numbers. The fact is always z -> z: any other one-to-one map only renames the answers.
 """

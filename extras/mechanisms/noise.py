@@ -1,12 +1,7 @@
 """Common bigrams or the context (Bietti's slides): what an MLP learns first, and its truncation.
 
-    python -m extras.mechanisms noise
-
 Characters follow Shakespeare's bigrams, but a space is followed by an output that is drawn for the
-sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise: after
-later spaces, does the model predict the output or the noise, and how does a truncated MLP do?
-
-Apart from this, one linear layer learns the noise token from uniform characters.
+sequence or, half the time, by the noise token ("the" in "in the"). The test has no noise.
 """
 
 import statistics

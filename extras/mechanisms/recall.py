@@ -1,12 +1,8 @@
 """Factual recall (Bietti's slides): the hallucination plateau and its gradient flow.
 
-    python -m extras.mechanisms recall
-
 A sequence holds a subject s, a relation r, noise tokens and EOS; the target is the fact a*(s, r).
 Each relation has a set A_r of D answers, and each of them is right for S/D subjects. There are no
 positions and only EOS attends, so a model sees only how often each of the V tokens occurs.
-
-Apart from this, softmax attention between random frozen embeddings stores as many facts as it can.
 """
 
 import math
@@ -85,9 +81,8 @@ def plateau(seed, S, R, D, init):
     flows = plateau_of(R, D, flow(R, R, D, init), flow(S, D, R, init))
     steps = round(2.6 * max(flows))
     curve = train_linear(seed, S, R, D, init, steps, lr=0.5, batch=256, rows=1000)
-    relation = [(time, loss) for time, _, loss, _, _ in curve]
-    subject = [(time, loss) for time, _, _, loss, _ in curve]
-    return plateau_of(R, D, relation, subject) + flows
+    losses = ([(row[0], row[i]) for row in curve] for i in (2, 3))  # of relations, of subjects
+    return plateau_of(R, D, *losses) + flows
 
 
 def table(rows):

@@ -1,46 +1,17 @@
-"""How far circuits read ahead: whether the pair tokens of a chain read one another before the query
-reads them, and in how many rounds (Section 5 of the paper, pointer doubling).
+"""Which circuits read ahead twice: the pair tokens of a chain read one another before the query
+reads them (Section 5 of the paper, pointer doubling).
 
-    python -m extras.studies.ahead out/L4_H4_D7_s*
-
-At first kb holds its own pair, x_{k-1} and x_k. A circuit is linear if no token of a pair can hold
-a symbol ahead of its pair. It has one round if all symbols would still reach the query with kb
-holding x_{k+1} at most, two rounds with x_{k+3}, r rounds with x_{k + 2^r - 1}: as many as pointer
-doubling needs to get so far. A token finds another pair by a symbol that both hold.
+At first kb holds its own pair, x_{k-1} and x_k, and after one round of reading ahead x_{k+1} at
+most; further symbols take a second one. A token finds another pair by a symbol that both hold.
 """
 
-from pathlib import Path
-
 from ablate import arrivals, paths_in, split_token
-from data import command_line
-from extras.studies import markdown
-from extras.studies.rows import load, name_of
 
 
-ROUNDS = "linear", "one round", "two rounds", "three rounds"
-
-
-def pair_of(token):
-    """Return the step of a token's pair: 2 for 2a, 2b and 2b+1, 0 for the query."""
-    role, _ = split_token(token)
-    return int(role[:-1] or 0)
-
-
-def steps_ahead(token, symbols):
-    """Return how far ahead of its pair a token holds symbols: 2 for 1b with x_3; 0 for the query,
-    and if it holds none."""
-    return 0 if token == "q" else max([0, *(k - pair_of(token) for k in symbols)])
-
-
-def rounds_of(paths, task):
-    """Return the number of rounds of a circuit, as above."""
-    _, holds = arrivals(paths, task)[-1]
-    if not any(steps_ahead(*item) for item in holds.items()):
-        return 0
-    rounds = 1
-    while reached_within(paths, task, task.D) - reached_within(paths, task, 2**rounds - 1):
-        rounds += 1
-    return rounds
+def reads_twice(row):
+    """Return whether a circuit reads ahead in two rounds or more."""
+    paths, task = paths_in(row["report"]), row["task"]
+    return reached_within(paths, task, 1) != reached_within(paths, task, task.D)
 
 
 def reached_within(paths, task, steps):
@@ -51,40 +22,14 @@ def reached_within(paths, task, steps):
         before = {token: {*symbols} for token, symbols in holds.items()}
         for path in (path for path in paths if path.layer == layer):
             own, symbols = before.get(path.reader, set()), before.get(path.token, set())
-            if pair_of(path.reader) == pair_of(path.token) or own & symbols:
-                kept = {k for k in symbols if steps_ahead(path.reader, {k}) <= steps}
-                holds[path.reader] |= kept
+            pair = pair_of(path.reader)
+            if pair == pair_of(path.token) or own & symbols:
+                most = task.D if path.reader == "q" else pair + steps
+                holds[path.reader] |= {k for k in symbols if k <= most}
     return holds["q"]
 
 
-def table(rows):
-    """Return a row per run, and below how many of the validated circuits have so many rounds."""
-    lines, counts = [], dict.fromkeys(ROUNDS, 0)
-    for row in rows:
-        report, paths, text, rounds = row["report"], paths_in(row["report"]), "", ""
-        if paths:
-            _, holds = arrivals(paths, row["task"])[-1]
-            ahead = {token: steps_ahead(token, holds[token]) for token in sorted(holds)}
-            text = ", ".join(f"{token} {steps}" for token, steps in ahead.items() if steps)
-            rounds = ROUNDS[rounds_of(paths, row["task"])]
-            counts[rounds] += report["validated"]
-        said = report.get("verdict", "no report")
-        lines.append([name_of(row), said, len(paths), text, rounds])
-    counted = ", ".join(f"{rounds} {count}" for rounds, count in counts.items())
-    head = ["run", "verdict", "paths", "steps ahead of its pair", "rounds"]
-    return f"{markdown(head, *lines)}\n\nOf the validated circuits: {counted}."
-
-
-def reads_twice(row):
-    """Return whether a circuit reads ahead in two rounds or more."""
-    return rounds_of(paths_in(row["report"]), row["task"]) >= 2
-
-
-def main():
-    p = command_line("python -m extras.studies.ahead", __doc__)
-    p.add_argument("run", type=Path, nargs="+", help="run directories, or files of rows")
-    print(table(load(p.parse_args().run)))
-
-
-if __name__ == "__main__":
-    main()
+def pair_of(token):
+    """Return the step of a token's pair: 2 for 2a, 2b and 2b+1, 0 for the query."""
+    role, _ = split_token(token)
+    return int(role[:-1] or 0)

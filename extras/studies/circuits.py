@@ -6,6 +6,8 @@ circuits.jsonl has a row for each run with weights and a circuit: its number of 
 many a search on other sequences finds, and how many both have.
 """
 
+from collections import defaultdict
+
 import ablate
 import train
 from ablate import paths_in
@@ -13,16 +15,16 @@ from extras.studies import command, markdown, rows_by
 from extras.studies.rows import RESULTS, name_of
 
 
-# the reads of pointer doubling, as the compiled program has them; what each read is for
-SIX = {"1b -> 1a", "2b -> 2a", "3b -> 3a", "q -> 1b", "2b -> 3b", "q -> 2b"}
-GAINS = {
-    ("1b -> 1a", "2b -> 2a", "3b -> 3a"): "the symbol by which it can be found",
-    ("q -> 1b",): "B",
-    ("2b -> 3b",): "D, ahead",
-    ("q -> 2b",): "C, and D with it",
-    ("1b -> 2b",): "C, ahead",
-    ("q -> 3b",): "D",
-}
+READS = [  # which token, what it reads, what it gains
+    ("1b, 2b, 3b", "the other token of its pair", "the symbol by which it can be found"),
+    ("query", "1b", "B"),
+    ("2b", "3b", "D, ahead"),
+    ("query", "2b", "C, and D with it"),
+    ("1b", "2b", "C, ahead"),
+    ("query", "3b", "D"),
+]
+KINDS = ["1b -> 1a, 2b -> 2a, 3b -> 3a", "q -> 1b", "2b -> 3b", "q -> 2b", "1b -> 2b", "q -> 3b"]
+SIX = {*", ".join(KINDS[:4]).split(", ")}  # of pointer doubling, as the compiled program has them
 
 
 # ---- a second search
@@ -44,49 +46,36 @@ def draw(rows, out):
     return file
 
 
-# ---- the reports
-
-
-def kind_of(path):
-    return f"{path['reader']} -> {path['read']}"
-
-
-def kinds_of(row):
-    """Return {"q -> 1b", ...}, the kinds of reads in the circuit of a run."""
-    return {kind_of(path) for path in row["report"]["paths"]}
-
-
-def heads_with(row, kind):
-    """Return {(layer, head), ...} of the paths of one kind."""
-    paths = [path for path in row["report"]["paths"] if kind_of(path) == kind]
-    return {(path["layer"], path["head"]) for path in paths}
-
-
 # ---- pointer doubling
+
+
+def heads_of(row):
+    """Return {"q -> 1b": {(layer, head), ...}, ...}, which heads of a circuit read so."""
+    heads = defaultdict(set)
+    for path in paths_in(row["report"]):
+        heads[f"{path.reader} -> {path.read}"].add((path.layer, path.head))
+    return heads
 
 
 def doubling_table(rows):
     """Return how many of these circuits have each read."""
     lines = []
-    for kinds, gains in GAINS.items():
-        ends = [kind.split(" -> ") for kind in kinds]
-        counts = ", ".join(str(sum(kind in kinds_of(row) for row in rows)) for kind in kinds)
-        readers = ", ".join(reader.replace("q", "query") for reader, _ in ends)
-        read = ends[0][1] if len(ends) == 1 else "the other token of its pair"
-        lines.append([readers, read, gains, counts])
+    for cells, kinds in zip(READS, KINDS, strict=True):
+        counts = [sum(kind in heads_of(row) for row in rows) for kind in kinds.split(", ")]
+        lines.append([*cells, ", ".join(map(str, counts))])
     return markdown(["token", "reads", "and gains", f"circuits of {len(rows)}"], *lines)
 
 
 def holds_six(row):
-    return kinds_of(row) >= SIX
+    return heads_of(row).keys() >= SIX
 
 
 def reads_ahead_in_the_same_head(row):
     """Return whether a head that brings the query to B brings 2b to D; None if the circuit does not
     have both reads."""
-    if kinds_of(row) >= {"q -> 1b", "2b -> 3b"}:
-        return bool(heads_with(row, "q -> 1b") & heads_with(row, "2b -> 3b"))
-    return None
+    heads = heads_of(row)
+    has_both = heads.keys() >= {"q -> 1b", "2b -> 3b"}
+    return bool(heads["q -> 1b"] & heads["2b -> 3b"]) if has_both else None
 
 
 # ---- the paper's own test
@@ -96,10 +85,10 @@ def reuses(row):
     """Return whether the full model of a run loses all its symbols without some path of either kind
     that an induction head needs."""
     full, kinds = row["report"]["full_model"], set()
-    for path in row["report"]["paths"]:
-        losses = [full[name] + path["cost"][name] for name in row["task"].target_names]
+    for path, measured in paths_in(row["report"]).items():
+        losses = [full[name] + measured["cost"][name] for name in row["task"].target_names]
         if min(losses) >= row["task"].learned_below:
-            kinds.add(kind_of(path))
+            kinds.add(f"{path.reader} -> {path.read}")
     return kinds >= {"q -> 1b", "1b -> 1a"}
 
 
@@ -124,9 +113,8 @@ def validated(row):
     """Return whether a circuit is validated under both ablations; None if none was searched, or the
     model itself does not answer."""
     verdict = row["report"].get("verdict", "not searched")
-    return (
-        None if verdict.startswith("not searched") else verdict.startswith("validated under both")
-    )
+    searched = not verdict.startswith("not searched")
+    return verdict.startswith("validated under both") if searched else None
 
 
 def searched_again():
@@ -134,10 +122,8 @@ def searched_again():
     again = train.read_file(RESULTS / "figures/circuits.jsonl")
     same = [row["run"] for row in again if {row["paths"]} == {*row["again"]}]
     other = [row["run"] for row in again if row["run"] not in same]
-    return [
-        f"the same circuits for {', '.join(same[:-1])} and {same[-1]}, and another for "
-        f"{' and '.join(other)}"
-    ]
+    found = f"the same circuits for {', '.join(same[:-1])} and {same[-1]}"
+    return f"{found}, and another for {' and '.join(other)}"
 
 
 if __name__ == "__main__":

@@ -35,21 +35,16 @@ def obeys(row):
 def uses_no_mask(row):
     """Return whether a model without a mask knows a symbol that takes more layers with one; None if
     its layers allow no such symbol."""
-    flags, found = row["flags"], []
-    for k in range(1, flags.D + 1):
-        if unmasked_depth(k) <= flags.layers < causal_depth(k):
-            found.append(knows(row, k))
+    layers, ks = row["flags"].layers, range(1, row["flags"].D + 1)
+    found = [knows(row, k) for k in ks if unmasked_depth(k) <= layers < causal_depth(k)]
     return any(found) if found else None
 
 
 def long_chains():
     """Return the runs with a mask that ask for five symbols or more of four chains."""
-    found = []
-    for row in all_runs():
-        flags = row["flags"]
-        if flags.task == "chain" and flags.targets == "all" and flags.causal and not flags.init:
-            found += [row] * (flags.N == 4 and flags.D >= 5 and flags.width == 128)
-    return once(found)
+    wanted = dict(task="chain", targets="all", causal=True, init="", N=4, width=128).items()
+    rows = [row for row in all_runs() if wanted <= vars(row["flags"]).items()]
+    return once(row for row in rows if row["flags"].D >= 5)
 
 
 def layers_table():
@@ -73,15 +68,11 @@ def layers_table():
 # ---- the runs that were predicted: those of D = 7, with and without a mask, and with RoPE
 
 
-def predicted_runs(words):
-    """Return the rows of the runs with these flags of train.py, of all seeds."""
-    settings = settings_text(parse_flags(words.split()))
-    return [row for row in committed("*") if row["settings"] == settings]
-
-
 def median_of(row):
     """Return the median of the runs of a prediction; None if there are too few."""
-    runs = predicted_runs(row["flags"])[: row["n"]]  # those of the first seeds
+    settings = settings_text(parse_flags(row["flags"].split()))
+    runs = [run for run in committed("*") if run["settings"] == settings]
+    runs = runs[: row["n"]]  # those of the first seeds
     if len(runs) < FEWEST:
         return None
     if row["of"] == "count":  # of circuits that read ahead twice

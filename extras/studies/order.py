@@ -21,10 +21,6 @@ from extras.studies.rows import RESULTS, completed, flags_of, name_of
 from extras.studies.theory import may_attend
 
 
-HEADS = "q -> 1b", "1b -> 1a"  # what an induction head and its previous-token head read
-SEQUENCES = 64  # held out, for induction.jsonl
-
-
 # ---- the order of symbols
 
 
@@ -73,20 +69,19 @@ def new_heads(row):
 # ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
 
 
-def measure_run(row, n=SEQUENCES):
-    """Return the row of induction.jsonl of a run, None if no checkpoint knows x_1."""
+def measure_run(row, n=64):
+    """Return the row of induction.jsonl of a run; None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
         model, task, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, task, task.draw("emergence", n))
         loss = patched.baseline[..., 0].mean().item()
         if loss < task.learned_below:
-            kinds = {}
-            names, readable = [*task.roles], may_attend(task, flags.causal)
-            for reader, read in readable.fill_diagonal_(False).nonzero().tolist():
-                kind = f"{names[reader]} -> {names[read]}"
-                paths = [Path(*head, *kind.split(" -> ")) for head in patched.corrupted_reads]
+            names, kinds = [*task.roles], {}
+            readable = may_attend(task, flags.causal).fill_diagonal_(False)
+            for reader, read in readable.nonzero().tolist():
+                paths = [Path(*head, names[reader], names[read]) for head in model.heads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
-                kinds[kind] = round(rise, 4)
+                kinds[f"{names[reader]} -> {names[read]}"] = round(rise, 4)
             row = dict(run=name_of(row), positions=flags.positions, optimizer=flags.optimizer)
             return row | dict(step=int(file.stem), loss=round(loss, 4), kinds=kinds)
 
@@ -106,7 +101,7 @@ def needs_both(row):
     """Return whether without either read of an induction head half of what was learned of x_1,
     beside the average of four, is lost."""
     learned = Task(N=4).chance - row["losses"]["x_1"]
-    return min(row["kinds"][kind] for kind in HEADS) >= learned / 2
+    return min(row["kinds"][kind] for kind in ("q -> 1b", "1b -> 1a")) >= learned / 2
 
 
 def last_comes_late(row):
@@ -121,9 +116,8 @@ def write_induction(rows, out):
     file = out / "induction.jsonl"
     measured = studies.rows_by(file, "run")
     for row in rows:
-        if row["folder"] and analyze.checkpoints_of(row["folder"]):
-            found = measure_run(row)
-            measured |= {found["run"]: found} if found else {}
+        if row["folder"] and (found := measure_run(row)):
+            measured[found["run"]] = found
     train.write_file(file, [*measured.values()])
     return file
 

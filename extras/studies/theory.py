@@ -4,37 +4,31 @@
 
 Every token starts with two pieces of information: its symbol, and the slot in which it stands. In
 each layer a token may attend to every token with which it shares a piece (Assumption 1), and then
-holds all the pieces of that token as well (Assumption 2). Where several slots show the same symbol,
-the shared pieces must tell the attended token apart from the tokens at the same place of the other
-slots. In a chain they always do.
+holds all the pieces of that token as well (Assumption 2).
 """
 
 import itertools
 import math
 import pathlib
 
-from analyze import save_figure
+from analyze import panels, save_figure
 from data import Task, command_line
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 
 
 # ---- the information flow
 
 
-def attend(known, allowed, rivals):
-    """Return what every token holds after one more layer, (tokens, pieces) bool.
-
-    known: what it holds before, of the same shape; allowed: which token may attend to which,
-    (tokens, tokens) bool, the attending token first; rivals: [(token, other), ...]: a token is
-    attended to only with a shared piece that the other does not hold."""
-    shared = known.float() @ known.float().T > 0
-    for token, other in rivals:
-        shared[:, token] &= (known & known[token] & ~known[other]).any(1)
-    return known | ((shared & allowed).float() @ known.float() > 0)
+def before_any_layer(task):
+    """Return what the roles of a chain hold at first, (roles, pieces) bool: x_0 to x_D, then the
+    slots."""
+    slots = {role: i for i, slot in enumerate(task.chain_slots) for role in slot}
+    slots = torch.tensor([slots[role] for role in task.roles])
+    symbols = torch.tensor([*task.roles.values()])
+    return torch.cat([F.one_hot(symbols), F.one_hot(slots)], 1).bool()
 
 
 def may_attend(task, causal=True):
@@ -45,31 +39,16 @@ def may_attend(task, causal=True):
     return (read_at[:, None] >= read_at) | (not causal)
 
 
-def whole_sequence(task):
-    """Return what the tokens of a sequence hold before any layer, (T, pieces) bool, the role of
-    each, (T,), and the rivals: all pairs of tokens at the same place of two slots of a block."""
-    tokens = [(i, *shown) for i, slot in enumerate(task.slots) for shown in slot.shows.items()]
-    slots, roles, symbols = zip(*tokens, strict=True)
-    roles, symbols = [[*task.roles].index(role) for role in roles], torch.tensor(symbols)  # (T,)
-    known = torch.cat([F.one_hot(symbols), F.one_hot(torch.tensor(slots))], 1).bool()
-    roles = torch.tensor(roles)
-    same_role = (roles[:, None] == roles).fill_diagonal_(False)
-    return known, roles, same_role.nonzero().tolist()
-
-
-def least_layers(task, causal=True):
-    """Return [layers, ...], the smallest depth at which a query can hold x_1, x_2, ... of its
-    chain."""
-    known, roles, rivals = whole_sequence(task)
-    query = len(roles) - 1
-    chain = known[query].nonzero()[0, 0] // (task.D + 1)  # its number, from that of its symbol
-    asked = torch.arange(1, task.D + 1) + chain * (task.D + 1)
-    allowed = may_attend(task, causal)[roles[:, None], roles]
-    depths = torch.ones(task.D, dtype=torch.long)
+def layers_until_held(task, causal=True):
+    """Return after how many layers each role can hold each symbol of its chain, (roles, D + 1), inf
+    if never; the first role is the query."""
+    known, allowed = before_any_layer(task), may_attend(task, causal)
+    layers = torch.zeros(len(known), task.D + 1)
     for _ in task.roles:
-        known = attend(known, allowed, rivals)
-        depths += ~known[query, asked]
-    return depths.tolist()
+        layers += ~known[:, : task.D + 1]
+        shared = known.float() @ known.float().T > 0
+        known |= (shared & allowed).float() @ known.float() > 0
+    return layers.masked_fill(~known[:, : task.D + 1], math.inf)
 
 
 # ---- the laws
@@ -122,7 +101,8 @@ def main():
     row = "{:>4} {:>12} {:>12} {:>12} {:>12} {:>12}".format
     print(row("D", "Theorem 1", "no mask", "simulated", "causal mask", "simulated"))
     for D in range(1, 21):
-        unmasked, causal = (least_layers(Task(1, D), mask)[-1] for mask in (False, True))
+        held = [layers_until_held(Task(1, D), mask)[0, D] for mask in (False, True)]
+        unmasked, causal = map(int, held)
         print(row(D, paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal))
 
 
@@ -130,11 +110,9 @@ def draw_flow(path, D=5):
     """Draw Figures 3 and 8, the roles of a chain that share a symbol (above) or a slot (below)
     before any layer, and after how many layers each role holds each symbol (Section 5)."""
     task = Task(1, D)
-    known, roles, rivals = whole_sequence(task)
-    order, names = roles.argsort(), [*task.roles]  # along the chain: q, 1a, 1b, ..., Db
-    figure = Figure(figsize=(14, 4), layout="constrained")
-    shared, *panels = figure.subplots(1, 3)
-    kinds, arc = known[order].float().split([D + 1, D + 1], 1), np.linspace(0, 1, 50)
+    names = [*task.roles]  # along the chain: q, 1a, 1b, ..., Db
+    figure, (shared, *flows) = panels(3, 3, 14 / 3, 3)
+    kinds, arc = before_any_layer(task).float().split(D + 1, 1), np.linspace(0, 1, 50)
     for pieces, side, word in zip(kinds, (1, -1), ("symbol", "slot"), strict=True):
         for i, j in (pieces @ pieces.T).triu(1).nonzero().tolist():
             shared.plot(i + (j - i) * arc, side * (0.3 + 2 * arc * (1 - arc)), f"C{side % 3}")
@@ -145,17 +123,13 @@ def draw_flow(path, D=5):
     shared.axis("off")
 
     # without a mask, then with one
-    for panel, causal in zip(panels, (False, True), strict=True):
-        held, layers = known, torch.zeros(len(names), task.D + 1)
-        for _ in names:
-            layers += ~held[order, : task.D + 1]
-            held = attend(held, may_attend(task, causal)[roles[:, None], roles], rivals)
-        layers[~held[order, : task.D + 1]] = math.nan
+    for panel, causal in zip(flows, (False, True), strict=True):
+        layers = layers_until_held(task, causal)
         panel.imshow(layers.T.numpy(), origin="lower", aspect="auto", cmap="Blues", vmin=-3, vmax=8)
         for role, k in layers.isfinite().nonzero().tolist():
             panel.text(role, k, f"{layers[role, k]:.0f}", ha="center", va="center")
         panel.set_xticks(range(len(names)), names)
-        panel.set_yticks(range(task.D + 1), [f"$x_{k}$" for k in range(task.D + 1)])
+        panel.set_yticks(range(D + 1), [f"$x_{k}$" for k in range(D + 1)])
         panel.set(xlabel="role", ylabel="symbol")
         mask = "causal mask (white: never)" if causal else "no mask"
         panel.set_title(f"Layers until a role holds a symbol\n{mask}")
