@@ -8,7 +8,7 @@ from data import Task
 from extras.studies import edges
 from extras.studies.rows import name_of
 from tests.adversaries import attend, find
-from tests.common import TINY
+from tests.common import random_model
 from tests.planted import heads_of, paths_from
 
 import pytest
@@ -77,11 +77,7 @@ def test_attribution_of_a_linear_model_is_the_effect_of_replacing():
 
 def test_attribution_is_the_slope_along_the_way_to_other_sequences():
     """Of a transformer with a curved loss: by finite differences, at five inputs on the way."""
-    flags = train.parse_flags(["--dtype", "float32", *TINY, "--N", "3"])
-    torch.manual_seed(0)
-    model, task = train.build(flags).eval(), train.task_of(flags)
-    for parameter in model.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    model, task, _ = random_model("--N", "3")
     clean, others = task.draw("search", 8), task.draw("corrupted", 5)
     patched = PatchedModel(model, task, clean, others)
     paths = paths_of(task, model.heads, ["q", "1a", "1b"])
@@ -159,12 +155,9 @@ def test_a_model_is_the_same_in_transformerlens(flags, tmp_path):
     from extras.lens import to_lens
 
     run = tmp_path / "run"
-    flags = train.parse_flags([*TINY, "--layers", "3", *flags.split(), "--out", str(run)])
+    words = ["--layers", "3", "--dtype", "auto", *flags.split(), "--out", str(run)]
+    model, _, flags = random_model(*words)
     train.open_run(flags)
-    torch.manual_seed(0)
-    model = train.build(flags).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
     train.write_file(run / "model.pt", model.state_dict())
     model.dtype = torch.float32
 
