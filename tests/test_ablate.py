@@ -73,16 +73,17 @@ def patched():
     return PatchedModel(model, task, task.draw("validation", 6), task.draw("corrupted", 16))
 
 
-@pytest.mark.parametrize("by", [MEAN, RESAMPLE, None])
-def test_ablation_against_loops(patched, by):
-    """All but the paths and what a token reads of itself is replaced; None: the paths alone are."""
+@pytest.mark.parametrize("by", [MEAN, RESAMPLE])
+@pytest.mark.parametrize("keep", [True, False])
+def test_ablation_against_loops(patched, by, keep):
+    """All but the paths and what a token reads of itself is replaced, or the paths alone are."""
     task, heads, itself = patched.task, {}, torch.eye(patched.task.T).bool()
     circuit = paths_from("0.1 q 1b+1", "0.1 1b 1a", "0 2b 2a*", "1 q 2b")
     for head, (pattern, values) in patched.corrupted_reads.items():
         paths, kept = [path for path in circuit if path[:2] == head], []
         for batch in patched.corrupted, patched.clean:
             read = mark_edges(paths, task, batch.places)
-            kept.append(read | itself if by else ~read | itself)
+            kept.append((read if keep else ~read) | itself)
         there, here = kept
         alone = ~read.any(-1)  # a path may lead a token to itself
         rest = (pattern * ~there) @ values
@@ -92,12 +93,12 @@ def test_ablation_against_loops(patched, by):
         def write(p, v, here=here, instead=instead, weights=weights, alone=alone):
             p = p * here
             for b, i in itertools.product(range(6), range(task.T)):
-                if by and alone[b, i]:
+                if keep and alone[b, i]:
                     p[b, i, i] = weights[b, i, i]
             return p @ v + instead
 
         heads[head] = write
-    losses = patched.keep_only(circuit, by) if by else patched.knock_out(circuit)
+    losses = (patched.keep_only if keep else patched.knock_out)(circuit, by)
     torch.testing.assert_close(losses, patched.losses(heads))
 
 
