@@ -17,9 +17,6 @@ import pytest
 import torch
 
 
-LOOKUP = ["--task", "extras.lookup:Lookup", "--D", 1, "--device", "cpu"]
-
-
 ANGLES = rotary_angles(7, 4)
 POSITIONS = torch.cat([ANGLES.cos(), ANGLES.sin()], 1)  # (7, 4) as the model appends them
 
@@ -133,8 +130,8 @@ def test_answers_are_the_values_of_the_keys():
 
 
 def test_a_lookup_is_trained_found_and_drawn(tmp_path):
-    words = [*LOOKUP, "--layers", 2, "--width", 64, "--lr", 3e-3, "--out", tmp_path / "run"]
-    assert "solved: True" in output_of(train, *words)
+    words = "--task extras.lookup:Lookup --D 1 --layers 2 --width 64 --lr 3e-3 --device cpu"
+    assert "solved: True" in output_of(train, *words.split(), "--out", tmp_path / "run")
     out = output_of(ablate, tmp_path / "run")
     assert "L0H0: 1b -> 1a" in out and "L1H0: q -> 1b" in out and "validated: True" in out
     assert "circuit.png" in output_of(analyze, tmp_path / "run")
@@ -165,12 +162,6 @@ def test_a_task_without_roles_has_no_circuit_but_curves_and_maps_by_number(tmp_p
     assert [label.get_text() for label in axes[0].get_xticklabels()] == [*"012345"]
     [legend] = analyze.draw_curves(flags, train.read_log(run)).legends
     assert {"word", "negative"} <= {text.get_text() for text in legend.texts}
-
-
-def test_a_lookup_is_swept(tmp_path):
-    words = [*LOOKUP, "--width", 16, "--steps", 2, "--batch", 8, "--layers", 1, 2]
-    assert "2 of 2 runs to do" in output_of(sweep, *words, "--out", tmp_path)
-    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 2]
 
 
 @pytest.mark.parametrize(

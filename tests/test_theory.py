@@ -68,11 +68,6 @@ def test_least_layers_against_sets_on_a_real_sequence(make, N, D, causal):
 
 
 def test_the_figure_is_drawn(tmp_path):
-    """Before any layer only the tokens of a slot and neighbours in the chain share a piece."""
-    known, roles, rivals = theory.whole_sequence(Task(1, 5))
-    assert known.shape == (11, 6 + 6) and roles.unique().tolist() == list(range(11)) and not rivals
-    shared = (known.float() @ known.float().T > 0).nonzero().tolist()
-    assert {abs(roles[a] - roles[b]).item() for a, b in shared} == {0, 1}
     theory.draw_flow(tmp_path / "flow.png")
     assert (tmp_path / "flow.png").stat().st_size > 10_000
 
