@@ -248,7 +248,7 @@ loss 5 metrics/L1_H16_D2_s% 1 --layers 1 --heads 16 --head-size 32 --D 2 --steps
 # Figures 3 and 8, and the related systems (extras/mechanisms/README.md)
 figures="$folder/figures"
 python -m extras.studies.theory --figure "$figures/flow.png"
-for name in memories recall bigrams noise hops; do
+for name in memories recall bigrams noise hops joint attention; do
   [ -e "$folder/mechanisms/$name.jsonl" ] || python -m extras.mechanisms $name --out "$folder/mechanisms"
 done
 
@@ -259,7 +259,6 @@ make_rows() {
   done
 }
 make_rows
-python -m extras.studies.later "$runs"/mask/*no-causal* --out "$figures"
 python -m extras.studies.order "$runs"/default/s? "$folder"/reads/* --out "$figures"
 python -m extras.studies.metrics "$folder"/metrics/* "$folder"/depth_width/L1_H16_N2_D2_s? "$folder"/A "$runs"/default/s0 --out "$figures"
 python -m extras.studies.curriculum "$runs/curriculum.jsonl" --out "$figures"

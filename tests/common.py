@@ -50,6 +50,17 @@ def assert_refused(module, *arguments, says):
     return err
 
 
+def random_model(*words):
+    """Return (model, task, flags) of a command line: a transformer with random weights, whose
+    attention is far from uniform."""
+    flags = train.parse_flags(["--dtype", "float32", *TINY, *words])
+    torch.manual_seed(0)
+    model = train.build(flags).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return model, train.task_of(flags), flags
+
+
 def train_until(evaluations, *arguments):
     """Train, with Ctrl-C after so many evaluations."""
     stops = [None] * (evaluations - 1) + [KeyboardInterrupt]

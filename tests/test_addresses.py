@@ -1,8 +1,8 @@
-"""The study of addresses, on models whose mechanism is known: two by place, others by content."""
+"""Studies of addresses, on models whose mechanism is known: two by place, others by content."""
 
 import train
 from data import Task
-from extras.studies import addresses
+from extras.studies import addresses, depth
 from tests.common import TINY, assert_refused, output_of
 from tests.planted import CIRCUITS, Planted, address_and_values
 
@@ -64,11 +64,23 @@ def test_a_model_by_place_is_found_to_pass_on_places():
 
 
 def test_a_model_of_one_layer_by_place():
-    """That of test_depth.py."""
     how = addresses.measure(address_and_values, Task(D=1))
     assert how["own"] == ["L0H0 q"] and how["units"] == 5
     assert addresses.passes_on(how["swaps"]["q"], how) == "a place"
     assert_follows(how["exchange"])
+
+
+def test_interventions_find_the_address_and_the_memory_of_one_layer(monkeypatch):
+    """On a model whose mechanism is known."""
+    monkeypatch.setattr(train, "load", lambda run: (address_and_values, Task(D=1), None))
+    how = depth.mechanism(None)
+    assert how["address"] == ["H0"] and how["place"] == ["H1", "H2", "H3", "H4"]
+    assert how["full"] < 0.01 and how["by_place"] == pytest.approx([0] * 4, abs=0.01)
+
+    # an address of another sequence fetches what stands there, all else that sequence's symbol
+    for swap in "swap", "swap_rest":
+        new, old = how[swap]
+        assert new < 0.01 and old > 1
 
 
 @pytest.mark.parametrize("D, heads, texts", CIRCUITS)

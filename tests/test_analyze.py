@@ -9,9 +9,9 @@ import analyze
 import sweep
 import train
 from ablate import Path, paths_in, read_report
-from data import Batch, Slot, Task
+from data import Task
 from extras.lookup import Lookup
-from tests.common import HERE, TINY, output_of
+from tests.common import HERE
 
 import matplotlib
 import numpy
@@ -164,57 +164,32 @@ def test_red_are_the_reads_of_a_later_pair(run):
     assert sum(color == pytest.approx(red, abs=0.01) for color in colors) == ahead > 0
 
 
-def roles_by_equality(tokens, task):
-    """Return {role: token} for the chain of each query, by the equality of symbols (T, K) alone: a
-    pair is a token and the next one."""
-    pairs, chains = task.T - task.N, []
-    for query in range(pairs, task.T):
-        chain, symbol = {"q": query}, tokens[query]
-        for k in range(1, task.D + 1):
-            # of the tokens that show this symbol, the one that is not the second of the pair before
-            same = [t for t in range(pairs) if torch.equal(tokens[t], symbol)]
-            [first] = [t for t in same if t != chain.get(f"{k - 1}b")]
-            chain |= {f"{k}a": first, f"{k}b": first + 1}
-            symbol = tokens[first + 1]
-        chains.append(chain)
-    return chains
-
-
 @pytest.mark.parametrize(
-    "words",
-    [
-        "--D 3",
-        "--D 2 --task extras.studies.tables:Shuffled",
-        "--D 1 --task extras.studies.places:random20",
-    ],
+    "task, D",
+    [("chain", 3), ("extras.studies.tables:Shuffled", 2), ("extras.studies.places:random20", 1)],
 )
-def test_maps_name_the_tokens_that_have_the_roles(words):
-    flags = train.parse_flags(f"--layers 2 --heads 2 --width 16 --device cpu {words}".split())
+def test_maps_name_the_tokens_that_have_the_roles(task, D):
+    words = f"--layers 2 --heads 2 --width 16 --task {task} --D {D} --device cpu"
+    flags = train.parse_flags(words.split())
     model, task = train.build(flags), train.task_of(flags)
-    path = Path(1, 0, "q", "1b")
-    figure = analyze.draw_attention_maps(model, flags, [path])
+    figure = analyze.draw_attention_maps(model, flags, [Path(1, 0, "q", "1b")])
     batch = task.draw("validation", 1)
     with torch.no_grad():
         _, patterns = model(batch.inputs, return_patterns=True)
-    chains = roles_by_equality(batch.inputs[0, :, : task.K], task)
-    tokens = [chain[role] for chain in chains for role in task.roles]
+    tokens, roles = batch.places[0].flatten().tolist(), [*task.roles]
 
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["L1H0", "L0H0", "L0H1", "L1H1", "", ""]
     large = figure.axes[0]  # that of the path
     names = [label.get_text() for label in large.get_xticklabels()]
     assert names == [label.get_text() for label in large.get_yticklabels()]
-    assert names == [role for _ in chains for role in chain_roles(task)]
+    assert names == roles * task.N
+    assert roles == ["q", *(f"{k}{side}" for k in range(1, D + 1) for side in "ab")]
     shown = large.images[0].get_array()
     expected = patterns[1][0, 0][tokens][:, tokens].numpy()
     assert shown.shape == expected.shape and numpy.allclose(shown, expected)
     frames = {tuple(map(round, point)) for point in large.lines[-1].get_xydata()}
-    found = {(tokens.index(chain["1b"]), tokens.index(chain["q"])) for chain in chains}
-    assert frames == found
-
-
-def chain_roles(task):
-    return ["q", *(f"{k}{side}" for k in range(1, task.D + 1) for side in "ab")]
+    assert frames == {(n * len(roles) + 2, n * len(roles)) for n in range(task.N)}
 
 
 def test_names_of_tokens_are_apart_or_left_out():
@@ -227,34 +202,6 @@ def test_names_of_tokens_are_apart_or_left_out():
         texts = [*first.get_xticklabels(), *first.get_yticklabels(), last.title]
         assert len(texts) == 2 * names + 1
         assert_apart(figure, texts)
-
-
-class Say(Task):
-    """A task that is no chain, without roles: one query, which asks for the first of seven tokens,
-    and for its negative."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.slots = [Slot(0, {str(number): number}) for number in range(7)]
-        self.inputs, self.outputs, self.target_names = self.K, 2 * self.K, ["word", "negative"]
-
-    def batch(self, size, rng):
-        words = torch.from_numpy(rng.standard_normal((size, 7, self.K), dtype=numpy.float32))
-        targets = torch.cat([words[:, :1], -words[:, :1]], 2)
-        places, symbols = torch.empty(size, 1, 0), torch.arange(7).expand(size, 7)
-        return Batch(words, targets, places.long(), symbols)
-
-
-def test_a_task_without_roles_has_curves_and_maps_by_number(tmp_path):
-    words = [*TINY, "--N", 1, "--task", "tests.test_analyze:Say", "--out", tmp_path / "run"]
-    output_of(train, *words)
-    out = output_of(analyze, tmp_path / "run")
-    assert "curves.png" in out and "attention_maps.png" in out and "there is no circuit" in out
-    model, _, flags = train.load(tmp_path / "run")
-    axes = analyze.draw_attention_maps(model, flags, []).axes
-    assert [label.get_text() for label in axes[0].get_xticklabels()] == [*"0123456"]
-    curves = analyze.draw_curves(flags, train.read_log(tmp_path / "run"))
-    assert {"word", "negative"} <= {*texts_of(curves)}
 
 
 class Odd(Lookup):

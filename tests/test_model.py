@@ -29,6 +29,24 @@ def test_batches_stay_what_they_are():
     assert total == pytest.approx(202.859, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "name, G, N", [("random20", 20, 2), ("random12", 12, 2), ("fixed20", 20, 2), ("random6", 6, 4)]
+)
+def test_pairs_stand_whole_among_distractors(name, G, N):
+    """Who equals whom, what is asked, where pairs stand."""
+    B, K, end = 1000, 4, 2 * N + G
+    task = getattr(places, name)(N=N, D=1, K=K, seed=3)
+    batch = task.draw("training", B)
+    shown, sequence = batch.inputs, torch.arange(B)[:, None]
+    query, key, value = batch.places.unbind(-1)  # (B, N)
+    assert torch.equal(value, key + 1) and value.max() < end <= query.min()
+    assert torch.equal(shown[sequence, query], shown[sequence, key])
+    assert torch.equal(batch.answers[sequence, query - end], shown[sequence, value])
+    for tokens, numbers in zip(shown.tolist(), batch.symbols.tolist(), strict=True):
+        assert len({*map(tuple, tokens)}) == len({*numbers}) == end == len(tokens) - N
+    assert {*key.flatten().tolist()} == ({5, 17} if name == "fixed20" else {*range(end - 1)})
+
+
 def test_what_a_head_reads_may_be_changed_in_place():
     model, x = Transformer(12, 2, 6, 5, 3, 2, 16, 8), torch.randn(4, 12, 6)
 

@@ -188,11 +188,10 @@ def test_the_papers_test_holds_heads_to_patterns_made_by_hand(tmp_path, whole):
             heads[head] = lambda _, values, pattern=pattern: pattern @ values
         with torch.no_grad():
             losses.append(task.losses(model(batch.inputs, heads=heads), batch).mean().item())
-    assert losses == pytest.approx([paper["held"], paper["uniform"], *paper["removed"]], rel=1e-3)
+    said = [paper["held"], paper["uniform"], *paper["removed"]]
+    assert losses == pytest.approx(said, rel=1e-3)
     row = out.splitlines()[-1].strip("| ").split(" | ")
-    assert row[0] == "run" and row[2:5] == [
-        f"{loss:.3f}" for loss in (paper["held"], paper["uniform"], *paper["removed"])
-    ]
+    assert row[0] == "run" and row[2:5] == [f"{loss:.3f}" for loss in said]
 
     # nothing is computed if one of the runs has none
     train.write_file(run / "circuit.json", dict(paths=[path | dict(read="1a*")], sequences=8))

@@ -17,9 +17,6 @@ import pytest
 import torch
 
 
-LOOKUP = ["--task", "extras.lookup:Lookup", "--D", 1, "--device", "cpu"]
-
-
 ANGLES = rotary_angles(7, 4)
 POSITIONS = torch.cat([ANGLES.cos(), ANGLES.sin()], 1)  # (7, 4) as the model appends them
 
@@ -39,39 +36,27 @@ class Say(Task):
 
 
 class Copy(Task):
-    """Without roles: each of the last N tokens is to be said where it stands."""
+    """Without roles: each of the last N tokens is to be said where it stands, and its negative."""
 
     def __post_init__(self):
         super().__post_init__()
         self.slots = [slot._replace(chain=None) for slot in self.slots]
+        self.outputs, self.target_names = 2 * self.K, ["word", "negative"]
 
     def batch(self, size, rng):
         batch = super().batch(size, rng)
-        answers = batch.inputs[:, -self.N :].repeat(1, 1, len(self.targets))
-        return batch._replace(answers=answers)
+        words = batch.inputs[:, -self.N :]
+        return batch._replace(answers=torch.cat([words, -words], -1))
 
 
-class Inputs(Task):
-    def batch(self, size, rng):
-        batch = super().batch(size, rng)
-        return batch._replace(inputs=batch.inputs[:, 1:])
-
-
-class Losses(Task):
-    def losses(self, predictions, batch):
-        return super().losses(predictions, batch).mean(-1)
-
-
-class Roles(Task):
-    def batch(self, size, rng):
-        batch = super().batch(size, rng)
-        return batch._replace(places=batch.places[..., :1])
-
-
-def changed(**tensors):
-    """A class of tasks whose batch has these, f(batch), instead of its own."""
+def changed(fields=(), **tensors):
+    """A class of tasks with these fields, whose batch has these tensors, f(batch)."""
 
     class Changed(Task):
+        def __post_init__(self):
+            super().__post_init__()
+            vars(self).update(fields)
+
         def batch(self, size, rng):
             batch = super().batch(size, rng)
             return batch._replace(**{name: f(batch) for name, f in tensors.items()})
@@ -81,21 +66,18 @@ def changed(**tensors):
 
 Arrays = changed(inputs=lambda batch: batch.inputs.numpy())
 OneHot = changed(inputs=lambda batch: batch.inputs.long())
+Fewer = changed(inputs=lambda batch: batch.inputs[:, 1:])
 Absent = changed(places=lambda batch: batch.places - 1)
 Beyond = changed(places=lambda batch: batch.places + 1)
+Roles = changed(places=lambda batch: batch.places[..., :1])
 NotAsked = changed(answers=lambda batch: batch.answers.masked_fill(batch.answers > 2, torch.nan))
+NoTargets = changed(dict(targets=()))
+OwnKeys = changed(dict(target_names=["key", "val", "x"]))
 
 
-class NoTargets(Task):
-    def __post_init__(self):
-        super().__post_init__()
-        self.targets = ()
-
-
-class OwnKeys(Task):
-    def __post_init__(self):
-        super().__post_init__()
-        self.target_names = ["key", "val", "x"]
+class Losses(Task):
+    def losses(self, predictions, batch):
+        return super().losses(predictions, batch).mean(-1)
 
 
 class Turned(Task):
@@ -148,8 +130,8 @@ def test_answers_are_the_values_of_the_keys():
 
 
 def test_a_lookup_is_trained_found_and_drawn(tmp_path):
-    words = [*LOOKUP, "--layers", 2, "--width", 64, "--lr", 3e-3, "--out", tmp_path / "run"]
-    assert "solved: True" in output_of(train, *words)
+    words = "--task extras.lookup:Lookup --D 1 --layers 2 --width 64 --lr 3e-3 --device cpu"
+    assert "solved: True" in output_of(train, *words.split(), "--out", tmp_path / "run")
     out = output_of(ablate, tmp_path / "run")
     assert "L0H0: 1b -> 1a" in out and "L1H0: q -> 1b" in out and "validated: True" in out
     assert "circuit.png" in output_of(analyze, tmp_path / "run")
@@ -169,17 +151,17 @@ def test_one_query_that_is_no_chain_gets_its_circuit(tmp_path):
     assert "circuit.png" in output_of(analyze, tmp_path / "run")
 
 
-def test_a_task_without_roles_is_trained_and_has_no_circuit(tmp_path):
-    words = [*TINY, "--task", "tests.test_tasks:Copy", "--out", tmp_path / "run"]
-    output_of(train, *words)
-    assert "verdict: not searched: the task has no roles" in output_of(ablate, tmp_path / "run")
-    assert "attention_maps.png" in output_of(analyze, tmp_path / "run")
-
-
-def test_a_lookup_is_swept(tmp_path):
-    words = [*LOOKUP, "--width", 16, "--steps", 2, "--batch", 8, "--layers", 1, 2]
-    assert "2 of 2 runs to do" in output_of(sweep, *words, "--out", tmp_path)
-    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 2]
+def test_a_task_without_roles_has_no_circuit_but_curves_and_maps_by_number(tmp_path):
+    run = tmp_path / "run"
+    output_of(train, *TINY, "--task", "tests.test_tasks:Copy", "--out", run)
+    assert "verdict: not searched: the task has no roles" in output_of(ablate, run)
+    out = output_of(analyze, run)
+    assert "curves.png" in out and "attention_maps.png" in out and "there is no circuit" in out
+    model, _, flags = train.load(run)
+    axes = analyze.draw_attention_maps(model, flags, []).axes
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == [*"012345"]
+    [legend] = analyze.draw_curves(flags, train.read_log(run)).legends
+    assert {"word", "negative"} <= {text.get_text() for text in legend.texts}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +179,7 @@ def test_a_lookup_is_swept(tmp_path):
         ("--task tests.test_tasks:NotAsked", "let one that is not asked be 0"),
         ("--task tests.test_tasks:NoTargets", "must have the role q and targets"),
         ("--task tests.test_tasks:OwnKeys", "must not name a target val"),
-        ("--task tests.test_tasks:Inputs", "have [(64, 27, 4), "),
+        ("--task tests.test_tasks:Fewer", "have [(64, 27, 4), "),
         ("--task tests.test_tasks:Roles", "have [(64, 28, 4), (64, 4, 1), "),
         ("--task tests.test_tasks:Losses", "have [(64, 28, 4), (64, 4, 7), (64, 4)]"),
     ],

@@ -8,7 +8,7 @@ from data import Task
 from extras.studies import edges
 from extras.studies.rows import name_of
 from tests.adversaries import attend, find
-from tests.common import TINY
+from tests.common import random_model
 from tests.planted import heads_of, paths_from
 
 import pytest
@@ -18,91 +18,50 @@ import torch
 # ---- EAP-IG
 
 
-class Linear:
-    """Attention that is the same for every input, and values, predictions that are linear in it."""
-
-    def __init__(self, task, layers=2, heads=2, size=3):
-        torch.manual_seed(0)
-        self.task, self.heads = task, heads_of(layers, heads)
-        pattern = torch.randn(layers * heads, task.T, task.T)
-        self.patterns = dict(zip(self.heads, pattern.softmax(-1), strict=True))
-        self.read = {head: torch.randn(task.inputs, size) for head in self.heads}
-        self.written = {head: torch.randn(size, task.inputs) for head in self.heads}
-
-    def __call__(self, x, heads=()):
-        heads = dict(heads)
-        for head in self.heads:
-            f, pattern = heads.get(head, torch.matmul), self.patterns[head]
-            x = x + f(pattern.expand(len(x), -1, -1), x @ self.read[head]) @ self.written[head]
-        return x[:, -self.task.N :]
-
-
 def paths_of(task, heads, ends):
     """All paths between these ends, in all heads."""
     pairs = itertools.product(heads, itertools.product(ends, ends))
     return [Path(*head, *pair) for head, pair in pairs if "*" not in pair[0]]
 
 
-def test_attribution_of_a_linear_model_is_the_effect_of_replacing():
-    """Of a loss that is linear too: here the sum of all predictions."""
-    task = Task(N=3, D=1)
-    model, clean, others = Linear(task), task.draw("search", 8), task.draw("corrupted", 5)
-    patched = PatchedModel(model, task, clean, others, measure=lambda predictions, _: predictions)
-    paths = paths_of(task, model.heads, ["q", "1a", "1b", "1b+1", "1a*"])
-    reads, outputs = edges.effects(patched, paths)
-    full = patched.baseline.mean()
-    for path, effect in reads.items():
-        exact = patched.knock_out([path], RESAMPLE).mean() - full
-        assert effect == pytest.approx(exact.item(), rel=1e-3, abs=1e-5), path
-
-    # a head writes at a role what it does there in another sequence
-    assert {*outputs} == {(*head, role) for head in model.heads for role in task.roles}
-    for (layer, head, role), effect in outputs.items():
-        pattern, values = patched.corrupted_reads[layer, head]
-
-        def write(p, v, role=role, there=(pattern @ values)[patched.resampled]):
-            z = p @ v
-            for b, n in itertools.product(range(8), range(3)):
-                place = clean.places[b, n, [*task.roles].index(role)]
-                z[b, place] = there[b, place]
-            return z
-
-        exact = patched.losses({(layer, head): write}).mean() - full
-        assert effect == pytest.approx(exact.item(), rel=1e-3, abs=1e-5), (layer, head, role)
-
-    # most have one; those of the last layer, but at the queries, have none
-    for effects in reads, outputs:
-        assert sum(abs(effect) > 1e-3 for effect in effects.values()) > len(effects) / 2
-
-
 def test_attribution_is_the_slope_along_the_way_to_other_sequences():
-    """Of a transformer with a curved loss: by finite differences, at five inputs on the way."""
-    flags = train.parse_flags(["--dtype", "float32", *TINY, "--N", "3"])
-    torch.manual_seed(0)
-    model, task = train.build(flags).eval(), train.task_of(flags)
-    for parameter in model.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    """Of a transformer: by finite differences, at five inputs on the way."""
+    model, task, _ = random_model("--N", "3")
     clean, others = task.draw("search", 8), task.draw("corrupted", 5)
     patched = PatchedModel(model, task, clean, others)
-    paths = paths_of(task, model.heads, ["q", "1a", "1b"])
-    reads, _ = edges.effects(patched, paths)
-    before = record_reads(model, clean.inputs)
+    paths = paths_of(task, model.heads, ["q", "1a", "1b", "1b+1", "1a*"])
+    reads, outputs = edges.effects(patched, paths)
+
+    # what replacing adds to what a head writes: along a path, and at a role
+    changes, before = {}, record_reads(model, clean.inputs)
+    for path in paths:
+        write = patched.patch(path[:2], [path], RESAMPLE, keep_them=False)
+        pattern, values = before[path[:2]]
+        changes[path] = write(pattern, values) - pattern @ values
+    for head in model.heads:
+        reads_of_head = before[head], patched.corrupted_reads[head]
+        was, new = (pattern @ values for pattern, values in reads_of_head)
+        for number, role in enumerate(task.roles):
+            readers = torch.zeros(8, task.T, 1)
+            for b, n in itertools.product(range(8), range(3)):
+                readers[b, clean.places[b, n, number]] = 1
+            changes[(*head, role)] = readers * (new[patched.resampled] - was)
 
     @torch.no_grad()
     def loss(inputs, head, change):
         written = model(inputs, heads={head: lambda pattern, values: pattern @ values + change})
         return task.losses(written, clean).mean().item()
 
-    for path in paths:
-        head, slopes = path[:2], []
-        pattern, values = before[head]
-        write = patched.patch(head, [path], RESAMPLE, keep_them=False)
-        change = 0.02 * (write(pattern, values) - pattern @ values)
+    effects = reads | outputs
+    assert effects.keys() == changes.keys()
+    for key, change in changes.items():
+        head, small, slopes = key[:2], 0.02 * change, []
         for share in 0, 0.2, 0.4, 0.6, 0.8:
             inputs = (1 - share) * clean.inputs + share * others.inputs[patched.resampled]
-            slopes.append((loss(inputs, head, change) - loss(inputs, head, -change)) / 0.04)
-        assert reads[path] == pytest.approx(sum(slopes) / 5, rel=0.02, abs=2e-4), path
-    assert max(map(abs, reads.values())) > 0.01
+            slopes.append((loss(inputs, head, small) - loss(inputs, head, -small)) / 0.04)
+        assert effects[key] == pytest.approx(sum(slopes) / 5, rel=0.02, abs=2e-4), key
+    for found in reads, outputs:
+        assert max(map(abs, found.values())) > 0.01
 
 
 def decoyed(x, heads):
@@ -159,12 +118,9 @@ def test_a_model_is_the_same_in_transformerlens(flags, tmp_path):
     from extras.lens import to_lens
 
     run = tmp_path / "run"
-    flags = train.parse_flags([*TINY, "--layers", "3", *flags.split(), "--out", str(run)])
+    words = ["--layers", "3", "--dtype", "auto", *flags.split(), "--out", str(run)]
+    model, _, flags = random_model(*words)
     train.open_run(flags)
-    torch.manual_seed(0)
-    model = train.build(flags).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
     train.write_file(run / "model.pt", model.state_dict())
     model.dtype = torch.float32
 

@@ -1,22 +1,14 @@
-"""One run: its losses and its flags; stopped, killed and resumed, to the same bits."""
+"""One run: its log and its flags; stopped, killed and resumed, to the same bits."""
 
 import math
 import signal
 
-import data
 import train
+from extras.studies import rows
 from tests.common import TINY, assert_refused, outcome_of, output_of, start, train_until, wait_for
 
 import pytest
 import torch
-
-
-def test_losses_are_those_of_each_symbol():
-    task = data.Task(N=4, D=3, K=4)
-    batch = task.draw("validation", 5)
-    predictions = torch.randn(5, 4, 12)
-    expected = ((predictions - batch.answers) ** 2).view(5, 4, 3, 4).mean(3)
-    torch.testing.assert_close(task.losses(predictions, batch), expected)
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -135,14 +127,15 @@ def typed(name):
 
 
 def test_a_run_may_start_from_the_weights_of_another(tmp_path, whole):
-    """In the dtype of this machine; of the same shape, or it is refused."""
+    """In the dtype of this machine; of the same shape, or it is refused; its settings say so."""
     words = [*TINY, "--init", whole]
     output_of(train, *words, "--steps", 0, "--out", tmp_path / "run")
     weights = train.read_file(whole / "model.pt")
     for name, weight in train.read_file(tmp_path / "run/model.pt").items():
         assert torch.equal(weight, weights[name])
+    [row] = rows.load([tmp_path / "run"])
+    assert f"init={whole}" in row["settings"]
     assert_refused(train, *words, "--width", 32, says="is a model of another shape")
-    assert_refused(train, *TINY, "--init", tmp_path, says="No such file")
 
 
 def trained(run, *words):
@@ -166,11 +159,9 @@ def test_every_flag_does_something_and_has_its_name(tmp_path, monkeypatch):
 
 def test_a_run_with_every_flag_resumes_bitwise(tmp_path):
     """All but three that need or exclude others, and --stop-below."""
-    words = [
-        word
-        for name in OTHER.keys() - {"task", "targets", "init", "stop_below"}
-        for word in typed(name)
-    ]
+    words = []
+    for name in OTHER.keys() - {"task", "targets", "init", "stop_below"}:
+        words += typed(name)
     whole = trained(tmp_path / "whole", *words)
     train_until(3, *FEW, *words, "--out", tmp_path / "stopped")
     assert trained(tmp_path / "stopped", *words) == whole
