@@ -156,6 +156,13 @@ loss 4 runs/tail/steps800_s% "$(seq 40 49)" $main --positions rope --steps 800
 
 # Figure 4, the --preset night in a quarter of its steps (paper.md): about 70 core-minutes a seed, and 35 for the last symbol alone
 python sweep.py --preset night --steps 2500 --out "$folder/sweep"
+python sweep.py --preset laptop --seed 0 1 --out "$runs/laptop"
+
+# two and three layers beyond the law, and with RoPE (depth.md)
+few="--heads 8 --head-size 32 --N 2 --stop-below 0.002 --eval-every 100"
+loss 8 runs/addresses/L2_H8_N2_D3_s% "$(seq 11 15)" $few --layers 2 --D 3 --steps 3000
+loss 9 runs/addresses/L3_H8_N2_D4_s% "$(seq 11 15)" $few --layers 3 --D 4 --steps 5000
+loss 8 runs/addresses/rope_s% "0 1" $main --positions rope
 
 # many depths without averaging (depth.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 eight="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0"
