@@ -226,8 +226,8 @@ def draw_circuit(flags, report):
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     caption = f"""{LETTERS} Numbers: mean attention below 0.9.
-Wider: the loss rises more without it. Dashed: reads those of all queries. Red: reads ahead,
-brings a letter beyond those in the reader's gray band. Gray: brings no new letter.
+Wider: the loss rises more without it. Dashed: reads those of all queries. Red: a pair reads
+ahead, a letter beyond its own gray band. Gray: brings no new letter.
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)

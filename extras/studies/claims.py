@@ -150,10 +150,10 @@ CLAIMS = [
           "positions"),
 
     # depth.md
-    Claim("depth, README, 7.2", "Four long chains: no symbol beyond the law",
+    Claim("depth, README, 7.2", "Four long chains: none beats the law",
           f"{ALL} and layers>1 and N==4 and D>=5", "that know all that the law allows",
           layers.obeys, "layers"),
-    Claim("depth, README, 7.2", "Shorter, fewer or more chains: no symbol beyond the law",
+    Claim("depth, README, 7.2", "Shorter, fewer or more chains: none beats the law",
           f"{ALL} and layers>1 and not (N==4 and D>=5)",
           "that know all that the law allows", layers.obeys,
           "layers"),
