@@ -262,7 +262,7 @@ def candidates(patched):
     roles, then those with intermediate tokens (which may be roles of other chains), then stars
     between roles; of each kind the most attended first. The attention of
 
-        q -> 1b     is that of q to 1b of its own chain, less the mean of that to the other chains'
+        q -> 1b     is here that of q to 1b of its own chain, less the mean to the other chains'
         q -> 1b*    is that of q to the 1b of all chains
 
     averaged over chains and corrupted sequences. A head that reads all chains alike has only the

@@ -88,8 +88,8 @@ def planted(x, heads):
     before = torch.eye(T)[(torch.arange(T) - 1).clamp(min=0)].expand(len(x), T, T)
     noted = heads.get((0, 0), torch.matmul)(before, symbols)
 
-    # layer 1: it attends to earlier tokens whose note is its own symbol. The first token, A of a
-    # chain, has noted A itself: the query A would read it beside 1b, and must not
+    # layer 1: it attends to earlier tokens whose note is its own symbol, but for the first token,
+    # which has noted itself
     scores = -50 * torch.cdist(symbols, noted).square()
     scores += torch.full((T, T), -torch.inf).triu(1)
     scores[:, 1:, 0] = -torch.inf
