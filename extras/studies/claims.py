@@ -169,7 +169,7 @@ CLAIMS = [
           "layers==2 and D==1 and heads<places", "", solves),
     Claim("depth", "In one layer, another address moves the answer",
           ONE, "that solve x_1 and were measured", depth.moves_the_answer, "places"),
-    Claim("depth, README", "Deeper models beyond the law pass on a place",
+    Claim("depth, README", "Deeper models that beat the law pass on a place",
           "layers>1 and layers<law(D)", "that know x_D and were measured",
           addresses.passes_on_a_place),
 
