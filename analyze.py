@@ -225,10 +225,10 @@ def draw_circuit(flags, report):
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
-    star = "Dashed: reads the tokens of all queries. " * any(path.star for path in paths)
+    star = " Dashed: reads the tokens of all queries." * any(path.star for path in paths)
     caption = f"""{LETTERS} Numbers: mean attention below 0.9.
-Wider: the loss rises more without it. {star}Red: a pair reads a letter
-from beyond its gray band. Gray: brings no new letter.
+Wider: the loss rises more without it. Red: a pair reads a letter from beyond its gray band.
+Gray: brings no new letter.{star}
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
