@@ -159,10 +159,9 @@ python sweep.py --preset night --steps 2500 --out "$folder/sweep"
 python sweep.py --preset laptop --seed 0 1 --out "$runs/laptop"
 
 # two and three layers beyond the law, and with RoPE (depth.md)
-few="--heads 8 --head-size 32 --N 2 --stop-below 0.002 --eval-every 100"
-loss 8 runs/addresses/L2_H8_N2_D3_s% "$(seq 11 15)" $few --layers 2 --D 3 --steps 3000
-loss 9 runs/addresses/L3_H8_N2_D4_s% "$(seq 11 15)" $few --layers 3 --D 4 --steps 5000
 few="--heads 8 --head-size 32 --stop-below 0.002 --eval-every 100"
+loss 8 runs/addresses/L2_H8_N2_D3_s% "$(seq 11 15)" $few --layers 2 --N 2 --D 3 --steps 3000
+loss 9 runs/addresses/L3_H8_N2_D4_s% "$(seq 11 15)" $few --layers 3 --N 2 --D 4 --steps 5000
 loss 8 runs/addresses/L2_H8_N4_D2_s% "$(seq 11 15)" $few --layers 2 --D 2 --steps 10000
 loss 8 runs/addresses/rope_s% "0 1" $main --positions rope
 
