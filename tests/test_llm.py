@@ -1,4 +1,4 @@
-"""extras/llm: questions that stay, runs against a scripted server, and a planted model."""
+"""extras/llm: questions against a solver, runs against a scripted server, and a planted model."""
 
 import contextlib
 import hashlib
@@ -25,18 +25,45 @@ KINDS = [("equations", 5), *((name, None) for name in list(FORMULATIONS)[1:])]
 ANSWERS = dict(make_question(*kind, 0, index)[:2] for index in range(6) for kind in KINDS)
 
 
+def solve(prompt, acceptable):
+    """Find the answer from the words of the prompt."""
+    *facts, question = prompt.partition("?")[0].split("\n")
+    if call := re.search(r"(\w)\((\w)\)", question):
+        value = dict(fact.split(" = ") for fact in facts)
+        return value[f"{value[call[1]]}({value[call[2]]})"]
+    if "works" in prompt:
+        person = question.split()[2]
+        job = re.search(rf"{person} works as an? (\w+)", prompt)[1]
+        relation = re.search(rf"{job}s live with their (\w+)s", prompt, re.IGNORECASE)[1]
+        relative = re.search(rf"{person}s {relation} is (\w+)", prompt)[1]
+        return re.search(rf"{relative} lives in (\w+)", prompt)[1]
+
+    # a chain is what is connected to the word in question
+    chain = {*question.lower().split()}
+    for fact in facts * len(facts):
+        first, *_, last = re.sub(r"(ns|ism|ists)\b|\.", "", fact.lower()).split()
+        chain |= {first, last} if {first, last} & chain else set()
+    [answer] = [word for word in acceptable if word.lower() in chain]
+    return answer
+
+
 def test_without_an_endpoint_it_says_how_a_small_model_answers():
     with mock.patch.dict("os.environ", clear=True):
         code, _, err = run_main(llm, "--model", "m")
     assert code == 2 and "extras.llm.weights choices --model SmolLM2" in err
 
 
-def test_the_questions_stay_those_of_the_committed_answers():
-    """466961a:tests/test_llm.py compared them with Appendix A letter by letter, and
-    3db0cc4:tests/test_llm.py found each answer from the words of its prompt."""
-    kinds = [("equations", 1), ("equations", 7), *KINDS]
-    questions = [make_question(*kind, 0, index) for index in range(200) for kind in kinds]
-    assert hashlib.sha256(repr(questions).encode()).hexdigest()[:16] == "1ed44cbe69e729d5"
+def test_llm_questions_agree_with_the_solver():
+    for formulation, D in [("equations", 1), ("equations", 7), *KINDS]:
+        questions = [make_question(formulation, D, 0, index) for index in range(200)]
+        prompts, answers, acceptable = zip(*questions, strict=True)
+        assert [*answers] == [*map(solve, prompts, acceptable)]
+        assert all(words == sorted({*answers}) for words in acceptable)
+
+    # those that 466961a:tests/test_llm.py compared with Appendix A letter by letter
+    text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest[:16] == "c9997fe6b99bf7f2", "the questions have changed"
     prompt, answer, _ = make_question("relatives", 5, 7, 0)
     assert f"{prompt}\nCorrect: {answer}\n" in output_of(llm, "--show", "relatives", "--seed", 7)
 
