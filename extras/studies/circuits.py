@@ -59,9 +59,9 @@ def heads_of(row):
 
 def doubling_table(rows):
     """Return how many of these circuits have each read."""
-    lines = []
+    circuits, lines = [heads_of(row) for row in rows], []
     for cells, kinds in zip(READS, KINDS, strict=True):
-        counts = [sum(kind in heads_of(row) for row in rows) for kind in kinds.split(", ")]
+        counts = [sum(kind in heads for heads in circuits) for kind in kinds.split(", ")]
         lines.append([*cells, ", ".join(map(str, counts))])
     return markdown(["token", "reads", "and gains", f"circuits of {len(rows)}"], *lines)
 
