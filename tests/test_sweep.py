@@ -260,6 +260,15 @@ def test_figure_4_holds_every_run():
         means = [(x, losses[columns == x].mean()) for x in sorted({*columns})]
         np.testing.assert_allclose(markers(axes, ".")[color], means)
 
+    # the whole of both axes, what chance is, n, and the settings
+    assert all(axes.get_ylim() == (-0.02, 1) for axes in figure.axes)
+    legends = [[text.get_text() for text in axes.get_legend().texts] for axes in figure.axes]
+    n, last = (sum(row["targets"] == targets for row in rows) for targets in ("all", "last"))
+    assert n + last == len(rows)
+    assert legends[0][0].endswith(f"(D=5, n={n})") and legends[0][1].endswith(f"(D=3, n={last})")
+    assert legends[1][4] == f"$x_5$ (D=5, n={n})" and legends[1][5].startswith("0.75: ")
+    assert "muon (adam), batch 128 (512),\n2500 steps (10000)" in figure.get_supxlabel()
+
     # the law: x_1 in 2 layers, x_2 and x_3 in 3, x_4 and x_5 in 4
     triangles = [text for text in right.texts if text.get_text() == "▼"]
     assert [text.get_color() for text in triangles] == [sweep.symbol_color(k) for k in range(1, 6)]

@@ -3,12 +3,21 @@
 import math
 import signal
 
+import data
 import train
 from extras.studies import rows
 from tests.common import TINY, assert_refused, outcome_of, output_of, start, train_until, wait_for
 
 import pytest
 import torch
+
+
+def test_losses_are_those_of_each_symbol():
+    task = data.Task(N=4, D=3, K=4)
+    batch = task.draw("validation", 5)
+    predictions = torch.randn(5, 4, 12)
+    expected = ((predictions - batch.answers) ** 2).view(5, 4, 3, 4).mean(3)
+    torch.testing.assert_close(task.losses(predictions, batch), expected)
 
 
 def test_learning_rate_rises_stays_and_falls():
