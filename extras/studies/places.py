@@ -1,7 +1,7 @@
-"""Tasks in which the pairs of one step stand whole among distractors, symbols that no chain has.
+"""Tasks in which the pairs of each step stand whole among distractors, symbols that no chain has.
 
     --task extras.studies.places:random20    # among 20 distractors, anywhere: of two pairs a 1b has
-                                             # one of 23 places
+                                             # one of 23 places, and so has a 2b
     --task extras.studies.places:fixed20     # the same tokens, pairs at the same places everywhere
 
 The pairs of a sequence are shuffled over their places, and the queries come last.
@@ -16,24 +16,27 @@ import torch
 
 
 class Places(Task):
-    """D = 1 with G distractors before the queries, in one block with the pairs."""
+    """The retrieval problem with G distractors in the block of each step."""
 
     G = 20
 
     def __post_init__(self):
         super().__post_init__()
-        if self.D != 1:
-            raise ValueError("it has one step: set --D 1")
-        self.labels += [f"D{i + 1}" for i in range(self.G)]
-        numbers = range(2 * self.N, 2 * self.N + self.G)
-        self.slots[self.N : self.N] = [Slot(1, {"": number}) for number in numbers]
+        distractors = []
+        for step in range(1, self.D + 1):
+            for i in range(self.G):
+                distractors.append(Slot(step, {"": len(self.labels)}))
+                self.labels.append(f"D{step}.{i + 1}")
+        self.slots[-self.N : -self.N] = distractors
 
 
 class Fixed(Places):
-    """Pair n comes after (n + 1/2) G/N distractors."""
+    """Pair n of the one step comes after (n + 1/2) G/N distractors."""
 
     def __post_init__(self):
         super().__post_init__()
+        if self.D != 1:
+            raise ValueError("it has one step: set --D 1")
         self.slots[: self.N] = [pair._replace(group=2) for pair in self.slots[: self.N]]
 
     def batch(self, size, rng):

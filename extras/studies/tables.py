@@ -2,6 +2,7 @@
 
 python train.py --layers 4 --heads 2 --task extras.studies.tables:Conditional
 python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Shuffled
+python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Forward
 """
 
 from data import Slot, Task
@@ -37,3 +38,12 @@ class Shuffled(Task):
         super().__post_init__()
         pairs = sorted(self.slots[: -self.N], key=lambda slot: (slot.chain, slot.group))
         self.slots[: -self.N] = [pair._replace(group=1) for pair in pairs]
+
+
+class Forward(Task):
+    """The retrieval problem with the pairs of step 1 first and those of step D last."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        pairs = sorted(self.slots[: -self.N], key=lambda slot: slot.group)
+        self.slots[: -self.N] = [pair._replace(group=self.D + 1 - pair.group) for pair in pairs]
