@@ -30,21 +30,35 @@ def test_batches_stay_what_they_are():
 
 
 @pytest.mark.parametrize(
-    "name, G, N", [("random20", 20, 2), ("random12", 12, 2), ("fixed20", 20, 2), ("random6", 6, 4)]
+    "name, G, N, D",
+    [("random20", 20, 2, 1), ("fixed20", 20, 2, 1), ("random6", 6, 4, 1), ("random9", 9, 2, 3)],
 )
-def test_pairs_stand_whole_among_distractors(name, G, N):
+def test_pairs_stand_whole_among_distractors(name, G, N, D):
     """Who equals whom, what is asked, where pairs stand."""
-    B, K, end = 1000, 4, 2 * N + G
-    task = getattr(places, name)(N=N, D=1, K=K, seed=3)
+    B, block = 1000, 2 * N + G
+    task = getattr(places, name)(N=N, D=D, seed=3)
     batch = task.draw("training", B)
     shown, sequence = batch.inputs, torch.arange(B)[:, None]
-    query, key, value = batch.places.unbind(-1)  # (B, N)
-    assert torch.equal(value, key + 1) and value.max() < end <= query.min()
-    assert torch.equal(shown[sequence, query], shown[sequence, key])
-    assert torch.equal(batch.answers[sequence, query - end], shown[sequence, value])
+    query, *ends = batch.places.unbind(-1)  # (B, N)
+    assert query.min() == D * block
+    before, answers = query, batch.answers[sequence, query - D * block].unflatten(-1, (D, -1))
+    for k, (key, value) in enumerate(zip(ends[::2], ends[1::2], strict=True)):
+        start = (D - 1 - k) * block
+        assert torch.equal(value, key + 1) and start <= key.min() and value.max() < start + block
+        assert torch.equal(shown[sequence, before], shown[sequence, key])
+        assert torch.equal(answers[:, :, k], shown[sequence, value])
+        expected = {5, 17} if name == "fixed20" else {*range(start, start + block - 1)}
+        assert {*key.flatten().tolist()} == expected
+        before = value
     for tokens, numbers in zip(shown.tolist(), batch.symbols.tolist(), strict=True):
-        assert len({*map(tuple, tokens)}) == len({*numbers}) == end == len(tokens) - N
-    assert {*key.flatten().tolist()} == ({5, 17} if name == "fixed20" else {*range(end - 1)})
+        assert len({*map(tuple, tokens)}) == len({*numbers}) == D * block - (D - 1) * N
+
+
+def test_the_first_pairs_may_come_first():
+    """The pairs of step 1, then of step 2, then of step 3."""
+    batch, roles = tables.Forward(D=3).draw("training", 100), [*tables.Forward(D=3).roles]
+    order = [roles.index(role) for role in ("1b", "2b", "3b", "q")]
+    assert (batch.places[..., order].diff() > 0).all() and not (batch.places[..., 0] < 24).any()
 
 
 def test_what_a_head_reads_may_be_changed_in_place():

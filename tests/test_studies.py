@@ -5,8 +5,10 @@ import json
 import shutil
 
 import train
-from extras.studies import appendix_e, claims, metrics, order, rows
+from data import Task
+from extras.studies import appendix_e, claims, directions, metrics, order, rows, tables
 from tests.common import HERE, assert_refused, output_of
+from tests.planted import CIRCUITS, Planted
 
 import pytest
 import torch
@@ -196,3 +198,48 @@ def test_the_papers_test_holds_heads_to_patterns_made_by_hand(tmp_path, whole):
     # nothing is computed if one of the runs has none
     train.write_file(run / "circuit.json", dict(paths=[path | dict(read="1a*")], sequences=8))
     assert_refused(appendix_e, run, whole, says="has no circuit without stars")
+
+
+def measured_directions(monkeypatch, tmp_path, model, task):
+    """The orders of a model's row of directions.jsonl."""
+    flags = train.parse_flags(["--D", str(task.D)])
+    monkeypatch.setattr(train, "load", lambda run: (model, task, flags))
+    row = dict(name="any", group="directions", folder=tmp_path)
+    return directions.measure(row, 64)["orders"]
+
+
+def test_the_reads_of_a_planted_circuit_are_those_that_are_needed(monkeypatch, tmp_path):
+    """Pair 2 reads pair 3, and the query both pairs before it."""
+    D, heads, texts = CIRCUITS[3]
+    model = Planted(Task(D=D), texts, 4, heads)
+    orders = measured_directions(monkeypatch, tmp_path, model, model.task)
+    assert orders.keys() == {"321"} and orders["321"]["n"] == 4 * 64
+    rises = orders["321"]["without"]
+    assert {read for read, rise in rises.items() if rise > 0.5} == {"q -> 1", "q -> 2", "2 -> 3"}
+    assert max(rises.values(), key=abs) < 2 and sorted(map(abs, rises.values()))[-4] < 0.05
+
+
+def test_orders_are_told_apart(monkeypatch, tmp_path):
+    """By a model that answers only if the pair of the last step stands before that of the step
+    before it, and whose head does nothing."""
+    task = tables.Shuffled(D=3)
+
+    def model(x, heads=()):
+        dict(heads).get((0, 0), torch.matmul)(torch.eye(task.T).expand(len(x), -1, -1), x)
+        said = x.new_zeros(len(x), task.N, 3, 4)
+        for b, n in itertools.product(range(len(x)), range(task.N)):
+            same, end = (x[b, :, None] == x[b]).all(-1), task.T - task.N
+            place, places = end + n, []
+            for _ in range(3):  # the other token that shows this symbol is the first of its pair
+                place = [i for i in range(0, end, 2) if same[place, i]][0] + 1
+                places.append(place)
+            said[b, n] = x[b, places] * (places[2] < places[1])
+        return said.flatten(2)
+
+    model.heads = [(0, 0)]
+    orders = measured_directions(monkeypatch, tmp_path, model, task)
+    assert len(orders) == 6 and sum(order["n"] for order in orders.values()) == 4 * 64
+    for name, found in orders.items():
+        answered = name.index("3") < name.index("2")
+        assert found["loss"] == pytest.approx(0 if answered else 1, abs=0.4 * (not answered))
+        assert not any(found["without"].values())

@@ -252,13 +252,14 @@ def value_of(row, name):
 
 def measured(prediction):
     """Return what became of a row of PREDICTED: a number of runs, or the median of those that know
-    their last symbol; None if fewer were measured than it is about."""
+    their last symbol, of all if none does; None if fewer were measured than it is about."""
     rows = [row for run, row in committed_rows().items() if fnmatch(run, prediction["runs"])]
     if len(rows) < prediction["n"]:
         return None
     if prediction["of"] == "count":
         return sum(value_of(row, prediction["loss"]) for row in rows)
-    values = [value_of(row, prediction["loss"]) for row in rows if value_of(row, "runs that know")]
+    known = [row for row in rows if value_of(row, "runs that know")] or rows
+    values = [value_of(row, prediction["loss"]) for row in known]
     values = [value for value in values if value is not None]
     return statistics.median(values) if values else None
 

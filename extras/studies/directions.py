@@ -1,0 +1,183 @@
+"""Which way do pairs read, if that of a later step may stand before or after (Section 5)?
+
+    python -m extras.studies.directions out/directions/*    # adds these runs to directions.jsonl
+    python -m extras.studies.directions    # prints the predictions beside what was measured
+
+A row has the losses of a model and, for each order in which the steps of a query's chain stand, as
+"132": n, how many queries; loss, of x_D; without, by how much it rises if no head reads so, {"2 ->
+3": no token of pair 2 one of pair 3, "q -> 3": the query none, ...}; learned, the step of the first
+checkpoint that knows x_D, if there is one.
+"""
+
+import functools
+import itertools
+import math
+import operator
+import pathlib
+import statistics
+from fnmatch import fnmatch
+
+import analyze
+import train
+from ablate import PatchedModel, Path, symbol_means
+from data import command_line, progress
+from extras.studies import RESULTS, markdown, rows_by, share, spread
+from extras.studies.layers import compared
+from extras.studies.rows import committed, load, name_of, rounded
+
+import torch
+
+
+FILE = RESULTS / "figures/directions.jsonl"
+PREDICTED = RESULTS / "runs/directions_predicted.jsonl"
+
+
+# ---- the row of a run
+
+
+@torch.no_grad()
+def measure(row, n=1024):
+    """Return the row of a run, measured on n sequences."""
+    model, task, flags = train.load(row["folder"])
+    batch, steps = task.draw("circuits", n), range(1, task.D + 1)
+    patched = PatchedModel(model, task, batch)
+
+    # the queries (n, N) of each order
+    places = batch.places[..., [[*task.roles].index(f"{k}b") for k in steps]]  # (n, N, D)
+    masks = {}
+    for order in itertools.permutations(steps):
+        mask = (places[..., [k - 1 for k in order]].diff() > 0).all(-1)
+        if mask.any():
+            masks["".join(map(str, order))] = mask
+    orders = {}
+    for order, mask in masks.items():
+        loss = patched.baseline[mask][:, -1].mean().item()
+        orders[order] = dict(n=mask.sum().item(), loss=loss, without={})
+
+    # what is lost without each read
+    tokens = {"q": ["q"]} | {f"{k}": [f"{k}a", f"{k}b"] for k in steps}
+    for reader, read in itertools.permutations(tokens, 2):
+        if read != "q":
+            ends = itertools.product(model.heads, tokens[reader], tokens[read])
+            lost = patched.knock_out([Path(*head, *names) for head, *names in ends])
+            for order, mask in masks.items():
+                rise = (lost - patched.baseline)[mask][:, -1].mean().item()
+                orders[order]["without"][f"{reader} -> {read}"] = rise
+
+    # when x_D was learned
+    for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
+        model, *_ = train.load(row["folder"], f"ckpt/{file.name}")
+        losses = task.losses(model(batch.inputs), batch)
+        for order, mask in masks.items():
+            if losses[mask][:, -1].mean() < task.learned_below:
+                orders[order].setdefault("learned", int(file.stem))
+
+    how = dict(run=name_of(row), layers=flags.layers, heads=flags.heads, N=task.N, D=task.D)
+    how |= dict(threshold=task.learned_below, losses=symbol_means(patched.baseline, task))
+    return rounded(how | dict(orders=orders))
+
+
+# ---- what is printed
+
+
+@functools.cache
+def measured_runs():
+    """Return the rows of FILE."""
+    return train.read_file(FILE)
+
+
+def side(row, last_first):
+    """Return the orders of a row in which the pair of step D stands before that of D - 1, or those
+    in which it stands after."""
+    last, other, orders = str(row["D"]), str(row["D"] - 1), row["orders"].items()
+    return [found for name, found in orders if (name.find(last) < name.find(other)) == last_first]
+
+
+def mean(orders, *names):
+    """Return the mean of a value over the queries of some orders."""
+    values = [functools.reduce(dict.get, names, order) for order in orders]
+    numbers = [order["n"] for order in orders]
+    return sum(map(operator.mul, values, numbers)) / sum(numbers)
+
+
+def table():
+    """Return what is lost without each read: medians over the runs that know the last symbol, by
+    the order of its pair and that before."""
+    groups, lines = {}, []
+    for row, last_first in itertools.product(measured_runs(), (True, False)):
+        if orders := side(row, last_first):
+            shape = [row[name] for name in ("D", "N", "layers", "heads")]
+            order = row["run"].split("_")[-2]
+            groups.setdefault((*shape, order, last_first), []).append((row, orders))
+    for (D, N, layers, heads, order, last_first), runs in sorted(groups.items()):
+        first, second = (D, D - 1) if last_first else (D - 1, D)
+        known = [orders for row, orders in runs if mean(orders, "loss") < row["threshold"]]
+        line = [f"{layers} x {heads}, {N}, {D}", order, f"{first} before {second}"]
+        line.append(f"{len(known)} of {len(runs)}")
+        for reader, read in (second, first), ("q", first), ("q", second):
+            name = f"{reader} -> {read}"
+            rises = [mean(orders, "without", name) for orders in known]
+            line.append(f"{name}: {spread(rises, '{:.2f}')}" if known else "")
+        lines.append(line)
+    head = "layers x heads, N, D", "pairs in order", "of the last two", "know x_D"
+    return markdown([*head, "x_D rises without", "or without", "or without"], *lines)
+
+
+# ---- what was predicted
+
+
+def learned(orders):
+    """Return when x_D was learned in the median of some orders."""
+    return statistics.median(order.get("learned", math.inf) for order in orders)
+
+
+def learned_last(run):
+    """Return when a committed run learned its last symbol."""
+    [row] = committed(run)
+    step = [*row["learned"].values()][-1]
+    return math.inf if step is None else step
+
+
+def value_of(row, name):
+    """Return the number that a prediction names, as "x_3 without q -> 3, where 2 is first", or
+    whether a run is one of those that it counts."""
+    if name == "runs that know x_3 earlier where 3 is first":
+        return learned(side(row, True)) < learned(side(row, False))
+    if name == "runs that know x_3 later than in the usual order":
+        shape, _, seed = pathlib.Path(row["run"]).name.rsplit("_", 2)
+        other = f"main/{seed}" if row["layers"] == 12 else f"directions/{shape}_backward_{seed}"
+        return learned_last(row["run"]) > learned_last(other)
+    if name == "runs that know x_3 in every order":
+        return all(order["loss"] < row["threshold"] for order in row["orders"].values())
+    if name == "runs that know x_3":
+        return row["losses"]["x_3"] < row["threshold"]
+    if name == "x_3":
+        return row["losses"]["x_3"]
+    read, first = name.removeprefix("x_3 without ").removesuffix(" is first").split(", where ")
+    return mean(side(row, first == "3"), "without", read)
+
+
+def measured(prediction):
+    """Return what became of a row of PREDICTED: a number of runs, or their median; None if fewer
+    were measured than it is about."""
+    rows = [row for row in measured_runs() if fnmatch(row["run"], prediction["runs"])]
+    if len(rows) < prediction["n"]:
+        return None
+    values = [value_of(row, prediction["loss"]) for row in rows]
+    return sum(values) if prediction["of"] == "count" else statistics.median(values)
+
+
+def main():
+    p = command_line("python -m extras.studies.directions", __doc__)
+    p.add_argument("run", type=train.run_directory, nargs="*", help="run directories")
+    kept = rows_by(FILE, "run")
+    for row in load(p.parse_args().run):
+        kept[name_of(row)] = measure(row)
+        train.write_file(FILE, [kept[run] for run in sorted(kept)])
+    predicted, inside, near = compared(train.read_file(PREDICTED), measured)
+    shares = f"inside: {share(inside)}; as near to the naive guess: {share(near)}"
+    print(table(), predicted, shares, sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
