@@ -15,16 +15,16 @@ from extras.studies import command, markdown, rows_by
 from extras.studies.rows import RESULTS, name_of
 
 
-READS = [  # which token, what it reads, what it gains
-    ("1b, 2b, 3b", "the other token of its pair", "the symbol by which it can be found"),
-    ("query", "1b", "B"),
-    ("2b", "3b", "D, ahead"),
-    ("query", "2b", "C, and D with it"),
-    ("1b", "2b", "C, ahead"),
-    ("query", "3b", "D"),
+READS = [  # of which kinds, which token, what it reads, what it gains
+    ("1b -> 1a, 2b -> 2a, 3b -> 3a", "1b, 2b, 3b", "1a, 2a, 3a", "the symbol by which it is found"),
+    ("q -> 1b", "query", "1b", "B"),
+    ("2b -> 3b", "2b", "3b", "D, ahead"),
+    ("q -> 2b", "query", "2b", "C, and D with it"),
+    ("1b -> 2b", "1b", "2b", "C, ahead"),
+    ("q -> 3b", "query", "3b", "D"),
 ]
-KINDS = ["1b -> 1a, 2b -> 2a, 3b -> 3a", "q -> 1b", "2b -> 3b", "q -> 2b", "1b -> 2b", "q -> 3b"]
-SIX = {*", ".join(KINDS[:4]).split(", ")}  # of pointer doubling, as the compiled program has them
+# the kinds of pointer doubling, as the compiled program has them
+SIX = {kind for kinds, *_ in READS[:4] for kind in kinds.split(", ")}
 
 
 # ---- a second search
@@ -60,7 +60,7 @@ def heads_of(row):
 def doubling_table(rows):
     """Return how many of these circuits have each read."""
     circuits, lines = [heads_of(row) for row in rows], []
-    for cells, kinds in zip(READS, KINDS, strict=True):
+    for kinds, *cells in READS:
         counts = [sum(kind in heads for heads in circuits) for kind in kinds.split(", ")]
         lines.append([*cells, ", ".join(map(str, counts))])
     return markdown(["token", "reads", "and gains", f"circuits of {len(rows)}"], *lines)
