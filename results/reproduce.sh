@@ -165,6 +165,26 @@ loss 9 runs/addresses/L3_H8_N2_D4_s% "$(seq 11 15)" $few --layers 3 --N 2 --D 4 
 loss 8 runs/addresses/L2_H8_N4_D2_s% "$(seq 11 15)" $few --layers 2 --D 2 --steps 10000
 loss 8 runs/addresses/rope_s% "0 1" $main --positions rope
 
+# two steps, from 2 to 24 places of a pair (depth.md)
+more="--heads 8 --head-size 32 --N 2 --D 2 --steps 4000 --eval-every 100"
+for layers in 2 3; do
+  loss 1 runs/addresses/L${layers}_H8_N2_D2_s% "1 2 3" $more --layers $layers
+  for number in 9 21; do
+    task="--task extras.studies.places:random$number"
+    loss 10 runs/addresses/L${layers}_H8_N2_D2_random${number}_s% "1 2 3" $more --layers $layers $task
+  done
+done
+
+# pairs in other orders (depth.md)
+shuffled="--task extras.studies.tables:Shuffled"
+forward="--task extras.studies.tables:Forward"
+for layers in 3 4; do
+  three="--layers $layers --heads 4 --N 2 --D 3 --steps 2500 --save-every 50"
+  loss 1 runs/directions/L${layers}_H4_backward_s% "$(seq 11 15)" $three
+  loss 3 runs/directions/L${layers}_H4_shuffled_s% "$(seq 11 15)" $three $shuffled
+  loss 3 runs/directions/L${layers}_H4_forward_s% "$(seq 11 15)" $three $forward
+done
+
 # many depths without averaging (depth.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 eight="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0"
 grid="$eight --D 5"

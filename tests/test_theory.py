@@ -25,6 +25,16 @@ def test_depth_laws_against_the_simulation():
         assert theory.paper_bound(D) == math.ceil(math.log(2 * D, 3) - 1e-9) <= unmasked[-1]
 
 
+def test_no_order_of_the_pairs_takes_more_layers():
+    """As depth.md says; x_4 may take one fewer."""
+    for D in range(1, 7):
+        usual, task = query_layers(Task(1, D)), Task(1, D)
+        *pairs, _ = task.slots
+        for task.slots[:-1] in itertools.permutations(pairs):
+            fewer = [a - b for a, b in zip(usual, query_layers(task), strict=True)]
+            assert {*fewer} <= {0, 1} and not any(fewer[:3]) and not any(fewer[4:])
+
+
 def layers_by_sets(task, batch, causal):
     """The layers after which the first query holds each target symbol, token by token."""
     slots = [number for number, slot in enumerate(task.slots) for _ in slot.shows]

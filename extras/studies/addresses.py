@@ -28,10 +28,10 @@ import ablate
 import analyze
 import train
 from data import command_line, progress
-from extras.studies import RESULTS, markdown, rows_by, share
+from extras.studies import RESULTS, markdown, rows_by, share, span
 from extras.studies.depth import SOLVED, from_the_next
 from extras.studies.layers import compared, knows
-from extras.studies.rows import load, name_of, rounded
+from extras.studies.rows import all_committed, load, name_of, rounded
 
 import torch
 from matplotlib.figure import Figure
@@ -228,6 +228,23 @@ def passes_on_a_place(row):
 def committed_rows():
     """Return {run: its committed row}."""
     return rows_by(RESULTS / "figures" / FILE, "run")
+
+
+def places_table():
+    """Return how many measured runs of two steps and two chains know x_2, and what their finder at
+    q passes on, by layers and by the places where a pair may stand."""
+    groups, lines = {}, []
+    for row in all_committed():
+        how = committed_rows().get(name_of(row))
+        if how and how["N"] == how["D"] == 2:
+            groups.setdefault((row["places"], how["layers"]), []).append((row, how))
+    for (places, layers), runs in sorted(groups.items()):
+        known = [how for row, how in runs if knows(row, 2)]
+        passed = [passes_on(how["swaps"]["q"], how) for how in known if "q" in how["swaps"]]
+        found = ", ".join(f"{what} {passed.count(what)}" for what in sorted({*passed}))
+        losses = span([row["losses"]["x_2"] for row, _ in runs])
+        lines.append([places, layers, f"{len(known)} of {len(runs)}", losses, found])
+    return markdown(["places", "layers", "know x_2", "its loss", "finder passes on"], *lines)
 
 
 # ---- what was predicted
