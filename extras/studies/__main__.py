@@ -11,7 +11,17 @@ import train
 from ablate import paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, appendix_e, circuits, claims, curriculum, edges, layers
+from extras.studies import (
+    RESULTS,
+    addresses,
+    appendix_e,
+    circuits,
+    claims,
+    curriculum,
+    directions,
+    edges,
+    layers,
+)
 from extras.studies.rows import all_runs
 
 
@@ -81,6 +91,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
     "results/depth.md": [
         *(partial(claims.table, "depth"), layers.layers_table),
+        *(directions.table, addresses.places_table),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")

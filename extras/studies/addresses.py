@@ -37,6 +37,7 @@ import torch
 from matplotlib.figure import Figure
 
 
+ENOUGH = 30  # of fewer queries places_table() says nothing
 FILE, PREDICTED = "addresses.jsonl", RESULTS / "runs/addresses_predicted.jsonl"
 
 
@@ -216,12 +217,12 @@ def line_of(row):
 
 
 def passes_on_a_place(row):
-    """Return whether the finder at the queries of a committed run does; None if it does not know
-    its last symbol, or was not measured."""
+    """Return whether any finder of a committed run does; None if the run does not know its last
+    symbol, or was not measured."""
     how = committed_rows().get(name_of(row))
     if not how or not knows(row, row["flags"].D):
         return None
-    return value_of(how, "runs whose finder at q carries a place")
+    return any(passes_on(swap, how) == "a place" for swap in how["swaps"].values())
 
 
 @functools.cache
@@ -231,20 +232,23 @@ def committed_rows():
 
 
 def places_table():
-    """Return how many measured runs of two steps and two chains know x_2, and what their finder at
-    q passes on, by layers and by the places where a pair may stand."""
+    """Return how many measured runs of two steps and two chains know x_2, and what their finders
+    pass on, by layers and by the places where a pair may stand."""
     groups, lines = {}, []
     for row in all_committed():
         how = committed_rows().get(name_of(row))
         if how and how["N"] == how["D"] == 2:
             groups.setdefault((row["places"], how["layers"]), []).append((row, how))
     for (places, layers), runs in sorted(groups.items()):
-        known = [how for row, how in runs if knows(row, 2)]
-        passed = [passes_on(how["swaps"]["q"], how) for how in known if "q" in how["swaps"]]
-        found = ", ".join(f"{what} {passed.count(what)}" for what in sorted({*passed}))
+        known, cells = [how for row, how in runs if knows(row, 2)], []
+        for role in "1b", "q":
+            swaps = [(how["swaps"][role], how) for how in known if role in how["swaps"]]
+            passed = [passes_on(swap, how) for swap, how in swaps if swap["n"] >= ENOUGH]
+            cells.append(", ".join(f"{what} {passed.count(what)}" for what in sorted({*passed})))
         losses = span([row["losses"]["x_2"] for row, _ in runs])
-        lines.append([places, layers, f"{len(known)} of {len(runs)}", losses, found])
-    return markdown(["places", "layers", "know x_2", "its loss", "finder passes on"], *lines)
+        lines.append([places, layers, f"{len(known)} of {len(runs)}", losses, *cells])
+    finders = "finder at 1b passes on", "at q"
+    return markdown(["places", "layers", "know x_2", "loss of x_2", *finders], *lines)
 
 
 # ---- what was predicted

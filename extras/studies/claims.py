@@ -58,19 +58,20 @@ def is_solved_on_the_way(row):
 
 
 def solves(row):
-    """Return whether the last symbol is solved."""
-    return row["losses"][f"x_{row['flags'].D}"] < depth.SOLVED
+    """Return whether the last symbol is asked for and solved."""
+    return row["losses"].get(f"x_{row['flags'].D}", 1) < depth.SOLVED
 
 
 @functools.cache
-def places_solved():
-    """Return at how many places the answer may stand in the runs of one layer that solve x_1."""
-    rows = [row for row in all_runs() if row["flags"].layers == row["flags"].D == 1]
-    return {row["places"] for row in rows if solves(row)}
+def solved():
+    """Return {(layers, D, places), ...} of the runs that solve the last symbol."""
+    flags = [(row["flags"], row["places"]) for row in all_runs() if solves(row)]
+    return {(flags.layers, flags.D, places) for flags, places in flags}
 
 
 def fails_where_others_solve(row):
-    return not solves(row) if row["places"] in places_solved() else None
+    case = row["flags"].layers, row["flags"].D, row["places"]
+    return not solves(row) if case in solved() else None
 
 
 def knows_the_last(row):
@@ -162,11 +163,11 @@ CLAIMS = [
     Claim("depth, README", "One layer with two heads a place solves x_1",
           f"{ONE} and heads>=2 * places", "", solves,
           "mlp positions head_dimension places", "x_1"),
-    Claim("depth, README", "With fewer heads than places, one layer fails",
-          f"{ONE} and heads<places", "at as many places as other heads solve",
+    Claim("depth, README", "With fewer heads than places, a layer less than the law fails",
+          "D<=2 and layers==law(D) - 1 and heads<places", "where other heads solve x_D",
           fails_where_others_solve, "places heads", "x_1"),
-    Claim("depth", "With fewer heads than places, two layers solve x_1",
-          "layers==2 and D==1 and heads<places", "", solves),
+    Claim("depth", "With fewer heads than places, the law's layers solve x_D",
+          "D<=2 and layers==law(D) and heads<places", "", solves, "D places heads"),
     Claim("depth", "In one layer, another address moves the answer",
           ONE, "that solve x_1 and were measured", depth.moves_the_answer, "places"),
     Claim("depth, README", "Deeper models that beat the law pass on a place",

@@ -100,6 +100,11 @@ def mean(orders, *names):
     return sum(map(operator.mul, values, numbers)) / sum(numbers)
 
 
+def learned(orders):
+    """Return when x_D was learned in the median of some orders."""
+    return statistics.median(order.get("learned", math.inf) for order in orders)
+
+
 def table():
     """Return what is lost without each read: medians over the runs that know the last symbol, by
     the order of its pair and that before."""
@@ -114,21 +119,18 @@ def table():
         known = [orders for row, orders in runs if mean(orders, "loss") < row["threshold"]]
         line = [f"{layers} x {heads}, {N}, {D}", order, f"{first} before {second}"]
         line.append(f"{len(known)} of {len(runs)}")
+        steps = [step for step in map(learned, known) if step < math.inf]
+        line.append(spread(steps, "{:,.0f}") if steps else "")
         for reader, read in (second, first), ("q", first), ("q", second):
             name = f"{reader} -> {read}"
             rises = [mean(orders, "without", name) for orders in known]
             line.append(f"{name}: {spread(rises, '{:.2f}')}" if known else "")
         lines.append(line)
-    head = "layers x heads, N, D", "pairs in order", "of the last two", "know x_D"
+    head = "layers x heads, N, D", "pairs in order", "of the last two", "know x_D", "from step"
     return markdown([*head, "x_D rises without", "or without", "or without"], *lines)
 
 
 # ---- what was predicted
-
-
-def learned(orders):
-    """Return when x_D was learned in the median of some orders."""
-    return statistics.median(order.get("learned", math.inf) for order in orders)
 
 
 def learned_last(run):
