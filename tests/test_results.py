@@ -27,7 +27,7 @@ NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
     "results/README.md": "1 2",
     "results/circuits.md": "0.05 0.17 10",
     "results/curriculum.md": "",
-    "results/depth.md": "8 9 16 0.05",
+    "results/depth.md": "8 9 12 16 30 0.05 4,000",
     "results/paper.md": "16 3600 24,000 6,400 1,200 1,850 1e-3 0 0.02 0.1 0.9 0.99 1.6 5.1",
 }
 MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras/*/*.md")})

@@ -243,7 +243,11 @@ def places_table():
         known, cells = [how for row, how in runs if knows(row, 2)], []
         for role in "1b", "q":
             swaps = [(how["swaps"][role], how) for how in known if role in how["swaps"]]
-            passed = [passes_on(swap, how) for swap, how in swaps if swap["n"] >= ENOUGH]
+            passed = []
+            for swap, how in swaps:
+                layer = int(swap["heads"][0][1:].partition("H")[0])
+                if swap["n"] >= ENOUGH and layer < layers - 1:  # the last one passes nothing on
+                    passed.append(passes_on(swap, how))
             cells.append(", ".join(f"{what} {passed.count(what)}" for what in sorted({*passed})))
         losses = span([row["losses"]["x_2"] for row, _ in runs])
         lines.append([places, layers, f"{len(known)} of {len(runs)}", losses, *cells])

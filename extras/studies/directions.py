@@ -111,23 +111,27 @@ def table():
     groups, lines = {}, []
     for row, last_first in itertools.product(measured_runs(), (True, False)):
         if orders := side(row, last_first):
-            shape = [row[name] for name in ("D", "N", "layers", "heads")]
-            order = row["run"].split("_")[-2]
+            [run] = committed(row["run"])
+            flags, order = run["flags"], type(run["task"]).__name__.lower()
+            shape = flags.D, flags.N, flags.layers, flags.heads, flags.steps
             groups.setdefault((*shape, order, last_first), []).append((row, orders))
-    for (D, N, layers, heads, order, last_first), runs in sorted(groups.items()):
+    for (D, N, layers, heads, limit, order, last_first), runs in sorted(groups.items()):
         first, second = (D, D - 1) if last_first else (D - 1, D)
         known = [orders for row, orders in runs if mean(orders, "loss") < row["threshold"]]
-        line = [f"{layers} x {heads}, {N}, {D}", order, f"{first} before {second}"]
+        line = [f"{layers} x {heads}, {N}, {D}", f"{limit:,}", order.replace("task", "usual")]
+        line.append(f"{first} before {second}")
         line.append(f"{len(known)} of {len(runs)}")
         steps = [step for step in map(learned, known) if step < math.inf]
         line.append(spread(steps, "{:,.0f}") if steps else "")
         for reader, read in (second, first), ("q", first), ("q", second):
             name = f"{reader} -> {read}"
             rises = [mean(orders, "without", name) for orders in known]
-            line.append(f"{name}: {spread(rises, '{:.2f}')}" if known else "")
+            text = spread(rises, "{:.2f}") if known else ""
+            line.append(f"{name}: {text}" if known and reader != "q" else text)
         lines.append(line)
-    head = "layers x heads, N, D", "pairs in order", "of the last two", "know x_D", "from step"
-    return markdown([*head, "x_D rises without", "or without", "or without"], *lines)
+    head = "layers x heads, N, D", "steps", "order", "of the last two pairs", "know x_D"
+    head += "from step", "x_D rises without", "without q -> first", "without q -> second"
+    return markdown(head, *lines)
 
 
 # ---- what was predicted
@@ -160,13 +164,15 @@ def value_of(row, name):
 
 
 def measured(prediction):
-    """Return what became of a row of PREDICTED: a number of runs, or their median; None if fewer
-    were measured than it is about."""
+    """Return what became of a row of PREDICTED: a number of runs, or the median of those that know
+    x_3; None if fewer were measured than it is about, or none knows it."""
     rows = [row for row in measured_runs() if fnmatch(row["run"], prediction["runs"])]
     if len(rows) < prediction["n"]:
         return None
-    values = [value_of(row, prediction["loss"]) for row in rows]
-    return sum(values) if prediction["of"] == "count" else statistics.median(values)
+    if prediction["of"] == "count":
+        return sum(value_of(row, prediction["loss"]) for row in rows)
+    known = [row for row in rows if value_of(row, "runs that know x_3")]
+    return statistics.median(value_of(row, prediction["loss"]) for row in known) if known else None
 
 
 def main():
