@@ -184,6 +184,12 @@ for layers in 3 4; do
   loss 3 runs/directions/L${layers}_H4_shuffled_s% "$(seq 11 15)" $three $shuffled
   loss 3 runs/directions/L${layers}_H4_forward_s% "$(seq 11 15)" $three $forward
 done
+loss 12 runs/directions/L3_H4_forward10000_s% "11 12" --layers 3 --heads 4 --N 2 --D 3 --steps 10000 $forward
+loss 9 runs/directions/L12_H1_shuffled_s% 0 $main $shuffled
+loss 9 runs/directions/L12_H1_forward_s% 0 $main $forward
+
+# two layers without MLPs (depth.md)
+loss 5 runs/addresses/L2_H8_N4_D2_no-mlp_s% "11 12 13" --layers 2 --heads 8 --head-size 32 --D 2 --no-mlp --steps 4000 --eval-every 100
 
 # many depths without averaging (depth.md): 115 and 30 core-minutes; then two and three layers with more steps: 70 and 125
 eight="$plain --heads 8 --lr 2e-3 --decay 0.3 --stop-below 0"
