@@ -72,7 +72,8 @@ def measure(row, n=1024):
             if losses[mask][:, -1].mean() < task.learned_below:
                 orders[order].setdefault("learned", int(file.stem))
 
-    how = dict(run=name_of(row), layers=flags.layers, heads=flags.heads, N=task.N, D=task.D)
+    names = "task", "layers", "heads", "N", "D", "steps"
+    how = dict(run=name_of(row)) | {name: getattr(flags, name) for name in names}
     how |= dict(threshold=task.learned_below, losses=symbol_means(patched.baseline, task))
     return rounded(how | dict(orders=orders))
 
@@ -111,23 +112,20 @@ def table():
     groups, lines = {}, []
     for row, last_first in itertools.product(measured_runs(), (True, False)):
         if orders := side(row, last_first):
-            [run] = committed(row["run"])
-            flags, order = run["flags"], type(run["task"]).__name__.lower()
-            shape = flags.D, flags.N, flags.layers, flags.heads, flags.steps
-            groups.setdefault((*shape, order, last_first), []).append((row, orders))
-    for (D, N, layers, heads, limit, order, last_first), runs in sorted(groups.items()):
+            shape = [row[name] for name in ("D", "N", "layers", "heads", "steps", "task")]
+            groups.setdefault((*shape, last_first), []).append((row, orders))
+    for (D, N, layers, heads, limit, name, last_first), runs in sorted(groups.items()):
         first, second = (D, D - 1) if last_first else (D - 1, D)
         known = [orders for row, orders in runs if mean(orders, "loss") < row["threshold"]]
-        line = [f"{layers} x {heads}, {N}, {D}", f"{limit:,}", order.replace("task", "usual")]
-        line.append(f"{first} before {second}")
+        order = "usual" if name == "chain" else name.rpartition(":")[2].lower()
+        line = [f"{layers} x {heads}, {N}, {D}", f"{limit:,}", order, f"{first} before {second}"]
         line.append(f"{len(known)} of {len(runs)}")
         steps = [step for step in map(learned, known) if step < math.inf]
         line.append(spread(steps, "{:,.0f}") if steps else "")
         for reader, read in (second, first), ("q", first), ("q", second):
-            name = f"{reader} -> {read}"
-            rises = [mean(orders, "without", name) for orders in known]
+            rises = [mean(orders, "without", f"{reader} -> {read}") for orders in known]
             text = spread(rises, "{:.2f}") if known else ""
-            line.append(f"{name}: {text}" if known and reader != "q" else text)
+            line.append(f"{reader} -> {read}: {text}" if known and reader != "q" else text)
         lines.append(line)
     head = "layers x heads, N, D", "steps", "order", "of the last two pairs", "know x_D"
     head += "from step", "x_D rises without", "without q -> first", "without q -> second"
