@@ -248,7 +248,7 @@ def places_table():
                 layer = int(swap["heads"][0][1:].partition("H")[0])
                 if swap["n"] >= ENOUGH and layer < layers - 1:  # the last one passes nothing on
                     passed.append(passes_on(swap, how))
-            cells.append(", ".join(f"{what} {passed.count(what)}" for what in sorted({*passed})))
+            cells.append(", ".join(f"{passed.count(what)}: {what}" for what in sorted({*passed})))
         losses = span([row["losses"]["x_2"] for row, _ in runs])
         lines.append([places, layers, f"{len(known)} of {len(runs)}", losses, *cells])
     finders = "finder at 1b passes on", "at q"
