@@ -7,7 +7,7 @@ import shutil
 import train
 from data import Task
 from extras.studies import appendix_e, claims, directions, metrics, order, rows, tables
-from tests.common import HERE, assert_refused, output_of
+from tests.common import HERE, TINY, assert_refused, output_of
 from tests.planted import CIRCUITS, Planted
 
 import pytest
@@ -243,3 +243,14 @@ def test_orders_are_told_apart(monkeypatch, tmp_path):
         answered = name.index("3") < name.index("2")
         assert found["loss"] == pytest.approx(0 if answered else 1, abs=0.4 * (not answered))
         assert not any(found["without"].values())
+
+
+def test_runs_without_two_steps_of_pairs_have_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(directions, "FILE", tmp_path / "directions.jsonl")
+    monkeypatch.setattr(directions, "measured_runs", list)
+    tasks = {"one": "--D 1", "conditional": "--D 3 --task extras.studies.tables:Conditional"}
+    for name, flags in tasks.items():
+        output_of(train, *TINY, *flags.split(), "--out", tmp_path / name)
+    printed = output_of(directions, *(tmp_path / name for name in tasks)).splitlines()
+    assert "one step" in printed[0] and "no chains" in printed[1]
+    assert not directions.FILE.exists()

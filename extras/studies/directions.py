@@ -22,6 +22,7 @@ import train
 from ablate import PatchedModel, Path, symbol_means
 from data import command_line, progress
 from extras.studies import RESULTS, markdown, rows_by, share, spread
+from extras.studies.addresses import why_not
 from extras.studies.layers import compared
 from extras.studies.rows import committed, load, name_of, rounded
 
@@ -178,6 +179,9 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="*", help="run directories")
     kept = rows_by(FILE, "run")
     for row in load(p.parse_args().run):
+        if reason := why_not(row) or "it has one step" * (row["task"].D == 1):
+            print(f"{name_of(row)}: {reason}")
+            continue
         kept[name_of(row)] = measure(row)
         train.write_file(FILE, [kept[run] for run in sorted(kept)])
     predicted, inside, near = compared(train.read_file(PREDICTED), measured)
