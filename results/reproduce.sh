@@ -185,8 +185,8 @@ for layers in 3 4; do
   loss 3 runs/directions/L${layers}_H4_forward_s% "$(seq 11 15)" $three $forward
 done
 loss 12 runs/directions/L3_H4_forward10000_s% "11 12" --layers 3 --heads 4 --N 2 --D 3 --steps 10000 $forward
-loss 9 runs/directions/L12_H1_shuffled_s% 0 $main $shuffled
-loss 9 runs/directions/L12_H1_forward_s% 0 $main $forward
+loss 9 runs/directions/L12_H1_shuffled_s% "0 1" $main $shuffled
+loss 9 runs/directions/L12_H1_forward_s% "0 1" $main $forward
 
 # two layers without MLPs (depth.md)
 loss 5 runs/addresses/L2_H8_N4_D2_no-mlp_s% "11 12 13" --layers 2 --heads 8 --head-size 32 --D 2 --no-mlp --steps 4000 --eval-every 100
