@@ -21,16 +21,15 @@ addresses.jsonl has a row for each, measured on 512 fresh sequences:
 import functools
 import itertools
 import statistics
-from fnmatch import fnmatch
 from pathlib import Path
 
 import ablate
 import analyze
 import train
 from data import command_line, progress
-from extras.studies import RESULTS, markdown, rows_by, share, span
+from extras.studies import RESULTS, markdown, rows_by, span
 from extras.studies.depth import SOLVED, from_the_next
-from extras.studies.layers import compared, knows
+from extras.studies.layers import comparison, knows, outcome
 from extras.studies.rows import all_committed, load, name_of, rounded
 
 import torch
@@ -245,8 +244,8 @@ def places_table():
             swaps = [(how["swaps"][role], how) for how in known if role in how["swaps"]]
             passed = []
             for swap, how in swaps:
-                layer = int(swap["heads"][0][1:].partition("H")[0])
-                if swap["n"] >= ENOUGH and layer < layers - 1:  # the last one passes nothing on
+                in_last = swap["heads"][0].startswith(f"L{layers - 1}H")  # it passes nothing on
+                if swap["n"] >= ENOUGH and not in_last:
                     passed.append(passes_on(swap, how))
             cells.append(", ".join(f"{passed.count(what)}: {what}" for what in sorted({*passed})))
         losses = span([row["losses"]["x_2"] for row, _ in runs])
@@ -276,17 +275,9 @@ def value_of(row, name):
 
 
 def measured(prediction):
-    """Return what became of a row of PREDICTED: a number of runs, or the median of those that know
-    their last symbol, of all if none does; None if fewer were measured than it is about."""
-    rows = [row for run, row in committed_rows().items() if fnmatch(run, prediction["runs"])]
-    if len(rows) < prediction["n"]:
-        return None
-    if prediction["of"] == "count":
-        return sum(value_of(row, prediction["loss"]) for row in rows)
-    known = [row for row in rows if value_of(row, "runs that know")] or rows
-    values = [value_of(row, prediction["loss"]) for row in known]
-    values = [value for value in values if value is not None]
-    return statistics.median(values) if values else None
+    """Return what became of a row of PREDICTED."""
+    rows = committed_rows().values()
+    return outcome(prediction, rows, value_of, lambda row: value_of(row, "runs that know"))
 
 
 # ---- the figure
@@ -355,10 +346,7 @@ def main():
     if args.run:
         print(write(load(args.run), args.out))
     else:
-        table, inside, near = compared(train.read_file(PREDICTED), measured)
-        print(
-            table, f"inside: {share(inside)}; as near to the naive guess: {share(near)}", sep="\n\n"
-        )
+        print(comparison(train.read_file(PREDICTED), measured))
 
 
 if __name__ == "__main__":

@@ -15,15 +15,14 @@ import math
 import operator
 import pathlib
 import statistics
-from fnmatch import fnmatch
 
 import analyze
 import train
 from ablate import PatchedModel, Path, symbol_means
 from data import command_line, progress
-from extras.studies import RESULTS, markdown, rows_by, share, spread
+from extras.studies import RESULTS, markdown, rows_by, spread
 from extras.studies.addresses import why_not
-from extras.studies.layers import compared
+from extras.studies.layers import comparison, outcome
 from extras.studies.rows import committed, load, name_of, rounded
 
 import torch
@@ -60,10 +59,10 @@ def measure(row, n=1024):
     for reader, read in itertools.permutations(tokens, 2):
         if read != "q":
             ends = itertools.product(model.heads, tokens[reader], tokens[read])
-            lost = patched.knock_out([Path(*head, *names) for head, *names in ends])
+            paths = [Path(*head, *names) for head, *names in ends]
+            rise = (patched.knock_out(paths) - patched.baseline)[..., -1]  # (n, N)
             for order, mask in masks.items():
-                rise = (lost - patched.baseline)[mask][:, -1].mean().item()
-                orders[order]["without"][f"{reader} -> {read}"] = rise
+                orders[order]["without"][f"{reader} -> {read}"] = rise[mask].mean().item()
 
     # when x_D was learned
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
@@ -95,9 +94,9 @@ def side(row, last_first):
     return [found for name, found in orders if (name.find(last) < name.find(other)) == last_first]
 
 
-def mean(orders, *names):
-    """Return the mean of a value over the queries of some orders."""
-    values = [functools.reduce(dict.get, names, order) for order in orders]
+def mean(orders, read=None):
+    """Return the loss over the queries of some orders, or by how much it rises without a read."""
+    values = [order["without"][read] if read else order["loss"] for order in orders]
     numbers = [order["n"] for order in orders]
     return sum(map(operator.mul, values, numbers)) / sum(numbers)
 
@@ -117,14 +116,14 @@ def table():
             groups.setdefault((*shape, last_first), []).append((row, orders))
     for (D, N, layers, heads, limit, name, last_first), runs in sorted(groups.items()):
         first, second = (D, D - 1) if last_first else (D - 1, D)
-        known = [orders for row, orders in runs if mean(orders, "loss") < row["threshold"]]
+        known = [orders for row, orders in runs if mean(orders) < row["threshold"]]
         order = "usual" if name == "chain" else name.rpartition(":")[2].lower()
         line = [f"{layers} x {heads}, {N}, {D}", f"{limit:,}", order, f"{first} before {second}"]
         line.append(f"{len(known)} of {len(runs)}")
         steps = [step for step in map(learned, known) if step < math.inf]
         line.append(spread(steps, "{:,.0f}") if steps else "")
         for reader, read in (second, first), ("q", first), ("q", second):
-            rises = [mean(orders, "without", f"{reader} -> {read}") for orders in known]
+            rises = [mean(orders, f"{reader} -> {read}") for orders in known]
             text = spread(rises, "{:.2f}") if known else ""
             line.append(f"{reader} -> {read}: {text}" if known and reader != "q" else text)
         lines.append(line)
@@ -159,19 +158,13 @@ def value_of(row, name):
     if name == "x_3":
         return row["losses"]["x_3"]
     read, first = name.removeprefix("x_3 without ").removesuffix(" is first").split(", where ")
-    return mean(side(row, first == "3"), "without", read)
+    return mean(side(row, first == "3"), read)
 
 
 def measured(prediction):
-    """Return what became of a row of PREDICTED: a number of runs, or the median of those that know
-    x_3; None if fewer were measured than it is about, or none knows it."""
-    rows = [row for row in measured_runs() if fnmatch(row["run"], prediction["runs"])]
-    if len(rows) < prediction["n"]:
-        return None
-    if prediction["of"] == "count":
-        return sum(value_of(row, prediction["loss"]) for row in rows)
-    known = [row for row in rows if value_of(row, "runs that know x_3")]
-    return statistics.median(value_of(row, prediction["loss"]) for row in known) if known else None
+    """Return what became of a row of PREDICTED."""
+    rows = measured_runs()
+    return outcome(prediction, rows, value_of, lambda row: value_of(row, "runs that know x_3"))
 
 
 def main():
@@ -184,9 +177,7 @@ def main():
             continue
         kept[name_of(row)] = measure(row)
         train.write_file(FILE, [kept[run] for run in sorted(kept)])
-    predicted, inside, near = compared(train.read_file(PREDICTED), measured)
-    shares = f"inside: {share(inside)}; as near to the naive guess: {share(near)}"
-    print(table(), predicted, shares, sep="\n\n")
+    print(table(), comparison(train.read_file(PREDICTED), measured), sep="\n\n")
 
 
 if __name__ == "__main__":

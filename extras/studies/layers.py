@@ -5,6 +5,7 @@ predicted of runs with long chains before them.
 """
 
 import statistics
+from fnmatch import fnmatch
 
 from extras.studies import RESULTS, markdown, share
 from extras.studies.ahead import reads_twice
@@ -98,6 +99,26 @@ def compared(rows, median_of):
     return markdown(["runs", "flags", "loss", "predicted", "median"], *lines), inside, near
 
 
+def comparison(rows, median_of):
+    """Return the table of compared() and its two shares, as text."""
+    table, inside, near = compared(rows, median_of)
+    return f"{table}\n\ninside: {share(inside)}; as near to the naive guess: {share(near)}"
+
+
+def outcome(prediction, rows, value_of, know):
+    """Return what became of a prediction on the measured rows whose names match: a number of runs,
+    or the median of those that know their last symbol, of all if none does; None if fewer were
+    measured than it is about, or none has the value (None)."""
+    rows = [row for row in rows if fnmatch(row["run"], prediction["runs"])]
+    if len(rows) < prediction["n"]:
+        return None
+    if prediction["of"] == "count":
+        return sum(value_of(row, prediction["loss"]) for row in rows)
+    known = [row for row in rows if know(row)] or rows
+    values = [value_of(row, prediction["loss"]) for row in known]
+    values = [value for value in values if value is not None]
+    return statistics.median(values) if values else None
+
+
 if __name__ == "__main__":
-    table, inside, near = compared(read_file(PREDICTED), median_of)
-    print(table, f"inside: {share(inside)}; as near to the naive guess: {share(near)}", sep="\n\n")
+    print(comparison(read_file(PREDICTED), median_of))
