@@ -1,10 +1,9 @@
-"""The transformer (Sections 7.1, 8.1, 9.1): GPT-2 style, pre-LN, over continuous tokens. The
-attention of every head can be read and what it writes can be replaced, which is all that finding
-its circuits needs.
+"""The transformer (Sections 7.1, 8.1, 9.1): GPT-2 style, pre-LN, over continuous tokens. Any head
+can be replaced by a function of its attention and values, which is all that reading its attention
+and finding its circuits need.
 
     model = Transformer(28, 4, inputs=4, outputs=12, layers=12, heads=1, width=128, head_size=128)
     predictions = model(x)                                    # (B, 28, 4) -> (B, 4, 12)
-    predictions, patterns = model(x, return_patterns=True)    # patterns[layer]: (B, heads, 28, 28)
     predictions = model(x, heads={(6, 0): lambda pattern, values: 0 * values})  # without L6H0
 """
 
@@ -25,9 +24,6 @@ class Layer(nn.Module):
         self.ln1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * heads * head_size)
         self.out = nn.Linear(heads * head_size, width)
-        # hook points: see Transformer
-        self.q, self.k, self.v = nn.Identity(), nn.Identity(), nn.Identity()
-        self.pattern, self.z = nn.Identity(), nn.Identity()
         if mlp:
             self.ln2 = nn.LayerNorm(width)
             self.up = nn.Linear(width, 4 * width)
@@ -39,10 +35,10 @@ class Layer(nn.Module):
         return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2).float()
 
     def forward(self, x, mask, angles, n_out, functions):
-        """x (B, T, width), the residual stream -> the stream after this layer (B, n_out, width) and
-        the attention patterns (B, heads, n_out, T), both for the last n_out tokens alone, which
-        saves time in the last layer. mask (T, T) is added to the scores; angles (T, head_size/2) or
-        None; functions {head: f}, those of this layer, with f as in Transformer.forward."""
+        """x (B, T, width), the residual stream -> the stream after this layer (B, n_out, width),
+        for the last n_out tokens alone, which saves time in the last layer. mask (T, T) is added to
+        the scores; angles (T, head_size/2) or None; functions {head: f} of this layer, with f as in
+        Transformer.forward."""
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)  # (B, T, heads * head_size)
         q, x = q[:, -n_out:], x[:, -n_out:]
 
@@ -50,27 +46,22 @@ class Layer(nn.Module):
         # It is float32 whatever the dtype: it is a few percent of the arithmetic, and bfloat16
         # would round a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
-            q = self.q(self.split(q))  # (B, heads, n_out, head_size)
-            k, v = self.k(self.split(k)), self.v(self.split(v))  # (B, heads, T, head_size)
+            # (B, heads, n_out, head_size) and twice (B, heads, T, head_size)
+            q, k, v = self.split(q), self.split(k), self.split(v)
             if angles is not None:
                 q, k = rotate(q, angles[-n_out:]), rotate(k, angles)
             # mask + q k^T / sqrt(head_size); baddbmm takes three dimensions, so heads join batches
             q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, n_out or T, head_size)
             scores = torch.baddbmm(mask[-n_out:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
-            pattern = self.pattern(pattern)
             written = pattern @ v  # (B, heads, n_out, head_size)
             for head, f in functions.items():
-                z = f(pattern[:, head].clone(), v[:, head])  # f may write into its pattern
-                if z.shape != v[:, head].shape:
-                    raise ValueError(f"head {head} must write {tuple(v[:, head].shape)}")
-                written[:, head] = z
-            written = self.z(written)
+                written[:, head] = f(pattern[:, head], v[:, head])
 
         x = x + self.out(written.transpose(1, 2).flatten(2))
         if self.mlp:
             x = x + self.down(F.gelu(self.up(self.ln2(x))))
-        return x, pattern
+        return x
 
 
 def rotary_angles(T, size):
@@ -98,12 +89,7 @@ class Transformer(nn.Module):
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
     stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,
-    and attention from scores to z, are float32 in both.
-
-    PyTorch's forward hooks can read and replace blocks[6].q, k, v and z, (B, heads, T, head_size)
-    each, and pattern, (B, heads, T, T): q and k before RoPE, and z what heads write, before the
-    output matrix. The last layer has q, pattern and z of the N queries only, unless return_patterns
-    is set or one of its heads is replaced."""
+    and attention from scores to what heads write, are float32 in both."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -138,14 +124,13 @@ class Transformer(nn.Module):
         for layer in self.blocks:
             layer.qkv.weight.data[: 2 * heads * head_size] *= qk_std / 0.02
 
-    def forward(self, x, heads=None, return_patterns=False):
-        """x (B, T, inputs) -> predictions (B, N, outputs). With return_patterns also the attention
-        pattern of every layer after softmax, a list of (B, heads, T, T); a row is the attention of
-        one reading token.
+    def forward(self, x, heads=None):
+        """x (B, T, inputs) -> predictions (B, N, outputs).
 
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
-        (B, T, head_size) replaces pattern @ values, the z of this head."""
-        heads, patterns, n_out = heads or {}, [], x.shape[1]
+        (B, T, head_size) replaces pattern @ values, what this head writes. A row of its pattern is
+        the attention of one reading token, after softmax."""
+        heads, n_out = heads or {}, x.shape[1]
         if unknown := heads.keys() - {*self.heads}:
             raise ValueError(f"the model has no head {unknown}")
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
@@ -153,12 +138,10 @@ class Transformer(nn.Module):
             for i, layer in enumerate(self.blocks):
                 functions = {head: f for (number, head), f in heads.items() if number == i}
                 # nothing reads the other tokens of the last layer
-                if layer is self.blocks[-1] and not functions and not return_patterns:
+                if layer is self.blocks[-1] and not functions:
                     n_out = self.N
-                x, pattern = layer(x, self.mask, self.angles, n_out, functions)
-                patterns.append(pattern)
-            predictions = self.head(self.ln(x[:, -self.N :])).float()
-        return (predictions, patterns) if return_patterns else predictions
+                x = layer(x, self.mask, self.angles, n_out, functions)
+            return self.head(self.ln(x[:, -self.N :])).float()
 
 
 # ---- optimizers
@@ -169,26 +152,19 @@ def make_optimizers(model, kind, lr, beta2, weight_decay):
     the matrices inside the layers. Only matrices have weight decay."""
     inside, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
-        if p.ndim < 2:
-            vectors.append(p)
-        elif name.startswith("blocks.") and kind == "muon":
-            inside.append(p)
-        else:
-            matrices.append(p)
+        muon = kind == "muon" and name.startswith("blocks.")
+        (vectors if p.ndim < 2 else inside if muon else matrices).append(p)
     groups = [dict(params=matrices, weight_decay=weight_decay)]
     groups.append(dict(params=vectors, weight_decay=0.0))
-    optimizers = [torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)]
-    if inside:
-        optimizers.append(Muon(inside, lr, weight_decay, model.dtype))
-    return optimizers
+    adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)
+    return [adamw, Muon(inside, lr, weight_decay, model.dtype)] if inside else [adamw]
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update of every matrix is made orthogonal (Jordan et al., 2024), and as large
-    as an update of AdamW (Liu et al., 2025). It equals torch.optim.Muon with adjust_lr_fn set to
-    "match_rms_adamw", but computes in the given dtype: PyTorch's takes bfloat16, which is slow on a
-    processor that does not have it. The W_Q, W_K and W_V of all heads of a layer are one matrix
-    here."""
+    as an update of AdamW (Liu et al., 2025): torch.optim.Muon with "match_rms_adamw", but in the
+    given dtype, since its bfloat16 is slow on most processors. W_Q, W_K and W_V of all heads of a
+    layer are one matrix here."""
 
     def __init__(self, matrices, lr, weight_decay, dtype, momentum=0.95):
         by_shape = {}  # all matrices of one shape are computed together
@@ -201,20 +177,17 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            # Nesterov momentum m, with one average for all matrices (r, c) of this shape, which is
-            # in the group so that state_dict() saves it
+            # Nesterov momentum m of all matrices (r, c) of this shape
             gradient = torch.stack([matrix.grad for matrix in group["params"]])  # (n, r, c)
-            if "average" not in group:
+            if "average" not in group:  # in the group, so that state_dict() saves it
                 group["average"] = torch.zeros_like(gradient)
-            # m average + (1 - m) gradient, and then, with the new average, the same again
             average = group["average"].lerp_(gradient, 1 - group["momentum"])
-            update = gradient.lerp(average, group["momentum"]).to(self.dtype)
+            update = orthogonalize(gradient.lerp(average, group["momentum"]).to(self.dtype))
 
             # the r c squares of an orthogonal matrix (r, c) sum to min(r, c), so that their mean is
             # 1 / max(r, c): scale its root to 0.2, as is usual for an update of Adam
-            update = orthogonalize(update).float()
             rate = group["lr"] * 0.2 * math.sqrt(max(gradient.shape[-2:]))
-            for matrix, change in zip(group["params"], update, strict=True):
+            for matrix, change in zip(group["params"], update.float(), strict=True):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=rate)
 
 

@@ -5,26 +5,19 @@
     # with the paper's optimizer and GPT-2's initialisation, without averaging
     python train.py --layers 12 --heads 1 --D 3 --optimizer adamw --steps 3000 --qk-std 0.02 --ema 0
 
-A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (flags, machine), log.jsonl (one
-row per evaluation), model.pt (the final weights, averaged as --ema says), state.pt (what --resume
+A run directory, out/L12_H1_D3_s0/ or the like, holds config.json (the flags), log.jsonl (one row
+per evaluation), model.pt (the final weights, averaged as --ema says), state.pt (what --resume
 needs) and ckpt/ (averaged weights while it trained). Later stages add circuit.json and figures;
 load(run) gives them the model.
 """
 
 import argparse
-import contextlib
-import ctypes
-import hashlib
-import io
 import json
 import math
-import os
 import pathlib
-import platform
 import subprocess
 import sys
 import time
-import zipfile
 
 import data  # before torch, which reads the GOMP_SPINCOUNT that it sets
 from data import command_line
@@ -40,39 +33,29 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 def run_once(flags):
     """Train a run in its directory, or continue it."""
     run, task = flags.out, task_of(flags)
-    open_run(flags)
-    if (run / "model.pt").exists():
-        read_file(run / "model.pt")  # raises an error if it is damaged
-        print(f"{run} has finished before (git {read_flags(run).git}): nothing was done")
-        return
-
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
-    if flags.init and not (run / "state.pt").exists():
+    if flags.init:
         model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     how = flags.optimizer, flags.lr, flags.beta2, flags.weight_decay
     optimizers = make_optimizers(model, *how)
+    parts = model, averaged, *optimizers  # what state.pt keeps
     step, seconds, rows = 0, 0.0, []  # rows of the log
     recent = []  # the loss and the gradient's norm in each step since the last row
 
-    # resume
+    open_run(flags)
+    if (run / "model.pt").exists():
+        print(f"{run} has finished before: nothing was done")
+        return
     if (run / "state.pt").exists():
         state = read_file(run / "state.pt", device=flags.device)
-        step, seconds = state["step"], state["seconds"]
-        rows, recent = state["rows"], state["recent"]
-        model.load_state_dict(state["model"])
-        averaged.load_state_dict(state["averaged"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        step, seconds, rows, recent = (state[key] for key in ("step", "seconds", "rows", "recent"))
+        for part, saved in zip(parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
         print(f"resumed {run} at step {step}")
-        begun, now = read_flags(run).git, commit_of_this_code()
-        if begun != now or now.endswith("dirty"):
-            print(f"it was begun with the code of commit {begun}, and goes on with {now}")
     start = time.monotonic() - seconds
 
-    # A run that is stopped goes on from state.pt, which is saved before the row of its step is
-    # logged. model.pt comes last: with it a run has finished
     while True:  # here `step` steps are done
         last = step == flags.steps
         lr = flags.lr * schedule(step, flags)
@@ -91,8 +74,7 @@ def run_once(flags):
 
             # save without this row: --resume evaluates again
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
-            state.update(model=model.state_dict(), averaged=averaged.state_dict())
-            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            state["parts"] = [part.state_dict() for part in parts]
             write_file(run / "state.pt", state)
 
             # a single low evaluation may be luck: other sequences must confirm it
@@ -100,10 +82,6 @@ def run_once(flags):
                 losses = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
                 row["confirmed"] = losses.mean().item()
                 last = last or row["confirmed"] < flags.stop_below
-
-                if step == 0 and row["confirmed"] < flags.stop_below and not flags.init:
-                    loss = f"an untrained model has a loss of {row['confirmed']:.3f}"
-                    raise argparse.ArgumentTypeError(f"--stop-below {flags.stop_below}: {loss}")
 
             # log
             rows, recent = [*rows, row], []
@@ -115,8 +93,7 @@ def run_once(flags):
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
             print(f"---\nrun: {run}\nconfirmed: {row['confirmed']:.5f}")
-            if flags.stop_below:
-                print(f"solved: {row['confirmed'] < flags.stop_below}")
+            print(f"solved: {row['confirmed'] < flags.stop_below}")
             return
 
         # one step: forward, backward, clip, update
@@ -168,8 +145,8 @@ def print_row(flags, task, rows):
 
 def task_of(flags):
     """Return the data.Task of these flags. ValueError if there is none."""
-    targets = [flags.D] if flags.targets == "last" else []  # [] stands for all
-    if flags.targets not in ("all", "last"):
+    targets = {"all": [], "last": [flags.D]}.get(flags.targets)  # [] stands for all
+    if targets is None:
         targets = [int(k) for k in flags.targets.split(",")]
     return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
 
@@ -184,74 +161,30 @@ def build(flags):
     )  # fmt: skip
 
 
-CPU = getattr(torch.cpu, "get_capabilities", dict)()  # {} if this torch does not tell
-
-
-def native_dtype(device):
-    """Return "bfloat16" where the device multiplies it faster than float32. Among Intel's
-    processors only those with AMX do."""
-    amd = "AMD" in CPU.get("cpu_name", "")
-    native = CPU.get("amx_bf16") or (amd and CPU.get("avx512_bf16"))
-    if device.startswith("cuda"):
-        native = torch.cuda.get_device_capability(device) >= (8, 0)
-    return "bfloat16" if native else "float32"
-
-
 # ---- the run directory
 
 
 def open_run(flags):
-    """Make the directory of a run with its config.json. FileExistsError if the directory holds
-    something else or another run, or this one, and --resume is missing."""
+    """Make a run directory with its config.json, or with --resume open it again. FileExistsError
+    if it holds another run, or this one, and --resume is missing."""
     run, values = flags.out, values_of(flags)
     if not (run / "config.json").exists():
-        config = values | provenance_of(flags)
-        run.mkdir(parents=True, exist_ok=True)
-        if any(run.iterdir()):
-            raise FileExistsError(f"{run} is not empty: choose another --out")
-        write_file(run / "config.json", config)
+        git = f'git -C "{pathlib.Path(__file__).parent}" describe --always --dirty'
+        made_by = dict(device=flags.device, torch=torch.__version__, git=subprocess.getoutput(git))
+        write_file(run / "config.json", values | made_by)
         return
-
-    saved = read_flags(run)
-    if other := [name for name in values if getattr(saved, name) != values[name]]:
+    saved = vars(read_flags(run))
+    if other := [name for name in values if saved[name] != values[name]]:
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
     if not flags.resume:
-        finished = (run / "model.pt").exists()
-        says = "has finished before:" if finished else "was begun before: add --resume, or"
-        raise FileExistsError(f"{run} (git {saved.git}) {says} choose another --out")
-
-
-LOGGED = "step seconds lr train grad_norm val confirmed run ended".split()  # in logs and tables
-PROVENANCE = "device", "hardware", "threads", "torch", "git"
-
-
-def provenance_of(flags):
-    """Return what config.json says beside the flags, {name: value}."""
-    hardware = CPU.get("cpu_name", platform.machine())
-    if flags.device.startswith("cuda"):
-        hardware = torch.cuda.get_device_name(flags.device)
-    threads, git = torch.get_num_threads(), commit_of_this_code()
-    values = flags.device, hardware, threads, torch.__version__, git
-    return dict(zip(PROVENANCE, values, strict=True))
-
-
-def commit_of_this_code():
-    """Return "7cb5d1b", or "7cb5d1b-dirty" with changes since; "unknown" outside of a clone."""
-    command = ["git", "--git-dir=.git", "describe", "--always", "--dirty"]  # not a parent's
-    here = pathlib.Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(command, cwd=here, capture_output=True, text=True)
-    except OSError:  # no git
-        return "unknown"
-    return found.stdout.strip() or "unknown"
+        raise FileExistsError(f"{run} was begun before: add --resume, or choose another --out")
 
 
 def load(run, weights="model.pt"):
-    """Return (model, task, flags) of a run directory, ready to evaluate on the CPU; `weights` may
-    name a checkpoint, "ckpt/000080.pt"."""
+    """Return (model, task, flags) of a run directory, ready to evaluate on the CPU in float32;
+    `weights` may name a checkpoint, "ckpt/000080.pt"."""
     flags = read_flags(run)
-    if native_dtype("cpu") == "float32":
-        flags.dtype = "float32"  # bfloat16 would be slower
+    flags.dtype = "float32"
     model = build(flags)
     model.load_state_dict(read_file(pathlib.Path(run, weights)))
     return model.eval(), task_of(flags), flags
@@ -261,27 +194,13 @@ def run_directory(text):
     """The type of an argument that names a run."""
     if not pathlib.Path(text, "config.json").exists():
         raise argparse.ArgumentTypeError(f"{text} is no run directory of train.py")
-    try:
-        read_flags(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(error) from None
     return pathlib.Path(text)
 
 
 def read_flags(run):
-    """Return the flags of a run, with the device and what else config.json says; a flag that did
-    not exist then has its default. ValueError if it has flags that do not exist now."""
+    """Return the flags of a run; one that did not exist when it began has its default."""
     run = pathlib.Path(run)
-    config = read_file(run / "config.json")
-    if unknown := config.keys() - DEFAULTS.keys() - {*PROVENANCE}:
-        says = f"{run} has unknown flags, {', '.join(sorted(unknown))}: use the code that made it"
-        raise ValueError(f"{says}, commit {config.get('git')}")
-    return argparse.Namespace(**(DEFAULTS | config), out=run)
-
-
-def weights_hash(run):
-    """Return a hash of the final weights, which tells whether a report is about these weights."""
-    return hashlib.sha256(pathlib.Path(run, "model.pt").read_bytes()).hexdigest()[:16]
+    return argparse.Namespace(**DEFAULTS | read_file(run / "config.json"), out=run)
 
 
 def read_log(run):
@@ -291,44 +210,33 @@ def read_log(run):
 
 def write_file(path, content):
     """Write tensors as .pt, a list of dicts as .jsonl, a dict as .json. At `path` there is always a
-    whole file, the old one or the new one, also if the disk is full."""
-    if path.suffix == ".pt":
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        whole = buffer.getvalue()
-    elif path.suffix == ".jsonl":
-        whole = "".join(json.dumps(row) + "\n" for row in content).encode()
-    else:
-        whole = (json.dumps(content, indent=1) + "\n").encode()
+    whole file, the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_bytes(whole)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    new = path.with_name(f"{path.name}.tmp")
+    if path.suffix == ".pt":
+        torch.save(content, new)
+    elif path.suffix == ".jsonl":
+        new.write_text("".join(json.dumps(row) + "\n" for row in content))
+    else:
+        new.write_text(json.dumps(content, indent=1) + "\n")
+    new.replace(path)
 
 
 def read_file(path, default=None, device="cpu"):
-    """Return what write_file wrote, or `default` if there is one and no such file. ValueError if a
-    file of tensors is damaged: torch.load does not compare its checksums."""
+    """Return what write_file wrote, or `default` if there is one and no such file."""
     if default is not None and not path.exists():
         return default
+    if path.suffix == ".pt":
+        return torch.load(path, device, weights_only=True)
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
-    if path.suffix == ".json":
-        return json.loads(path.read_text())
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # compares them
-    except zipfile.BadZipFile as error:
-        damaged = error
-    if damaged:
-        raise ValueError(f"{path} is damaged: {damaged}")
-    return torch.load(path, device, weights_only=True)
+    return json.loads(path.read_text())
 
 
 # ---- the flags of a run
+
+DTYPES, DEVICES = ["float32", "bfloat16"], ["cuda"] * torch.cuda.is_available() + ["cpu"]
+POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
 def parser():
@@ -336,11 +244,11 @@ def parser():
     p = command_line("train.py", __doc__)
 
     def add(name, default, meaning, **more):
-        p.add_argument(name, type=type(default), default=default, help=meaning, **more)
-
-    def switch(name, meaning):  # on, unless --no-...
-        action = argparse.BooleanOptionalAction
-        p.add_argument(name, action=action, default=True, help=meaning)
+        if isinstance(default, bool):  # a switch: --no-mlp
+            more["action"] = argparse.BooleanOptionalAction
+        else:
+            more["type"] = type(default)
+        p.add_argument(name, default=default, help=meaning, **more)
 
     # the problem (Section 6)
     add("--task", "chain", "or module:Class, a task of your own")
@@ -356,8 +264,8 @@ def parser():
     add("--heads", 1, "attention heads per layer")
     add("--width", 128, "size of the residual stream")
     add("--head-size", 0, "size of one head; 0 = width / heads")
-    switch("--mlp", "an MLP in each layer")
-    switch("--causal", "a causal mask")
+    add("--mlp", True, "an MLP in each layer")
+    add("--causal", True, "a causal mask")
 
     # training
     add("--optimizer", "muon", "the paper takes adamw", choices=["muon", "adamw"])
@@ -374,14 +282,13 @@ def parser():
     add("--qk-std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", "", "start from the weights of this run, of the same shape")
     add("--seed", 0, "of the data and the initial weights")
-    add("--dtype", "auto", "of products", choices=["auto", "float32", "bfloat16"])
+    add("--dtype", "float32", "of products: bfloat16 where it is faster", choices=DTYPES)
     add("--eval-every", 50, "steps between evaluations; each saves")
     add("--save-every", 50, "steps between checkpoints in ckpt/, for analyze.py; 0 = none")
     return p
 
 
 DEFAULTS = vars(parser().parse_args([]))
-POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
 
 
 def values_of(flags):
@@ -390,103 +297,43 @@ def values_of(flags):
 
 
 def parse_flags(words=None, folder="out"):
-    """Return the flags of a command line, with device, dtype and run directory chosen."""
+    """Return the flags of a command line, with the run directory chosen."""
     p = parser()
-    p.add_argument("--device", default="auto", help="auto = cuda if there is one, else cpu")
+    p.add_argument("--device", default=DEVICES[0], choices=DEVICES, help="what computes")
     p.add_argument("--out", type=pathlib.Path, help="run directory; by default named by the flags")
     p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
     flags = p.parse_args(words)
-
-    # check the values
+    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     for name, value in values_of(flags).items():
         lowest = int(name in POSITIVE)
         if isinstance(value, (int, float)) and not lowest <= value < math.inf:
             p.error(f"--{name.replace('_', '-')} must be a number and not below {lowest}")
-    if max(flags.ema, flags.beta2) >= 1:
-        p.error("--ema and --beta2 must be below 1, or an average never changes")
     try:
-        task = task_of(flags)
-        data.check_task(task)
-    except ValueError as error:
+        build(flags)
+    except ValueError as error:  # of the task, or the shape
         p.error(error)
-    if taken := {*LOGGED, *DEFAULTS} & {*task.target_names}:
-        p.error(f"the task must not name a target {', '.join(taken)}, which logs and tables have")
-
-    # runs are compared by their flags: one spelling for the same targets
-    names = {(flags.D,): "last", (*range(1, flags.D + 1),): "all"}
-    flags.targets = names.get((*task.targets,), ",".join(map(str, task.targets)))
-
-    # choose what was left open: the name first, while the dtype is still "auto", so that a run has
-    # the same name on every machine
-    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
-    if flags.device == "auto":
-        flags.device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=flags.device)
-    except (AssertionError, RuntimeError) as error:  # as torch says it, in many lines
-        p.error(f"--device {flags.device}: {str(error).splitlines()[0]}")
-    try:
-        begun = (flags.out / "config.json").exists()
-        dtype = read_flags(flags.out).dtype if begun else native_dtype(flags.device)
-        if flags.dtype == "auto":  # a run that was begun keeps its dtype
-            flags.dtype = dtype
-
-        # check the shape of the model, and the weights to start from
-        model = build(flags)
-        if flags.init and not (flags.out / "state.pt").exists():
-            model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
-    except (ValueError, FileNotFoundError) as error:
-        p.error(error)
-    except RuntimeError:
-        p.error(f"--init {flags.init} is a model of another shape")
     return flags
 
 
 def run_name(flags):
-    """Return L12_H1_D3_s0, with all other flags that differ from their defaults before the
-    seed, but for --save-every, which changes no result."""
-    module = flags.task.rpartition(":")[0]  # of a task of one's own: two may have one title
-    task = f"{module}.{task_of(flags).title}".lstrip(".")  # D=3 becomes D3 below
-    name = f"L{flags.layers}_H{flags.heads}_{task}"
+    """Return L12_H1_D3_s0, with all other flags that differ from their defaults before the seed,
+    but for --save-every, which changes no result."""
+    name = f"L{flags.layers}_H{flags.heads}_D{flags.D}"
     for key, value in values_of(flags).items():
-        if key in ("layers", "heads", "task", "D", "seed", "save_every") or value == DEFAULTS[key]:
-            continue
-        name += f"_no-{key}" if value is False else f"_{key}{value}"
-    return f"{name}_s{flags.seed}".replace("=", "").replace(" ", "_").replace("/", ",")
-
-
-def command_of(flags):
-    """Return "python train.py --layers 12 --heads 1 --D 3", with all other flags that differ
-    from their defaults after these."""
-    values, command = values_of(flags), "python train.py"
-    names = ["layers", "heads", "D"]
-    names += [name for name in values if values[name] != DEFAULTS[name] and name not in names]
-    for name in names:
-        flag, value = name.replace("_", "-"), values[name]
-        command += f" --no-{flag}" if value is False else f" --{flag} {value}"
-    return command
+        if value != DEFAULTS[key] and key not in ("layers", "heads", "D", "seed", "save_every"):
+            name += f"_{key}{value}"
+    return f"{name}_s{flags.seed}".replace("/", ",")
 
 
 # ---- the command line
 
 
-def keep_freed_memory():
-    """Let glibc reuse freed memory: to return it costs each step thousands of page faults."""
-    with contextlib.suppress(OSError, AttributeError):  # no glibc, nothing to set
-        glibc = ctypes.CDLL("libc.so.6")
-        glibc.mallopt(-4, 0)  # M_MMAP_MAX: no tensor in a mapping of its own
-        glibc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes
-
-
 def main():
     flags = parse_flags()
-    keep_freed_memory()
     try:
         run_once(flags)
-    except (FileExistsError, argparse.ArgumentTypeError) as error:
+    except OSError as error:
         parser().error(error)
-    except OSError as error:  # a full disk
-        sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
         step = read_file(flags.out / "state.pt", dict(step=0))["step"]
         sys.exit(f"train.py: stopped; --resume goes on from step {step}")

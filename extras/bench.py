@@ -75,5 +75,4 @@ def steps_table(flags):
 
 if __name__ == "__main__":
     command_line("python -m extras.bench", __doc__).parse_args()
-    train.keep_freed_memory()  # both models share this process
     print(steps_table(train.parse_flags([])))

@@ -12,6 +12,7 @@ enable_compatibility_mode alone, which centres them. lens.W_E is (width, inputs)
 
 import train
 from data import command_line
+from extras.moved import patterns_of
 
 import torch
 from transformer_lens.config import TransformerBridgeConfig
@@ -69,7 +70,8 @@ def main():
     batch = task.draw("validation", 256)
     model.dtype = torch.float32
     predictions, cache = lens.run_with_cache(batch.inputs)
-    theirs, (ours, patterns) = predictions[:, -task.N :], model(batch.inputs, return_patterns=True)
+    theirs, ours = predictions[:, -task.N :], model(batch.inputs)
+    patterns = patterns_of(model, batch.inputs)
     differ = [(cache["pattern", i] - each).abs().max() for i, each in enumerate(patterns)]
     print("losses", task.losses(theirs, batch).mean((0, 1)).tolist())
     print("differences of predictions", (theirs - ours).abs().max().item())

@@ -16,8 +16,9 @@ import pathlib
 
 import analyze
 import train
-from ablate import PatchedModel, mark_tokens, paths_in, read_report, split_token
+from ablate import paths_in, read_report
 from data import command_line, progress
+from extras.moved import MeasuredModel, mark_tokens, patterns_of, split_token
 
 import torch
 
@@ -63,9 +64,8 @@ def measure(run, file, batch, paths):
     """Return (attention, answers) of a model as bytes: the patterns of all heads in whole percent;
     the answers of the full model and of the circuit alone, both without each set of removals_of."""
     model, task, _ = train.load(run, file)
-    _, patterns = model(batch.inputs, return_patterns=True)
-    percent = (100 * torch.stack(patterns, 1).float()).round().byte()  # (B, layers, heads, T, T)
-    patched = PatchedModel(model, task, batch, measure=functools.partial(answers_of, task))
+    percent = (100 * torch.stack(patterns_of(model, batch.inputs), 1).float()).round().byte()  # (B, layers, heads, T, T)
+    patched = MeasuredModel(model, task, batch, functools.partial(answers_of, task))
     answers = []
     for removed in removals_of(paths):
         answers += [patched.knock_out(removed), patched.keep_only(paths.keys() - {*removed})]
@@ -87,7 +87,7 @@ def path_rows(task, report, places, ends):
         most = max(cost, key=cost.get)
         text = f"Without {title} the trained model's loss on {most} rises by {cost[most]:.2f}."
         row = dict(title=title, text=text, layer=path.layer, head=path.head, cost=cost[most])
-        row.update(x0=ends.index(path.token), x1=ends.index(path.reader))
+        row.update(x0=ends.index(path.read), x1=ends.index(path.reader))
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
     return rows
 
@@ -107,7 +107,7 @@ def data_of(run):
     roles[sequence, batch.places] = torch.arange(len(task.roles))
 
     # the columns of the diagram: role and letter
-    columns, ends = [], [end for slot in analyze.slots_of(task, paths) for end in slot]
+    columns, ends = [], analyze.tokens_of(task, paths)
     for end in ends:
         role, offset = split_token(end)
         k = task.roles[role]  # -1 if it shows none of the chain
@@ -115,8 +115,8 @@ def data_of(run):
 
     # the tokens of each slot, in blocks
     places, blocks = iter(range(task.T)), []
-    for _, block in itertools.groupby(task.slots, lambda slot: slot.group):
-        blocks.append([[next(places) for _ in slot.shows] for slot in block])
+    for roles_of_slot in task.chain_slots:
+        blocks.append([[next(places) for _ in roles_of_slot] for _ in range(task.N)])
 
     verdict = report.get("verdict", f"run python ablate.py {run} first")
     targets = answers_of(task, batch.answers, batch) // 65536 - 1  # the symbols alone
@@ -124,7 +124,7 @@ def data_of(run):
     attention, answers = (base64.b64encode(part).decode() for part in parts)
     return dict(
         name=html.escape(run.as_posix()),
-        about=f"Layers {flags.layers}, heads {flags.heads}, {task.title}, seed {flags.seed}",
+        about=f"Layers {flags.layers}, heads {flags.heads}, D={task.D}, seed {flags.seed}",
         found=f"Circuit of {len(paths)} paths: {verdict}.",
         N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps,
         labels=task.labels, names=[*task.roles], symbols=task.target_names,

@@ -61,7 +61,7 @@ class Transformer(torch.nn.Module):
         """Logits (levels, B, T, N)."""
         x, states, T = self.E[tokens] + self.P, [], len(self.P)
         for block in self.blocks:
-            x, _ = block(x, torch.zeros(T, T), None, T, {})
+            x = block(x, torch.zeros(T, T), None, T, {})
             states.append(x)
         return torch.stack([self.outputs[i](states[i]) for i in levels])
 

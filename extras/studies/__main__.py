@@ -10,6 +10,7 @@ from functools import partial
 import train
 from ablate import paths_in, read_report
 from data import command_line
+from extras.moved import command_of
 from extras.mechanisms import NAMES, table_of
 from extras.studies import (
     RESULTS,
@@ -59,10 +60,10 @@ def commands():
     texts = []
     for name in ("A", "B", "C", "D", "default_s0"):
         verdict, flags = read_report(RESULTS / name)["verdict"], train.read_flags(RESULTS / name)
-        texts.append(f"# {name}: {verdict}\n{train.command_of(flags)}")
+        texts.append(f"# {name}: {verdict}\n{command_of(flags)}")
     conditional = [row for row in all_runs() if row["flags"].task.endswith("Conditional")]
     longest = max(conditional, key=lambda row: (len(row["known"]), row["flags"].steps))
-    return [*texts, f"# Section 3.1\n{train.command_of(longest['flags'])}"]
+    return [*texts, f"# Section 3.1\n{command_of(longest['flags'])}"]
 
 
 def one_hot():

@@ -27,6 +27,7 @@ import ablate
 import analyze
 import train
 from data import command_line, progress
+from extras.moved import mark_tokens
 from extras.studies import RESULTS, markdown, rows_by, span
 from extras.studies.depth import SOLVED, from_the_next
 from extras.studies.layers import comparison, knows, outcome
@@ -87,7 +88,7 @@ def measure(model, task, n=512):
     """Return what the row of a model says of it."""
     batch, roles, masks = task.draw("circuits", n), [*task.roles], {}
     for role in roles:
-        masks[role] = ablate.mark_tokens(f"{role}*", task, batch.places)[:, 0, :, None] > 0
+        masks[role] = mark_tokens(f"{role}*", task, batch.places)[:, 0, :, None] > 0
     last = max(layer for layer, _ in model.heads)
     units = [(*head, role) for head in model.heads for role in roles]
     units = [unit for unit in units if unit[0] < last or unit[2] == "q"]

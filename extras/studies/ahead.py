@@ -5,7 +5,8 @@ At first kb holds its own pair, x_{k-1} and x_k, and after one round of reading 
 most; further symbols take a second one. A token finds another pair by a symbol that both hold.
 """
 
-from ablate import arrivals, paths_in, split_token
+from ablate import arrivals, paths_in
+from extras.moved import split_token
 
 
 def reads_twice(row):
@@ -21,9 +22,9 @@ def reached_within(paths, task, steps):
     for layer in sorted({path.layer for path in paths}):
         before = {token: {*symbols} for token, symbols in holds.items()}
         for path in (path for path in paths if path.layer == layer):
-            own, symbols = before.get(path.reader, set()), before.get(path.token, set())
+            own, symbols = before.get(path.reader, set()), before.get(path.read, set())
             pair = pair_of(path.reader)
-            if pair == pair_of(path.token) or own & symbols:
+            if pair == pair_of(path.read) or own & symbols:
                 most = task.D if path.reader == "q" else pair + steps
                 holds[path.reader] |= {k for k in symbols if k <= most}
     return holds["q"]

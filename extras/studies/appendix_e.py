@@ -2,13 +2,13 @@
 
     python -m extras.studies.appendix_e results/A results/B    # prints a table of these runs
 
-It also adds "paper", what papers_test returns, to the circuit.json of each run. Circuits with stars
-are not tested: hard attention would average what a star reads.
+It also adds "paper", what papers_test returns, to the circuit.json of each run.
 """
 
 import train
-from ablate import SEARCHED, PatchedModel, by_head, mark_edges, paths_in, read_report
+from ablate import PatchedModel, mark_edges, paths_in, read_report
 from data import command_line
+from extras.moved import by_head
 from extras.studies import markdown, share, span
 
 import torch
@@ -79,13 +79,13 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="+", help="after ablate.py")
     reports = {run: read_report(run) for run in p.parse_args().run}
     for run, report in reports.items():
-        if not report.get("paths") or any(path.star for path in paths_in(report)):
-            p.error(f"{run} has no circuit without stars: run python ablate.py {run} first")
+        if not report.get("paths"):
+            p.error(f"{run} has no circuit: run python ablate.py {run} first")
 
     tested = {}
     for run, report in reports.items():
         model, task, _ = train.load(run)
-        few = PatchedModel(model, task, task.draw("search", SEARCHED))
+        few = PatchedModel(model, task, task.draw("search", 256))
         fresh = PatchedModel(model, task, task.draw("circuits", report["sequences"]))
         paths = frozenset(paths_in(report))
         report["paper"] = papers_test(few, fresh, paths)

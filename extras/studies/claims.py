@@ -12,7 +12,8 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ablate import by_head, paths_in, split_token
+from ablate import paths_in
+from extras.moved import by_head, split_token
 from extras.studies import (
     addresses,
     ahead,

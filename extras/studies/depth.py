@@ -14,6 +14,7 @@ from pathlib import Path
 import analyze
 import train
 from data import command_line, progress
+from extras.moved import patterns_of
 from extras.studies import RESULTS
 from extras.studies.layers import compared
 from extras.studies.rows import rounded
@@ -108,7 +109,7 @@ def mechanism(run, n=512):
     how = dict(n=n, full=full, by_place=used.tolist(), address=[], place=[])
 
     # what each head does
-    _, [patterns] = model(batch.inputs, return_patterns=True)
+    [patterns] = patterns_of(model, batch.inputs)
     names = {f"H{head}": (layer, head) for layer, head in model.heads}
     for name, (_, head) in names.items():
         if patterns[sequence, head, query, key].mean() > 0.5:

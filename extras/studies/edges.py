@@ -16,7 +16,8 @@ from functools import partial
 
 import ablate
 import train
-from ablate import BOTH, PatchedModel, mark_edges, mark_tokens
+from ablate import MEAN, RESAMPLE, PatchedModel, mark_edges
+from extras.moved import mark_tokens
 from extras.studies import command, markdown, rows_by, spans
 from extras.studies.rows import name_of
 
@@ -26,7 +27,7 @@ import torch
 def gradients(patched, steps=5):
     """{(layer, head): (B, T, head_size)}, the gradient of the mean loss by what each head writes,
     averaged over inputs from the clean ones almost to those of resample ablation."""
-    clean, corrupted = patched.clean.inputs, patched.corrupted.inputs[patched.resampled]
+    clean, corrupted = patched.clean.inputs, patched.corrupted.inputs
     means = dict.fromkeys(patched.model.heads, 0)
     for step in range(steps):
         zeros = {}  # added to what heads write, to take the gradient by them
@@ -37,7 +38,7 @@ def gradients(patched, steps=5):
 
         inputs = torch.lerp(clean, corrupted, step / steps)
         predictions = patched.model(inputs, heads={head: partial(write, head) for head in means})
-        loss = patched.measure(predictions, patched.clean).mean()
+        loss = patched.task.losses(predictions, patched.clean).mean()
         for head, slope in zip(zeros, torch.autograd.grad(loss, [*zeros.values()]), strict=True):
             means[head] = means[head] + slope / steps
     return means
@@ -53,16 +54,16 @@ def effects(patched, paths):
 
     def read_along(path, batch, recorded):
         pattern, values = recorded[path[:2]]
-        edges = mark_edges([path], task, batch.places) & ~patched.itself
+        edges = mark_edges([path], task, batch.places) & ~torch.eye(task.T, dtype=torch.bool)
         return (pattern * edges) @ values  # (B, T, head_size)
 
     reads, outputs = {}, {}
     for path in paths:
         was, new = read_along(path, clean, before), read_along(path, corrupted, after)
-        reads[path] = ((new[patched.resampled] - was) * slopes[path[:2]]).sum().item()
+        reads[path] = ((new - was) * slopes[path[:2]]).sum().item()
     for head, slope in slopes.items():
         was, new = (pattern @ values for pattern, values in (before[head], after[head]))
-        rises = ((new[patched.resampled] - was) * slope).sum(-1)  # (B, T)
+        rises = ((new - was) * slope).sum(-1)  # (B, T)
         for role in task.roles:
             marks = mark_tokens(role, task, clean.places).amax(1)  # (B, T)
             outputs[(*head, role)] = (rises * marks).sum().item()
@@ -79,13 +80,14 @@ def measure(row):
     """The row of edges.jsonl of a run directory, on the sequences of ablate.py."""
     model, task, _ = train.load(row["folder"])
     model.dtype = torch.float32
-    searched = PatchedModel(model, task, task.draw("search", ablate.SEARCHED))
+    searched = PatchedModel(model, task, task.draw("search", 256))
     fresh = PatchedModel(model, task, task.draw("circuits", 512))
-    paths = [path for path in ablate.candidates(searched) if not path.star]
+    paths = ablate.candidates(searched)
     reads, outputs = map(ranks_of, effects(searched, paths))
 
     def is_faithful(n):
-        return not any(ablate.failures(fresh, fresh.keep_only([*reads][:n], by)) for by in BOTH)
+        losses = [fresh.keep_only([*reads][:n], by) for by in (RESAMPLE, MEAN)]
+        return torch.stack(losses).mean((1, 2)).max() < task.faithful_below
 
     best = next(filter(is_faithful, range(1, len(reads) + 1)), None)
     ours = ablate.paths_in(row["report"])

@@ -9,13 +9,14 @@ The pairs of a sequence are shuffled over their places, and the queries come las
 
 import re
 
-from data import Batch, Slot, Task
+from data import Batch
+from extras.studies.slots import Slot, SlotTask
 
 import numpy as np
 import torch
 
 
-class Places(Task):
+class Places(SlotTask):
     """The retrieval problem with G distractors in the block of each step."""
 
     G = 20
@@ -27,7 +28,7 @@ class Places(Task):
             for i in range(self.G):
                 distractors.append(Slot(step, {"": len(self.labels)}))
                 self.labels.append(f"D{step}.{i + 1}")
-        self.slots[-self.N : -self.N] = distractors
+        self.arrange([*self.slots[: -self.N], *distractors, *self.slots[-self.N :]])
 
 
 class Fixed(Places):
@@ -37,7 +38,8 @@ class Fixed(Places):
         super().__post_init__()
         if self.D != 1:
             raise ValueError("it has one step: set --D 1")
-        self.slots[: self.N] = [pair._replace(group=2) for pair in self.slots[: self.N]]
+        pairs = [pair._replace(group=2) for pair in self.slots[: self.N]]
+        self.arrange(pairs + self.slots[self.N :])
 
     def batch(self, size, rng):
         """That of data.Task, with the tokens before the queries moved: they are sorted by a key,

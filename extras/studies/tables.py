@@ -5,10 +5,10 @@ python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Shuffled
 python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Forward
 """
 
-from data import Slot, Task
+from extras.studies.slots import Slot, SlotTask
 
 
-class Conditional(Task):
+class Conditional(SlotTask):
     """Conditional retrieval (Section 3.1): triples (x, y, z) of every x with every y, then pairs
     (a, y), pairs (a, x) and queries a. Here x_0, x_1, x_2, x_3 are a, x, y, z. The triple of x and
     y of two chains shows a distractor: D1.2 stands after B1 and C2."""
@@ -28,22 +28,23 @@ class Conditional(Task):
                     chain, shown = None, len(self.labels)
                     self.labels.append(f"D{i + 1}.{j + 1}")
                 triples.append(Slot(3, {"3a": x, "3b": 4 * j + 2, "3c": shown}, chain))
-        self.slots = triples + with_y + with_x + self.slots[-self.N :]  # the queries stay
+        self.arrange(triples + with_y + with_x + self.slots[-self.N :])  # the queries stay
 
 
-class Shuffled(Task):
+class Shuffled(SlotTask):
     """The retrieval problem with the pairs of all steps in one block."""
 
     def __post_init__(self):
         super().__post_init__()
         pairs = sorted(self.slots[: -self.N], key=lambda slot: (slot.chain, slot.group))
-        self.slots[: -self.N] = [pair._replace(group=1) for pair in pairs]
+        self.arrange([pair._replace(group=1) for pair in pairs] + self.slots[-self.N :])
 
 
-class Forward(Task):
+class Forward(SlotTask):
     """The retrieval problem with the pairs of step 1 first and those of step D last."""
 
     def __post_init__(self):
         super().__post_init__()
         pairs = sorted(self.slots[: -self.N], key=lambda slot: slot.group)
-        self.slots[: -self.N] = [pair._replace(group=self.D + 1 - pair.group) for pair in pairs]
+        pairs = [pair._replace(group=self.D + 1 - pair.group) for pair in pairs]
+        self.arrange(pairs + self.slots[-self.N :])
