@@ -139,8 +139,8 @@ def symbol_means(losses, task):
 
 
 def candidates(patched):
-    """The paths with a mean attention of at least 0.1 in the corrupted sequences, by rank: those
-    between roles first, and of these the most attended."""
+    """The paths with a mean attention of at least a quarter in the corrupted sequences, by rank:
+    those between roles first, and of these the most attended."""
     task, attention = patched.task, {}
     tokens = [*task.roles] + [f"{slot[-1]}+1" for slot in task.chain_slots]
     for head, (pattern, _) in patched.corrupted_reads.items():
@@ -148,7 +148,7 @@ def candidates(patched):
             path = Path(*head, reader, read)
             attention[path] = mean_attention(pattern, path, task, patched.corrupted.places)
     ranked = sorted(attention, key=lambda path: ("+" in str(path), -attention[path]))
-    return [path for path in ranked if attention[path] >= 0.1]
+    return [path for path in ranked if attention[path] >= 0.25]
 
 
 def search(patched, ranked, ablation):
@@ -197,7 +197,7 @@ def validate(fresh, paths, ablation):
     1. each symbol's loss is below task.faithful_below under this ablation, and under the mean
     2. the full model's no longer is when these paths are ablated by their mean
     3. the paths lead from each target to the query"""
-    task, limit = fresh.task, fresh.task.faithful_below
+    task, limit, full = fresh.task, fresh.task.faithful_below, fresh.losses({})
     report = {by: symbol_means(fresh.keep_only(paths, by), task) for by in (MEAN, RESAMPLE)}
     worst = max(max(report[by].values()) for by in {MEAN, ablation})
     report["knocked_out"] = symbol_means(fresh.knock_out(paths), task)
@@ -208,28 +208,21 @@ def validate(fresh, paths, ablation):
         said = "not validated: the full model does as well without it"
     elif unread := {*task.targets} - holds["q"]:
         said = f"not validated: no paths lead from x_{min(unread)} to the query"
-    elif ablation == RESAMPLE:
-        said = "validated under both ablations"
     else:
-        said = "validated under mean ablation alone"
-    return dict(report, ablation=ablation, validated=said.startswith("validated"), verdict=said)
+        kind = "both ablations" if ablation == RESAMPLE else "mean ablation alone"
+        said = f"validated under {kind}"
+    report.update(ablation=ablation, validated=said.startswith("validated"), verdict=said, paths=[])
 
-
-def measure_paths(fresh, paths, ablation):
-    """The rows of the report on each path: its attention in the full model, and
-    cost: the rise of the full model's loss without it, by mean ablation
-    without: the loss of the circuit without it, under this ablation"""
-    task, full, rows = fresh.task, fresh.losses({}), []
     reads = record_reads(fresh.model, fresh.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path[:2]]
         attention = mean_attention(pattern, path, task, fresh.clean.places)
         row = dict(path._asdict(), attention=round(attention, 4))
         row["cost"] = symbol_means(fresh.knock_out([path]) - full, task)
-        without = [other for other in paths if other != path]
-        row["without"] = symbol_means(fresh.keep_only(without, ablation), task)
-        rows.append(row)
-    return rows
+        rest = [other for other in paths if other != path]
+        row["without"] = symbol_means(fresh.keep_only(rest, ablation), task)
+        report["paths"].append(row)
+    return report
 
 
 @torch.no_grad()
@@ -239,7 +232,9 @@ def find_circuit(model, task, count=512):
 
     full_model, mean, resample, knocked_out: {symbol: loss} of the full model, of the circuit under
         each ablation, and of the full model with its paths ablated
-    paths: as measure_paths says, under the `ablation` by which they were found
+    paths: rows of the paths, each with its attention in the full model;
+        cost, the rise of the full model's loss without it, by mean ablation;
+        without, the loss of the circuit without it, under the `ablation` by which it was found
     validated, verdict, sequences
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
@@ -251,10 +246,8 @@ def find_circuit(model, task, count=512):
     report = dict(full_model=full, sequences=count, paths=[], validated=False, verdict=said)
     for ablation in RESAMPLE, MEAN:  # the one that fewer circuits pass comes first
         paths = search(searched, ranked, ablation)
-        if paths is None:
-            continue
-        report |= validate(fresh, paths, ablation)
-        report["paths"] = measure_paths(fresh, paths, ablation)
+        if paths is not None:
+            report |= validate(fresh, paths, ablation)
         if report["validated"]:
             break
     return report

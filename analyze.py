@@ -55,13 +55,15 @@ def draw_curves(flags, rows):
     left.plot(steps, [row["train"] for row in rows], color=GRAY, label="training")
     left.plot(steps, [row["val"] for row in rows], color=INK, label="validation, 1024 sequences")
     left.set(xlabel="training step", ylabel=task.loss_name, yscale="log")
-    for k, (name, step) in zip(task.targets, crossings(rows, task).items(), strict=True):
+    learned = crossings(rows, task)
+    for k, (name, step) in zip(task.targets, learned.items(), strict=True):
         text = "" if step is None else f": learned at {step:.0f}"
         label, color = shown_name(name) + text, symbol_color(k)
         right.plot(steps, [row[name] for row in rows], color=color, label=label)
         right.plot([step], [task.learned_below], "o", color=color)  # none if step is None
     right.axhline(task.chance, color=GRAY, ls=":", label=f"{task.chance:.3g}: cannot tell chains")
-    right.set(xlabel="training step", ylabel="of each target, validation", ylim=0)
+    end = min(steps[-1], 1.5 * max(step or steps[-1] for step in learned.values()))
+    right.set(xlabel="training step", ylabel="of each target, validation", xlim=(0, end), ylim=0)
     figure.legend(loc="outside right center")
     caption = f"Dots: the loss passes {task.learned_below:.3g}, and the target counts as learned."
     add_title(figure, flags, "how it learned", caption)
