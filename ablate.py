@@ -107,26 +107,34 @@ class PatchedModel:
         Each token writes the sum of
 
         1. along the edges that it keeps, and of itself: attention times value, as always
-        2. along the edges not kept in the corrupted sequence: attention times value of that one
+        2. but of itself, if it keeps no edge: corrupted attention times value, since its attention
+           tells what it attends to
+        3. along the edges not kept in the corrupted sequence: attention times value of that one
 
         Example: token 3 of four
 
             reads                        token 0   token 1   token 2   itself
             clean                        .1 v0     .6 v1     .1 v2     .2 v3
             corrupted                    .2 u0     .1 u1     .4 u2     .3 u3
-            clean keeps 1, corrupted 2   .2 u0     .6 v1 + .1 u1       .2 v3"""
+            clean keeps 1, corrupted 2   .2 u0     .6 v1 + .1 u1       .2 v3
+            neither keeps any            .2 u0     .1 u1     .4 u2     .3 v3"""
         paths = [path for path in paths if path[:2] == head]
         itself = torch.eye(self.task.T, dtype=torch.bool)
 
         def kept(batch):  # (B, T, T)
             return (mark_edges(paths, self.task, batch.places) == keep_them) | itself
 
-        pattern, values = self.corrupted_reads[head]  # (B, T, T), (B, T, size)
-        others = (pattern * ~kept(self.corrupted)) @ values
+        corrupted, values = self.corrupted_reads[head]  # (B, T, T), (B, T, size)
+        others = (corrupted * ~kept(self.corrupted)) @ values  # 3
         if ablation == MEAN:
-            others = others.mean(0)
+            corrupted, others = corrupted.mean(0), others.mean(0)
         keep = kept(self.clean)
-        return lambda pattern, values: (pattern * keep) @ values + others
+        alone = itself & (keep.sum(-1, keepdim=True) == 1)  # 2
+
+        def write(pattern, values):
+            return torch.where(alone, corrupted, pattern * keep) @ values + others
+
+        return write
 
 
 def symbol_means(losses, task):

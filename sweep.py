@@ -108,11 +108,11 @@ def figure_4(rows):
     """Final losses by number of layers. Left: the mean of all symbols in runs asked for all, with
     the implicit curriculum (IC), and x_D in runs asked for it alone. Right: each symbol, with IC.
     If other flags vary too, each choice of their values is a column."""
-    with_ic = [row for row in rows if row["targets"] == "all"]
-    without = [row for row in rows if row["targets"] == "last"]
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
     varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
-    rows.sort(key=lambda row: [row[name] for name in varying])
+    rows = sorted(rows, key=lambda row: [row[name] for name in varying])
+    with_ic = [row for row in rows if row["targets"] == "all"]
+    without = [row for row in rows if row["targets"] == "last"]
 
     def draw(axes, runs, name, color, label):
         """A loss of each of these runs as a pale dot, and a line through the means."""
