@@ -64,7 +64,8 @@ def measure(run, file, batch, paths):
     """Return (attention, answers) of a model as bytes: the patterns of all heads in whole percent;
     the answers of the full model and of the circuit alone, both without each set of removals_of."""
     model, task, _ = train.load(run, file)
-    percent = (100 * torch.stack(patterns_of(model, batch.inputs), 1).float()).round().byte()  # (B, layers, heads, T, T)
+    patterns = torch.stack(patterns_of(model, batch.inputs), 1)  # (B, layers, heads, T, T)
+    percent = (100 * patterns).round().byte()
     patched = MeasuredModel(model, task, batch, functools.partial(answers_of, task))
     answers = []
     for removed in removals_of(paths):

@@ -10,8 +10,8 @@ from functools import partial
 import train
 from ablate import paths_in, read_report
 from data import command_line
-from extras.moved import command_of
 from extras.mechanisms import NAMES, table_of
+from extras.moved import command_of
 from extras.studies import (
     RESULTS,
     addresses,
