@@ -38,8 +38,7 @@ def run_once(flags):
     if flags.init:
         model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
-    how = flags.optimizer, flags.lr, flags.beta2, flags.weight_decay
-    optimizers = make_optimizers(model, *how)
+    optimizers = make_optimizers(model, flags.optimizer, flags.lr, flags.beta2, flags.weight_decay)
     parts = model, averaged, *optimizers  # what state.pt keeps
     step, seconds, rows = 0, 0.0, []  # rows of the log
     recent = []  # the loss and the gradient's norm in each step since the last row
@@ -63,12 +62,10 @@ def run_once(flags):
         if last or step % flags.eval_every == 0:
             # evaluate
             seconds = time.monotonic() - start
-            losses = evaluate(averaged.module, task, device=flags.device)  # (targets,)
             row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
             if recent:
                 row["train"], row["grad_norm"] = torch.stack(recent).mean(0).tolist()
-            row["val"] = losses.mean().item()
-            row.update(zip(task.target_names, losses.tolist(), strict=True))
+            row |= evaluate(averaged.module, task, "validation", 1024, flags.device)
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
@@ -79,8 +76,8 @@ def run_once(flags):
 
             # a single low evaluation may be luck: other sequences must confirm it
             if last or row["val"] < flags.stop_below:
-                losses = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
-                row["confirmed"] = losses.mean().item()
+                again = evaluate(averaged.module, task, "confirmation", 8192, flags.device)
+                row["confirmed"] = again["val"]
                 last = last or row["confirmed"] < flags.stop_below
 
             # log
@@ -120,13 +117,16 @@ def schedule(step, flags):
 
 
 @torch.no_grad()
-def evaluate(model, task, split="validation", n=1024, device="cpu"):
-    """Return the mean losses (targets,) on n sequences, a multiple of 256, never trained on."""
+def evaluate(model, task, split, n, device):
+    """Return {"val": the mean loss, "x_1": that of each target, ...} on n sequences, a multiple of
+    256, never trained on."""
     losses = []
     for number in range(n // 256):
         batch = task.draw(split, 256, number).to(device)
         losses.append(task.losses(model(batch.inputs), batch))  # (256, N, targets)
-    return torch.cat(losses).mean((0, 1)).double()  # so that the log averages them exactly
+    means = torch.cat(losses).mean((0, 1)).double()  # so that the log averages them exactly
+    names = "val", *task.target_names
+    return dict(zip(names, [means.mean().item(), *means.tolist()], strict=True))
 
 
 def print_row(flags, task, rows):

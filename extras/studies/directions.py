@@ -51,7 +51,7 @@ def measure(row, n=1024):
             masks["".join(map(str, order))] = mask
     orders = {}
     for order, mask in masks.items():
-        loss = patched.baseline[mask][:, -1].mean().item()
+        loss = patched.losses({})[mask][:, -1].mean().item()
         orders[order] = dict(n=mask.sum().item(), loss=loss, without={})
 
     # what is lost without each read
@@ -60,7 +60,7 @@ def measure(row, n=1024):
         if read != "q":
             ends = itertools.product(model.heads, tokens[reader], tokens[read])
             paths = [Path(*head, *names) for head, *names in ends]
-            rise = (patched.knock_out(paths) - patched.baseline)[..., -1]  # (n, N)
+            rise = (patched.knock_out(paths) - patched.losses({}))[..., -1]  # (n, N)
             for order, mask in masks.items():
                 orders[order]["without"][f"{reader} -> {read}"] = rise[mask].mean().item()
 
@@ -74,7 +74,7 @@ def measure(row, n=1024):
 
     names = "task", "layers", "heads", "N", "D", "steps"
     how = dict(run=name_of(row)) | {name: getattr(flags, name) for name in names}
-    how |= dict(threshold=task.learned_below, losses=symbol_means(patched.baseline, task))
+    how |= dict(threshold=task.learned_below, losses=symbol_means(patched.losses({}), task))
     return rounded(how | dict(orders=orders))
 
 

@@ -74,7 +74,7 @@ def measure_run(row, n=64):
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
         model, task, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, task, task.draw("emergence", n))
-        loss = patched.baseline[..., 0].mean().item()
+        loss = patched.losses({})[..., 0].mean().item()
         if loss < task.learned_below:
             names, kinds = [*task.roles], {}
             readable = may_attend(task, flags.causal).fill_diagonal_(False)
