@@ -196,6 +196,10 @@ class Stages(unittest.TestCase):
             for wrong in set(), {path._replace(layer=1 - path.layer)}:
                 assert patched.keep_only(paths - {path} | wrong).mean() > 0.05
 
+        # without any, it answers what the corrupted sequences ask
+        answered = task.losses(planted(patched.corrupted.inputs, {}), patched.clean)
+        torch.testing.assert_close(patched.keep_only([], ablate.RESAMPLE), answered)
+
     def test_analyze_draws_every_figure(self):
         assert "run python ablate.py" in run_main(analyze, str(self.tiny))[1]
         paths = ablate.Path(0, 0, "1b+1", "1b"), ablate.Path(1, 0, "q", "1b+1")
