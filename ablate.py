@@ -24,8 +24,12 @@ import torch
 
 class Path(NamedTuple):
     """L6H0: q -> 1b says that in layer 6, head 0, both counted from 0, the query of each chain
-    reads the token 1b of its own chain. Tokens are roles, and 1b+1: the token right after 1b, of
-    any chain, through which some models pass on what 1b holds."""
+    reads the token 1b of its own chain. The tokens are
+
+        q, 1b    roles
+        1b+1     the token right after 1b, of any chain. Some models pass on through it what 1b
+                 holds
+        1b*      a star: the tokens 1b of all chains, all read by one reader; never a reader"""
 
     layer: int
     head: int
@@ -37,28 +41,32 @@ class Path(NamedTuple):
 
 
 def mark_edges(paths, task, places):
-    """(B, T, T) True at [b, i, j] if in sequence b token i reads token j along one of these paths,
-    whatever their layer and head; places (B, N, roles) as in a Batch."""
+    """(B, T, T) True at [b, i, j] if in sequence b token i reads another token j along one of these
+    paths, whatever their layer and head; places (B, N, roles) as in a Batch."""
     edges = torch.zeros(len(places), task.T + 1, task.T + 1, dtype=torch.bool)
-    sequence = torch.arange(len(places))[:, None]
+    sequence = torch.arange(len(places))[:, None, None]
 
-    def place_of(token):  # (B, N), of each chain
-        role, _, after = token.partition("+")
-        return places[:, :, [*task.roles].index(role)] + int(after or 0)
+    def places_of(token):  # (B, N, 1), of each chain; of a star (B, 1, N), for each reader all
+        role, _, after = token.rstrip("*").partition("+")
+        place = places[:, :, [*task.roles].index(role), None] + int(after or 0)
+        place = place.clamp(max=task.T)  # 1b+1 may be beyond the end
+        return place.mT if token.endswith("*") else place
 
     for path in paths:
-        edges[sequence, place_of(path.reader), place_of(path.read)] = True
-    return edges[:, :-1, :-1]  # 1b+1 may be beyond the end
+        edges[sequence, places_of(path.reader), places_of(path.read)] = True
+    return edges[:, :-1, :-1] & ~torch.eye(task.T, dtype=torch.bool)
 
 
 def mean_attention(pattern, path, task, places):
-    """The mean attention in a pattern (B, T, T) along a path."""
-    return pattern[mark_edges([path], task, places)].mean().item()
+    """The attention in a pattern (..., B, T, T) along a path, averaged over its readers."""
+    edges = mark_edges([path], task, places)
+    return pattern[..., edges].sum(-1) / edges.any(-1).sum()
 
 
 # ---- ablation
 
 MEAN, RESAMPLE = "mean", "resample"
+BOTH = RESAMPLE, MEAN  # the one that fewer circuits pass comes first
 
 
 @torch.no_grad()
@@ -88,6 +96,7 @@ class PatchedModel:
         self.model, self.task, self.clean = model, task, clean
         self.corrupted = task.draw("corrupted", len(clean.inputs))
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
+        self.full = self.losses({})  # of the full model
 
     def losses(self, heads):
         """The losses (B, N, targets) with these {(layer, head): f}."""
@@ -145,37 +154,89 @@ def symbol_means(losses, task):
 
 # ---- the circuit
 
+LOST = 0.01  # the largest share of lost answers
+REACH = 4  # 1b+4 is the last token after 1b to be tried
+FLOOR = 0.1  # times 1/N: the lowest attention of a candidate
+
+
+def lost_answers(patched, losses):
+    """(B, N, targets) True where the full model answers, and these losses are above half of chance,
+    that is, closer to an average of all symbols than to the right one."""
+    limit = patched.task.chance / 2
+    return (losses > limit) & (patched.full <= limit)
+
+
+def score(patched, losses):
+    """How a circuit with these losses (B, N, targets) answers, below 1 if well: for the worst
+    symbol the mean loss, over task.faithful_below, or the share of lost answers, over LOST."""
+    means = losses.mean((0, 1)) / patched.task.faithful_below
+    shares = lost_answers(patched, losses).float().mean((0, 1)) / LOST
+    return max(means.max().item(), shares.max().item())
+
 
 def candidates(patched):
-    """The paths with a mean attention of at least a quarter in the corrupted sequences, by rank:
-    those between roles first, and of these the most attended."""
-    task, attention = patched.task, {}
-    tokens = [*task.roles] + [f"{slot[-1]}+1" for slot in task.chain_slots]
-    for head, (pattern, _) in patched.corrupted_reads.items():
-        for reader, read in itertools.permutations(tokens, 2):
-            path = Path(*head, reader, read)
-            attention[path] = mean_attention(pattern, path, task, patched.corrupted.places)
-    ranked = sorted(attention, key=lambda path: ("+" in str(path), -attention[path]))
-    return [path for path in ranked if attention[path] >= 0.25]
+    """The paths with enough attention in the corrupted sequences, by rank: those between roles
+    first, then those with a 1b+1, then stars between roles; of each the most attended. Of
+
+        q -> 1b     this is the attention to 1b of its own chain, less the mean to the other chains'
+        q -> 1b*    it is that to the 1b of all chains
+
+    so that a head that reads all chains alike has only the star."""
+    task, reads, attention = patched.task, patched.corrupted_reads, {}
+    patterns = torch.stack([pattern for pattern, _ in reads.values()])  # (heads, B, T, T)
+    after = [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
+
+    def given(reader, read):  # (heads,)
+        return mean_attention(patterns, Path(0, 0, reader, read), task, patched.corrupted.places)
+
+    for reader, read in itertools.product([*task.roles, *after], repeat=2):
+        own, to_all = given(reader, read), given(reader, f"{read}*")
+        surplus = own - (to_all - own) / max(task.N - 1, 1)
+        for head, of_own, of_all in zip(reads, surplus.tolist(), to_all.tolist(), strict=True):
+            attention[Path(*head, reader, read)] = of_own
+            if "+" not in reader + read:
+                attention[Path(*head, reader, f"{read}*")] = of_all
+    enough = connected([path for path in attention if attention[path] >= FLOOR / task.N])
+    return sorted(enough, key=lambda path: ("*" in path.read, "+" in str(path), -attention[path]))
 
 
-def search(patched, ranked, ablation):
-    """The paths that are left when all that can go are dropped, the last ranked first: each symbol
-    is still answered under this ablation. Of two that can stand for each other, the one that is
-    ranked first stays. None if even all together do not answer."""
-    limit = 0.9 * patched.task.faithful_below  # so that the circuit passes on fresh sequences too
+def connected(paths):
+    """Those of these paths that can carry something. A 1b+1 mostly is of another chain, and passes
+    on what it has read: it must read something in an earlier layer to be read, and be read in a
+    later one to read."""
 
-    def answer(paths):
-        return patched.keep_only(paths, ablation).mean((0, 1)).max() < limit
+    def carries(path):
+        has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
+        is_read = any(other.read == path.reader and other.layer > path.layer for other in paths)
+        return (has_read or "+" not in path.read) and (is_read or "+" not in path.reader)
+
+    kept = [path for path in paths if carries(path)]
+    return kept if kept == paths else connected(kept)
+
+
+def search(patched, ranked, ablations):
+    """The paths that are left when all that can go are dropped, the last ranked first: they answer
+    under each of these ablations. Of two that can stand for each other, the one that is ranked
+    first stays. None if even all together do not answer.
+
+    It tries to drop one, then two, four, ..., and half as many when it cannot. Of a to h, let e be
+    needed, and a or d: it drops h, then g f, not e d c b, not e d, not e; then d, c b, not a."""
+
+    def answer(paths):  # a little better, so that they pass on fresh sequences too
+        return all(score(patched, patched.keep_only(paths, by)) < 0.9 for by in ablations)
 
     if not answer(ranked):
         return None
-    kept = ranked
-    for path in progress("paths tried", ranked[::-1]):
-        fewer = [other for other in kept if other != path]
-        if answer(fewer):
-            kept = fewer
-    return kept
+    left, needed, size = ranked, [], 1
+    while left:
+        fewer = left[:-size]
+        if answer(fewer + needed):
+            left, size = fewer, 2 * size
+        elif size > 1:
+            size = size // 2
+        else:
+            left, needed = fewer, [left[-1], *needed]
+    return needed if needed == ranked else search(patched, needed, ablations)
 
 
 def arrivals(paths, task):
@@ -193,40 +254,57 @@ def arrivals(paths, task):
         before, holds = holds, holds.copy()
         for path in paths:
             if path.layer == layer:
-                holds[path.reader] = holds[path.reader] | before[path.read]
+                holds[path.reader] = holds[path.reader] | before[path.read.rstrip("*")]
         after.append((layer, holds))
     return after
 
 
-def validate(fresh, paths, ablation):
-    """What the report says of a circuit that was found under an ablation. It is validated if on
+def validate(fresh, paths, ablations):
+    """What the report says of a circuit that was found under these ablations. It is validated if on
     fresh sequences
 
-    1. each symbol's loss is below task.faithful_below under this ablation, and under the mean
-    2. the full model's no longer is when these paths are ablated by their mean
-    3. the paths lead from each target to the query"""
-    task, limit, full = fresh.task, fresh.task.faithful_below, fresh.losses({})
-    report = {by: symbol_means(fresh.keep_only(paths, by), task) for by in (MEAN, RESAMPLE)}
-    worst = max(max(report[by].values()) for by in {MEAN, ablation})
-    report["knocked_out"] = symbol_means(fresh.knock_out(paths), task)
+    1. it answers under these ablations
+    2. the full model no longer does when these paths are ablated by their mean
+    3. the paths lead from each target to the query
+    4. it does not answer a decoy: a query that has the places of another chain must not answer for
+       that chain"""
+    task, report = fresh.task, dict(lost={}, decoy={})
+    for by in BOTH:
+        losses = fresh.keep_only(paths, by)
+        report[by] = symbol_means(losses, task)
+        report["lost"][by] = symbol_means(lost_answers(fresh, losses).float(), task)
+    worst = max(score(fresh, fresh.keep_only(paths, by)) for by in ablations)
+    knocked_out = fresh.knock_out(paths)
+    report["knocked_out"] = symbol_means(knocked_out, task)
     _, holds = arrivals(paths, task)[-1]
-    if not worst < limit:
-        said = f"not validated: on fresh sequences it has a loss of {worst:.3f}"
-    elif max(report["knocked_out"].values()) < limit:
+    if task.N > 1:
+        others = fresh.clean._replace(
+            places=fresh.clean.places.roll(1, 1), answers=fresh.clean.answers.roll(1, 1)
+        )
+        others.places[:, :, 0] = fresh.clean.places[:, :, 0]
+        decoy = PatchedModel(fresh.model, task, others)
+        report["decoy"] = symbol_means(decoy.keep_only(paths, ablations[0]), task)
+
+    if not worst < 1:
+        said = f"not validated: on fresh sequences it has a score of {worst:.2f}"
+    elif score(fresh, knocked_out) < 1:
         said = "not validated: the full model does as well without it"
     elif unread := {*task.targets} - holds["q"]:
         said = f"not validated: no paths lead from x_{min(unread)} to the query"
+    elif report["decoy"] and min(report["decoy"].values()) < task.chance / 2:
+        said = "not validated: it answers a decoy"
     else:
-        kind = "both ablations" if ablation == RESAMPLE else "mean ablation alone"
+        kind = "both ablations" if ablations == BOTH else "mean ablation alone"
         said = f"validated under {kind}"
+    ablation = ablations[0]
     report.update(ablation=ablation, validated=said.startswith("validated"), verdict=said, paths=[])
 
     reads = record_reads(fresh.model, fresh.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path[:2]]
-        attention = mean_attention(pattern, path, task, fresh.clean.places)
+        attention = mean_attention(pattern, path, task, fresh.clean.places).item()
         row = dict(path._asdict(), attention=round(attention, 4))
-        row["cost"] = symbol_means(fresh.knock_out([path]) - full, task)
+        row["cost"] = symbol_means(fresh.knock_out([path]) - fresh.full, task)
         rest = [other for other in paths if other != path]
         row["without"] = symbol_means(fresh.keep_only(rest, ablation), task)
         report["paths"].append(row)
@@ -238,8 +316,9 @@ def find_circuit(model, task, count=512):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, a dict
     that main writes into circuit.json:
 
-    full_model, mean, resample, knocked_out: {symbol: loss} of the full model, of the circuit under
-        each ablation, and of the full model with its paths ablated
+    full_model, mean, resample, knocked_out, decoy: {symbol: loss} of the full model, of the circuit
+        under each ablation, of the full model with its paths ablated, of the circuit on the decoy
+    lost: {ablation: {symbol: share of lost answers}}
     paths: rows of the paths, each with its attention in the full model;
         cost, the rise of the full model's loss without it, by mean ablation;
         without, the loss of the circuit without it, under the `ablation` by which it was found
@@ -249,13 +328,16 @@ def find_circuit(model, task, count=512):
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
     searched = PatchedModel(model, task, task.draw("search", 256))
     fresh = PatchedModel(model, task, task.draw("circuits", count))
-    full, ranked = symbol_means(fresh.losses({}), task), candidates(searched)
+    full, ranked = symbol_means(fresh.full, task), candidates(searched)
     said = f"not validated: all {len(ranked)} candidates together do not answer"
-    report = dict(full_model=full, sequences=count, paths=[], validated=False, verdict=said)
-    for ablation in RESAMPLE, MEAN:  # the one that fewer circuits pass comes first
-        paths = search(searched, ranked, ablation)
+    report = dict(
+        full_model=full, sequences=count, lost={}, paths=[], validated=False, verdict=said
+    )
+    plain = [path for path in ranked if "*" not in path.read]
+    for among, ablations in itertools.product((plain, ranked), (BOTH, (MEAN,))):
+        paths = search(searched, among, ablations)
         if paths is not None:
-            report |= validate(fresh, paths, ablation)
+            report |= validate(fresh, paths, ablations)
         if report["validated"]:
             break
     return report
