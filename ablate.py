@@ -41,8 +41,8 @@ class Path(NamedTuple):
 
 
 def mark_edges(paths, task, places):
-    """(B, T, T) True at [b, i, j] if in sequence b token i reads another token j along one of these
-    paths, whatever their layer and head; places (B, N, roles) as in a Batch."""
+    """(B, T, T) True at [b, i, j] if in sequence b token i reads token j along one of these paths,
+    whatever their layer and head; places (B, N, roles) as in a Batch."""
     edges = torch.zeros(len(places), task.T + 1, task.T + 1, dtype=torch.bool)
     sequence = torch.arange(len(places))[:, None, None]
 
@@ -54,12 +54,13 @@ def mark_edges(paths, task, places):
 
     for path in paths:
         edges[sequence, places_of(path.reader), places_of(path.read)] = True
-    return edges[:, :-1, :-1] & ~torch.eye(task.T, dtype=torch.bool)
+    return edges[:, :-1, :-1]
 
 
 def mean_attention(pattern, path, task, places):
-    """The attention in a pattern (..., B, T, T) along a path, averaged over its readers."""
-    edges = mark_edges([path], task, places)
+    """The attention in a pattern (..., B, T, T) along a path to other tokens, averaged over its
+    readers."""
+    edges = mark_edges([path], task, places) & ~torch.eye(task.T, dtype=torch.bool)
     return pattern[..., edges].sum(-1) / edges.any(-1).sum()
 
 
@@ -131,17 +132,17 @@ class PatchedModel:
         itself = torch.eye(self.task.T, dtype=torch.bool)
 
         def kept(batch):  # (B, T, T)
-            return (mark_edges(paths, self.task, batch.places) == keep_them) | itself
+            return mark_edges(paths, self.task, batch.places) == keep_them
 
         corrupted, values = self.corrupted_reads[head]  # (B, T, T), (B, T, size)
-        others = (corrupted * ~kept(self.corrupted)) @ values  # 3
+        others = (corrupted * ~(kept(self.corrupted) | itself)) @ values  # 3
         if ablation == MEAN:
             corrupted, others = corrupted.mean(0), others.mean(0)
         keep = kept(self.clean)
-        alone = itself & (keep.sum(-1, keepdim=True) == 1)  # 2
+        alone = itself & ~keep.any(-1, keepdim=True)  # 2
 
         def write(pattern, values):
-            return torch.where(alone, corrupted, pattern * keep) @ values + others
+            return torch.where(alone, corrupted, pattern * (keep | itself)) @ values + others
 
         return write
 
@@ -197,7 +198,9 @@ def candidates(patched):
             if "+" not in reader + read:
                 attention[Path(*head, reader, f"{read}*")] = of_all
     enough = connected([path for path in attention if attention[path] >= FLOOR / task.N])
-    return sorted(enough, key=lambda path: ("*" in path.read, "+" in str(path), -attention[path]))
+    return sorted(
+        enough, key=lambda path: ("*" in path.read, "+" in str(path), -attention[path], path)
+    )
 
 
 def connected(paths):
