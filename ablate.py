@@ -27,9 +27,8 @@ class Path(NamedTuple):
     reads the token 1b of its own chain. The tokens are
 
         q, 1b    roles
-        1b+1     the token right after 1b, of any chain. Some models pass on through it what 1b
-                 holds
-        1b*      a star: the tokens 1b of all chains, all read by one reader; never a reader"""
+        1b+1     the token right after 1b, of any chain. Some models pass on what 1b holds there
+        1b*      a star: the tokens 1b of all chains, all read by one reader"""
 
     layer: int
     head: int
@@ -50,7 +49,7 @@ def mark_edges(paths, task, places):
         role, _, after = token.rstrip("*").partition("+")
         place = places[:, :, [*task.roles].index(role), None] + int(after or 0)
         place = place.clamp(max=task.T)  # 1b+1 may be beyond the end
-        return place.mT if token.endswith("*") else place
+        return place.mT if "*" in token else place
 
     for path in paths:
         edges[sequence, places_of(path.reader), places_of(path.read)] = True
@@ -156,23 +155,19 @@ def symbol_means(losses, task):
 # ---- the circuit
 
 LOST = 0.01  # the largest share of lost answers
-REACH = 4  # 1b+4 is the last token after 1b to be tried
 FLOOR = 0.1  # times 1/N: the lowest attention of a candidate
+REACH = 4  # 1b+4 is the last token after 1b that is a candidate's
 
 
-def lost_answers(patched, losses):
-    """(B, N, targets) True where the full model answers, and these losses are above half of chance,
-    that is, closer to an average of all symbols than to the right one."""
-    limit = patched.task.chance / 2
-    return (losses > limit) & (patched.full <= limit)
-
-
-def score(patched, losses):
-    """How a circuit with these losses (B, N, targets) answers, below 1 if well: for the worst
-    symbol the mean loss, over task.faithful_below, or the share of lost answers, over LOST."""
-    means = losses.mean((0, 1)) / patched.task.faithful_below
-    shares = lost_answers(patched, losses).float().mean((0, 1)) / LOST
-    return max(means.max().item(), shares.max().item())
+def measure(patched, losses):
+    """({symbol: mean}, {symbol: share of lost answers}, score) of losses (B, N, targets). An answer
+    is lost if the loss is above half of chance, but not in the full model. The score is below 1 if
+    the worst mean is below task.faithful_below and the worst share below LOST."""
+    task, limit = patched.task, patched.task.chance / 2
+    lost = (losses > limit) & (patched.full <= limit)
+    means, shares = symbol_means(losses, task), symbol_means(lost.float(), task)
+    score = max(max(means.values()) / task.faithful_below, max(shares.values()) / LOST)
+    return means, shares, score
 
 
 def candidates(patched):
@@ -185,28 +180,24 @@ def candidates(patched):
     so that a head that reads all chains alike has only the star."""
     task, reads, attention = patched.task, patched.corrupted_reads, {}
     patterns = torch.stack([pattern for pattern, _ in reads.values()])  # (heads, B, T, T)
+    places = patched.corrupted.places
     after = [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
-
-    def given(reader, read):  # (heads,)
-        return mean_attention(patterns, Path(0, 0, reader, read), task, patched.corrupted.places)
-
-    for reader, read in itertools.product([*task.roles, *after], repeat=2):
-        own, to_all = given(reader, read), given(reader, f"{read}*")
-        surplus = own - (to_all - own) / max(task.N - 1, 1)
-        for head, of_own, of_all in zip(reads, surplus.tolist(), to_all.tolist(), strict=True):
-            attention[Path(*head, reader, read)] = of_own
-            if "+" not in reader + read:
-                attention[Path(*head, reader, f"{read}*")] = of_all
+    for reader, token in itertools.product([*task.roles, *after], repeat=2):
+        paths = [Path(0, 0, reader, read) for read in (token, f"{token}*")]
+        own, to_all = (mean_attention(patterns, path, task, places) for path in paths)
+        own -= (to_all - own) / max(task.N - 1, 1)
+        for head, of_own, of_all in zip(reads, own.tolist(), to_all.tolist(), strict=True):
+            attention[Path(*head, reader, token)] = of_own
+            if "+" not in reader + token:
+                attention[Path(*head, reader, f"{token}*")] = of_all
     enough = connected([path for path in attention if attention[path] >= FLOOR / task.N])
-    return sorted(
-        enough, key=lambda path: ("*" in path.read, "+" in str(path), -attention[path], path)
-    )
+    ranked = sorted(enough, key=lambda path: (-attention[path], path))
+    return sorted(ranked, key=lambda path: ("*" in path.read, "+" in str(path)))
 
 
 def connected(paths):
-    """Those of these paths that can carry something. A 1b+1 mostly is of another chain, and passes
-    on what it has read: it must read something in an earlier layer to be read, and be read in a
-    later one to read."""
+    """Those of these paths that can carry something: a 1b+1, mostly of another chain, passes on
+    what it read in an earlier layer to what reads it in a later one."""
 
     def carries(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
@@ -219,14 +210,14 @@ def connected(paths):
 
 def search(patched, ranked, ablations):
     """The paths that are left when all that can go are dropped, the last ranked first: they answer
-    under each of these ablations. Of two that can stand for each other, the one that is ranked
-    first stays. None if even all together do not answer.
+    under each of these ablations, and without any of them they do not. Of two that can stand for
+    each other, the one that is ranked first stays. None if even all together do not answer.
 
-    It tries to drop one, then two, four, ..., and half as many when it cannot. Of a to h, let e be
-    needed, and a or d: it drops h, then g f, not e d c b, not e d, not e; then d, c b, not a."""
+    It tries to drop twice as many each time, or else half as many. Of a to h, let e be needed, and
+    a or d: it drops h, then gf, not edcb, not ed, not e; then d, cb, not a."""
 
-    def answer(paths):  # a little better, so that they pass on fresh sequences too
-        return all(score(patched, patched.keep_only(paths, by)) < 0.9 for by in ablations)
+    def answer(paths):  # with a margin, so that they do on fresh sequences too
+        return all(measure(patched, patched.keep_only(paths, by))[-1] < 0.9 for by in ablations)
 
     if not answer(ranked):
         return None
@@ -234,7 +225,7 @@ def search(patched, ranked, ablations):
     while left:
         fewer = left[:-size]
         if answer(fewer + needed):
-            left, size = fewer, 2 * size
+            left, size = fewer, min(2 * size, len(fewer))
         elif size > 1:
             size = size // 2
         else:
@@ -262,45 +253,44 @@ def arrivals(paths, task):
     return after
 
 
-def validate(fresh, paths, ablations):
-    """What the report says of a circuit that was found under these ablations. It is validated if on
-    fresh sequences
+def decoy_losses(fresh, paths, ablation):
+    """The losses of a circuit in which each query has the places and the answers of another chain,
+    which it must not answer, since the query shows its own."""
+    clean, q = fresh.clean, [*fresh.task.roles].index("q")
+    places, answers = clean.places.roll(1, 1), clean.answers.roll(1, 1)
+    places[:, :, q] = clean.places[:, :, q]
+    clean = clean._replace(places=places, answers=answers)
+    return PatchedModel(fresh.model, fresh.task, clean).keep_only(paths, ablation)
 
-    1. it answers under these ablations
+
+def validate(fresh, paths):
+    """What the report says of a circuit. It is validated if on fresh sequences
+
+    1. it answers under mean ablation; better if it does under both
     2. the full model no longer does when these paths are ablated by their mean
     3. the paths lead from each target to the query
-    4. it does not answer a decoy: a query that has the places of another chain must not answer for
-       that chain"""
-    task, report = fresh.task, dict(lost={}, decoy={})
+    4. it does not answer a decoy, if there is another chain"""
+    task, report, scores = fresh.task, dict(lost={}, paths=[]), {}
     for by in BOTH:
         losses = fresh.keep_only(paths, by)
-        report[by] = symbol_means(losses, task)
-        report["lost"][by] = symbol_means(lost_answers(fresh, losses).float(), task)
-    worst = max(score(fresh, fresh.keep_only(paths, by)) for by in ablations)
-    knocked_out = fresh.knock_out(paths)
-    report["knocked_out"] = symbol_means(knocked_out, task)
+        report[by], report["lost"][by], scores[by] = measure(fresh, losses)
+    ablation = RESAMPLE if max(scores.values()) < 1 else MEAN
+    report["knocked_out"], _, without = measure(fresh, fresh.knock_out(paths))
+    report["decoy"] = symbol_means(decoy_losses(fresh, paths, ablation), task)
+    answered = min(report["decoy"].values())
     _, holds = arrivals(paths, task)[-1]
-    if task.N > 1:
-        others = fresh.clean._replace(
-            places=fresh.clean.places.roll(1, 1), answers=fresh.clean.answers.roll(1, 1)
-        )
-        others.places[:, :, 0] = fresh.clean.places[:, :, 0]
-        decoy = PatchedModel(fresh.model, task, others)
-        report["decoy"] = symbol_means(decoy.keep_only(paths, ablations[0]), task)
-
-    if not worst < 1:
-        said = f"not validated: on fresh sequences it has a score of {worst:.2f}"
-    elif score(fresh, knocked_out) < 1:
+    if not scores[MEAN] < 1:
+        said = f"not validated: on fresh sequences its score is {scores[MEAN]:.2f}, not below 1"
+    elif without < 1:
         said = "not validated: the full model does as well without it"
     elif unread := {*task.targets} - holds["q"]:
         said = f"not validated: no paths lead from x_{min(unread)} to the query"
-    elif report["decoy"] and min(report["decoy"].values()) < task.chance / 2:
-        said = "not validated: it answers a decoy"
+    elif task.N > 1 and answered < task.chance / 2:
+        said = f"not validated: it answers a decoy, with a loss of {answered:.3f}"
     else:
-        kind = "both ablations" if ablations == BOTH else "mean ablation alone"
+        kind = "both ablations" if ablation == RESAMPLE else "mean ablation alone"
         said = f"validated under {kind}"
-    ablation = ablations[0]
-    report.update(ablation=ablation, validated=said.startswith("validated"), verdict=said, paths=[])
+    report.update(ablation=ablation, validated=said.startswith("validated"), verdict=said)
 
     reads = record_reads(fresh.model, fresh.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
@@ -324,23 +314,22 @@ def find_circuit(model, task, count=512):
     lost: {ablation: {symbol: share of lost answers}}
     paths: rows of the paths, each with its attention in the full model;
         cost, the rise of the full model's loss without it, by mean ablation;
-        without, the loss of the circuit without it, under the `ablation` by which it was found
+        without, the loss of the circuit without it, under `ablation`, resample if it answers so
     validated, verdict, sequences
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
     searched = PatchedModel(model, task, task.draw("search", 256))
     fresh = PatchedModel(model, task, task.draw("circuits", count))
-    full, ranked = symbol_means(fresh.full, task), candidates(searched)
+    ranked = candidates(searched)
     said = f"not validated: all {len(ranked)} candidates together do not answer"
-    report = dict(
-        full_model=full, sequences=count, lost={}, paths=[], validated=False, verdict=said
-    )
+    report = dict(sequences=count, lost={}, paths=[], validated=False, verdict=said)
+    report["full_model"] = symbol_means(fresh.full, task)
     plain = [path for path in ranked if "*" not in path.read]
-    for among, ablations in itertools.product((plain, ranked), (BOTH, (MEAN,))):
+    for among, ablations in (plain, BOTH), (ranked, [MEAN]):
         paths = search(searched, among, ablations)
         if paths is not None:
-            report |= validate(fresh, paths, ablations)
+            report |= validate(fresh, paths)
         if report["validated"]:
             break
     return report
@@ -364,7 +353,7 @@ def paths_in(report):
 def print_report(report):
     """Print the report in lines that explain themselves."""
     print(f"losses on {report['sequences']} fresh sequences")
-    for key in "full_model", MEAN, RESAMPLE, "knocked_out":
+    for key in "full_model", MEAN, RESAMPLE, "knocked_out", "decoy":
         if key in report:
             print(f"  {key:12s}", *(f"{name} {loss:.4f}" for name, loss in report[key].items()))
     if rows := paths_in(report):

@@ -111,10 +111,10 @@ Red: paths of the circuit. They were found on many sequences, and may be empty i
 
 
 def tokens_of(task, paths):
-    """All roles as they stand in a sequence, and after each slot its 1b+1 if some path has it."""
-    tokens = [token for slot in task.chain_slots for token in [*slot, f"{slot[-1]}+1"]]
-    used = {token for path in paths for token in path[2:]}
-    return [token for token in tokens if token in task.roles or token in used]
+    """All roles as they stand in a sequence, and those 1b+1 that some path has."""
+    tokens = [[*slot, *(f"{slot[-1]}+{i}" for i in range(1, 9))] for slot in task.chain_slots]
+    used = {*task.roles, *(token for path in paths for token in path[2:])}
+    return [token for token in itertools.chain(*tokens) if token in used]
 
 
 def draw_diagram(axes, flags, looks):
@@ -139,13 +139,14 @@ def draw_diagram(axes, flags, looks):
     center = dict(size=8.5, ha="center", va="center", zorder=4)  # on top of arrows
     for path in paths:
         y, (text, color, width) = y_of[path.layer], looks[path]
-        start, end = (x_of[path.read], y - 0.8), (x_of[path.reader], y - 0.2)
-        style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width)
+        read, dashes = path.read.rstrip("*"), "--" if "*" in path.read else "-"
+        start, end = (x_of[read], y - 0.8), (x_of[path.reader], y - 0.2)
+        style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width, ls=dashes)
         axes.annotate("", end, start, arrowprops=style)
         head = f"H{path.head} " * (flags.heads > 1)
         box = dict(fc="white", ec="none", pad=1)
         axes.text(*np.mean([start, end], 0), head + text, bbox=box, **center)
-        shown |= {(y - 1, path.read), (y, path.reader)}
+        shown |= {(y - 1, read), (y, path.reader)}
     center |= dict(family="monospace", weight="bold", color="white")
     for y, token in shown:
         symbols = sorted(rows[y][1][token])
@@ -162,7 +163,7 @@ def draw_circuit(flags, report):
     before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
     for path, row in paths.items():
         # red: 2b, of the pair x_1 x_2, reads an x_3 or beyond
-        brought, has = before[path.layer][path.read], before[path.layer][path.reader]
+        brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
         ahead = path.reader in task.roles and max(brought, default=0) > task.roles[path.reader]
         color = RED if ahead and path.reader != "q" else GRAY if brought <= has else INK
         text = f"{row['attention']:.2f}" if row["attention"] < 0.9 else ""
@@ -172,8 +173,8 @@ def draw_circuit(flags, report):
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     caption = f"""{LETTERS} Numbers: mean attention below 0.9.
 Wider: the loss rises more without it. Red: reads ahead, beyond its own pair. Gray: brings no new
-letter. Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
-under {ablation} ablation (n = {report["sequences"]})."""
+letter. Dashed: reads the tokens of all chains. Circuit {verdict}; the worst target has a loss of
+{max(report[ablation].values()):.3f} under {ablation} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
     return figure
 
@@ -193,7 +194,8 @@ def measure_emergence(run, paths, n=32):
         reads = record_reads(model, batch.inputs)
         for path, row in zip(paths, rows, strict=True):
             pattern, _ = reads[path[:2]]
-            row["mean"].append(round(mean_attention(pattern, path, task, batch.places), 4))
+            attention = mean_attention(pattern, path, task, batch.places).item()
+            row["mean"].append(round(attention, 4))
     return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
 
 

@@ -23,6 +23,7 @@ starts in a clone of this repository. Keep it private: whoever reaches it can ru
 import itertools
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -51,8 +52,13 @@ def grid(words, folder):
     for chosen in itertools.product(*choices):
         line = [*itertools.chain(*chosen), "--resume"]
         out = train.parse_flags(line, folder).out
-        runs[out] = [*line, "--out", str(out)]
+        line += ["--out", str(out)]
+        if runs.setdefault(out, line) != line:
+            train.parser().error(f"two runs would have one name, {out.name}: sweep them apart")
     return runs
+
+
+STARTED = []  # the processes that this machine has started
 
 
 def train_in_a_process(out, line):
@@ -60,7 +66,9 @@ def train_in_a_process(out, line):
     command = [sys.executable, train.__file__, *line]
     with open(f"{out}.txt", "a") as printed:
         one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = subprocess.call(command, env=one_thread, stdout=printed, stderr=printed)
+        process = subprocess.Popen(command, env=one_thread, stdout=printed, stderr=printed)
+    STARTED.append(process)
+    code = process.wait()
     return f"FAILED, see {out}.txt" if code else f"val {train.read_log(out)[-1]['val']:.4f}"
 
 
@@ -75,8 +83,10 @@ def train_all(runs, pool):
             left = f"about {(time.time() - began) * (len(runs) / ended - 1) / 60:.0f} min left"
             print(f"{ended}/{len(runs)}, {left}: {waiting[future].name} {said}", flush=True)
     finally:
-        for future in waiting:  # Ctrl-C has stopped those that run: start no other
+        for future in waiting:  # after Ctrl-C or SIGTERM, start no other, and stop those that run
             future.cancel()
+        for process in STARTED:
+            process.terminate()
     return failed
 
 
@@ -96,7 +106,10 @@ def update_table(table):
     """Write a row of each ended run beside a table into it; return all rows, of gone runs too."""
     rows = {row["run"]: row for row in train.read_file(table, [])}
     for file in sorted(table.parent.glob("*/model.pt")):
-        rows[file.parent.name] = row_of(file.parent)
+        try:
+            rows[file.parent.name] = row_of(file.parent)
+        except (OSError, ValueError, LookupError) as error:  # a file is missing, damaged, empty
+            print(f"no new row of {file.parent.name}, which cannot be read: {error!r}")
     train.write_file(table, [*rows.values()])
     return [train.DEFAULTS | row for row in rows.values()]
 
@@ -151,6 +164,7 @@ def listed(rows, name):
 
 
 def main():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops us as Ctrl-C does
     p = command_line("sweep.py", __doc__)
     p.add_argument("--out", type=pathlib.Path, default="out/sweep", help="folder of the runs")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")

@@ -36,7 +36,10 @@ def run_once(flags):
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
     if flags.init:
-        model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
+        try:
+            model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
+        except RuntimeError:  # its message has many lines
+            raise OSError(f"--init {flags.init} is a model of another shape") from None
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     optimizers = make_optimizers(model, flags.optimizer, flags.lr, flags.beta2, flags.weight_decay)
     parts = model, averaged, *optimizers  # what state.pt keeps

@@ -45,8 +45,8 @@ class MeasuredModel(PatchedModel):
     """A PatchedModel with another measure(predictions, batch) than the losses."""
 
     def __init__(self, model, task, clean, measure):
-        super().__init__(model, task, clean)
         self.measure = measure
+        super().__init__(model, task, clean)
 
     def losses(self, heads):
         return self.measure(self.model(self.clean.inputs, heads=heads), self.clean)

@@ -88,7 +88,7 @@ def path_rows(task, report, places, ends):
         most = max(cost, key=cost.get)
         text = f"Without {title} the trained model's loss on {most} rises by {cost[most]:.2f}."
         row = dict(title=title, text=text, layer=path.layer, head=path.head, cost=cost[most])
-        row.update(x0=ends.index(path.read), x1=ends.index(path.reader))
+        row.update(x0=ends.index(path.read.rstrip("*")), x1=ends.index(path.reader))
         rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
     return rows
 

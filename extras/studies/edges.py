@@ -82,7 +82,7 @@ def measure(row):
     model.dtype = torch.float32
     searched = PatchedModel(model, task, task.draw("search", 256))
     fresh = PatchedModel(model, task, task.draw("circuits", 512))
-    paths = ablate.candidates(searched)
+    paths = [path for path in ablate.candidates(searched) if "*" not in path.read]
     reads, outputs = map(ranks_of, effects(searched, paths))
 
     def is_faithful(n):
