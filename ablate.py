@@ -11,6 +11,7 @@ import collections
 import functools
 import itertools
 import pathlib
+import sys
 from typing import NamedTuple
 
 import train
@@ -47,18 +48,16 @@ def mark_edges(paths, task, places):
 
     def places_of(token):  # (B, N, 1), of each chain; of a star (B, 1, N), for each reader all
         role, _, after = token.rstrip("*").partition("+")
-        place = places[:, :, [*task.roles].index(role), None] + int(after or 0)
-        place = place.clamp(max=task.T)  # 1b+1 may be beyond the end
+        place = (places[:, :, [*task.roles].index(role), None] + int(after or 0)).clamp(max=task.T)
         return place.mT if "*" in token else place
 
     for path in paths:
         edges[sequence, places_of(path.reader), places_of(path.read)] = True
-    return edges[:, :-1, :-1]
+    return edges[:, :-1, :-1]  # 1b+1 may be beyond the end
 
 
 def mean_attention(pattern, path, task, places):
-    """The attention in a pattern (..., B, T, T) along a path to other tokens, averaged over its
-    readers."""
+    """The attention in a pattern (..., B, T, T) along a path to other tokens, mean over readers."""
     edges = mark_edges([path], task, places) & ~torch.eye(task.T, dtype=torch.bool)
     return pattern[..., edges].sum(-1) / edges.any(-1).sum()
 
@@ -190,9 +189,8 @@ def candidates(patched):
             attention[Path(*head, reader, token)] = of_own
             if "+" not in reader + token:
                 attention[Path(*head, reader, f"{token}*")] = of_all
-    enough = connected([path for path in attention if attention[path] >= FLOOR / task.N])
-    ranked = sorted(enough, key=lambda path: (-attention[path], path))
-    return sorted(ranked, key=lambda path: ("*" in path.read, "+" in str(path)))
+    enough = connected(sorted(path for path in attention if attention[path] >= FLOOR / task.N))
+    return sorted(enough, key=lambda path: ("*" in path.read, "+" in str(path), -attention[path]))
 
 
 def connected(paths):
@@ -223,6 +221,8 @@ def search(patched, ranked, ablations):
         return None
     left, needed, size = ranked, [], 1
     while left:
+        if sys.stderr.isatty():
+            print(f"\rsearch: {len(left)} to try ", end="", file=sys.stderr, flush=True)
         fewer = left[:-size]
         if answer(fewer + needed):
             left, size = fewer, min(2 * size, len(fewer))

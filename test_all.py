@@ -202,7 +202,8 @@ class Stages(unittest.TestCase):
 
     def test_analyze_draws_every_figure(self):
         assert "run python ablate.py" in run_main(analyze, str(self.tiny))[1]
-        paths = ablate.Path(0, 0, "1b+1", "1b"), ablate.Path(1, 0, "q", "1b+1")
+        edges = (0, 0, "1b+1", "1b"), (1, 0, "q", "1b+1"), (1, 1, "q", "1a*")
+        paths = itertools.starmap(ablate.Path, edges)
         rows = [dict(path._asdict(), attention=0.5, without=dict(x_1=0.7)) for path in paths]
         report = dict(validated=True, verdict="validated", ablation="mean", mean=dict(x_1=0.5))
         report.update(sequences=9, paths=rows)
