@@ -79,8 +79,8 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="+", help="after ablate.py")
     reports = {run: read_report(run) for run in p.parse_args().run}
     for run, report in reports.items():
-        if not report.get("paths"):
-            p.error(f"{run} has no circuit: run python ablate.py {run} first")
+        if not report.get("paths") or any("*" in path.read for path in paths_in(report)):
+            p.error(f"{run} has no circuit without stars: run python ablate.py {run} first")
 
     tested = {}
     for run, report in reports.items():
