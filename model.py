@@ -24,6 +24,9 @@ class Layer(nn.Module):
         self.ln1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * heads * head_size)
         self.out = nn.Linear(heads * head_size, width)
+        # hook points: see Transformer
+        self.q, self.k, self.v = nn.Identity(), nn.Identity(), nn.Identity()
+        self.pattern, self.z = nn.Identity(), nn.Identity()
         if mlp:
             self.ln2 = nn.LayerNorm(width)
             self.up = nn.Linear(width, 4 * width)
@@ -46,17 +49,22 @@ class Layer(nn.Module):
         # It is float32 whatever the dtype: it is a few percent of the arithmetic, and bfloat16
         # would round a score of 50 to a multiple of 0.25
         with torch.autocast(x.device.type, enabled=False):
-            # (B, heads, n_out, head_size) and twice (B, heads, T, head_size)
-            q, k, v = self.split(q), self.split(k), self.split(v)
+            q = self.q(self.split(q))  # (B, heads, n_out, head_size)
+            k, v = self.k(self.split(k)), self.v(self.split(v))  # (B, heads, T, head_size)
             if angles is not None:
                 q, k = rotate(q, angles[-n_out:]), rotate(k, angles)
             # mask + q k^T / sqrt(head_size); baddbmm takes three dimensions, so heads join batches
             q, k = q.flatten(0, 1), k.flatten(0, 1)  # (B * heads, n_out or T, head_size)
             scores = torch.baddbmm(mask[-n_out:], q, k.mT, alpha=self.head_size**-0.5)
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
+            pattern = self.pattern(pattern)
             written = pattern @ v  # (B, heads, n_out, head_size)
             for head, f in functions.items():
-                written[:, head] = f(pattern[:, head], v[:, head])
+                z = f(pattern[:, head], v[:, head])
+                if z.shape != v[:, head].shape:
+                    raise ValueError(f"head {head} must write {tuple(v[:, head].shape)}")
+                written[:, head] = z
+            written = self.z(written)
 
         x = x + self.out(written.transpose(1, 2).flatten(2))
         if self.mlp:
@@ -89,7 +97,12 @@ class Transformer(nn.Module):
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
     stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,
-    and attention from scores to what heads write, are float32 in both."""
+    and attention from scores to z, are float32 in both.
+
+    PyTorch's forward hooks can read and replace blocks[6].q, k, v and z, (B, heads, T, head_size)
+    each, and pattern, (B, heads, T, T): q and k before RoPE, and z what heads write, before the
+    output matrix. The last layer has q, pattern and z of the N queries only, unless one of its
+    heads is replaced."""
 
     def __init__(
         self, T, N, inputs, outputs, layers, heads, width, head_size,
@@ -128,8 +141,8 @@ class Transformer(nn.Module):
         """x (B, T, inputs) -> predictions (B, N, outputs).
 
         heads: {(layer, head): f}, both from 0; f(pattern (B, T, T), values (B, T, head_size)) ->
-        (B, T, head_size) replaces pattern @ values, what this head writes. A row of its pattern is
-        the attention of one reading token, after softmax."""
+        (B, T, head_size) replaces pattern @ values, the z of this head. A row of its pattern is the
+        attention of one reading token, after softmax."""
         heads, n_out = heads or {}, x.shape[1]
         if unknown := heads.keys() - {*self.heads}:
             raise ValueError(f"the model has no head {unknown}")
