@@ -139,9 +139,24 @@ def make_task(name, *values):
     module, _, class_name = name.partition(":")
     try:
         task_class = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a name like ./own.py
         raise ValueError(f"--task {name}: {error}") from None
-    return task_class(*values)
+    task = task_class(*values)
+
+    # does it do what Task and Batch say?
+    batch, queries = task.draw("validation", 64), (64, task.N)
+    losses = task.losses(torch.zeros(*queries, task.outputs), batch)
+    for what, tensor, shape, dtype in (
+        ("inputs", batch.inputs, (64, task.T, task.inputs), torch.float32),
+        ("places", batch.places, (*queries, len(task.roles)), torch.int64),
+        ("losses", losses, (*queries, len(task.target_names)), torch.float32),
+    ):
+        if (tensor.shape, tensor.dtype) != (shape, dtype) or not tensor.isfinite().all():
+            found = f"{tuple(tensor.shape)}, {tensor.dtype}, or not finite"
+            raise ValueError(f"--task {name}: {what} are {found}; they must be {shape}, {dtype}")
+    if not (0 <= batch.places.min() <= batch.places.max() < task.T and "q" in task.roles):
+        raise ValueError(f"--task {name}: it needs a role q, and places among 0 to {task.T - 1}")
+    return task
 
 
 # ---- command lines, of this stage and of all later ones
@@ -154,7 +169,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 def command_line(name, description):
     """An ArgumentParser that answers a wrong argument with one line and exit code 2."""
     p = argparse.ArgumentParser(name, None, description, allow_abbrev=False, formatter_class=Help)
-    p.error = lambda message: p.exit(2, f"{name}: {message}\n")
+    p.error = lambda message: p.exit(2, f"{p.prog}: {message}\n")
     return p
 
 

@@ -75,7 +75,7 @@ class Layer(nn.Module):
 def rotary_angles(T, size):
     """(T, size/2) the angles of each token at the RoPE frequencies 10000^(-2i/size)."""
     if size % 2:
-        raise ValueError(f"positions take pairs of numbers: {size} is not even")
+        raise ValueError(f"positions take pairs of numbers, but --K or --head-size is {size}")
     evens = torch.arange(0, size, 2, dtype=torch.float32)
     return torch.arange(T)[:, None] * 10000.0 ** (-evens / size)
 
@@ -110,7 +110,7 @@ class Transformer(nn.Module):
     ):  # fmt: skip
         super().__init__()
         if head_size < 1:
-            raise ValueError("there are more heads than the width has numbers: give their size")
+            raise ValueError("--heads is more than --width has numbers: choose --head-size")
         self.N, self.dtype = N, getattr(torch, dtype)
         self.heads = [(layer, head) for layer in range(layers) for head in range(heads)]
         angles = rotary_angles(T, inputs) if positions == "appended" else torch.zeros(T, 0)
@@ -127,13 +127,11 @@ class Transformer(nn.Module):
 
         # as in GPT-2, what writes to the residual stream starts smaller in a deeper model
         additions = layers * (2 if mlp else 1)
-        for name, p in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):
-                nn.init.normal_(p, std=0.02 / math.sqrt(additions))
-            elif p.ndim == 2:
-                nn.init.normal_(p, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                adds = name.endswith((".out", ".down"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(additions if adds else 1))
+                nn.init.zeros_(module.bias)
         for layer in self.blocks:
             layer.qkv.weight.data[: 2 * heads * head_size] *= qk_std / 0.02
 
@@ -163,6 +161,8 @@ class Transformer(nn.Module):
 def make_optimizers(model, kind, lr, beta2, weight_decay):
     """The optimizers of a Transformer: [AdamW], or with kind "muon" [AdamW, Muon], where Muon has
     the matrices inside the layers. Only matrices have weight decay."""
+    if kind not in ("muon", "adamw"):
+        raise ValueError(f"--optimizer must be muon or adamw, not {kind}")
     inside, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
         muon = kind == "muon" and name.startswith("blocks.")

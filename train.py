@@ -14,7 +14,9 @@ load(run) gives them the model.
 import argparse
 import json
 import math
+import os
 import pathlib
+import platform
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ import data  # before torch, which reads the GOMP_SPINCOUNT that it sets
 from data import command_line
 from model import Transformer, make_optimizers
 
+import numpy
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -65,10 +68,11 @@ def run_once(flags):
         if last or step % flags.eval_every == 0:
             # evaluate
             seconds = time.monotonic() - start
-            row = dict(step=step, seconds=round(seconds, 2), lr=lr, train=None, grad_norm=None)
-            if recent:
-                row["train"], row["grad_norm"] = torch.stack(recent).mean(0).tolist()
-            row |= evaluate(averaged.module, task, "validation", 1024, flags.device)
+            loss, norm = torch.stack(recent).mean(0).tolist() if recent else (None, None)
+            row = dict(
+                step=step, seconds=round(seconds, 2), lr=lr, train=loss, grad_norm=norm,
+                **evaluate(averaged.module, task, "validation", 1024, flags.device),
+            )  # fmt: skip
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
@@ -97,6 +101,7 @@ def run_once(flags):
             return
 
         # one step: forward, backward, clip, update
+        torch.manual_seed(step)  # if you add dropout, it resumes to the same bits
         number = step % max(flags.examples // flags.batch, 1)  # of the batches of an epoch
         batch = task.draw("training", flags.batch, number).to(flags.device)
         loss = task.losses(model(batch.inputs), batch).mean()
@@ -128,8 +133,8 @@ def evaluate(model, task, split, n, device):
         batch = task.draw(split, 256, number).to(device)
         losses.append(task.losses(model(batch.inputs), batch))  # (256, N, targets)
     means = torch.cat(losses).mean((0, 1)).double()  # so that the log averages them exactly
-    names = "val", *task.target_names
-    return dict(zip(names, [means.mean().item(), *means.tolist()], strict=True))
+    each = dict(zip(task.target_names, means.tolist(), strict=True))
+    return dict(val=means.mean().item(), **each)
 
 
 def print_row(flags, task, rows):
@@ -149,8 +154,8 @@ def print_row(flags, task, rows):
 def task_of(flags):
     """Return the data.Task of these flags. ValueError if there is none."""
     targets = {"all": [], "last": [flags.D]}.get(flags.targets)  # [] stands for all
-    if targets is None:
-        targets = [int(k) for k in flags.targets.split(",")]
+    if targets is None:  # what is no number is no target, as 0
+        targets = [int(k) if k.isdecimal() else 0 for k in flags.targets.split(",")]
     return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
 
 
@@ -170,17 +175,38 @@ def build(flags):
 def open_run(flags):
     """Make a run directory with its config.json, or with --resume open it again. FileExistsError
     if it holds another run, or this one, and --resume is missing."""
-    run, values = flags.out, values_of(flags)
+    run = flags.out
     if not (run / "config.json").exists():
-        git = f'git -C "{pathlib.Path(__file__).parent}" describe --always --dirty'
-        made_by = dict(device=flags.device, torch=torch.__version__, git=subprocess.getoutput(git))
-        write_file(run / "config.json", values | made_by)
+        write_file(run / "config.json", values_of(flags) | made_by(flags.device))
         return
-    saved = vars(read_flags(run))
-    if other := [name for name in values if saved[name] != values[name]]:
+    if other := differing(flags):
         raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
     if not flags.resume:
         raise FileExistsError(f"{run} was begun before: add --resume, or choose another --out")
+
+
+def differing(flags):
+    """Return the names of the flags that have other values in the run directory."""
+    saved = read_flags(flags.out)
+    return [name for name, value in values_of(flags).items() if getattr(saved, name) != value]
+
+
+MADE_BY = "device", "hardware", "threads", "torch", "numpy", "git"
+
+
+def made_by(device):
+    """Return what config.json says beside the flags: {name: value} of MADE_BY."""
+    hardware = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.machine())
+    if device == "cuda":
+        hardware = torch.cuda.get_device_name()
+
+    # the commit of this clone, and not of a repository around it
+    git = "git --git-dir=.git describe --always --dirty"
+    here = pathlib.Path(__file__).resolve().parent
+    git = subprocess.run(git, cwd=here, shell=True, capture_output=True, text=True).stdout.strip()
+    versions = torch.__version__, numpy.__version__, git or "unknown"
+    values = device, hardware, torch.get_num_threads(), *versions
+    return dict(zip(MADE_BY, values, strict=True))
 
 
 def load(run, weights="model.pt"):
@@ -195,15 +221,21 @@ def load(run, weights="model.pt"):
 
 def run_directory(text):
     """The type of an argument that names a run."""
-    if not pathlib.Path(text, "config.json").exists():
-        raise argparse.ArgumentTypeError(f"{text} is no run directory of train.py")
-    return pathlib.Path(text)
+    try:
+        return read_flags(text).out
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no run of this train.py: {error}") from None
 
 
 def read_flags(run):
-    """Return the flags of a run; one that did not exist when it began has its default."""
+    """Return the flags of a run, with MADE_BY; one that did not exist when it began has its
+    default. ValueError if it has flags that do not exist now."""
     run = pathlib.Path(run)
-    return argparse.Namespace(**DEFAULTS | read_file(run / "config.json"), out=run)
+    config = read_file(run / "config.json")
+    if unknown := config.keys() - DEFAULTS.keys() - {*MADE_BY}:
+        unknown = ", ".join(sorted(unknown))
+        raise ValueError(f"{run} has unknown flags, {unknown}: use its commit, {config.get('git')}")
+    return argparse.Namespace(**DEFAULTS | config, out=run)
 
 
 def read_log(run):
@@ -215,7 +247,7 @@ def write_file(path, content):
     """Write tensors as .pt, a list of dicts as .jsonl, a dict as .json. At `path` there is always a
     whole file, the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.tmp")
+    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     if path.suffix == ".pt":
         torch.save(content, new)
     elif path.suffix == ".jsonl":
@@ -240,11 +272,12 @@ def read_file(path, default=None, device="cpu"):
 
 DTYPES, DEVICES = ["float32", "bfloat16"], ["cuda"] * torch.cuda.is_available() + ["cpu"]
 POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
+SHARES = "decay", "beta2", "ema"  # at most 1
 
 
 def parser():
     """Return the ArgumentParser of the flags of a run. To add a flag, add a line."""
-    p = command_line("train.py", __doc__)
+    p = command_line(None, __doc__)  # named by what runs: train.py, sweep.py
 
     def add(name, default, meaning, **more):
         if isinstance(default, bool):  # a switch: --no-mlp
@@ -254,7 +287,7 @@ def parser():
         p.add_argument(name, default=default, help=meaning, **more)
 
     # the problem (Section 6)
-    add("--task", "chain", "or module:Class, a task of your own")
+    add("--task", "chain", "the retrieval problem, or module:Class, a task of your own")
     add("--N", 4, "chains per sequence")
     add("--D", 3, "retrieval steps per chain")
     add("--K", 4, "numbers per symbol")
@@ -272,8 +305,8 @@ def parser():
 
     # training
     add("--optimizer", "muon", "the paper takes adamw", choices=["muon", "adamw"])
-    add("--steps", 1200, "at most; the learning rate spans them")
-    add("--stop-below", 0.01, "stop at this confirmed loss; 0 = never")
+    add("--steps", 1200, "the most steps; in the last one the learning rate is 0")
+    add("--stop-below", 0.01, "stop when this is above the loss, confirmed on 8192 more sequences")
     add("--batch", 128, "sequences per step")
     add("--lr", 1e-3, "learning rate, of Muon and of AdamW")
     add("--warmup", 100, "steps over which the rate rises")
@@ -285,7 +318,7 @@ def parser():
     add("--qk-std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", "", "start from the weights of this run, of the same shape")
     add("--seed", 0, "of the data and the initial weights")
-    add("--dtype", "float32", "of products: bfloat16 where it is faster", choices=DTYPES)
+    add("--dtype", "float32", "of matrix products; bfloat16 is faster on some", choices=DTYPES)
     add("--eval-every", 50, "steps between evaluations; each saves")
     add("--save-every", 50, "steps between checkpoints in ckpt/, for analyze.py; 0 = none")
     return p
@@ -303,18 +336,28 @@ def parse_flags(words=None, folder="out"):
     """Return the flags of a command line, with the run directory chosen."""
     p = parser()
     p.add_argument("--device", default=DEVICES[0], choices=DEVICES, help="what computes")
-    p.add_argument("--out", type=pathlib.Path, help="run directory; by default named by the flags")
     p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
+    p.add_argument(
+        "--out", type=pathlib.Path, default=argparse.SUPPRESS,
+        help="run directory (default: named by the flags, out/L12_H1_D3_s0 or the like)",
+    )  # fmt: skip
     flags = p.parse_args(words)
-    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     for name, value in values_of(flags).items():
-        lowest = int(name in POSITIVE)
-        if isinstance(value, (int, float)) and not lowest <= value < math.inf:
-            p.error(f"--{name.replace('_', '-')} must be a number and not below {lowest}")
+        lowest, highest = int(name in POSITIVE), 1 if name in SHARES else 2**63 - 1
+        if isinstance(value, (int, float)) and not lowest <= value <= highest:
+            p.error(f"--{name.replace('_', '-')} must be a number from {lowest} to {highest}")
     try:
         build(flags)
     except ValueError as error:  # of the task, or the shape
         p.error(error)
+    task = task_of(flags)
+    if flags.stop_below >= task.chance:
+        p.error(f"--stop-below must be below chance, {task.chance:.3g}")
+
+    # one name for the same targets
+    names = {(flags.D,): "last", (*range(1, flags.D + 1),): "all"}
+    flags.targets = names.get((*task.targets,), flags.targets)
+    vars(flags).setdefault("out", pathlib.Path(folder, run_name(flags)))
     return flags
 
 
