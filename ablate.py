@@ -206,17 +206,13 @@ def connected(paths):
     return kept if kept == paths else connected(kept)
 
 
-def search(patched, ranked, ablations):
-    """The paths that are left when all that can go are dropped, the last ranked first: they answer
-    under each of these ablations, and without any of them they do not. Of two that can stand for
-    each other, the one that is ranked first stays. None if even all together do not answer.
+def search(ranked, answer):
+    """The paths that are left when all that can go are dropped, the last ranked first: of them
+    together answer(paths) is true, and not without any of them. Of two that can stand for each
+    other, the one that is ranked first stays. None if not even all together answer.
 
     It tries to drop twice as many each time, or else half as many. Of a to h, let e be needed, and
     a or d: it drops h, then gf, not edcb, not ed, not e; then d, cb, not a."""
-
-    def answer(paths):  # with a margin, so that they do on fresh sequences too
-        return all(measure(patched, patched.keep_only(paths, by))[-1] < 0.9 for by in ablations)
-
     if not answer(ranked):
         return None
     left, needed, size = ranked, [], 1
@@ -230,7 +226,7 @@ def search(patched, ranked, ablations):
             size = size // 2
         else:
             left, needed = fewer, [left[-1], *needed]
-    return needed if needed == ranked else search(patched, needed, ablations)
+    return needed if needed == ranked else search(needed, answer)
 
 
 def arrivals(paths, task):
@@ -305,7 +301,7 @@ def validate(fresh, paths):
 
 
 @torch.no_grad()
-def find_circuit(model, task, count=512):
+def find_circuit(model, task, count=256):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, a dict
     that main writes into circuit.json:
 
@@ -319,15 +315,24 @@ def find_circuit(model, task, count=512):
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
-    searched = PatchedModel(model, task, task.draw("search", 256))
+    few, many = (PatchedModel(model, task, task.draw("search", size)) for size in (64, 256))
     fresh = PatchedModel(model, task, task.draw("circuits", count))
-    ranked = candidates(searched)
+
+    def answer(paths, ablations):
+        """Whether they do with a margin, so that they do on fresh sequences too. A few sequences
+        tell in less time where they miss by far."""
+        for (patched, limit), by in itertools.product(((few, 3), (many, 0.9)), ablations):
+            if not measure(patched, patched.keep_only(paths, by))[-1] < limit:
+                return False
+        return True
+
+    ranked = candidates(many)
     said = f"not validated: all {len(ranked)} candidates together do not answer"
     report = dict(sequences=count, lost={}, paths=[], validated=False, verdict=said)
     report["full_model"] = symbol_means(fresh.full, task)
     plain = [path for path in ranked if "*" not in path.read]
     for among, ablations in (plain, BOTH), (ranked, [MEAN]):
-        paths = search(searched, among, ablations)
+        paths = search(among, functools.partial(answer, ablations=ablations))
         if paths is not None:
             report |= validate(fresh, paths)
         if report["validated"]:

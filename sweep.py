@@ -40,7 +40,7 @@ from data import Task, command_line
 
 def grid(words, folder):
     """Return {run directory: command line of train.py}, one for each choice of a value per flag of
-    a command line."""
+    a command line. FileExistsError if a directory has another run."""
     flags = {"--save-every": ["0"]}
     for word in words:
         if word.startswith("--"):
@@ -51,10 +51,12 @@ def grid(words, folder):
     runs = {}
     for chosen in itertools.product(*choices):
         line = [*itertools.chain(*chosen), "--resume"]
-        out = train.parse_flags(line, folder).out
-        line += ["--out", str(out)]
-        if runs.setdefault(out, line) != line:
-            train.parser().error(f"two runs would have one name, {out.name}: sweep them apart")
+        values = train.parse_flags(line, folder)
+        line += ["--out", str(values.out)]
+        if runs.setdefault(values.out, line) != line:
+            raise FileExistsError(f"two runs would have one name, {values.out.name}")
+        if (values.out / "config.json").exists():
+            train.refuse_another(values)
     return runs
 
 
@@ -97,9 +99,10 @@ def row_of(run):
     """Return the row of a finished run: its flags, the last row of its log, and the step at which
     each symbol was learned."""
     flags, log = train.read_flags(run), train.read_log(run)
-    row = train.values_of(flags) | log[-1] | dict(run=run.name, ended=log[-1]["step"])
-    learned = crossings(log, train.task_of(flags))
-    return row | {f"{name}_learned": step for name, step in learned.items()}
+    learned = crossings(log, train.task_of(flags)).items()
+    learned = {f"{name}_learned": step for name, step in learned}
+    ended = dict(run=run.name, git=flags.git, ended=log[-1]["step"])
+    return dict(**train.values_of(flags), **log[-1], **ended, **learned)
 
 
 def update_table(table):
@@ -171,17 +174,32 @@ def main():
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
     args, words = p.parse_known_args()  # all other flags are those of train.py
     folder = args.out.absolute()
-    runs = grid(words, folder) if words else {}
-    missing = {out: line for out, line in runs.items() if not (out / "model.pt").exists()}
-    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
-    if args.scheduler:
-        from distributed import Client
+    if words and not words[0].startswith("--"):
+        p.error(f"unrecognized arguments: {words[0]}")
+    if not (words or folder.exists()):
+        p.error(f"there is no {folder}: which flags of train.py shall vary?")
+    try:
+        runs = grid(words, folder) if words else {}
+        pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
+        if args.scheduler:
+            from distributed import Client
 
-        pool = Client(args.scheduler, timeout=15).get_executor()
-    with pool:
-        failed = train_all(missing, pool)
+            pool = Client(args.scheduler, timeout=15).get_executor()
+    except (OSError, ValueError) as error:
+        p.error(error)
+
+    # train what has not ended
+    ended = [out for out in runs if (out / "model.pt").exists()]
+    missing = {out: line for out, line in runs.items() if out not in ended}
+    made_by = ", ".join(sorted({str(train.read_flags(out).git) for out in ended}))
+    made_by = f"; the others by the code of {made_by}" * bool(ended)
+    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt{made_by}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with pool:
+            failed = train_all(missing, pool)
+    except KeyboardInterrupt:
+        sys.exit("sweep.py: stopped; the same command continues")
 
     # Figure 4 of the runs of Section 7, which has a mask, and asks for all symbols or the last
     rows = [row for row in update_table(folder / "results.jsonl") if row["task"] == "chain"]

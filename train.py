@@ -179,16 +179,17 @@ def open_run(flags):
     if not (run / "config.json").exists():
         write_file(run / "config.json", values_of(flags) | made_by(flags.device))
         return
-    if other := differing(flags):
-        raise FileExistsError(f"{run} has another {', '.join(other)}: choose another --out")
+    refuse_another(flags)
     if not flags.resume:
         raise FileExistsError(f"{run} was begun before: add --resume, or choose another --out")
 
 
-def differing(flags):
-    """Return the names of the flags that have other values in the run directory."""
-    saved = read_flags(flags.out)
-    return [name for name, value in values_of(flags).items() if getattr(saved, name) != value]
+def refuse_another(flags):
+    """FileExistsError if the run directory of these flags has another run."""
+    saved, values = read_flags(flags.out), values_of(flags)
+    if other := [name for name in values if getattr(saved, name) != values[name]]:
+        other, git = ", ".join(other), saved.git
+        raise FileExistsError(f"{flags.out} (git {git}) has another {other}: choose another --out")
 
 
 MADE_BY = "device", "hardware", "threads", "torch", "numpy", "git"
@@ -235,7 +236,7 @@ def read_flags(run):
     if unknown := config.keys() - DEFAULTS.keys() - {*MADE_BY}:
         unknown = ", ".join(sorted(unknown))
         raise ValueError(f"{run} has unknown flags, {unknown}: use its commit, {config.get('git')}")
-    return argparse.Namespace(**DEFAULTS | config, out=run)
+    return argparse.Namespace(**dict.fromkeys(MADE_BY) | DEFAULTS | config, out=run)
 
 
 def read_log(run):
