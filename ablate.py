@@ -365,7 +365,8 @@ def print_report(report):
         if key in report:
             print(f"  {key:12s}", *(f"{name} {loss:.4f}" for name, loss in report[key].items()))
     if rows := paths_in(report):
-        print(f"\nthe worst symbol without a path ({PART} sequences, {report['ablation']} ablation)")
+        by = f"{PART} sequences; circuit under {report['ablation']} ablation"
+        print(f"\nthe worst symbol without a path ({by})")
         print("path                 attention   full model rises by   circuit rises to")
         for path, row in rows.items():
             cost, without = max(row["cost"].values()), max(row["without"].values())
