@@ -102,7 +102,7 @@ def row_of(run):
     learned = crossings(log, train.task_of(flags)).items()
     learned = {f"{name}_learned": step for name, step in learned}
     ended = dict(run=run.name, git=flags.git, ended=log[-1]["step"])
-    return dict(**train.values_of(flags), **log[-1], **ended, **learned)
+    return log[-1] | train.values_of(flags) | ended | learned  # lr is the flag, not the last rate
 
 
 def update_table(table):

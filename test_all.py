@@ -238,11 +238,13 @@ class Stages(unittest.TestCase):
             (train, "--init nowhere", "No such file"),
             (train, "--device nowhere", "nowhere"),
             (train, "--lay 3", "unrecognized"),
-            (train, "--lr -1", "not below 0"),
+            (train, "--lr -1", "from 0 to"),
+            (train, "--stop-below 2", "below chance"),
             (train, f"{TINY} --out {self.tiny}", "add --resume"),
             (ablate, "nowhere", "no run directory"),
             (analyze, "", "required: run"),
-            (sweep, "--layers 1 --worker 3", "unrecognized"),
+            (sweep, "nowhere", "sweep.py: unrecognized"),
+            (sweep, "--layers 1 --worker 3", "sweep.py: unrecognized"),
         ):
             code, _, err = run_main(module, arguments)
             assert code == 2 and says in err and err.count("\n") == 1, (module, arguments, err)

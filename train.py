@@ -225,7 +225,7 @@ def run_directory(text):
     try:
         return read_flags(text).out
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text} is no run of this train.py: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text} is no run directory: {error}") from None
 
 
 def read_flags(run):
