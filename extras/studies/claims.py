@@ -27,7 +27,8 @@ def claim(pages, by="", of=all_runs):
 
     def add(agrees):
         agrees.pages, agrees.by, agrees.of = pages.split(", "), by.split(), of
-        agrees.text, _, agrees.runs = agrees.__doc__.partition(":\n    ")
+        agrees.text, _, runs = agrees.__doc__.partition(":\n")
+        agrees.runs = runs.strip()
         CLAIMS.append(agrees)
         return agrees
 
@@ -380,10 +381,9 @@ def value_of(row, name):
 
 def said(name, values):
     """Return "heads 4-8" or "positions appended/rope"."""
-    named = isinstance(values[0], (str, bool))
-    return (
-        f"{name.replace('_', ' ')} {'/'.join(map(str, values)) if named else span(values, '{:,}')}"
-    )
+    if isinstance(values[0], (str, bool)):
+        return f"{name} {'/'.join(map(str, values))}"
+    return f"{name.replace('_', ' ')} {span(values, '{:,}')}"
 
 
 def which(claim):
