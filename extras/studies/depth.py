@@ -138,7 +138,7 @@ def draw_places(path=FIGURE):
     y = [line + half for line in range(len(lines)) for half in (-0.5, 0.5)]
     axes.plot(x, y, "--", color=analyze.RED, zorder=0)
     text = "right of the stairs: a head or more for each place"
-    axes.text(-0.5, len(lines) - 2, text, color=analyze.RED, va="center")
+    axes.text(-0.5, len(lines) - 1, text, color=analyze.RED, va="center")
     axes.hlines(y[1:-1:2], -0.6, len(numbers) - 0.4, analyze.PALE, zorder=-1)
 
     for color, name in (ALL, "all solve it"), (SOME, "some"), (NONE, "none"):
