@@ -58,7 +58,7 @@ Not all of them have arrived at this step. Numbers: mean attention (n = {n})."""
 
 
 def main():
-    p = command_line("extras.film", __doc__)
+    p = command_line("python -m extras.film", __doc__)
     p.add_argument("run", type=train.run_directory, help="run directory, after analyze.py")
     run = p.parse_args().run
     emergence, out = read_report(run, "emergence.json"), run / "emergence.gif"

@@ -11,8 +11,8 @@ enable_compatibility_mode alone, which centres them. lens.W_E is (width, inputs)
 """
 
 import train
+from ablate import record_reads
 from data import command_line
-from extras.moved import patterns_of
 
 import torch
 from transformer_lens.config import TransformerBridgeConfig
@@ -68,11 +68,11 @@ def main():
     run = p.parse_args().run
     (lens, task), (model, _, _) = to_lens(run), train.load(run)
     batch = task.draw("validation", 256)
-    model.dtype = torch.float32
     predictions, cache = lens.run_with_cache(batch.inputs)
     theirs, ours = predictions[:, -task.N :], model(batch.inputs)
-    patterns = patterns_of(model, batch.inputs)
-    differ = [(cache["pattern", i] - each).abs().max() for i, each in enumerate(patterns)]
+    differ = []
+    for (layer, head), (pattern, _) in record_reads(model, batch.inputs).items():
+        differ.append((cache["pattern", layer][:, head] - pattern).abs().max())
     print("losses", task.losses(theirs, batch).mean((0, 1)).tolist())
     print("differences of predictions", (theirs - ours).abs().max().item())
     print("differences of attention", max(differ).item())

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 
 class Lookup(Task):
-    words, loss_name, blank = 32, "cross-entropy", math.log(32)
-    lost_above = math.log(2)  # the least that a wrong answer costs
+    words, loss_name = 32, "cross-entropy"
 
     def __post_init__(self):
         super().__post_init__()

@@ -20,11 +20,10 @@ PATHS = dict(layer=0, head=1, reader="1b", read="1a"), dict(layer=1, head=0, rea
 
 
 def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
-    """Errors with and without paths; roles of pairs that moved; no sideways scrolling at two
-    widths; clicks, and Enter on what keeps the focus, change what is shown."""
+    """Errors with and without paths; roles of pairs; no sideways scrolling at two widths; clicks,
+    and Enter on what keeps the focus, change what is shown."""
     run, page = tmp_path / "run", tmp_path / "page.html"
-    task = "--task extras.studies.places:random4 --out"  # pairs anywhere among distractors
-    train.run_once(train.parse_flags([*test_all.TINY.split(), *task.split(), str(run)]))
+    train.run_once(train.parse_flags([*test_all.TINY.split(), "--out", str(run)]))
     report = dict(paths=[dict(path, cost=dict(x_1=0.5)) for path in PATHS], verdict="validated")
     train.write_file(run / "circuit.json", report)
     assert test_all.run_main(explore, f"{run} --out {page}")[0] == 0
@@ -36,7 +35,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
     codes = numpy.frombuffer(base64.b64decode(data["answers"]), "<u4").astype(float)
     errors = torch.tensor(codes % 65536 / 1000).view(3, 4, 2, explore.SEQUENCES, 2, 1)[-1]
     patched, (first, second) = ablate.PatchedModel(model, task, batch), ablate.paths_in(report)
-    expected = patched.baseline, patched.keep_only([second]), patched.knock_out([first, second])
+    expected = patched.full, patched.keep_only([second]), patched.knock_out([first, second])
     for number, losses in zip(((0, 0), (1, 1), (3, 0)), expected, strict=True):
         torch.testing.assert_close(errors[number].float(), losses, atol=6e-4, rtol=0)
     for name, found in zip(data["names"], batch.places.unbind(2), strict=True):
@@ -44,7 +43,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             assert [chains[token] for token in sequence] == [0, 1]
             assert {data["names"][roles[token]] for token in sequence} == {name}
 
-    shown = task.labels[batch.symbols[0, 0]]  # a distractor
+    shown = task.labels[batch.symbols[0, 0]]
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("needs chromium and chromedriver")
@@ -61,7 +60,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width
             for target, view, says in (
                 ("[data-layer='0'][data-head='0']", "map", "Attention of L0H0"),
-                (".strip [data-token='0']", "strip", f"In L0H0, {shown} (–) attends"),
+                (".strip [data-token='0']", "strip", f"In L0H0, {shown} (1a) attends"),
                 (".list [data-path='0']", "answers", "without L1H0: q reads 1b, L0H1: 1b reads 1a"),
             ):
                 assert says not in browser.find_element("id", view).text, target
@@ -71,6 +70,13 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
                 browser.switch_to.active_element.send_keys(webdriver.Keys.ENTER)
                 assert ("1b reads 1a" in browser.find_element("id", "answers").text) == removed
         assert not [row for row in browser.get_log("browser") if row["level"] == "SEVERE"]
+
+
+def test_a_task_that_is_no_chain_has_one_line(tmp_path):
+    words = [*test_all.TINY.split(), "--task", "extras.lookup:Lookup", "--out", str(tmp_path)]
+    train.open_run(train.parse_flags(words))
+    code, _, err = test_all.run_main(explore, str(tmp_path))
+    assert code == 2 and "chains alone" in err and err.count("\n") == 1
 
 
 def test_the_film_has_a_redder_frame_for_each_step():

@@ -5,10 +5,10 @@ import json
 import shutil
 
 import train
-from data import Task
-from extras.studies import appendix_e, claims, directions, metrics, order, rows, tables
-from tests.common import HERE, TINY, assert_refused, output_of
-from tests.planted import CIRCUITS, Planted
+from extras.studies import appendix_e, claims, order, rows
+from extras.studies.places import random5
+from extras.studies.tables import Conditional, Shuffled
+from tests.common import HERE, assert_refused, output_of
 
 import pytest
 import torch
@@ -49,11 +49,11 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_name(train.parse_flags(["--D", "2", "--seed", "7"]))
     run = write_run(tmp_path / automatic, "--D 2 --seed 7", [(1, "1b", "1a", 100)], **FALLING)
-    other = write_run(tmp_path / "mine_other", "--D 2", **FALLING)
+    other = write_run(tmp_path / "other", "--D 2", **FALLING)
     for _ in range(2):
         assert "2 runs" in output_of(rows, "mine", other, run, "--out", tmp_path / "rows")
     of_file = {row["name"]: row for row in rows.load([tmp_path / "rows/mine.jsonl"])}
-    of_folders = {row["name"].removeprefix("mine_"): row for row in rows.load([run, other, run])}
+    of_folders = {row["name"]: row for row in rows.load([run, other, run])}
     assert of_file.keys() == of_folders.keys() == {"s7", "other"}
     for name, row in of_folders.items():
         same = row.keys() - {"folder", "group", "name", "flags"}
@@ -62,7 +62,7 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     # what is added to what the files say
     row = of_file["s7"]
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"]
-    assert row["learned"] == dict(x_1=150, x_2=250) and row["mse"] == 0 and row["steps"] == 400
+    assert row["learned"] == dict(x_1=150, x_2=250) and row["losses"] == dict(x_1=0, x_2=0)
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 
 
@@ -75,7 +75,7 @@ def test_which_paths_came_first(tmp_path):
     row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
     steps = [(50, (1, 0), "1b -> 1a"), (150, (2, 0), "q -> 1b"), (250, (3, 0), "q -> 2b")]
     assert order.path_steps(row) == [*steps, (350, (4, 0), "q -> 1b")]
-    assert order.reads_in_order(row)
+    assert claims.queries_read_in_order(row, row["flags"])
     assert order.new_heads(row) == [1]  # x_1 is learned at step 150, x_2 at 250
 
 
@@ -102,33 +102,28 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
     kept = rows.once(found)
     assert [row["name"] for row in kept] == ["0", "2", "3", "5", "6"]
 
-    def agrees(row):
-        return None if row["flags"].optimizer == "adamw" else row["mse"] < 0.35
+    @claims.claim("", by="seed", of=lambda: found)
+    def low(row, flags):
+        """It is low:
+        with one head"""
+        if flags.heads == 1 and flags.optimizer != "adamw":
+            return row["losses"]["x_1"] < 0.35
 
-    claim = claims.Claim("", "it is low", "heads == 1", "", agrees, "seed", rows=lambda: found)
-    counted = [(row["name"], agree) for row, agree in claims.count(claim)]
+    claims.CLAIMS.remove(low)
+    counted = [(row["name"], agree) for row, agree in claims.count(low)]
     assert counted == [("0", False), ("2", True), ("5", False)]  # 4 repeats 0, and is high
-    assert claims.fails(claim) == "seed 0: 2 of 2"
-    each = claims.count(claim._replace(repeats=True))
-    assert [agree for _, agree in each] == [True, True, True, False, False]
+    assert claims.fails(low) == "seed 0: 2 of 2"
+    assert claims.which(low) == "with one head; D 1; seed 0-1; positions appended/rope"
 
 
 def test_a_claim_about_no_run_is_an_error_that_names_it():
-    for runs, answer in ("layers == 99", True), ("layers == 1", None):
-        claim = claims.Claim("", "it holds", runs, "", lambda row, answer=answer: answer)
-        with pytest.raises(LookupError, match="the claim 'it holds'"):
-            claims.count(claim)
+    @claims.claim("")
+    def never(row, flags):
+        """It holds"""
 
-
-def test_short_rows_have_the_flags_of_their_runs():
-    """Some runs have both a short row and a whole one."""
-    short, whole = {}, {}
-    for row in rows.all_runs():
-        if row["group"] in ("depth_width", "one_layer", "shuffled"):
-            found = short if row["group"] == "depth_width" else whole
-            found[row["name"]] = row["settings"], row["flags"].seed, row["task"].learned_below
-    both = short.keys() & whole.keys()
-    assert len(both) > 8 and all(short[name] == whole[name] for name in both)
+    claims.CLAIMS.remove(never)
+    with pytest.raises(LookupError, match="the claim 'It holds'"):
+        claims.count(never)
 
 
 def test_a_claim_counts_what_the_files_say():
@@ -142,23 +137,9 @@ def test_a_claim_counts_what_the_files_say():
                 last = row["log"][-1]
                 low = last.get("confirmed", last["val"]) < 0.01
                 solved[config["seed"]] = solved.get(config["seed"], True) and low
-    [claim] = [claim for claim in claims.CLAIMS if claim.text == "The main command ends solved"]
-    counted = {row["flags"].seed: agrees for row, agrees in claims.count(claim)}
+    counted = claims.count(claims.the_main_command_is_solved)
+    counted = {row["flags"].seed: agrees for row, agrees in counted}
     assert counted == solved and len(solved) > 20
-
-
-def test_metrics_agree_with_all_distances():
-    """On predictions made by hand, with nothing known and with nearly all known."""
-    targets, noise = torch.randn(2, 50, 4, 3, generator=torch.Generator().manual_seed(0))
-    for predictions in noise, targets + 0.1 * noise:
-        losses = torch.cdist(predictions, targets).square() / 3  # (50, 4, 4)
-        own = losses.diagonal(dim1=1, dim2=2).mean(1)
-        others = (losses.sum((1, 2)) - 4 * own) / 12
-        nearest = (losses.argmin(2) == torch.arange(4)).float().mean(1)
-        cosine = torch.cosine_similarity(predictions, targets, dim=-1).mean(1)
-        found = metrics.measures(predictions, targets)
-        torch.testing.assert_close([*found["mse"]], [own, others - own])
-        torch.testing.assert_close([found["nearest"][0], found["cosine"][0]], [nearest, cosine])
 
 
 def test_the_papers_test_holds_heads_to_patterns_made_by_hand(tmp_path, whole):
@@ -200,57 +181,36 @@ def test_the_papers_test_holds_heads_to_patterns_made_by_hand(tmp_path, whole):
     assert_refused(appendix_e, run, whole, says="has no circuit without stars")
 
 
-def measured_directions(monkeypatch, tmp_path, model, task):
-    """The orders of a model's row of directions.jsonl."""
-    flags = train.parse_flags(["--D", str(task.D)])
-    monkeypatch.setattr(train, "load", lambda run: (model, task, flags))
-    row = dict(name="any", group="directions", folder=tmp_path)
-    return directions.measure(row, 64)["orders"]
+# ---- tasks
 
 
-def test_the_reads_of_a_planted_circuit_are_those_that_are_needed(monkeypatch, tmp_path):
-    """Pair 2 reads pair 3, and the query both pairs before it."""
-    D, heads, texts = CIRCUITS[3]
-    model = Planted(Task(D=D), texts, 4, heads)
-    orders = measured_directions(monkeypatch, tmp_path, model, model.task)
-    assert orders.keys() == {"321"} and orders["321"]["n"] == 4 * 64
-    rises = orders["321"]["without"]
-    assert {read for read, rise in rises.items() if rise > 0.5} == {"q -> 1", "q -> 2", "2 -> 3"}
-    assert max(rises.values(), key=abs) < 2 and sorted(map(abs, rises.values()))[-4] < 0.05
+@pytest.mark.parametrize(
+    "task", [Shuffled(D=3), Conditional(), random5(N=2, D=2), random5(N=3, D=1)]
+)
+def test_each_role_shows_its_symbol(task):
+    """And each symbol is one vector, which the answers have too; every place has one token."""
+    batch, N = task.draw("training", 50), task.N
+    first = batch.symbols[:, -N:]  # (B, N) x_0 of the chain of each query
+    shown = batch.symbols.gather(1, batch.places.flatten(1)).view_as(batch.places)
+    assert (shown == first[:, :, None] + torch.tensor([*task.roles.values()])).all()
+    answers = batch.answers.unflatten(-1, (-1, task.K))  # (B, N, targets, K)
+    for inputs, symbols, starts, asked in zip(
+        batch.inputs, batch.symbols.tolist(), first.tolist(), answers, strict=True
+    ):
+        vectors = dict(zip(symbols, inputs, strict=True))
+        assert all(map(torch.equal, inputs, (vectors[symbol] for symbol in symbols)))
+        for start, of_query in zip(starts, asked, strict=True):
+            right = [vectors[start + k] for k in task.targets]
+            assert all(map(torch.equal, of_query, right))
+    for slot in task.chain_slots:  # the tokens of a slot are neighbours
+        numbers = [[*task.roles].index(role) for role in slot]
+        assert (batch.places[..., numbers].diff() == 1).all()
 
 
-def test_orders_are_told_apart(monkeypatch, tmp_path):
-    """By a model that answers only if the pair of the last step stands before that of the step
-    before it, and whose head does nothing."""
-    task = tables.Shuffled(D=3)
-
-    def model(x, heads=()):
-        dict(heads).get((0, 0), torch.matmul)(torch.eye(task.T).expand(len(x), -1, -1), x)
-        said = x.new_zeros(len(x), task.N, 3, 4)
-        for b, n in itertools.product(range(len(x)), range(task.N)):
-            same, end = (x[b, :, None] == x[b]).all(-1), task.T - task.N
-            place, places = end + n, []
-            for _ in range(3):  # the other token that shows this symbol is the first of its pair
-                place = [i for i in range(0, end, 2) if same[place, i]][0] + 1
-                places.append(place)
-            said[b, n] = x[b, places] * (places[2] < places[1])
-        return said.flatten(2)
-
-    model.heads = [(0, 0)]
-    orders = measured_directions(monkeypatch, tmp_path, model, task)
-    assert len(orders) == 6 and sum(order["n"] for order in orders.values()) == 4 * 64
-    for name, found in orders.items():
-        answered = name.index("3") < name.index("2")
-        assert found["loss"] == pytest.approx(0 if answered else 1, abs=0.4 * (not answered))
-        assert not any(found["without"].values())
-
-
-def test_runs_without_two_steps_of_pairs_have_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(directions, "FILE", tmp_path / "directions.jsonl")
-    monkeypatch.setattr(directions, "measured_runs", list)
-    tasks = {"one": "--D 1", "conditional": "--D 3 --task extras.studies.tables:Conditional"}
-    for name, flags in tasks.items():
-        output_of(train, *TINY, *flags.split(), "--out", tmp_path / name)
-    printed = output_of(directions, *(tmp_path / name for name in tasks)).splitlines()
-    assert "one step" in printed[0] and "no chains" in printed[1]
-    assert not directions.FILE.exists()
+def test_pairs_and_distractors_stand_anywhere_in_their_block():
+    task = random5(N=2, D=2)
+    places = task.draw("training", 500).places
+    assert {*places[..., 1].flatten().tolist()} == {*range(9, 17)}  # 1a
+    assert {*places[..., 3].flatten().tolist()} == {*range(8)}  # 2a
+    shuffled = Shuffled(N=2, D=2).draw("training", 500).places
+    assert {*shuffled[..., 1].flatten().tolist()} == {0, 2, 4, 6}

@@ -5,7 +5,7 @@ import itertools
 import math
 
 from data import Task
-from extras.studies import ahead, theory
+from extras.studies import order, theory
 from tests.planted import paths_from
 
 import pytest
@@ -29,16 +29,16 @@ def test_no_order_of_the_pairs_takes_more_layers():
     """As depth.md says; x_4 may take one fewer."""
     for D in range(1, 7):
         usual, task = query_layers(Task(1, D)), Task(1, D)
-        *pairs, _ = task.slots
-        for task.slots[:-1] in itertools.permutations(pairs):
+        *pairs, _ = task.chain_slots
+        for task.chain_slots[:-1] in itertools.permutations(pairs):
             fewer = [a - b for a, b in zip(usual, query_layers(task), strict=True)]
             assert {*fewer} <= {0, 1} and not any(fewer[:3]) and not any(fewer[4:])
 
 
 def layers_by_sets(task, batch, causal):
     """The layers after which the first query holds each target symbol, token by token."""
-    slots = [number for number, slot in enumerate(task.slots) for _ in slot.shows]
-    known = []
+    known, slots = [], [token // 2 for token in range(task.T - task.N)]  # of pairs
+    slots += range(task.T, task.T + task.N)  # of queries
     for symbol, slot in zip(batch.inputs[0].tolist(), slots, strict=True):
         known.append({tuple(symbol), slot})
     query, layers = task.T - task.N, {}
@@ -89,9 +89,9 @@ WALK = [*PAIRS, "1 1b 2b", "2 1b 3b", "3 1b 4b", "4 1b 5b", "5 q 1b"]  # 1b hold
 )
 def test_which_circuits_take_a_second_round(texts, twice):
     paths = [path._asdict() for path in paths_from(*texts)]
-    assert ahead.reads_twice(dict(report=dict(paths=paths), task=Task(D=7))) == twice
+    assert order.reads_twice(dict(report=dict(paths=paths), task=Task(D=7))) == twice
 
 
 def test_what_reaches_the_query_within_some_steps():
-    reached = [ahead.reached_within(paths_from(*TWO), Task(D=7), steps) for steps in (0, 1, 3)]
+    reached = [order.reached_within(paths_from(*TWO), Task(D=7), steps) for steps in (0, 1, 3)]
     assert reached == [{*range(3)}, {*range(6)}, {*range(8)}]

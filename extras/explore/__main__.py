@@ -7,7 +7,6 @@ checkpoints (--save-every) also gets a slider for the training step.
 """
 
 import base64
-import functools
 import html
 import itertools
 import json
@@ -16,9 +15,8 @@ import pathlib
 
 import analyze
 import train
-from ablate import paths_in, read_report
+from ablate import PatchedModel, paths_in, read_report, record_reads
 from data import command_line, progress
-from extras.moved import MeasuredModel, mark_tokens, patterns_of, split_token
 
 import torch
 
@@ -64,9 +62,10 @@ def measure(run, file, batch, paths):
     """Return (attention, answers) of a model as bytes: the patterns of all heads in whole percent;
     the answers of the full model and of the circuit alone, both without each set of removals_of."""
     model, task, _ = train.load(run, file)
-    patterns = torch.stack(patterns_of(model, batch.inputs), 1)  # (B, layers, heads, T, T)
-    percent = (100 * patterns).round().byte()
-    patched = MeasuredModel(model, task, batch, functools.partial(answers_of, task))
+    patterns = [pattern for pattern, _ in record_reads(model, batch.inputs).values()]
+    percent = (100 * torch.stack(patterns, 1)).round().byte()  # (B, layers * heads, T, T)
+    patched = PatchedModel(model, task, batch)
+    patched.losses = lambda heads: answers_of(task, model(batch.inputs, heads=heads), batch)
     answers = []
     for removed in removals_of(paths):
         answers += [patched.knock_out(removed), patched.keep_only(paths.keys() - {*removed})]
@@ -78,9 +77,12 @@ def path_rows(task, report, places, ends):
     """Return a dict for each path: its place in a diagram with these ends of paths as columns, its
     tokens in each sequence and chain, what is lost without it."""
 
-    def tokens_of(end):
-        marks = mark_tokens(end, task, places)  # (B, N, T)
-        return [[row.nonzero().flatten().tolist() for row in chains] for chains in marks]
+    def tokens_of(end):  # of each sequence and chain
+        role, _, after = end.rstrip("*").partition("+")
+        place = places[:, :, [*task.roles].index(role)] + int(after or 0)  # (B, N)
+        if end.endswith("*"):
+            return [[row] * task.N for row in place.tolist()]
+        return [[[token] * (token < task.T) for token in row] for row in place.tolist()]
 
     rows = []
     for path, measured in paths_in(report).items():
@@ -110,9 +112,7 @@ def data_of(run):
     # the columns of the diagram: role and letter
     columns, ends = [], analyze.tokens_of(task, paths)
     for end in ends:
-        role, offset = split_token(end)
-        k = task.roles[role]  # -1 if it shows none of the chain
-        columns.append([end, "" if offset or k < 0 else task.labels[k][0]])
+        columns.append([end, task.labels[task.roles[end]][0] if end in task.roles else ""])
 
     # the tokens of each slot, in blocks
     places, blocks = iter(range(task.T)), []
@@ -137,10 +137,13 @@ def data_of(run):
 
 
 def main():
-    p = command_line("extras.explore", __doc__)
+    p = command_line("python -m extras.explore", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     args = p.parse_args()
+    for run in args.run:
+        if (task := train.read_flags(run).task) != "chain":
+            p.error(f"{run} has --task {task}, and the page shows chains alone")
     runs = [data_of(run) for run in args.run]
     page = (HERE / "page.html").read_text(encoding="utf-8")
     for name in "style.css", "explorer.js":

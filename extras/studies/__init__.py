@@ -62,11 +62,3 @@ def span(values, form="{:.2f}"):
         return ""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low}-{high}"
-
-
-def spans(numbers):
-    """Return "0-9, 40-49" for these whole numbers."""
-    groups = {}
-    for place, number in enumerate(sorted({*numbers})):
-        groups.setdefault(number - place, []).append(number)  # neighbours have the same difference
-    return ", ".join(span(group, "{}") for group in groups.values())

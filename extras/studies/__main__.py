@@ -11,19 +11,11 @@ import train
 from ablate import paths_in, read_report
 from data import command_line
 from extras.mechanisms import NAMES, table_of
-from extras.moved import command_of
-from extras.studies import (
-    RESULTS,
-    addresses,
-    appendix_e,
-    circuits,
-    claims,
-    curriculum,
-    directions,
-    edges,
-    layers,
-)
+from extras.studies import RESULTS, addresses, appendix_e, circuits, claims, curriculum, depth
 from extras.studies.rows import all_runs
+
+
+WEIGHTS = "A", "B", "C", "D", "default_s0"  # the run directories
 
 
 def mechanisms():
@@ -58,7 +50,7 @@ def commands():
     """Return the command that trained each run of the paper's figures, and the verdict on its
     circuit."""
     texts = []
-    for name in ("A", "B", "C", "D", "default_s0"):
+    for name in WEIGHTS:
         verdict, flags = read_report(RESULTS / name)["verdict"], train.read_flags(RESULTS / name)
         texts.append(f"# {name}: {verdict}\n{command_of(flags)}")
     conditional = [row for row in all_runs() if row["flags"].task.endswith("Conditional")]
@@ -66,20 +58,27 @@ def commands():
     return [*texts, f"# Section 3.1\n{command_of(longest['flags'])}"]
 
 
+def command_of(flags):
+    """Return "python train.py --layers 12 --heads 1 --D 3", with all other flags that differ
+    from their defaults after these."""
+    values, names = train.values_of(flags), ["layers", "heads", "D"]
+    names += [name for name in values if values[name] != train.DEFAULTS[name] and name not in names]
+    command = "python train.py"
+    for name in names:
+        flag, value = name.replace("_", "-"), values[name]
+        command += f" --no-{flag}" if value is False else f" --{flag} {value}"
+    return command
+
+
 def one_hot():
     """Return the paper's test of the runs with weights."""
-    reports = {name: read_report(RESULTS / name) for name in ("A", "B", "C", "D", "default_s0")}
+    reports = {name: read_report(RESULTS / name) for name in WEIGHTS}
     return appendix_e.table({name: (r["paper"], paths_in(r)) for name, r in reports.items()})
-
-
-def ranks():
-    """Return where gradient-based attribution ranks the reads of circuits."""
-    return edges.table(train.read_file(RESULTS / "figures/edges.jsonl"))
 
 
 def reads():
     """Return how many of the circuits of the first claim have each read."""
-    return circuits.doubling_table([row for row, _ in claims.count(claims.CLAIMS[0])])
+    return circuits.doubling_table([row for row, _ in claims.count(claims.holds_six_reads)])
 
 
 PAGES = {  # page: functions that return a table, or the pieces of text, that must stand on it
@@ -87,12 +86,11 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/README.md": [commands],
     "results/paper.md": [claims.sections, claims.verdicts],
     "results/circuits.md": [
-        *(partial(claims.table, "circuits"), reads, circuits.searched_again, one_hot, ranks),
+        *(partial(claims.table, "circuits"), reads, circuits.searched_again, one_hot),
     ],
     "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
     "results/depth.md": [
-        *(partial(claims.table, "depth"), layers.layers_table),
-        *(directions.table, addresses.places_table),
+        *(partial(claims.table, "depth"), depth.layers_table, addresses.places_table),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")

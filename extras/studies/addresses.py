@@ -2,7 +2,6 @@
 where the next pair stands, and does it pass on this place, or a symbol?
 
     python -m extras.studies.addresses results/A results/default_s0 --out results/figures
-    python -m extras.studies.addresses    # prints the predictions beside what was measured
 
 A unit is a head and the role of its readers. addresses.png shows the first of these runs, and
 addresses.jsonl has a row for each, measured on 512 fresh sequences:
@@ -27,18 +26,16 @@ import ablate
 import analyze
 import train
 from data import command_line, progress
-from extras.moved import mark_tokens
 from extras.studies import RESULTS, markdown, rows_by, span
 from extras.studies.depth import SOLVED, from_the_next
-from extras.studies.layers import comparison, knows, outcome
-from extras.studies.rows import all_committed, load, name_of, rounded
+from extras.studies.rows import all_runs, knows, load, name_of, rounded
 
 import torch
 from matplotlib.figure import Figure
 
 
 ENOUGH = 30  # of fewer queries places_table() says nothing
-FILE, PREDICTED = "addresses.jsonl", RESULTS / "runs/addresses_predicted.jsonl"
+FILE = "addresses.jsonl"
 
 
 # ---- what a unit writes otherwise; mask (n, T, 1): True at its readers
@@ -87,8 +84,8 @@ def answers_there(task, batch, role):
 def measure(model, task, n=512):
     """Return what the row of a model says of it."""
     batch, roles, masks = task.draw("circuits", n), [*task.roles], {}
-    for role in roles:
-        masks[role] = mark_tokens(f"{role}*", task, batch.places)[:, 0, :, None] > 0
+    for role, places in zip(roles, batch.places.unbind(2), strict=True):
+        masks[role] = torch.zeros(n, task.T).scatter(1, places, 1)[:, :, None] > 0
     last = max(layer for layer, _ in model.heads)
     units = [(*head, role) for head in model.heads for role in roles]
     units = [unit for unit in units if unit[0] < last or unit[2] == "q"]
@@ -109,7 +106,10 @@ def measure(model, task, n=512):
         return (losses(some, mean_pattern).mean((0, 1)) - full).max().item()
 
     ranked = sorted(units, key=lambda unit: rise([unit]), reverse=True)
-    own = sorted(ablate.prune(ranked, lambda own: rise({*units} - own) < SOLVED))
+    own = sorted(units)
+    for unit in reversed(ranked):
+        if rise({*units} - {*own} | {unit}) < SOLVED:
+            own.remove(unit)
     rest = [unit for unit in units if unit not in own]
     how = dict(full=ablate.symbol_means(losses(), task), threshold=task.learned_below)
     how |= dict(units=len(units), own=["L{}H{} {}".format(*unit) for unit in own], swaps={})
@@ -235,7 +235,7 @@ def places_table():
     """Return how many measured runs of two steps and two chains know x_2, and what their finders
     pass on, by layers and by the places where a pair may stand."""
     groups, lines = {}, []
-    for row in all_committed():
+    for row in all_runs():
         how = committed_rows().get(name_of(row))
         if how and how["N"] == how["D"] == 2:
             groups.setdefault((row["places"], how["layers"]), []).append((row, how))
@@ -253,32 +253,6 @@ def places_table():
         lines.append([places, layers, f"{len(known)} of {len(runs)}", losses, *cells])
     finders = "finder at 1b passes on", "at q"
     return markdown(["places", "layers", "know x_2", "loss of x_2", *finders], *lines)
-
-
-# ---- what was predicted
-
-
-def value_of(row, name):
-    """Return the number that a prediction names, as "q written there" or "exchange own", or whether
-    a run is one of those that it counts; None if the row has no such number."""
-    swaps = row["swaps"]
-    if name.startswith("runs that know"):
-        return [*row["full"].values()][-1] < row["threshold"]
-    if name.startswith("runs in which"):
-        return len({unit.split()[0] for unit in row["own"] if unit.startswith("L0")}) == 1
-    if name.startswith("runs whose"):
-        return "q" in swaps and passes_on(swaps["q"], row) == "a place"
-    if name.startswith("units"):
-        return len(row["own"])
-    role, *kind, side = name.split()
-    errors = mean_errors(swaps[role][kind[0]]) if role in swaps else row.get(role)
-    return errors and errors[side == "there"]
-
-
-def measured(prediction):
-    """Return what became of a row of PREDICTED."""
-    rows = committed_rows().values()
-    return outcome(prediction, rows, value_of, lambda row: value_of(row, "runs that know"))
 
 
 # ---- the figure
@@ -341,13 +315,10 @@ losses with the mean pattern over sequences in all others: {losses}."""
 
 def main():
     p = command_line("python -m extras.studies.addresses", __doc__)
-    p.add_argument("run", type=train.run_directory, nargs="*", help="run directories")
+    p.add_argument("run", type=train.run_directory, nargs="+", help="run directories")
     p.add_argument("--out", type=Path, default="out", help="the folder of both files")
     args = p.parse_args()
-    if args.run:
-        print(write(load(args.run), args.out))
-    else:
-        print(comparison(train.read_file(PREDICTED), measured))
+    print(write(load(args.run), args.out))
 
 
 if __name__ == "__main__":

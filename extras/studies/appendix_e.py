@@ -8,8 +8,8 @@ It also adds "paper", what papers_test returns, to the circuit.json of each run.
 import train
 from ablate import PatchedModel, mark_edges, paths_in, read_report
 from data import command_line
-from extras.moved import by_head
 from extras.studies import markdown, share, span
+from extras.studies.circuits import by_head
 
 import torch
 

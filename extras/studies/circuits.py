@@ -11,8 +11,8 @@ from collections import defaultdict
 import ablate
 import train
 from ablate import paths_in
-from extras.studies import command, markdown, rows_by
-from extras.studies.rows import RESULTS, name_of
+from extras.studies import RESULTS, command, markdown, rows_by
+from extras.studies.rows import name_of
 
 
 READS = [  # of which kinds, which token, what it reads, what it gains
@@ -23,11 +23,7 @@ READS = [  # of which kinds, which token, what it reads, what it gains
     ("1b -> 2b", "1b", "2b", "C, ahead"),
     ("q -> 3b", "query", "3b", "D"),
 ]
-# the kinds of pointer doubling, as the compiled program has them
-SIX = {kind for kinds, *_ in READS[:4] for kind in kinds.split(", ")}
-
-
-# ---- a second search
+SIX = {kind for kinds, *_ in READS[:4] for kind in kinds.split(", ")}  # of pointer doubling
 
 
 def draw(rows, out):
@@ -38,15 +34,29 @@ def draw(rows, out):
     for row in (row for row in rows if row["folder"] and row["report"].get("paths")):
         model, task, _ = train.load(row["folder"])
         task.seed = 10**6
-        report = ablate.find_circuit(model, task)
-        paths, other = paths_in(row["report"]).keys(), paths_in(report).keys()
+        paths = paths_in(row["report"]).keys()
+        other = paths_in(ablate.find_circuit(model, task)).keys()
         again = len(other), len(paths & other)
         kept[name_of(row)] = dict(run=name_of(row), paths=len(paths), again=again)
         train.write_file(file, [kept[run] for run in sorted(kept)])
     return file
 
 
-# ---- pointer doubling
+def searched_again():
+    """Return for which runs a second search finds the same circuit."""
+    again = train.read_file(RESULTS / "figures/circuits.jsonl")
+    same = [row["run"] for row in again if {row["paths"]} == {*row["again"]}]
+    other = [row["run"] for row in again if row["run"] not in same]
+    found = f"the same circuits for {', '.join(same[:-1])} and {same[-1]}"
+    return f"{found}, and another for {' and '.join(other)}"
+
+
+def by_head(paths):
+    """Return {(layer, head): [path, ...]}, the paths of each head, sorted; [] for other heads."""
+    heads = defaultdict(list)
+    for path in sorted(paths):
+        heads[path.layer, path.head].append(path)
+    return heads
 
 
 def heads_of(row):
@@ -64,66 +74,6 @@ def doubling_table(rows):
         counts = [sum(kind in heads for heads in circuits) for kind in kinds.split(", ")]
         lines.append([*cells, ", ".join(map(str, counts))])
     return markdown(["token", "reads", "and gains", f"circuits of {len(rows)}"], *lines)
-
-
-def holds_six(row):
-    return heads_of(row).keys() >= SIX
-
-
-def reads_ahead_in_the_same_head(row):
-    """Return whether a head that brings the query to B brings 2b to D; None if the circuit does not
-    have both reads."""
-    heads = heads_of(row)
-    has_both = heads.keys() >= {"q -> 1b", "2b -> 3b"}
-    return bool(heads["q -> 1b"] & heads["2b -> 3b"]) if has_both else None
-
-
-# ---- the paper's own test
-
-
-def reuses(row):
-    """Return whether the full model of a run loses all its symbols without some path of either kind
-    that an induction head needs."""
-    full, kinds = row["report"]["full_model"], set()
-    for path, measured in paths_in(row["report"]).items():
-        losses = [full[name] + measured["cost"][name] for name in row["task"].target_names]
-        if min(losses) >= row["task"].learned_below:
-            kinds.add(f"{path.reader} -> {path.read}")
-    return kinds >= {"q -> 1b", "1b -> 1a"}
-
-
-def answers_one_hot(row):
-    """Return whether a circuit survives one-hot attention; None if it was not tested."""
-    return row["report"]["paper"]["held"] < 0.05 if "paper" in row["report"] else None
-
-
-def can_spare_a_read(row):
-    """Return whether a circuit that survives one-hot attention survives without some later read."""
-    return min(row["report"]["paper"]["removed"]) < 0.05 if answers_one_hot(row) else None
-
-
-def passes_the_test(row):
-    return row["report"]["paper"]["passed"] if "paper" in row["report"] else None
-
-
-# ---- how far circuits can be trusted
-
-
-def validated(row):
-    """Return whether a circuit is validated under both ablations; None if none was searched, or the
-    model itself does not answer."""
-    verdict = row["report"].get("verdict", "not searched")
-    searched = not verdict.startswith("not searched")
-    return verdict.startswith("validated under both") if searched else None
-
-
-def searched_again():
-    """Return for which runs a second search finds the same circuit."""
-    again = train.read_file(RESULTS / "figures/circuits.jsonl")
-    same = [row["run"] for row in again if {row["paths"]} == {*row["again"]}]
-    other = [row["run"] for row in again if row["run"] not in same]
-    found = f"the same circuits for {', '.join(same[:-1])} and {same[-1]}"
-    return f"{found}, and another for {' and '.join(other)}"
 
 
 if __name__ == "__main__":

@@ -1,227 +1,354 @@
-"""What the pages claim of our runs, a row for each claim, those of the paper among them.
+"""What the pages claim of our runs, a function for each claim, those of the paper among them.
 
     python -m extras.studies results/depth.md    # prints the tables of a page
 
-A claim selects runs by an expression of their flags (those of train.py) and of what
-rows.completed() adds, like `layers==1 and heads>=places`. Of these, those count that could
-disagree. Repeats of the same settings and seed, on another machine or in another precision, are one
-run, which agrees if all of them do.
+A claim is a function of a row (rows.py) and its flags. It returns whether the run agrees, and None
+of a run that it is not about, or that could not disagree. Its docstring says the claim, and then
+which runs it counts. Repeats of the same settings and seed, on another machine or in another
+precision, are one run, which agrees if all of them do.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 from ablate import paths_in
-from extras.moved import by_head, split_token
-from extras.studies import (
-    addresses,
-    ahead,
-    circuits,
-    curriculum,
-    depth,
-    layers,
-    markdown,
-    metrics,
-    order,
-    share,
-    span,
-    spans,
-)
-from extras.studies.rows import all_runs, committed
+from extras.studies import addresses, circuits, curriculum, markdown, order, share, span
+from extras.studies.depth import SOLVED, long_chains, solves
+from extras.studies.rows import all_runs, committed, knows
 from extras.studies.theory import causal_depth, paper_bound
 from train import DEFAULTS
 
 
-class Claim(NamedTuple):
-    pages: str  # "depth, README, 7.2": on which it stands; a section of the paper is on paper.md
-    text: str
-    runs: str  # which runs, an expression
-    who: str  # which of these could disagree, in words
-    agrees: Callable  # row -> whether it agrees, None if it could not disagree
-    by: str = ""  # flags by which those that disagree are told apart
-    loss: str = ""  # the symbol whose losses are shown of those that disagree
-    rows: Callable = all_runs  # from which runs it selects
-    repeats: bool = False  # whether each repeat counts: another machine is the point
+CLAIMS = []
 
 
-# ---- what they ask of a run
+def claim(pages, by="", of=all_runs):
+    """Make the function below a claim on these pages, about these runs, of which those that
+    disagree are told apart by these flags; a section of the paper is on paper.md."""
+
+    def add(agrees):
+        agrees.pages, agrees.by, agrees.of = pages.split(", "), by.split(), of
+        agrees.text, _, runs = agrees.__doc__.partition(":\n")
+        agrees.runs = runs.strip()
+        CLAIMS.append(agrees)
+        return agrees
+
+    return add
+
+
+def is_chain_circuit(row, flags):
+    return flags.task == "chain" and row["circuit"]
+
+
+def is_deep_circuit(row, flags):
+    return is_chain_circuit(row, flags) and flags.layers > 1
+
+
+def asks_for_all(flags):
+    return flags.task == "chain" and flags.targets == "all" and not flags.init
+
+
+# ---- circuits.md
+
+
+@claim("circuits, README", by="optimizer positions")
+def holds_six_reads(row, flags):
+    """Circuits hold the six reads of pointer doubling:
+    12 layers of one head, D 3"""
+    if is_chain_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
+        return circuits.heads_of(row).keys() >= circuits.SIX
+
+
+@claim("circuits")
+def one_head_does_both(row, flags):
+    """A head that reads 1b for q reads 3b for 2b:
+    circuits with both reads"""
+    heads = circuits.heads_of(row)
+    if is_deep_circuit(row, flags) and heads.keys() >= {"q -> 1b", "2b -> 3b"}:
+        return bool(heads["q -> 1b"] & heads["2b -> 3b"])
+
+
+@claim("circuits")
+def reads_ahead_twice(row, flags):
+    """Circuits of long chains read ahead twice or more:
+    with layers for which one round would do"""
+    if is_deep_circuit(row, flags) and flags.D >= 5 and flags.layers >= flags.D // 2 + 2:
+        return order.reads_twice(row)
+
+
+@claim("circuits, README, 7.2")
+def in_order(row, flags):
+    """Symbols are learned in the order of the chain:
+    asked for all, learn several, no two between the same evaluations"""
+    return order.in_order(row) if asks_for_all(flags) else None
+
+
+@claim("circuits, 9.2 i", by="positions seed", of=order.induction_runs)
+def needs_both_reads(row, flags):
+    """When x_1 is learned, it needs both reads of an induction head:
+    runs with checkpoints; without either read, half of what was learned is lost"""
+    learned = row["task"].chance - row["losses"]["x_1"]
+    kinds = row["config"]["kinds"]
+    return min(kinds["q -> 1b"], kinds["1b -> 1a"]) >= learned / 2
+
+
+@claim("circuits", by="optimizer positions D")
+def answers_one_hot(row, flags):
+    """Circuits answer with one-hot attention:
+    circuits that were tested so"""
+    if is_chain_circuit(row, flags) and "paper" in row["report"]:
+        return row["report"]["paper"]["held"] < SOLVED
+
+
+@claim("circuits", by="positions")
+def is_validated(row, flags):
+    """A circuit is validated under both ablations:
+    searched after the search was chosen, whose model answers"""
+    verdict = row["report"].get("verdict", "not searched")
+    if flags.task == "chain" and flags.seed >= 10 and not verdict.startswith("not searched"):
+        return verdict.startswith("validated under both")
+
+
+# ---- depth.md
+
+
+def obeys(row, flags):
+    """Return whether a model that knows all symbols that its layers allow by content knows no
+    other; None if it does not know all these, or is not asked for another."""
+    allowed = [k for k in range(1, flags.D + 1) if causal_depth(k) <= flags.layers]
+    if not (asks_for_all(flags) and flags.causal and 1 < flags.layers < causal_depth(flags.D)):
+        return None
+    return len(row["known"]) == len(allowed) if all(knows(row, k) for k in allowed) else None
+
+
+@claim("depth, README, 7.2", by="layers")
+def long_chains_obey(row, flags):
+    """Four long chains: none beats the law:
+    that know all that the law allows, and are asked for more"""
+    return obeys(row, flags) if flags.N == 4 and flags.D >= 5 else None
+
+
+@claim("depth, README, 7.2", by="layers")
+def other_chains_obey(row, flags):
+    """Shorter, fewer or more chains: none beats the law:
+    all others that know all that the law allows, and are asked for more"""
+    return None if flags.N == 4 and flags.D >= 5 else obeys(row, flags)
+
+
+@claim("depth, README", by="D heads")
+def learns_the_last(row, flags):
+    """Models with the law's layers learn the last symbol:
+    asked for all"""
+    if asks_for_all(flags) and flags.causal and flags.D >= 5:
+        return knows(row, flags.D) if flags.layers == causal_depth(flags.D) else None
+
+
+@claim("depth, README", by="mlp positions head_dimension places")
+def two_heads_a_place(row, flags):
+    """One layer with two heads a place solves x_1"""
+    if flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
+        return solves(row)
+
+
+@functools.cache
+def solved_somewhere():
+    """Return {(layers, D, places), ...} of the runs that solve the last symbol."""
+    return {case_of(row) for row in all_runs() if solves(row)}
+
+
+def case_of(row):
+    return row["flags"].layers, row["flags"].D, row["places"]
+
+
+@claim("depth, README", by="places heads")
+def a_layer_less_fails(row, flags):
+    """With fewer heads than places, a layer less than the law fails:
+    where other heads solve x_D"""
+    few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
+    return not solves(row) if few and case_of(row) in solved_somewhere() else None
+
+
+@claim("depth", by="D places heads")
+def the_laws_layers_solve(row, flags):
+    """With fewer heads than places, the law's layers solve x_D"""
+    if flags.D <= 2 and flags.layers == causal_depth(flags.D) and flags.heads < row["places"]:
+        return solves(row)
+
+
+@claim("depth", by="places")
+def moves_the_answer(row, flags):
+    """In one layer, another address moves the answer:
+    that solve x_1 and were measured"""
+    how = row["config"].get("how")
+    if flags.layers == flags.D == 1 and how and row["losses"]["x_1"] < SOLVED:
+        return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
+
+
+@claim("depth, README")
+def passes_on_a_place(row, flags):
+    """Deeper models that beat the law pass on a place:
+    that know x_D and were measured"""
+    if 1 < flags.layers < causal_depth(flags.D):
+        return addresses.passes_on_a_place(row)
+
+
+# ---- curriculum.md
+
+
+def has_a_gap(row, flags):
+    return flags.task == "chain" and not flags.init and curriculum.after_a_gap(row)
+
+
+@claim("curriculum, README, 7.2")
+def not_learned_after_a_gap(row, flags):
+    """No symbol is learned after one that is not asked for:
+    that ask for such a symbol"""
+    if has_a_gap(row, flags):
+        return not {*curriculum.after_a_gap(row)} & {*row["known"]}
+
+
+@claim("curriculum, README, 7.2", by="D layers optimizer")
+def learned_if_asked_for_all(row, flags):
+    """Asked for all, the same seed learns it in no more steps:
+    that ask for such a symbol, with such a run, of as long a chain or a longer one"""
+    return curriculum.learned_if_asked_for_all(row) if has_a_gap(row, flags) else None
+
+
+@claim("curriculum")
+def the_last_alone_is_not_learned(row, flags):
+    """D alone is not learned by models that knew B and C:
+    that start from the weights of a run asked for these two"""
+    if flags.targets == "last" and "targets1-2_" in flags.init:
+        return not knows(row, flags.D)
+
+
+@claim("curriculum")
+def z_is_last(row, flags):
+    """Of x, y and z, z is learned last:
+    conditional retrieval, that learn all three"""
+    steps = [*row["learned"].values()]
+    if flags.task.endswith("Conditional") and flags.targets == "all" and None not in steps:
+        return steps[2] >= max(steps[:2])
+
+
+# ---- paper.md alone
+
+
+@claim("5")
+def one_layer_lacks_x_2(row, flags):
+    """One layer does not learn x_2:
+    that know x_1"""
+    if flags.task == "chain" and flags.layers == 1 and flags.D >= 2 and knows(row, 1):
+        return not knows(row, 2)
 
 
 def ends_solved(row):
     """Return whether a run ends below 0.01; None if it was stopped by hand before."""
-    ended = row["steps"] == row["flags"].steps or row["mse"] < 0.01
-    return row["mse"] < 0.01 if ended else None
+    last = row["log"][-1]
+    low = last.get("confirmed", last["val"]) < 0.01
+    return low if low or last["step"] == row["flags"].steps else None
 
 
-def is_solved_on_the_way(row):
-    return min(entry["val"] for entry in row["log"]) < 0.01
+@claim("README, 8.2")
+def the_main_command_is_solved(row, flags):
+    """The main command ends solved:
+    by default flags"""
+    return ends_solved(row) if not row["settings"] and row["log"] else None
 
 
-def solves(row):
-    """Return whether the last symbol is asked for and solved."""
-    return row["losses"].get(f"x_{row['flags'].D}", 1) < depth.SOLVED
+@claim("8.2")
+def the_papers_optimizer_is_solved(row, flags):
+    """With A's flags, runs end solved on each machine:
+    seeds of A, B, C and one more, two of them on two machines"""
+    shape = flags.layers, flags.D, flags.optimizer, flags.positions, flags.steps
+    return ends_solved(row) if shape == (12, 3, "adamw", "appended", 3000) else None
 
 
-@functools.cache
-def solved():
-    """Return {(layers, D, places), ...} of the runs that solve the last symbol."""
-    flags = [(row["flags"], row["places"]) for row in all_runs() if solves(row)]
-    return {(flags.layers, flags.D, places) for flags, places in flags}
+@claim("README, 8.2")
+def literal_settings_are_solved(row, flags):
+    """Literal settings end solved:
+    no clipping, beta2 0.999"""
+    return ends_solved(row) if flags.clip == 0 and flags.beta2 == 0.999 else None
 
 
-def fails_where_others_solve(row):
-    case = row["flags"].layers, row["flags"].D, row["places"]
-    return not solves(row) if case in solved() else None
+@claim("8.2 i")
+def first_head_goes_back(row, flags):
+    """The first head reads the token before:
+    circuits of more than one layer"""
+    if not is_deep_circuit(row, flags):
+        return None
+    heads, names = circuits.by_head(paths_in(row["report"])), [*row["task"].roles]
+
+    def place_of(token):  # in its chain: 3 of 1b+1; a star has none
+        role, _, after = token.partition("+")
+        return names.index(role) + int(after or 0) if role in names else None
+
+    return all(place_of(p.read) == place_of(p.reader) - 1 for p in heads[min(heads)])
 
 
-def knows_the_last(row):
-    return layers.knows(row, row["flags"].D)
+@claim("8.2 ii")
+def has_four_heads(row, flags):
+    """Circuits have four heads:
+    D 3, of more than one layer"""
+    if is_deep_circuit(row, flags) and flags.D == 3:
+        return len(circuits.by_head(paths_in(row["report"]))) == 4
 
 
-def lacks_x_2(row):
-    return not layers.knows(row, 2) if layers.knows(row, 1) else None
+@claim("README, E")
+def passes_the_papers_test(row, flags):
+    """Circuits answer one-hot, and need each later read:
+    that were tested so"""
+    if is_chain_circuit(row, flags) and "paper" in row["report"]:
+        return row["report"]["paper"]["passed"]
 
 
-def stays_at_chance(row):
-    """Return whether the losses of all symbols that Theorem 1 excludes are as high as chance; None
-    if there is none, or the model knows no symbol."""
-    excluded = []
-    for name, loss in row["losses"].items():
-        if paper_bound(int(name[2:])) > row["flags"].layers:
-            excluded.append(loss > 0.95 * row["task"].chance)
-    return all(excluded) if excluded and row["known"] else None
+@claim("9.2 ii")
+def one_induction_head(row, flags):
+    """Later symbols reuse one induction head:
+    circuits, in which all symbols need one read of 1b by q, and one of 1a by 1b"""
+    if not is_deep_circuit(row, flags):
+        return None
+    full, kinds = row["report"]["full_model"], set()
+    for path, measured in paths_in(row["report"]).items():
+        losses = [full[name] + rise for name, rise in measured["cost"].items()]
+        if min(losses) >= row["task"].learned_below:
+            kinds.add(path[2:])
+    return kinds >= {("q", "1b"), ("1b", "1a")}
 
 
-def first_goes_back(row):
-    """Return whether all paths of the first useful head lead to the token before."""
-    heads, names = by_head(paths_in(row["report"])), [*row["task"].roles]
-    for path in heads[min(heads)]:
-        reader, read = (names.index(role) + offset for role, offset in map(split_token, path[2:]))
-        if reader != read + 1 or "*" in path.read:
-            return False
-    return True
+def has_emergence(row, flags):
+    return flags.task == "chain" and row["emergence"]
 
 
-def has_four_heads(row):
-    return len(by_head(paths_in(row["report"]))) == 4
+@claim("9.2 iii")
+def one_new_head(row, flags):
+    """Each later symbol brings one new head:
+    with the emergence of their paths"""
+    return {*order.new_heads(row)} == {1} if has_emergence(row, flags) else None
 
 
-def learns_x_1_late(row):
-    return row["learned"]["x_1"] >= 3600
+@claim("9.2 iii")
+def queries_read_in_order(row, flags):
+    """The query comes to read 1b, 2b, ... in this order:
+    with the emergence of their paths, that come to read several"""
+    if not has_emergence(row, flags):
+        return None
+    wanted = [f"q -> {k}b" for k in range(1, flags.D + 1)]
+    kinds = dict.fromkeys(kind for _, _, kind in order.path_steps(row) if kind in wanted)
+    return [*kinds] == sorted(kinds) if len(kinds) > 1 else None
 
 
-def brings_one_head(row):
-    return {*order.new_heads(row)} == {1}
+@claim("10.1")
+def stays_at_chance(row, flags):
+    """Below the bound, losses stay at chance:
+    that know a symbol, and are asked for one that the bound excludes"""
+    if flags.task != "chain" or not row["known"]:
+        return None
+    chance, losses = row["task"].chance, row["losses"].items()
+    excluded = [loss for name, loss in losses if paper_bound(int(name[2:])) > flags.layers]
+    return min(excluded) > 0.95 * chance if excluded else None
 
 
-# ---- the claims
-
-CHAIN = "task=='chain'"
-FOUND = f"{CHAIN} and layers>1 and circuit"
-ALL = f"{CHAIN} and causal and targets=='all'"
-ONE = "layers==1 and D==1"
-GAPS = f"{CHAIN} and targets!='all' and not init"
-LITERAL = "clip==0 and beta2==0.999"
-PAPERS = "layers==12 and optimizer=='adamw' and positions=='appended' and steps==3000"
-
-# fmt: off
-CLAIMS = [
-    # circuits.md
-    Claim("circuits, README", "Circuits hold the six reads of pointer doubling",
-          f"{CHAIN} and layers==12 and heads==1 and D==3 and circuit", "",
-          circuits.holds_six, "optimizer positions"),
-    Claim("circuits", "A head that reads 1b for q reads 3b for 2b",
-          FOUND, "with both reads", circuits.reads_ahead_in_the_same_head),
-    Claim("circuits", "Circuits of long chains read ahead twice or more",
-          f"{FOUND} and D>=5 and layers>=D//2 + 2", "for which one round would do",
-          ahead.reads_twice),
-    Claim("circuits, README, 7.2", "Symbols are learned in the order of the chain",
-          f"{CHAIN} and targets=='all' and not init",
-          "that learn several, no two between the same evaluations", order.in_order),
-    Claim("circuits, 9.2 i", "When x_1 is learned, it needs both reads of an induction head",
-          "D==3", "in `figures/induction.jsonl`", order.needs_both, "positions seed",
-          rows=order.induction_runs),
-    Claim("circuits", "Circuits answer with one-hot attention",
-          f"{CHAIN} and circuit", "that were tested so", circuits.answers_one_hot,
-          "optimizer positions D"),
-    Claim("circuits", "Circuits that do can spare some later read",
-          f"{CHAIN} and circuit", "that do", circuits.can_spare_a_read, "seed"),
-    Claim("circuits", "A circuit is validated under both ablations",
-          f"{CHAIN} and report and seed>=10", "whose model answers", circuits.validated,
-          "positions"),
-
-    # depth.md
-    Claim("depth, README, 7.2", "Four long chains: none beats the law",
-          f"{ALL} and layers>1 and N==4 and D>=5", "that know all that the law allows",
-          layers.obeys, "layers"),
-    Claim("depth, README, 7.2", "Shorter, fewer or more chains: none beats the law",
-          f"{ALL} and layers>1 and not (N==4 and D>=5)",
-          "that know all that the law allows", layers.obeys,
-          "layers"),
-    Claim("depth, README", "Models with the law's layers learn the last symbol",
-          f"{ALL} and D>=5 and layers==law(D)", "", knows_the_last, "D heads"),
-    Claim("depth, README", "One layer with two heads a place solves x_1",
-          f"{ONE} and heads>=2 * places", "", solves,
-          "mlp positions head_dimension places", "x_1"),
-    Claim("depth, README", "With fewer heads than places, a layer less than the law fails",
-          "D<=2 and layers==law(D) - 1 and heads<places", "where other heads solve x_D",
-          fails_where_others_solve, "places heads", "x_1"),
-    Claim("depth", "With fewer heads than places, the law's layers solve x_D",
-          "D<=2 and layers==law(D) and heads<places", "", solves, "D places heads"),
-    Claim("depth", "In one layer, another address moves the answer",
-          ONE, "that solve x_1 and were measured", depth.moves_the_answer, "places"),
-    Claim("depth, README", "Deeper models that beat the law pass on a place",
-          "layers>1 and layers<law(D)", "that know x_D and were measured",
-          addresses.passes_on_a_place),
-
-    # curriculum.md
-    Claim("curriculum, README, 7.2", "No symbol is learned after one that is not asked for",
-          GAPS, "that ask for such a symbol", curriculum.not_learned),
-    Claim("curriculum, README, 7.2", "Asked for all, the same seed learns it in no more steps",
-          GAPS, "with such a run, of as long a chain or a longer one",
-          curriculum.learned_if_asked_for_all, "D layers optimizer"),
-    Claim("curriculum", "D alone is not learned by models that knew B and C",
-          "targets=='last' and 'targets1-2_' in init", "", lambda row: not knows_the_last(row)),
-    Claim("curriculum", "Of x, y and z, z is learned last",
-          "task.endswith('Conditional') and targets=='all'", "that learn all three",
-          curriculum.z_comes_last),
-
-    # paper.md alone
-    Claim("5", "One layer does not learn x_2",
-          f"{CHAIN} and layers==1 and D>=2", "that know x_1", lacks_x_2),
-    Claim("beyond", "Without a mask, models learn what the law then adds",
-          f"{CHAIN} and not causal", "where there is such a symbol", layers.uses_no_mask),
-    Claim("README, 8.2", "The main command ends solved", f"{CHAIN} and not settings", "",
-          ends_solved),
-    Claim("8.2", "A, B, C and repeats end solved", f"{PAPERS} and D==3", "", ends_solved,
-          repeats=True),
-    Claim("README, 8.2", "Literal settings end solved", LITERAL, "", ends_solved),
-    Claim("8.2", "Literal settings are solved on the way", LITERAL, "", is_solved_on_the_way),
-    Claim("8.2 i", "The first head reads the token before", FOUND, "", first_goes_back),
-    Claim("8.2 ii", "Circuits have four heads", f"{FOUND} and D==3", "", has_four_heads),
-    Claim("README, E", "Circuits answer one-hot, and need each later read",
-          f"{CHAIN} and circuit", "that were tested so", circuits.passes_the_test),
-    Claim("9.2 i", "x_1 is learned after step 3600",
-          f"{CHAIN} and layers==24", "", learns_x_1_late),
-    Claim("9.2 ii", "Later symbols reuse one induction head", FOUND, "", circuits.reuses),
-    Claim("9.2 iii", "Each later symbol brings one new head",
-          f"{CHAIN} and emergence", "", brings_one_head),
-    Claim("9.2 iii", "The query comes to read 1b, 2b, ... in this order",
-          f"{CHAIN} and emergence", "", order.reads_in_order),
-    Claim("9.2 iv", "The last path comes after the longest gap",
-          "layers==24 and emergence", "", order.last_comes_late),
-    Claim("10.1", "Below the bound, losses stay at chance", CHAIN, "that know a symbol",
-          stays_at_chance),
-    Claim("10.1", "Below the bound, no metric shows a symbol",
-          "layers<bound(D)", "in `figures/metrics.jsonl`, that show a symbol",
-          metrics.none_shows, rows=metrics.measured_runs),
-]
-# fmt: on
-
-
-SECTIONS = "5", "7.2", "8.2", "8.2 i", "8.2 ii", "E", "9.2 i", "9.2 ii", "9.2 iii", "9.2 iv"
-SECTIONS += "10.1", "beyond"
+SECTIONS = "5", "7.2", "8.2", "8.2 i", "8.2 ii", "E", "9.2 i", "9.2 ii", "9.2 iii", "10.1"
 
 
 # ---- counting
@@ -229,87 +356,75 @@ SECTIONS += "10.1", "beyond"
 
 @functools.cache
 def count(claim):
-    """Return [(row, whether it agrees), ...] of the runs that could disagree. LookupError if there
-    is none."""
-    chosen, found = compile(claim.runs, claim.text, "eval"), {}
-    laws = dict(law=causal_depth, bound=paper_bound)
-    for number, row in enumerate(claim.rows()):
-        if eval(chosen, laws, row | vars(row["flags"])):
-            answer = claim.agrees(row)
-            if answer is not None:
-                key = number if claim.repeats else (row["settings"], row["flags"].seed)
-                first, before = found.get(key, (row, True))
-                found[key] = first, before and answer
+    """Return [(row, whether it agrees), ...] of the runs that could disagree with a claim.
+    LookupError if there is none."""
+    found = {}
+    for row in claim.of():
+        answer = claim(row, row["flags"])
+        if answer is not None:
+            key = row["settings"], row["flags"].seed
+            first, before = found.get(key, (row, True))
+            found[key] = first, before and answer
     if not found:
-        raise LookupError(f"no run could disagree with the claim {claim.text!r}: {claim.runs}")
+        raise LookupError(f"no run could disagree with the claim {claim.__doc__!r}")
     return [*found.values()]
+
+
+VARYING = "N", "D", "layers", "heads", "head_dimension", "places", "steps", "seed", "mlp"
+VARYING += "positions", "optimizer"  # what may vary between the runs of a claim
+USUAL = DEFAULTS | dict(head_dimension=128, places=4)
 
 
 def value_of(row, name):
     return getattr(row["flags"], name) if name in DEFAULTS else row[name]
 
 
-NAMES = {  # what may vary between the runs of a claim
-    "N": "N", "D": "D", "layers": "layers", "heads": "heads", "head_dimension": "head size",
-    "places": "places", "steps": "steps", "seed": "seed", "mlp": "MLPs",
-    "positions": "", "optimizer": "",
-}  # fmt: skip
-
-
-USUAL = "MLPs", "appended", "muon"  # named only if nothing else is
-
-
-def said(name, value):
-    """Return "heads 4", "rope" or "no MLPs"."""
-    if isinstance(value, bool):
-        return NAMES[name] if value else f"no {NAMES[name]}"
-    return value if isinstance(value, str) else f"{NAMES[name]} {value:,}"
+def said(name, values):
+    """Return "heads 4-8" or "positions appended/rope"."""
+    if isinstance(values[0], (str, bool)):
+        return f"{name} {'/'.join(map(str, values))}"
+    return f"{name.replace('_', ' ')} {span(values, '{:,}')}"
 
 
 def which(claim):
-    """Return which runs a claim counts: the expression, and what varies among them."""
-    rows, texts = [row for row, _ in count(claim)], [f"`{claim.runs}`", claim.who]
-    for name in NAMES:
+    """Return which runs a claim counts: what it says of them, and their sizes."""
+    texts, rows = [claim.runs], [row for row, _ in count(claim)]
+    for name in VARYING:
         values = sorted({value_of(row, name) for row in rows})
-        if name == "seed":
-            texts.append(f"seeds {spans(values)}")
-        elif name == "places" and name not in claim.runs:
-            continue  # they are N
-        elif isinstance(values[0], (str, bool)):
-            texts += [" or ".join(said(name, value) for value in values)] * (len(values) > 1)
-        elif values != [DEFAULTS.get(name)] and f"{name}==" not in claim.runs:
-            texts.append(f"{NAMES[name]} {span(values, '{:,}')}")
+        if values != [USUAL[name]]:
+            texts.append(said(name, values))
     return "; ".join(filter(None, texts))
 
 
 def fails(claim):
-    """Return where runs disagree: "rope, places 4: 10 of 10 (0.23-0.54)"."""
-    names, groups, texts = claim.by.split(), {}, []
+    """Return where runs disagree: "optimizer adamw, D 3: 2 of 3"."""
+    groups, texts = {}, []
     for row, agrees in count(claim):
-        values = tuple(value_of(row, name) for name in names)
-        groups.setdefault(values, []).append((row, agrees))
-    for values, group in sorted(groups.items()):
-        words = [said(name, value) for name, value in zip(names, values, strict=True)]
-        rare = [word for word in words if word not in USUAL]
-        failed = [row for row, agrees in group if not agrees]
-        if failed:
-            text = f"{', '.join(rare or words)}: {len(failed)} of {len(group)}"
-            if claim.loss:
-                text += f" ({span([row['losses'][claim.loss] for row in failed])})"
-            texts.append(text)
+        values = tuple(value_of(row, name) for name in claim.by)
+        groups.setdefault(values, []).append(not agrees)
+    for values, failed in sorted(groups.items()):
+        if any(failed):
+            words = [said(name, [value]) for name, value in zip(claim.by, values, strict=True)]
+            texts.append(f"{', '.join(words)}: {share(failed)}")
     return "; ".join(texts)
 
 
+# ---- the tables
+
+
 def on_page(page):
-    return [claim for claim in CLAIMS if page in claim.pages.split(", ")]
+    return [claim for claim in CLAIMS if page in claim.pages]
+
+
+def numbers_of(claim):
+    """Return how many runs agree, and of how many."""
+    answers = [agrees for _, agrees in count(claim)]
+    return sum(answers), len(answers)
 
 
 def table(page):
     """Return a row per claim of a page."""
-    lines = []
-    for claim in on_page(page):
-        agree = [agrees for _, agrees in count(claim)]
-        lines.append([claim.text, which(claim), sum(agree), len(agree), fails(claim)])
+    lines = [[c.text, which(c), *numbers_of(c), fails(c)] for c in on_page(page)]
     return markdown(["claim", "runs", "agree", "of", "where it fails"], *lines)
 
 
@@ -332,25 +447,23 @@ def readme_table():
     """Return a row per finding of the README, with the page on which it stands."""
     lines = []
     for claim in on_page("README"):
-        page = claim.pages.split(", ")[0].replace("README", "paper")
-        agree = [agrees for _, agrees in count(claim)]
-        lines.append([claim.text, sum(agree), len(agree), f"[{page}](results/{page}.md)"])
+        page = claim.pages[0].replace("README", "paper")
+        lines.append([claim.text, *numbers_of(claim), f"[{page}](results/{page}.md)"])
     return markdown(["claim", "agree", "of", "page"], *lines)
 
 
 def verdicts():
     """Return the numbers in the table of verdicts."""
-    [D], [A_again] = committed("D"), committed("adamw/s0")
-    rows = [row for row in layers.long_chains() if row["group"] == "sweep"]  # those of Figure 4
+    [D] = committed("D")
+    rows = [row for row in long_chains() if row["group"] == "sweep"]  # those of Figure 4
     numbers, shares = [], []
-    for name in ("x_1", "x_2", "x_3", "x_4", "x_5"):
-        fewest = min(row["flags"].layers for row in rows if name in row["known"])
+    for k in range(1, 6):
+        fewest = min(row["flags"].layers for row in rows if knows(row, k))
         numbers.append(str(fewest))
-        shares.append(share(name in row["known"] for row in rows if row["flags"].layers == fewest))
+        shares.append(share(knows(row, k) for row in rows if row["flags"].layers == fewest))
     lowest = min(entry["val"] for row in committed("literal/*") for entry in row["log"])
     return [
         f"x_1 to x_5 first appear with {', '.join(numbers)} layers ({', '.join(shares)} runs)",
         f"Ours knows it at step {D['learned']['x_1']:.0f}",
-        f"A's flags and seed, on another machine, end at {A_again['mse']:.2f}",
         f"one of them falls to {lowest:.3f}",
     ]

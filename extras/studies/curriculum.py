@@ -10,7 +10,20 @@ import math
 
 import analyze
 from extras import studies
-from extras.studies.rows import all_runs, committed, replaced, settings_text
+from extras.studies.rows import all_runs, committed
+
+
+def by_targets(rows):
+    """Return {(1, 3): [row, ...]}, the runs with D = 3 and fresh weights by what they ask for."""
+    groups = {}
+    for row in rows:
+        if row["flags"].D == 3 and not row["flags"].init:
+            groups.setdefault(tuple(row["task"].targets), []).append(row)
+    return groups
+
+
+def names_of(targets):
+    return ", ".join(f"x_{k}" for k in targets)
 
 
 def table():
@@ -27,25 +40,6 @@ def table():
     return studies.markdown(["asked for", "runs", "x_1", "x_2", "x_3"], *lines)
 
 
-def by_targets(rows):
-    """Return {(1, 3): [row, ...]}, the runs with D = 3 and fresh weights by what they ask for."""
-    groups = {}
-    for row in rows:
-        if row["flags"].D == 3 and not row["flags"].init:
-            groups.setdefault(tuple(row["task"].targets), []).append(row)
-    return groups
-
-
-def names_of(targets):
-    return ", ".join(f"x_{k}" for k in targets)
-
-
-def not_learned(row):
-    """Return whether no symbol after one that is not asked for is known; None if there is none."""
-    late = {*after_a_gap(row)}
-    return not late & {*row["known"]} if late else None
-
-
 def after_a_gap(row):
     """Return the names of the symbols that a run is asked for, but not for all before them."""
     targets = row["task"].targets
@@ -56,7 +50,7 @@ def learned_if_asked_for_all(row):
     """Return whether all runs of these settings and seed that are asked for all symbols, of as long
     a chain or a longer one, learn these in as many steps as this one has; None if there is none."""
     steps = []
-    for D, learned in asked_for_all()[same(row["flags"])]:
+    for D, learned in asked_for_all()[same(row)]:
         if D >= row["flags"].D:
             steps += [learned[name] or math.inf for name in after_a_gap(row)]
     return max(steps) <= row["flags"].steps if steps else None
@@ -64,17 +58,20 @@ def learned_if_asked_for_all(row):
 
 @functools.cache
 def asked_for_all():
-    """Return {(settings but for D, targets and steps, seed): [(D, learned), ...]} of the runs of
-    chains that ask for all symbols."""
+    """Return {what same returns: [(D, learned), ...]} of the runs that ask for all symbols."""
     found = collections.defaultdict(list)
     for row in all_runs():
         if row["flags"].targets == "all" and not row["flags"].init:
-            found[same(row["flags"])].append((row["flags"].D, row["learned"]))
+            found[same(row)].append((row["flags"].D, row["learned"]))
     return found
 
 
-def same(flags):
-    return settings_text(replaced(flags, targets="all", D=1, steps=1)), flags.seed
+def same(row):
+    """Return the settings but for D, targets and steps, and the seed."""
+    others = [
+        text for text in row["settings"] if text.split("=")[0] not in ("D", "targets", "steps")
+    ]
+    return tuple(others), row["flags"].seed
 
 
 def draw(rows, out):
@@ -84,7 +81,7 @@ def draw(rows, out):
         for k, (number, row) in itertools.product(targets, enumerate(group)):
             place = x + 0.24 * (k - 2) + 0.2 * ((number + 0.5) / len(group) - 0.5)
             style = dict(color=analyze.symbol_color(k), ms=5, mec="white", mew=0.5)
-            axes.plot(place, row["log"][-1][f"x_{k}"], "o", **style)
+            axes.plot(place, row["losses"][f"x_{k}"], "o", **style)
     for k in (1, 2, 3):
         axes.plot([], [], "o", color=analyze.symbol_color(k), label=f"x_{k}")
     axes.axhline(0.75, color=analyze.GRAY, lw=1, ls="--", zorder=0)
@@ -101,15 +98,6 @@ def draw(rows, out):
     figure.suptitle(title, x=0.01, ha="left", size=13, weight="bold")
     analyze.save_figure(figure, out / "curriculum.png")
     return out / "curriculum.png"
-
-
-# ---- conditional retrieval: x_1, x_2, x_3 are called x, y, z
-
-
-def z_comes_last(row):
-    """Return whether a run that learns all three learns z last; None if it does not."""
-    steps = [*row["learned"].values()]
-    return None if None in steps else steps[2] >= max(steps[:2])
 
 
 if __name__ == "__main__":

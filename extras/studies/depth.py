@@ -1,82 +1,63 @@
 """How many layers and heads the problem needs (Sections 5, 7 and 10.1): trained models beside what
 attention by shared content allows, and how many heads replace a layer.
 
-    python -m extras.studies.depth                    # prints the predictions, draws the figure
-    python -m extras.studies.depth out/depth_width/*  # the same, with these runs added
+    python -m extras.studies.depth                    # draws the figure
+    python -m extras.studies.depth out/depth_width/*  # the same, with these runs added to the rows
+
+A row is that of sweep.py; of one layer and one step, how is what mechanism returns.
 """
 
 import collections
-import functools
-import itertools
-import statistics
-from pathlib import Path
 
 import analyze
+import sweep
 import train
+from ablate import record_reads
 from data import command_line, progress
-from extras.moved import patterns_of
-from extras.studies import RESULTS
-from extras.studies.layers import compared
-from extras.studies.rows import rounded
+from extras.studies import RESULTS, markdown, rows_by, share
+from extras.studies.rows import all_runs, knows, once, rounded
+from extras.studies.theory import causal_depth
 
 import torch
 from matplotlib.figure import Figure
 
 
 ROWS = RESULTS / "runs/depth_width.jsonl"
-PREDICTED = RESULTS / "runs/controls_predicted.jsonl"
 FIGURE = RESULTS / "figures/heads_places.png"
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
-SEEDS = 5  # a cell of the page has runs of so many seeds or more
-PLACES, HEADS = (9, 11, 15, 23), (8, 16, 32)  # of a 1b, and in the one layer
-MARKS = {"all": "#2a9d8f", "some": "#e9c46a", "none": "white"}  # how many runs solve it
+FEWEST = 3  # a group of fewer runs stands in no table
+SEEDS = 5  # nor one of fewer in the figure, but with distractors
+ALL, SOME, NONE = "#2a9d8f", "#e9c46a", "white"  # how many runs solve it
 
 
-# ---- the row of a run
+# ---- many layers
 
 
-def row_of(run):
-    """Return the row of a finished run: what it was, its losses at the end, and how it reads."""
-    flags, log = train.read_flags(run), train.read_log(run)
-    task = train.task_of(flags)
-    other = {"--no-mlp": not flags.mlp, "--positions rope": flags.positions == "rope"}
-    other |= {f"--task {flags.task.rpartition(':')[2].lower()}": flags.task != "chain"}
-    other |= {f"--head-size {flags.head_size}": flags.head_size != 32}
-    names = "layers", "heads", "N", "D", "seed", "steps", "git", "hardware", "dtype"
-    row = dict(run=run.name) | {name: getattr(flags, name) for name in names}
-    row["other"] = " ".join(name for name in other if other[name])
-    row["init"] = Path(flags.init).name
-    row["ended"], row["threshold"] = log[-1]["step"], task.learned_below
-    row |= {name: round(log[-1][name], 5) for name in task.target_names}
-    row["learned"] = [step and round(step) for step in analyze.crossings(log, task).values()]
-
-    # what x_D fell by in the last third of the steps that were taken: is the run decided?
-    before = [step[f"x_{flags.D}"] for step in log if step["step"] <= log[-1]["step"] * 2 / 3]
-    row["fell"] = round(before[-1] - row[f"x_{flags.D}"], 5)
-    if flags.layers == flags.D == 1:
-        row["how"] = mechanism(run)
-    return row
+def long_chains():
+    """Return the runs with a mask that ask for five symbols or more of four chains."""
+    wanted = dict(task="chain", targets="all", causal=True, init="", N=4, width=128).items()
+    rows = [row for row in all_runs() if wanted <= vars(row["flags"]).items()]
+    return once(row for row in rows if row["flags"].D >= 5)
 
 
-def measure(folders):
-    """Add the rows of these runs to the committed ones. A run that has a row, or has not ended, is
-    left out."""
-    rows = train.read_file(ROWS)
-    names = {row["run"] for row in rows}
-    ended = [run for run in folders if (run / "model.pt").exists() and run.name not in names]
-    for run in progress("runs measured", ended):
-        rows.append(row_of(run))
-        train.write_file(ROWS, rows)
+def layers_table():
+    """Return how many runs of long chains know each symbol at their end, by layers; bold where the
+    flow of information has just become deep enough."""
+    groups, lines = {}, []
+    for row in long_chains():
+        flags = row["flags"]
+        groups.setdefault((flags.D, flags.layers, flags.heads, flags.steps), []).append(row)
+    for (D, layers, heads, steps), rows in sorted(groups.items()):
+        cells = []
+        for k in range(1, D + 1):
+            known = sum(knows(row, k) for row in rows)
+            cells.append(f"**{known}**" if causal_depth(k) == layers else f"{known}")
+        if len(rows) >= FEWEST:
+            lines.append([D, f"{layers} x {heads}", f"{steps:,}", len(rows), ", ".join(cells)])
+    return markdown(["D", "layers x heads", "steps", "runs", "know x_1, x_2, ..."], *lines)
 
 
-def by_place(pattern, values):
-    """Attend as on the average over the sequences: a function of the places alone."""
-    return pattern.mean(0) @ values
-
-
-def mean_written(pattern, values):
-    """Write what is written on the average over the sequences."""
-    return (pattern @ values).mean(0).expand_as(values)
+# ---- one layer
 
 
 def from_the_next(pattern, values):
@@ -88,140 +69,53 @@ def from_the_next(pattern, values):
 def mechanism(run, n=512):
     """Return how a model of one layer answers x_1 of D = 1, measured on n sequences, a dict:
 
-    full: the loss; by_place: that of the queries whose own 1b stands at its first place, its
-        second, ...
+    full: the loss
     address: the heads with more than half of their attention, at queries, on the own 1a
-    place: the heads for whose pattern its mean over sequences may stand (the loss rises by less
-        than SOLVED), but not the mean of what they write for what they write
-    swap: if the address heads write what they write in the next sequence, the errors of the answers
-        [from the symbol where the next sequence has its own 1b, from their own]; swap_rest: if all
-        others do, [from the next sequence's symbol where the own 1b stands, from their own]; of the
-        queries whose 1b stands elsewhere in the next sequence"""
+    swap: if these write what they write in the next sequence, the errors of the answers [from the
+        symbol where the next sequence has its own 1b, from their own], of the queries whose 1b
+        stands elsewhere in the next sequence"""
     model, task, _ = train.load(run)
     batch, sequence = task.draw("circuits", n), torch.arange(n)[:, None]
     query, key, own = batch.places.unbind(2)  # (n, N) each
+    next_own, reads = own.roll(-1, 0), record_reads(model, batch.inputs)
 
-    def errors(heads=None, expected=batch.answers):
-        return (model(batch.inputs, heads) - expected).square().mean(-1)  # (n, N)
+    def errors(heads, answers):
+        return task.losses(model(batch.inputs, heads), batch._replace(answers=answers))[..., 0]
 
-    right = errors()
-    full, used = right.mean().item(), torch.stack([right[own == k].mean() for k in own.unique()])
-    how = dict(n=n, full=full, by_place=used.tolist(), address=[], place=[])
-
-    # what each head does
-    [patterns] = patterns_of(model, batch.inputs)
-    names = {f"H{head}": (layer, head) for layer, head in model.heads}
-    for name, (_, head) in names.items():
-        if patterns[sequence, head, query, key].mean() > 0.5:
-            how["address"].append(name)
-        idle = errors({(0, head): mean_written}).mean() < full + SOLVED
-        if not idle and errors({(0, head): by_place}).mean() < full + SOLVED:
-            how["place"].append(name)
-
-    # the swaps
-    symbols = batch.inputs
-    there, other = symbols[sequence, own.roll(-1, 0)], symbols.roll(-1, 0)[sequence, own]
-    moved = own != own.roll(-1, 0)
-    for name, expected in ("swap", there), ("swap_rest", other):
-        swapped = {}
-        for head in names:
-            if (head in how["address"]) == (name == "swap"):
-                swapped[names[head]] = from_the_next
-        if how["address"]:
-            both = errors(swapped, expected)[moved], errors(swapped)[moved]
-            how[name] = [error.mean().item() for error in both]
+    address = [head for head in reads if reads[head][0][sequence, query, key].mean() > 0.5]
+    how = dict(n=n, full=errors({}, batch.answers).mean().item())
+    how["address"] = [f"H{head}" for _, head in address]
+    if address:
+        there, heads = batch.inputs[sequence, next_own], dict.fromkeys(address, from_the_next)
+        both = errors(heads, there), errors(heads, batch.answers)
+        how["swap"] = [error[own != next_own].mean().item() for error in both]
     return rounded(how)
 
 
-# ---- the committed rows
-
-
-@functools.cache
-def cells():
-    """Return {(other flags, layers, N, heads, D, steps): [row, ...]} of the committed rows, sorted;
-    "led" is among the flags of those that start from the weights of another run."""
-    groups = collections.defaultdict(list)
-    for row in sorted(train.read_file(ROWS), key=lambda row: row["seed"]):
-        other = row["other"] + " led" * bool(row["init"])
-        cell = other, row["layers"], row["N"], row["heads"], row["D"], row["steps"]
-        groups[cell].append(row)
-    return dict(sorted(groups.items()))
-
-
-def one_layer():
-    """Return the rows of one layer, D = 1 and no other flags, of cells with SEEDS runs or more."""
-    found = []
-    for (other, layers, _, _, D, _), rows in cells().items():
-        found += rows if (other, layers, D) == ("", 1, 1) and len(rows) >= SEEDS else []
-    return found
-
-
-def wide():
-    """Return the rows of one layer that have 2N heads or more."""
-    return [row for row in one_layer() if row["heads"] >= 2 * row["N"]]
-
-
-def rows_of(layers, heads, N, D, steps, places=None, led=False):
-    """Return the rows of a cell without further flags; places: of a 1b among distractors."""
-    other = f"--task random{places - 2 * N + 1}" if places else ""
-    return cells().get((other + " led" * led, layers, N, heads, D, steps), [])
-
-
-def at_random(places, heads=HEADS, led=(False, True), N=2):
-    """Return the rows of one layer where a 1b stands at any of so many places: with these numbers
-    of heads, from scratch with 10,000 steps, and led."""
-    found = []
-    for number, start in itertools.product(heads, led):
-        found += rows_of(1, number, N, 1, 5000 if start else 10_000, places, start)
-    return found
-
-
-def median_of(rows):
-    return statistics.median(row[f"x_{row['D']}"] for row in rows)
-
-
 def solves(row):
-    return row[f"x_{row['D']}"] < SOLVED
+    """Return whether a run solves the last symbol, and was asked for it."""
+    return row["losses"].get(f"x_{row['flags'].D}", 1) < SOLVED
 
 
-def solved_of(rows, form="{} of {}"):
-    """Return "3 of 5": how many of these runs solve x_D."""
-    return form.format(sum(map(solves, rows)), len(rows))
-
-
-def moves_the_answer(row):
-    """Return whether x_1 is answered from where another sequence has its pair, if address heads
-    write what they write there; None of a model that does not solve x_1, or was not measured."""
-    how = row.get("how")
-    if not how or row["losses"]["x_1"] >= SOLVED:
-        return None
-    return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
-
-
-# ---- what was predicted
-
-
-def median_of_prediction(row):
-    """Return the median of the runs of a row of PREDICTED."""
-    led = row["group"].startswith("led")
-    steps = row.get("steps") or (5000 if led else 10_000)
-    shape = row["layers"], row["heads"], row["N"], row["D"]
-    return median_of(rows_of(*shape, steps, row["places"], led))
-
-
-# ---- the figure
+def groups_of_one_layer():
+    """Return {(places, N, heads, whether its weights are those of a run with fewer places): [row,
+    ...]} of the runs of one layer and one step, with distractors those of 5,000 steps or more."""
+    groups = collections.defaultdict(list)
+    wanted = dict(layers=1, D=1, mlp=True, positions="appended", head_size=32).items()
+    for row in all_runs():
+        flags, places = row["flags"], row["places"]
+        if row["group"] == "depth_width" and wanted <= vars(flags).items():
+            groups[places, flags.N, flags.heads, bool(flags.init), flags.steps >= 5000].append(row)
+    found = {}
+    for (places, N, *kind, long), rows in groups.items():
+        if (N == 2 and long) if places > N else len(rows) >= SEEDS:
+            found[(places, N, *kind)] = rows
+    return found
 
 
 def draw_places(path=FIGURE):
     """Draw how many runs of one layer solve x_1: a mark for runs of as many heads and places."""
-    groups = collections.defaultdict(list)  # {(places, N, heads, led): [row, ...]}
-    sizes = {row["N"] for row in wide()}
-    for row in one_layer():
-        if row["N"] in sizes:
-            groups[row["N"], row["N"], row["heads"], False].append(row)
-    for places, led in itertools.product(PLACES, (False, True)):
-        for row in at_random(places, led=[led]):
-            groups[places, row["N"], row["heads"], led].append(row)
+    groups = groups_of_one_layer()
     lines, numbers = sorted({group[:2] for group in groups}), sorted({group[2] for group in groups})
     figure = Figure(figsize=(8.2, 0.58 * len(lines) + 1.4), layout="constrained")
     axes = figure.subplots()
@@ -231,11 +125,11 @@ def draw_places(path=FIGURE):
         x, y = numbers.index(heads), lines.index((places, N))
         if (places, N, heads, not led) in groups:
             x += 0.2 if led else -0.2
-        share = sum(map(solves, rows)) / len(rows)
-        color = MARKS["all"] if share == 1 else MARKS["some" if share else "none"]
-        edge = analyze.INK if share else analyze.GRAY
+        solved = [solves(row) for row in rows]
+        color = ALL if all(solved) else SOME if any(solved) else NONE
+        edge = analyze.INK if any(solved) else analyze.GRAY
         axes.plot(x, y - 0.1, "^" if led else "o", ms=12, mfc=color, mec=edge)
-        text = solved_of(rows, "{}/{}")
+        text = share(solved).replace(" of ", "/")
         axes.text(x, y + 0.3, text, size=8, color="gray", ha="center", va="center")
 
     # right of the stairs there is a head for each place
@@ -244,11 +138,11 @@ def draw_places(path=FIGURE):
     y = [line + half for line in range(len(lines)) for half in (-0.5, 0.5)]
     axes.plot(x, y, "--", color=analyze.RED, zorder=0)
     text = "right of the stairs: a head or more for each place"
-    axes.text(-0.5, len(lines) - 2, text, color=analyze.RED, va="center")
+    axes.text(-0.5, len(lines) - 1, text, color=analyze.RED, va="center")
     axes.hlines(y[1:-1:2], -0.6, len(numbers) - 0.4, analyze.PALE, zorder=-1)
 
-    for name, color in MARKS.items():
-        axes.plot([], [], "o", mfc=color, mec=analyze.INK, ms=9, label=f"{name} solve it")
+    for color, name in (ALL, "all solve it"), (SOME, "some"), (NONE, "none"):
+        axes.plot([], [], "o", mfc=color, mec=analyze.INK, ms=9, label=name)
     name = "in stages: from fewer places to more"
     axes.plot([], [], "^", mfc="white", mec=analyze.INK, ms=9, label=name)
     axes.set_yticks(range(len(lines)), [f"{places} (N = {N})" for places, N in lines])
@@ -265,7 +159,12 @@ def draw_places(path=FIGURE):
 
 if __name__ == "__main__":
     p = command_line("python -m extras.studies.depth", __doc__)
-    p.add_argument("run", type=Path, nargs="*", help="run directories to measure")
-    measure(p.parse_args().run)
-    print(compared(train.read_file(PREDICTED), median_of_prediction)[0])
+    p.add_argument("run", type=train.run_directory, nargs="*", help="run directories to measure")
+    found = rows_by(ROWS, "run")
+    for run in progress("runs measured", p.parse_args().run):
+        row = rounded(sweep.row_of(run))
+        how = dict(how=mechanism(run)) if row["layers"] == row["D"] == 1 else {}
+        found[row["run"]] = row | how
+        train.write_file(ROWS, [*found.values()])
     draw_places()
+    print(FIGURE)

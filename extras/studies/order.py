@@ -1,4 +1,5 @@
-"""In which order runs learn their symbols, and what x_1 needs when it is learned (Sections 7.2, 9).
+"""In which order runs learn their symbols and paths, what x_1 needs when it is learned (Sections
+7.2, 9), and which circuits read ahead twice (Section 5).
 
     python -m extras.studies.order out/L12_H1_D3_s* --out results/figures
 
@@ -7,21 +8,19 @@ knows x_1, with a loss below 0.5: run, step, loss of x_1, and kinds, {"q -> 1b":
 rises if all heads lose what they read so, ...}, of all pairs of roles.
 """
 
-import functools
 import itertools
 import math
-import re
 
 import analyze
 import train
-from ablate import PatchedModel, Path, paths_in
-from data import Task, progress
-from extras import studies
-from extras.studies.rows import RESULTS, completed, flags_of, name_of
+from ablate import PatchedModel, Path, arrivals, paths_in
+from data import progress
+from extras.studies import RESULTS, command, rows_by
+from extras.studies.rows import load, name_of
 from extras.studies.theory import may_attend
 
 
-# ---- the order of symbols
+# ---- the order of symbols, paths and heads
 
 
 def in_order(row):
@@ -34,9 +33,6 @@ def in_order(row):
     return steps == sorted(steps) == [*row["learned"].values()][: len(steps)]
 
 
-# ---- the order of paths and heads
-
-
 def path_steps(row):
     """Return [(step, (layer, head), "q -> 1b"), ...], when the mean attention of each path of the
     circuit, or without a report of each that was measured, first passes one half, of those that do,
@@ -45,16 +41,8 @@ def path_steps(row):
     found = []
     for path in paths_in(row["report"]) or steps:
         if steps.get(path) is not None:
-            found.append((steps[path], (path.layer, path.head), f"{path.reader} -> {path.read}"))
+            found.append((steps[path], path[:2], f"{path.reader} -> {path.read}"))
     return sorted(found)
-
-
-def reads_in_order(row):
-    """Return whether the query comes to read 1b, 2b, ... in this order, in whichever heads; None if
-    it comes to read fewer than two of them."""
-    kinds = [kind for _, _, kind in path_steps(row)]
-    slots = [kind for kind in dict.fromkeys(kinds) if re.fullmatch(r"q -> \db", kind)]
-    return slots == sorted(slots) if len(slots) > 1 else None
 
 
 def new_heads(row):
@@ -69,12 +57,12 @@ def new_heads(row):
 # ---- what x_1 needs when it is learned, whichever paths the circuit has at the end
 
 
-def measure_run(row, n=64):
+def measure(row, n=64):
     """Return the row of induction.jsonl of a run; None if no checkpoint knows x_1."""
     for file in progress(f"{name_of(row)}: checkpoint", analyze.checkpoints_of(row["folder"])):
         model, task, flags = train.load(row["folder"], f"ckpt/{file.name}")
         patched = PatchedModel(model, task, task.draw("emergence", n))
-        loss = patched.losses({})[..., 0].mean().item()
+        loss = patched.full[..., 0].mean().item()
         if loss < task.learned_below:
             names, kinds = [*task.roles], {}
             readable = may_attend(task, flags.causal).fill_diagonal_(False)
@@ -82,45 +70,57 @@ def measure_run(row, n=64):
                 paths = [Path(*head, names[reader], names[read]) for head in model.heads]
                 rise = patched.knock_out(paths)[..., 0].mean().item() - loss
                 kinds[f"{names[reader]} -> {names[read]}"] = round(rise, 4)
-            row = dict(run=name_of(row), positions=flags.positions, optimizer=flags.optimizer)
-            return row | dict(step=int(file.stem), loss=round(loss, 4), kinds=kinds)
+            run = {name: getattr(flags, name) for name in ("positions", "optimizer", "seed")}
+            run |= dict(run=name_of(row), step=int(file.stem), x_1=round(loss, 4))
+            return run | dict(kinds=kinds)
 
 
-@functools.cache
-def induction_runs():
-    """Return the rows of induction.jsonl, as of rows.completed()."""
-    runs = []
-    for row in train.read_file(RESULTS / "figures/induction.jsonl"):
-        named = {name: row[name] for name in ("positions", "optimizer")}
-        flags = flags_of(dict(named, seed=int(row["run"].rpartition("s")[2])))
-        runs.append(completed(row, flags, dict(x_1=row["loss"]), {}))
-    return runs
-
-
-def needs_both(row):
-    """Return whether without either read of an induction head half of what was learned of x_1,
-    beside the average of four, is lost."""
-    learned = Task(N=4).chance - row["losses"]["x_1"]
-    return min(row["kinds"][kind] for kind in ("q -> 1b", "1b -> 1a")) >= learned / 2
-
-
-def last_comes_late(row):
-    """Return whether the last path of a circuit to pass half of the attention comes after a longer
-    gap than any two before."""
-    *before, last = [b[0] - a[0] for a, b in itertools.pairwise(path_steps(row))]
-    return last > max(before)
-
-
-def write_induction(rows, out):
+def write(rows, out):
     """Measure the runs that have checkpoints into induction.jsonl, among the rows of others."""
     file = out / "induction.jsonl"
-    measured = studies.rows_by(file, "run")
+    measured = rows_by(file, "run")
     for row in rows:
-        if row["folder"] and (found := measure_run(row)):
+        if row["folder"] and (found := measure(row)):
             measured[found["run"]] = found
     train.write_file(file, [*measured.values()])
     return file
 
 
+def induction_runs():
+    """Return the rows of induction.jsonl."""
+    return load([RESULTS / "figures/induction.jsonl"])
+
+
+# ---- reading ahead
+
+
+def reads_twice(row):
+    """Return whether a circuit reads ahead in two rounds or more. At first kb holds its own pair,
+    x_{k-1} and x_k, and after one round of reading ahead x_{k+1} at most."""
+    paths, task = paths_in(row["report"]), row["task"]
+    return reached_within(paths, task, 1) != reached_within(paths, task, task.D)
+
+
+def reached_within(paths, task, steps):
+    """Return the k of all x_k that reach the query if no token of a pair keeps a symbol more than
+    so many steps ahead of its pair. A token finds another pair by a symbol that both hold."""
+    [(_, holds)] = arrivals([], task)
+    for layer in sorted({path.layer for path in paths}):
+        before = {token: {*symbols} for token, symbols in holds.items()}
+        for path in (path for path in paths if path.layer == layer):
+            own, symbols = before.get(path.reader, set()), before.get(path.read, set())
+            pair = pair_of(path.reader)
+            if pair == pair_of(path.read) or own & symbols:
+                most = task.D if path.reader == "q" else pair + steps
+                holds[path.reader] |= {k for k in symbols if k <= most}
+    return holds["q"]
+
+
+def pair_of(token):
+    """Return the step of a token's pair: 2 for 2a, 2b, 2b+1 and 2b*, 0 for the query."""
+    role = token.rstrip("*").partition("+")[0]
+    return int(role[:-1] or 0)
+
+
 if __name__ == "__main__":
-    studies.command(__file__, __doc__, write_induction)
+    command(__file__, __doc__, write)

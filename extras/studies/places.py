@@ -2,60 +2,47 @@
 
     --task extras.studies.places:random20    # among 20 distractors, anywhere: of two pairs a 1b has
                                              # one of 23 places, and so has a 2b
-    --task extras.studies.places:fixed20     # the same tokens, pairs at the same places everywhere
 
-The pairs of a sequence are shuffled over their places, and the queries come last.
+The queries come last.
 """
 
-import re
-
-from data import Batch
-from extras.studies.slots import Slot, SlotTask
+from data import Batch, Task
+from extras.studies.tables import reordered
 
 import numpy as np
 import torch
 
 
-class Places(SlotTask):
+class Places(Task):
     """The retrieval problem with G distractors in the block of each step."""
 
     G = 20
 
     def __post_init__(self):
         super().__post_init__()
-        distractors = []
-        for step in range(1, self.D + 1):
-            for i in range(self.G):
-                distractors.append(Slot(step, {"": len(self.labels)}))
-                self.labels.append(f"D{step}.{i + 1}")
-        self.arrange([*self.slots[: -self.N], *distractors, *self.slots[-self.N :]])
-
-
-class Fixed(Places):
-    """Pair n of the one step comes after (n + 1/2) G/N distractors."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.D != 1:
-            raise ValueError("it has one step: set --D 1")
-        pairs = [pair._replace(group=2) for pair in self.slots[: self.N]]
-        self.arrange(pairs + self.slots[self.N :])
+        self.labels += [f"D{k}.{i + 1}" for k in range(1, self.D + 1) for i in range(self.G)]
+        self.T += self.D * self.G
 
     def batch(self, size, rng):
-        """That of data.Task, with the tokens before the queries moved: they are sorted by a key,
-        which is the same for those of a pair."""
-        batch, N, G = super().batch(size, rng), self.N, self.G
-        pairs = (np.arange(N) + 0.5) * G / N
-        keys = [*pairs.repeat(2), *(np.arange(G) + 0.5), *[G + 1] * N]  # (T,)
-        order = torch.from_numpy(np.argsort(keys, kind="stable"))
-        places = order.argsort()[batch.places]
-        return Batch(batch.inputs[:, order], batch.answers, places, batch.symbols[:, order])
+        N, D, G = self.N, self.D, self.G
+        chains = Task(N, D, self.K, self.targets, self.seed).batch(size, rng)
+
+        # the distractors come after the queries, and then where these keys put them, one a token:
+        # the number of its block, and a random number less than 1 that both tokens of a pair have
+        number = np.arange(len(self.labels))[-D * G :]
+        vectors = rng.standard_normal((size, D * G, self.K), dtype=np.float32)
+        inputs = torch.cat([chains.inputs, torch.from_numpy(vectors)], 1)
+        symbols = torch.cat([chains.symbols, torch.from_numpy(number).expand(size, -1)], 1)
+        keys = np.arange(D)[:, None] + rng.random((size, D, N + G))
+        pairs = keys[:, :, :N].repeat(2, 2).reshape(size, -1)
+        queries = np.full((size, N), D)
+        keys = np.concatenate([pairs, queries, keys[:, :, N:].reshape(size, -1)], 1)  # (B, T)
+        batch = Batch(inputs, chains.answers, chains.places, symbols)
+        return reordered(batch, keys.argsort(1, kind="stable"))
 
 
 def __getattr__(name):
-    """Return the class random20, fixed20 or the like, of any number of distractors."""
-    found = re.fullmatch(r"(random|fixed)(\d+)", name)
-    if found is None:
+    """Return the class random20 or the like, of any number of distractors."""
+    if not name.startswith("random"):
         raise AttributeError(f"{__name__} has no task {name}")
-    kind = Fixed if found[1] == "fixed" else Places
-    return type(name, (kind,), dict(G=int(found[2])))
+    return type(name, (Places,), dict(G=int(name.removeprefix("random"))))

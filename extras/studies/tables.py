@@ -2,13 +2,35 @@
 
 python train.py --layers 4 --heads 2 --task extras.studies.tables:Conditional
 python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Shuffled
-python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Forward
 """
 
-from extras.studies.slots import Slot, SlotTask
+from data import Batch, Task
+
+import numpy as np
+import torch
 
 
-class Conditional(SlotTask):
+def reordered(batch, token_at):
+    """Return a batch with its tokens in another order; token_at (B, T): which of them stands at
+    each place."""
+    token_at = torch.from_numpy(token_at)
+    place_of = token_at.argsort(1)  # (B, T) of each token
+    inputs = batch.inputs[torch.arange(len(token_at))[:, None], token_at]
+    places = place_of.gather(1, batch.places.flatten(1)).view_as(batch.places)
+    return Batch(inputs, batch.answers, places, batch.symbols.gather(1, token_at))
+
+
+class Shuffled(Task):
+    """The retrieval problem with the pairs of all steps in one block."""
+
+    def batch(self, size, rng):
+        pair = rng.random((size, self.N * self.D)).argsort(1)  # (B, pairs)
+        pairs = np.stack([2 * pair, 2 * pair + 1], 2).reshape(size, -1)
+        queries = np.broadcast_to(np.arange(self.T - self.N, self.T), (size, self.N))
+        return reordered(super().batch(size, rng), np.concatenate([pairs, queries], 1))
+
+
+class Conditional(Task):
     """Conditional retrieval (Section 3.1): triples (x, y, z) of every x with every y, then pairs
     (a, y), pairs (a, x) and queries a. Here x_0, x_1, x_2, x_3 are a, x, y, z. The triple of x and
     y of two chains shows a distractor: D1.2 stands after B1 and C2."""
@@ -17,34 +39,33 @@ class Conditional(SlotTask):
         super().__post_init__()
         if self.D != 3:
             raise ValueError("it is the same for every --D: leave --D out")
-        with_x, with_y, triples = [], [], []
-        for i in range(self.N):
-            a, x, y, z = range(4 * i, 4 * i + 4)  # the symbols of chain i
-            with_x.append(Slot(1, {"1a": a, "1b": x}, i))
-            with_y.append(Slot(2, {"2a": a, "2b": y}, i))
-            for j in range(self.N):
-                chain, shown = i, z
-                if i != j:
-                    chain, shown = None, len(self.labels)
-                    self.labels.append(f"D{i + 1}.{j + 1}")
-                triples.append(Slot(3, {"3a": x, "3b": 4 * j + 2, "3c": shown}, chain))
-        self.arrange(triples + with_y + with_x + self.slots[-self.N :])  # the queries stay
+        N = self.N
+        self.labels += [f"D{i + 1}.{j + 1}" for i in range(N) for j in range(N)]
+        self.roles = {"q": 0, "1a": 0, "1b": 1, "2a": 0, "2b": 2, "3a": 1, "3b": 2, "3c": 3}
+        self.chain_slots = [["3a", "3b", "3c"], ["2a", "2b"], ["1a", "1b"], ["q"]]
+        self.T = 3 * N * N + 5 * N
 
+    def batch(self, size, rng):
+        N, row = self.N, np.arange(size)[:, None]
+        vectors = rng.standard_normal((size, len(self.labels), self.K), dtype=np.float32)
 
-class Shuffled(SlotTask):
-    """The retrieval problem with the pairs of all steps in one block."""
+        # what stands where: the triple N i + j has x of chain i and y of chain j
+        triples = rng.random((size, N * N)).argsort(1)  # (B, N * N)
+        with_y, with_x, queries = rng.random((3, size, N)).argsort(2)  # (B, N) each, chains
+        i, j = triples // N, triples % N
+        z = np.where(i == j, 4 * i + 3, 4 * N + triples)
+        shown = [np.stack([4 * i + 1, 4 * j + 2, z], 2), np.stack([4 * with_y, 4 * with_y + 2], 2)]
+        shown += [np.stack([4 * with_x, 4 * with_x + 1], 2), 4 * queries]
+        symbols = np.concatenate([part.reshape(size, -1) for part in shown], 1)  # (B, T)
 
-    def __post_init__(self):
-        super().__post_init__()
-        pairs = sorted(self.slots[: -self.N], key=lambda slot: (slot.chain, slot.group))
-        self.arrange([pair._replace(group=1) for pair in pairs] + self.slots[-self.N :])
+        # where the slots of each query's chain begin
+        triple = 3 * triples.argsort(1)[row, queries * (N + 1)]  # (B, N)
+        pair_y = 3 * N * N + 2 * with_y.argsort(1)[row, queries]
+        pair_x = 3 * N * N + 2 * N + 2 * with_x.argsort(1)[row, queries]
+        query = np.arange(self.T - N, self.T) + 0 * queries
+        places = [query, pair_x, pair_x + 1, pair_y, pair_y + 1, triple, triple + 1, triple + 2]
 
-
-class Forward(SlotTask):
-    """The retrieval problem with the pairs of step 1 first and those of step D last."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        pairs = sorted(self.slots[: -self.N], key=lambda slot: slot.group)
-        pairs = [pair._replace(group=self.D + 1 - pair.group) for pair in pairs]
-        self.arrange(pairs + self.slots[-self.N :])
+        asked = 4 * queries[:, :, None] + self.targets  # (B, N, targets)
+        answers = vectors[row[:, :, None], asked].reshape(size, N, -1)
+        parts = vectors[row, symbols], answers, np.stack(places, 2), symbols
+        return Batch(*map(torch.from_numpy, parts))
