@@ -6,7 +6,7 @@ import shutil
 
 import train
 from data import Task
-from extras.studies import appendix_e, claims, directions, metrics, order, rows, tables
+from extras.studies import appendix_e, claims, directions, metrics, order, places, rows, tables
 from tests.common import HERE, TINY, assert_refused, output_of
 from tests.planted import CIRCUITS, Planted
 
@@ -254,3 +254,38 @@ def test_runs_without_two_steps_of_pairs_have_one_line(tmp_path, monkeypatch):
     printed = output_of(directions, *(tmp_path / name for name in tasks)).splitlines()
     assert "one step" in printed[0] and "no chains" in printed[1]
     assert not directions.FILE.exists()
+
+
+# ---- tasks
+
+
+@pytest.mark.parametrize(
+    "name, G, N, D",
+    [("random20", 20, 2, 1), ("fixed20", 20, 2, 1), ("random6", 6, 4, 1), ("random9", 9, 2, 3)],
+)
+def test_pairs_stand_whole_among_distractors(name, G, N, D):
+    """Who equals whom, what is asked, where pairs stand."""
+    B, block = 1000, 2 * N + G
+    task = getattr(places, name)(N=N, D=D, seed=3)
+    batch = task.draw("training", B)
+    shown, sequence = batch.inputs, torch.arange(B)[:, None]
+    query, *ends = batch.places.unbind(-1)  # (B, N)
+    assert query.min() == D * block
+    before, answers = query, batch.answers[sequence, query - D * block].unflatten(-1, (D, -1))
+    for k, (key, value) in enumerate(zip(ends[::2], ends[1::2], strict=True)):
+        start = (D - 1 - k) * block
+        assert torch.equal(value, key + 1) and start <= key.min() and value.max() < start + block
+        assert torch.equal(shown[sequence, before], shown[sequence, key])
+        assert torch.equal(answers[:, :, k], shown[sequence, value])
+        expected = {5, 17} if name == "fixed20" else {*range(start, start + block - 1)}
+        assert {*key.flatten().tolist()} == expected
+        before = value
+    for tokens, numbers in zip(shown.tolist(), batch.symbols.tolist(), strict=True):
+        assert len({*map(tuple, tokens)}) == len({*numbers}) == D * block - (D - 1) * N
+
+
+def test_the_first_pairs_may_come_first():
+    """The pairs of step 1, then of step 2, then of step 3."""
+    batch, roles = tables.Forward(D=3).draw("training", 100), [*tables.Forward(D=3).roles]
+    order = [roles.index(role) for role in ("1b", "2b", "3b", "q")]
+    assert (batch.places[..., order].diff() > 0).all() and not (batch.places[..., 0] < 24).any()
