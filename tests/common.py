@@ -53,7 +53,7 @@ def assert_refused(module, *arguments, says):
 def random_model(*words):
     """Return (model, task, flags) of a command line: a transformer with random weights, whose
     attention is far from uniform."""
-    flags = train.parse_flags(["--dtype", "float32", *TINY, *words])
+    flags = train.parse_flags([*TINY, *words])
     torch.manual_seed(0)
     model = train.build(flags).eval()
     for parameter in model.parameters():

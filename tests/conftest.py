@@ -1,4 +1,4 @@
-"""Before any test: one thread per process, and the dtype of a processor."""
+"""Before any test: one thread per process; a run that all may read."""
 
 import os
 import signal
@@ -11,8 +11,6 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
-if forced := os.environ.get("FORCED_DTYPE"):  # float32 or bfloat16, as on another processor
-    train.CPU = dict(amx_bf16=forced == "bfloat16", cpu_name="forced")
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,7 @@
 
 import itertools
 
-from ablate import Path, mark_tokens, split_token
-from extras.studies import tables
+from ablate import Path
 
 import torch
 
@@ -20,30 +19,25 @@ def paths_from(*texts):
 
 def find_places(symbols, task):
     """The token of each role (B, N, roles), by the equality of symbols (B, T, K) alone."""
-    same = (symbols[:, :, None] == symbols[:, None]).all(-1)
-    start = task.T - task.N
-    tokens_of = {0: torch.arange(start, start + task.N).expand(len(symbols), -1)}
-    known, number = [*task.roles.values()], 1
-    for block in range(1, 1 + task.slots[0].group):
-        # the slot that shows every symbol that is known of the chain so far
-        sizes = [len(slot.shows) for slot in task.slots if slot.group == block]
-        slots, size = len(sizes), sizes[0]
-        start -= size * slots
-        first = start + size * torch.arange(slots)
-        fits = torch.ones(len(symbols), task.N, slots, dtype=torch.bool)
-        for place, before in itertools.product(range(size), range(number)):
-            if known[number + place] == known[before]:
-                tokens = tokens_of[before][..., None].expand(-1, -1, slots)
-                fits &= same[:, :, first + place].gather(1, tokens)
-        for place in range(size):
-            tokens_of[number + place] = first[fits.int().argmax(-1)] + place
-        number += size
-    return torch.stack([tokens_of[number] for number in range(len(task.roles))], -1)
+    same = (symbols[:, :, None] == symbols[:, None]).all(-1).int()
+    token = torch.arange(task.T - task.N, task.T).expand(len(symbols), -1)  # (B, N)
+    places, row = [token], torch.arange(len(symbols))[:, None]
+    for start in range(2 * task.N * (task.D - 1), -1, -2 * task.N):  # of the pairs of each step
+        # the a token that shows what the token before it in the chain shows
+        first = start + 2 * same[row, token, start : start + 2 * task.N : 2].argmax(-1)
+        token = first + 1
+        places += [first, token]
+    return torch.stack(places, -1)
 
 
 def heads_of(layers, heads=1):
     """[(layer, head), ...] of a model."""
     return [*itertools.product(range(layers), range(heads))]
+
+
+def lane_of(token):
+    """2 of 1b+2: how many tokens behind its role it is."""
+    return int(token.partition("+")[2] or 0)
 
 
 LANES = 3  # of what a token holds: its own symbols, those of the token before, of the one before it
@@ -59,21 +53,20 @@ class Planted:
         self.task, self.paths = task, paths_from(*texts)
         self.layers, self.heads = layers, heads_of(layers, heads)
 
+    def marks(self, token, places):
+        """1 at [b, n, t] of (B, N, T) if t is this token of chain n."""
+        place = places[..., [*self.task.roles].index(token.partition("+")[0])] + lane_of(token)
+        return (place[..., None] == torch.arange(self.task.T)).float()
+
     def evidence(self, path, holds, places):
-        """Return the attention (B, N) that a reader alone would give along a path: all of it in its
-        own slot, else as much as it shares a symbol with what it reads (Assumption 1 of Section 5);
-        of x and y the lesser."""
-        ends = [mark_tokens(end, self.task, places) for end in path[2:]]  # (B, N, T) each
-        names, lanes = zip(*map(split_token, path[2:]), strict=True)
-        if any({*names} <= {*slot} for slot in self.task.chain_slots):
-            return ends[0].sum(-1) * ends[1].sum(-1)
-        held = []
-        for marks, lane in zip(ends, lanes, strict=True):
-            held.append(torch.einsum("bnt,btnk->bnk", marks, holds[:, :, lane]))
-        shared = torch.minimum(*held)  # (B, N, symbols)
-        if isinstance(self.task, tables.Conditional) and names[1] in self.task.chain_slots[0]:
-            return torch.maximum(shared[..., 1:3].amin(-1), shared[..., 3])
-        return shared.amax(-1)
+        """The attention (B, N) that a reader alone would give along a path: all of it in its own
+        pair, else as much as it shares a symbol with what it reads (Assumption 1 of Section 5)."""
+        marks, held = [self.marks(end, places) for end in path[2:]], []  # (B, N, T) each
+        if path.reader[0] == path.read[0]:
+            return marks[0].sum(-1) * marks[1].sum(-1)
+        for mark, token in zip(marks, path[2:], strict=True):
+            held.append(torch.einsum("bnt,btnk->bnk", mark, holds[:, :, lane_of(token)]))
+        return torch.minimum(*held).amax(-1)  # of symbols
 
     def attend(self, paths, holds, places):
         """Return how a head with these paths attends (B, T, T): a reader shares its attention among
@@ -84,15 +77,15 @@ class Planted:
         for path, share in shares.items():
             total[path.reader] = total.get(path.reader, 0) + share
         for path, share in shares.items():
-            reader, read = (mark_tokens(end, self.task, places) for end in path[2:])
+            reader, read = (self.marks(end, places) for end in path[2:])
             share = share / total[path.reader].clamp(min=1)
             pattern += (share[..., None] * reader).mT @ (read - reader)
         return pattern
 
     def __call__(self, x, heads=()):
-        task, functions, x = self.task, dict(heads), x[..., :4]
-        places, shows = find_places(x, task), [*task.roles.values()]
-        first = [shows.index(k) for k in range(task.D + 1)]  # the first role that shows x_k
+        task, functions = self.task, dict(heads)
+        places = find_places(x, task)
+        first = [0, *range(2, 2 * task.D + 1, 2)]  # the roles q, 1b, 2b, ..., which show all x_k
         symbols = x[torch.arange(len(x))[:, None, None], places[:, :, first]]
         signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
         shown = (x[:, :, None, None] == symbols[:, None]).all(-1).float()
@@ -105,7 +98,7 @@ class Planted:
                 pattern = self.attend(paths, holds, places)
                 write = functions.get((layer, head), torch.matmul)
                 read = signs * write(pattern, (signs * holds).flatten(2)).view_as(holds)
-                lanes = {(split_token(path.read)[1], split_token(path.reader)[1]) for path in paths}
+                lanes = {(lane_of(path.read), lane_of(path.reader)) for path in paths}
                 for source, target in lanes:
                     added[:, :, target] += read[:, :, source]
             holds = (holds + added).clamp(0, 1)
@@ -125,7 +118,7 @@ CIRCUITS = [  # D, heads, paths
 ]
 
 
-def address_and_values(x, heads=None, return_patterns=False):
+def address_and_values(x, heads=None):
     """A model of one layer with five heads that solves N=4, D=1: head 0 tells the query at which
     place its own 1a stands, heads 1 to 4 bring the values of all places; this one's is taken."""
     symbols, T, queries, keys = x[..., :4], x.shape[1], slice(8, 12), slice(0, 8, 2)
@@ -144,7 +137,7 @@ def address_and_values(x, heads=None, return_patterns=False):
         patterns[:, 1 + place, queries, 2 * place + 1] = 1
         value = heads.get((0, 1 + place), torch.matmul)(patterns[:, 1 + place], symbols)
         answers = answers + own_place[:, :, place, None] * value[:, queries]
-    return (answers, [patterns]) if return_patterns else answers
+    return answers
 
 
 address_and_values.heads = heads_of(1, 5)

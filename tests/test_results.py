@@ -2,21 +2,26 @@
 from."""
 
 import functools
+import io
 import re
 from pathlib import Path
 
 import ablate
+import analyze
+import sweep
 import train
 from data import describe
 from extras.studies import rows
 from extras.studies.__main__ import PAGES, pieces_of
 from tests.common import HERE
 
+import matplotlib
 import pytest
 import torch
 
 
 RESULTS = HERE / "results"
+COMMITTED = ["A", "B", "C", "D", "default_s0"]
 WEIGHTS = sorted(path.parent for path in RESULTS.glob("*/model.pt"))
 NO_RESULT = (  # code, links, x_1, 1b, sections, laws
     r"```.*?```|`[^`]*`|\]\([^)]*\)|\b(x_|[A-D])\d|\b\d[ab]\b|Sections? [\d., and]+|Figures? \d"
@@ -127,3 +132,43 @@ def test_links_of_pages_lead_somewhere():
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
             there = link.startswith("http") or (page.parent / link).exists()
             assert there, f"{page}: {link}"
+
+
+# ---- committed pictures
+
+
+def drawn_by(picture):
+    """Return the matplotlib that drew a PNG, as it says in it."""
+    data = picture.read_bytes()
+    start = data.index(b"Matplotlib version") + len("Matplotlib version")
+    return data[start : data.index(b",", start)].decode()
+
+
+def assert_is_drawn(picture, figure):
+    """The pixels of a committed picture are those of today's figure; steps of an 8-bit color may
+    differ by a few, as the last bits of two processors do."""
+    if drawn_by(picture) != matplotlib.__version__:
+        pytest.skip(f"{picture.name} was drawn by matplotlib {drawn_by(picture)}")
+    file = io.BytesIO()
+    figure.savefig(file, dpi=130)
+    file.seek(0)
+    today, committed = matplotlib.image.imread(file), matplotlib.image.imread(picture)
+    name = picture.relative_to(HERE)
+    assert today.shape == committed.shape, f"{name} is not what the code draws: {today.shape}"
+    differ = (abs(today - committed).max(2) > 0.1).sum()
+    assert differ == 0, f"{name} is not what the code draws: {differ} pixels differ"
+
+
+@pytest.mark.parametrize("run", COMMITTED)
+def test_committed_pictures_of_runs_are_what_the_code_draws(run):
+    """All but the attention maps, which take as long as all others together, of all but A."""
+    for name, figure in analyze.figures_of(RESULTS / run):
+        picture = RESULTS / run / name
+        if picture.exists() and (name != "attention_maps.png" or run == "A"):
+            assert_is_drawn(picture, figure)
+
+
+def test_the_committed_figure_4_is_what_the_code_draws():
+    rows = train.read_file(RESULTS / "sweep/results.jsonl")
+    rows = [train.DEFAULTS | row for row in rows]
+    assert_is_drawn(RESULTS / "sweep/figure4.png", sweep.figure_4(rows))
