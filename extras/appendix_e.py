@@ -108,7 +108,7 @@ def papers_test(model, task, order="high", batch=0, count=256):
 
     possible, paths: [[layer, head, reader, read], ...] before and after the search
     others: {head: how its tokens without a read attend}
-    held: with all ablations together (step 5)
+    held: with all ablations together (step 5); holds: whether it is below task.faithful_below
     first_uniform: held, but the first layer that has paths is uniform
     removed: [{other: loss}, ...] without each path (step 6), for every choice of its head's others
     mean, resample: {symbol: loss} in the tests of ablate.py, where these paths are kept"""
@@ -125,6 +125,7 @@ def papers_test(model, task, order="high", batch=0, count=256):
     later = {path for path in paths if path.layer > first}
     uniform = others | {path[:2]: "uniform" for path in paths - later}
     row.update(held=fresh.loss(paths, others), first_uniform=fresh.loss(later, uniform))
+    row["holds"] = row["held"] < task.faithful_below
     row["removed"] = [
         {other: fresh.loss(paths - {path}, others | {path[:2]: other}) for other in OTHERS}
         for path in row["paths"]
@@ -154,7 +155,8 @@ def table(rows):
         removed = [min(losses.values()) for losses in row["removed"]]
         later = [loss for path, loss in zip(paths, removed, strict=True) if path[0] > paths[0][0]]
         reads = f"{len(paths)} of {len(row['possible'])}", len({path[:2] for path in paths})
-        losses = f"{row['held']:.3f}", f"{row['first_uniform']:.3f}", span(later, "{:.3f}")
+        held = f"{row['held']:.3f}" + ", not held" * (not row["holds"])
+        losses = held, f"{row['first_uniform']:.3f}", span(later, "{:.3f}")
         answers = ", ".join(f"{max(row[by].values()):.2f}" for by in BOTH)
         lines.append([row["run"], *reads, *losses, answers])
     return markdown(COLUMNS, *lines)
