@@ -10,12 +10,12 @@ from functools import partial
 import train
 from ablate import paths_in, read_report
 from data import command_line
+from extras import appendix_e
 from extras.mechanisms import NAMES, table_of
 from extras.moved import command_of
 from extras.studies import (
     RESULTS,
     addresses,
-    appendix_e,
     circuits,
     claims,
     curriculum,
@@ -68,8 +68,8 @@ def commands():
 
 def one_hot():
     """Return the paper's test of the runs with weights."""
-    reports = {name: read_report(RESULTS / name) for name in ("A", "B", "C", "D", "default_s0")}
-    return appendix_e.table({name: (r["paper"], paths_in(r)) for name, r in reports.items()})
+    rows = train.read_file(RESULTS / "figures/appendix_e.jsonl")
+    return appendix_e.table([row for row in rows if row["order"] == "high" and not row["batch"]])
 
 
 def ranks():
