@@ -1,14 +1,12 @@
 """Studies, over run directories made by hand; test_results.py pins what they print of ours."""
 
-import itertools
 import json
-import shutil
 
 import train
-from extras.studies import appendix_e, claims, order, rows
+from extras.studies import claims, order, rows
 from extras.studies.places import random5
 from extras.studies.tables import Conditional, Shuffled
-from tests.common import HERE, assert_refused, output_of
+from tests.common import HERE, output_of
 
 import pytest
 import torch
@@ -140,45 +138,6 @@ def test_a_claim_counts_what_the_files_say():
     counted = claims.count(claims.the_main_command_is_solved)
     counted = {row["flags"].seed: agrees for row, agrees in counted}
     assert counted == solved and len(solved) > 20
-
-
-def test_the_papers_test_holds_heads_to_patterns_made_by_hand(tmp_path, whole):
-    """L0H0 attends from 1b to 1a, L1H0 from q to 1b, the others as the report says."""
-    run = shutil.copytree(whole, tmp_path / "run")
-    weights = train.read_file(run / "model.pt")  # larger, so that all heads matter
-    train.write_file(run / "model.pt", {name: 4 * weight for name, weight in weights.items()})
-    path = dict(layer=0, head=0, reader="1b", read="1a")
-    report = dict(paths=[path, dict(layer=1, head=0, reader="q", read="1b")], sequences=8)
-    train.write_file(run / "circuit.json", report)
-    out = output_of(appendix_e, run)
-    paper = train.read_file(run / "circuit.json")["paper"]
-    assert paper["others"].keys() == {"L0H1", "L1H1"}
-
-    model, task, _ = train.load(run)
-    batch, T = task.draw("circuits", 8), task.T
-    q, a, b = batch.places.unbind(2)  # (8, N)
-    uniform = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
-    patterns = dict(uniform=uniform, identity=torch.eye(T))
-    hard = torch.zeros(2, 8, T, T)
-    for i, n in itertools.product(range(8), range(task.N)):
-        hard[0, i, b[i, n], a[i, n]] = hard[1, i, q[i, n], b[i, n]] = 1
-    of_head = {(0, 0): hard[0], (1, 0): hard[1]}
-    of_head |= {(layer, 1): patterns[paper["others"][f"L{layer}H1"]] for layer in (0, 1)}
-    losses = []
-    for changed in {}, {(0, 0): uniform}, {(1, 0): torch.zeros(T, T)}:
-        heads = {}
-        for head, pattern in (of_head | changed).items():
-            heads[head] = lambda _, values, pattern=pattern: pattern @ values
-        with torch.no_grad():
-            losses.append(task.losses(model(batch.inputs, heads=heads), batch).mean().item())
-    said = [paper["held"], paper["uniform"], *paper["removed"]]
-    assert losses == pytest.approx(said, rel=1e-3)
-    row = out.splitlines()[-1].strip("| ").split(" | ")
-    assert row[0] == "run" and row[2:5] == [f"{loss:.3f}" for loss in said]
-
-    # nothing is computed if one of the runs has none
-    train.write_file(run / "circuit.json", dict(paths=[path | dict(read="1a*")], sequences=8))
-    assert_refused(appendix_e, run, whole, says="has no circuit without stars")
 
 
 # ---- tasks

@@ -10,8 +10,9 @@ from functools import partial
 import train
 from ablate import paths_in, read_report
 from data import command_line
+from extras import appendix_e
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, addresses, appendix_e, circuits, claims, curriculum, depth
+from extras.studies import RESULTS, addresses, circuits, claims, curriculum, depth
 from extras.studies.rows import all_runs
 
 
@@ -72,8 +73,8 @@ def command_of(flags):
 
 def one_hot():
     """Return the paper's test of the runs with weights."""
-    reports = {name: read_report(RESULTS / name) for name in WEIGHTS}
-    return appendix_e.table({name: (r["paper"], paths_in(r)) for name, r in reports.items()})
+    rows = train.read_file(RESULTS / "figures/appendix_e.jsonl")
+    return appendix_e.table([row for row in rows if row["order"] == "high" and not row["batch"]])
 
 
 def reads():

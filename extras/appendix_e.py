@@ -1,0 +1,191 @@
+"""The paper's own test (Appendix E): the simplest mechanism under one-hot attention, found by
+machine instead of by eye.
+
+    python -m extras.appendix_e results/A results/B    # a minute each
+
+Every head attends as it is told: tokens that read along a path to what they read, one-hot, and all
+others uniformly, to themselves, or to nothing. One-hot attention hands over where to look, so reads
+by which a head found the place can go: what is left need not answer in the tests of ablate.py.
+"""
+
+import itertools
+import pathlib
+import time
+
+import train
+from ablate import BOTH, PatchedModel, Path, mark_edges, mean_attention, symbol_means
+from data import command_line
+from extras.studies import markdown, rows_by, span
+
+import torch
+
+
+ENOUGH = 0.2  # the least attention of a read that a head may be for
+MARGIN = 0.9  # of the loss allowed, in the search, so that it holds on fresh sequences too
+OTHERS = "uniform", "identity", "nothing"  # how tokens without a read attend
+ORDERS = {  # which reads the search tries to drop first
+    "high": lambda path, attention: (-path.layer, -path.head, attention),
+    "low": lambda path, attention: (path.layer, path.head, attention),
+    "least": lambda path, attention: attention,
+}
+
+
+class OneHotModel(PatchedModel):
+    """A model on sequences, whose heads attend as a mechanism says: (paths, others), where others
+    has for each head how its tokens without a read attend."""
+
+    def __init__(self, model, task, clean):
+        super().__init__(model, task, clean)
+        self.trained = torch.stack([pattern for pattern, _ in self.corrupted_reads.values()])
+        causal = not self.trained.triu(1).any()
+        uniform = torch.ones(task.T, task.T).tril(0 if causal else task.T)
+        fixed = uniform / uniform.sum(-1, keepdim=True), torch.eye(task.T), 0 * uniform
+        self.fixed = dict(zip(OTHERS, fixed, strict=True))  # (T, T) each
+
+    def pattern(self, head, paths, other):
+        """(B, T, T) of a head: one-hot along its paths, and elsewhere as `other` says."""
+        own = [path for path in paths if path[:2] == head]
+        edges = mark_edges(own, self.task, self.clean.places).float()
+        total = edges.sum(-1, keepdim=True)  # 1 where a token reads, unless chains share it
+        return torch.where(total > 0, edges / total.clamp(min=1), self.fixed[other])
+
+    def loss(self, paths, others):
+        """The mean loss, a number."""
+        heads = {}
+        for head, other in others.items():
+            pattern = self.pattern(head, paths, other)
+            heads[head] = lambda _, values, pattern=pattern: pattern @ values
+        return round(self.losses(heads).mean().item(), 5)
+
+
+def possible_reads(hard):
+    """{Path: mean attention} of what heads may be for (steps 1 and 2): of each head and reader the
+    read of its own chain that gets most, if that is enough above the mean of the other chains."""
+    task, places, best = hard.task, hard.corrupted.places, {}
+    for reader, read in itertools.permutations(task.roles, 2):
+        paths = [Path(0, 0, reader, token) for token in (read, f"{read}*")]
+        own, to_all = (mean_attention(hard.trained, path, task, places) for path in paths)
+        own -= (to_all - own) / max(task.N - 1, 1)
+        for head, attention in zip(hard.corrupted_reads, own.tolist(), strict=True):
+            found = attention, Path(*head, reader, read)
+            best[head, reader] = max(found, best.get((head, reader), found))
+    return {path: attention for attention, path in best.values() if attention >= ENOUGH}
+
+
+def simplest(hard, possible, order="high"):
+    """The simplest mechanism that keeps the loss low (steps 3 and 4). Until nothing changes, it
+
+    1. chooses for one head after another how the other tokens attend, by the loss
+    2. drops one path after another, with that choice made anew for its head, if the loss stays
+       below the one allowed, or does not rise
+
+    A head without paths is uniform or the identity, as in the paper."""
+    allowed, paths, before = MARGIN * hard.task.faithful_below, {*possible}, None
+    others = dict.fromkeys(hard.model.heads, "uniform") | {p[:2]: "nothing" for p in paths}
+    loss = hard.loss(paths, others)
+
+    def choose(paths, head):  # (loss, others)
+        has_paths = any(path[:2] == head for path in paths)
+        ways = [others | {head: other} for other in (OTHERS if has_paths else OTHERS[:2])]
+        losses = [hard.loss(paths, way) for way in ways]
+        return min(losses), ways[losses.index(min(losses))]
+
+    while (paths, others) != before:
+        before = paths, others
+        for head in others:
+            loss, others = choose(paths, head)
+        for path in sorted(paths, key=lambda path: ORDERS[order](path, possible[path])):
+            lower, changed = choose(paths - {path}, path[:2])
+            if lower < allowed or lower <= loss:
+                loss, paths, others = lower, paths - {path}, changed
+    return paths, others
+
+
+@torch.no_grad()
+def papers_test(model, task, order="high", batch=0, count=256):
+    """The row of a model; {} if it has no possible reads. Batch number `batch` of 32 sequences is
+    searched; losses are those of `count` others, means over symbols unless said otherwise.
+
+    possible, paths: [[layer, head, reader, read], ...] before and after the search
+    others: {head: how its tokens without a read attend}
+    held: with all ablations together (step 5); holds: whether it is below task.faithful_below
+    first_uniform: held, but the first layer that has paths is uniform
+    removed: [{other: loss}, ...] without each path (step 6), for every choice of its head's others
+    mean, resample: {symbol: loss} in the tests of ablate.py, where these paths are kept"""
+    begun, hard = time.monotonic(), OneHotModel(model, task, task.draw("search", 32, batch))
+    possible = possible_reads(hard)
+    if not possible:
+        return {}
+    paths, others = simplest(hard, possible, order)
+    row = dict(order=order, batch=batch, possible=sorted(possible), paths=sorted(paths))
+    row["others"] = {"L{}H{}".format(*head): other for head, other in others.items()}
+
+    fresh = OneHotModel(model, task, task.draw("circuits", count))
+    first = min((path.layer for path in paths), default=None)
+    later = {path for path in paths if path.layer > first}
+    uniform = others | {path[:2]: "uniform" for path in paths - later}
+    row.update(held=fresh.loss(paths, others), first_uniform=fresh.loss(later, uniform))
+    row["holds"] = row["held"] < task.faithful_below
+    row["removed"] = [
+        {other: fresh.loss(paths - {path}, others | {path[:2]: other}) for other in OTHERS}
+        for path in row["paths"]
+    ]
+    row |= {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
+    return row | dict(seconds=round(time.monotonic() - begun))
+
+
+# ---- the command
+
+COLUMNS = {  # and what the paper says of A to D
+    "run": "the paper's A to D",
+    "reads that are left": "",
+    "heads along paths": 4,
+    "loss with all ablations together": "below 0.05",
+    "first useful layer uniform too": "0.05-0.1",
+    "without one later path": "0.17-0.89, observed",
+    "the worst symbol in ablate.py, resampled, mean": "",
+}
+
+
+def table(rows):
+    """Rows in the paper's words, a line each; without a path with the best choice of others."""
+    lines = [COLUMNS.values()]
+    for row in rows:
+        paths = [Path(*path) for path in row["paths"]]
+        removed = [min(losses.values()) for losses in row["removed"]]
+        later = [loss for path, loss in zip(paths, removed, strict=True) if path[0] > paths[0][0]]
+        reads = f"{len(paths)} of {len(row['possible'])}", len({path[:2] for path in paths})
+        held = f"{row['held']:.3f}" + ", not held" * (not row["holds"])
+        losses = held, f"{row['first_uniform']:.3f}", span(later, "{:.3f}")
+        answers = ", ".join(f"{max(row[by].values()):.2f}" for by in BOTH)
+        lines.append([row["run"], *reads, *losses, answers])
+    return markdown(COLUMNS, *lines)
+
+
+def main():
+    p = command_line("python -m extras.appendix_e", __doc__)
+    p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
+    p.add_argument("--order", choices=ORDERS, default="high", help="which reads are dropped first")
+    p.add_argument("--batch", type=int, default=0, help="number of the batch that is searched")
+    p.add_argument("--out", type=pathlib.Path, help="a .jsonl file that rows are added to")
+    args = p.parse_args()
+    if unfinished := [run for run in args.run if not (run / "model.pt").exists()]:
+        p.error(f"there is no {unfinished[0]}/model.pt: finish the training with --resume")
+    rows = []
+    for run in args.run:
+        row = papers_test(*train.load(run)[:2], args.order, args.batch)
+        if not row:
+            print(f"{run}: no token gives {ENOUGH} of its attention to a read of its own chain")
+            continue
+        rows.append(dict(run=run.resolve().name, **row))
+        print(f"{run}:", ", ".join(str(Path(*path)) for path in row["paths"]), flush=True)
+        if args.out:
+            kept = rows_by(args.out, "run", "order", "batch")
+            kept[rows[-1]["run"], args.order, args.batch] = rows[-1]
+            train.write_file(args.out, [*kept.values()])
+    if rows:
+        print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

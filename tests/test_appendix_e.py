@@ -1,0 +1,200 @@
+"""The paper's own test: one-hot patterns against loops, and its search against all subsets."""
+
+import itertools
+
+import test_all
+import train
+from data import Task
+from extras import appendix_e
+from extras.appendix_e import OneHotModel, papers_test, possible_reads, simplest
+
+import pytest
+import torch
+
+
+def mean_loss(model, task, batch, paths, others):
+    """The mean loss under one-hot attention, by loops."""
+    heads, T = {}, task.T
+    for head, other in others.items():
+        pattern = torch.zeros(len(batch.inputs), T, T)
+        for b, t in itertools.product(range(len(pattern)), range(T)):
+            if other == "uniform":
+                pattern[b, t, : t + 1] = 1 / (t + 1)
+            elif other == "identity":
+                pattern[b, t, t] = 1
+            for n, path in itertools.product(range(task.N), paths):
+                place = dict(zip(task.roles, batch.places[b, n].tolist(), strict=True))
+                if path[:2] == head and place[path.reader] == t:
+                    pattern[b, t] = 0
+                    pattern[b, t, place[path.read]] = 1
+        heads[head] = lambda _, values, pattern=pattern: pattern @ values
+    return task.losses(model(batch.inputs, heads), batch).mean().item()
+
+
+class Toy:
+    """A model of two chains of two steps, which finds its tokens by comparing symbols. Each of its
+    heads has one read, with 0.9 of the attention. The query hears of x_1 from 1b, and of x_2 by
+    `ahead` through 1b, which reads 2b, by `direct` in layer 1 and by `late` in layer 2 from 2b."""
+
+    task = Task(N=2, D=2)
+    heads = [(0, 0), (1, 0), (1, 1), (2, 0)]
+
+    def __init__(self, ahead, direct, late):
+        self.ahead, self.direct, self.late = ahead, direct, late
+
+    def __call__(self, x, heads=None):
+        same, sequence = (x[:, :, None] == x[:, None]).all(-1), torch.arange(len(x))[:, None]
+        q = torch.tensor([[8, 9]]).expand(len(x), 2)
+        first = 5 + 2 * same[:, 8:, 4:8:2].int().argmax(-1)  # 1b of each query
+        second = 1 + 2 * same[sequence, first, :4:2].int().argmax(-1)  # 2b
+
+        def read(head, reader, token):
+            """(B, T, 8): what each token reads of what the tokens show and hold."""
+            pattern = torch.eye(10).repeat(len(x), 1, 1)
+            pattern[sequence, reader] *= 0.1
+            pattern[sequence, reader, token] = 0.9
+            return (heads or {}).get(head, torch.matmul)(pattern, torch.cat([x, held], -1))
+
+        held = 0 * x
+        held = read((0, 0), first, second)[..., :4]
+        x_1, x_2 = read((1, 0), q, first)[:, -2:].chunk(2, -1)
+        x_2 = self.ahead * x_2 + self.direct * read((1, 1), q, second)[:, -2:, :4]
+        x_2 = x_2 + self.late * read((2, 0), q, second)[:, -2:, :4]
+        return torch.cat([x_1, x_2], -1)
+
+
+@pytest.mark.parametrize(
+    "weights, left",
+    [
+        ((1, 0, 0), "L0H0: 1b -> 2b, L1H0: q -> 1b"),
+        ((0, 0.9, 0.1), "L1H0: q -> 1b, L1H1: q -> 2b"),
+        ((0.1, 0.1, 0.9), "L1H0: q -> 1b, L2H0: q -> 2b"),
+        ((0, 0.5, 0.5), "L1H0: q -> 1b, L1H1: q -> 2b, L2H0: q -> 2b"),
+        ((0.34, 0.33, 0.33), "L0H0: 1b -> 2b, L1H0: q -> 1b, L1H1: q -> 2b, L2H0: q -> 2b"),
+    ],
+)
+def test_the_search_finds_the_smallest_of_all_mechanisms(weights, left):
+    """All subsets of the reads, with all choices for the other tokens of every head."""
+    model = Toy(*weights)
+    hard = OneHotModel(model, model.task, model.task.draw("search", 16))
+    possible = possible_reads(hard)
+    reads = "L0H0: 1b -> 2b", "L1H0: q -> 1b", "L1H1: q -> 2b", "L2H0: q -> 2b"
+    assert {*map(str, possible)} == {*reads}
+
+    of_head, smallest = {path[:2]: path for path in possible}, []
+    choices = [(False, "uniform"), (False, "identity")]
+    choices += [(True, other) for other in appendix_e.OTHERS]
+    for chosen in itertools.product(choices, repeat=4):
+        paths = {
+            of_head[head] for head, (reads, _) in zip(model.heads, chosen, strict=True) if reads
+        }
+        others = {head: other for head, (_, other) in zip(model.heads, chosen, strict=True)}
+        if hard.loss(paths, others) < 0.045:
+            smallest.append(len(paths))
+    for order in appendix_e.ORDERS:
+        paths, others = simplest(hard, possible, order)
+        assert ", ".join(map(str, sorted(paths))) == left and len(paths) == min(smallest)
+        assert hard.loss(paths, others) < 0.045
+
+
+def test_one_hot_attention_is_that_of_loops():
+    model = Toy(0.4, 0.3, 0.3)
+    hard = OneHotModel(model, model.task, model.task.draw("search", 5))
+    possible = [*possible_reads(hard)]
+    for size, first in itertools.product(range(5), range(3)):
+        names = appendix_e.OTHERS[first:] + appendix_e.OTHERS[:first] + ("uniform",)
+        mechanism = {*possible[:size]}, dict(zip(model.heads, names, strict=True))
+        by_hand = mean_loss(model, model.task, hard.clean, *mechanism)
+        assert hard.loss(*mechanism) == pytest.approx(by_hand, abs=1e-5)
+
+
+def test_a_report_is_what_loops_find_and_can_be_printed():
+    model = Toy(1, 0, 0)
+    task, row = model.task, papers_test(model, model.task, count=8)
+    batch, paths = task.draw("circuits", 8), [appendix_e.Path(*path) for path in row["paths"]]
+    others = {(int(head[1]), int(head[3])): other for head, other in row["others"].items()}
+    expected = [mean_loss(model, task, batch, paths, others)]
+    expected.append(mean_loss(model, task, batch, paths[1:], others | {(0, 0): "uniform"}))
+    for path, other in itertools.product(paths, appendix_e.OTHERS):
+        left = [kept for kept in paths if kept != path]
+        expected.append(mean_loss(model, task, batch, left, others | {path[:2]: other}))
+    removed = [loss for losses in row["removed"] for loss in losses.values()]
+    found = [row["held"], row["first_uniform"], *removed]
+    assert found == pytest.approx(expected, abs=1e-5)
+    cells = appendix_e.table([dict(run="toy", **row)]).splitlines()[-1].strip("| ").split(" | ")
+    later = f"{min(row['removed'][1].values()):.3f}"
+    assert cells[1:6] == ["2 of 4", "2", *(f"{loss:.3f}" for loss in found[:2]), later]
+
+
+def test_a_read_that_finds_a_place_is_not_needed():
+    """The query of the planted model finds 1b because 1b has read 1a. A one-hot map is told where
+    1b is, so q -> 1b alone answers, but not in the tests of ablate.py."""
+    row = papers_test(test_all.planted, Task(N=4, D=1), count=64)
+    assert row["possible"] == [(0, 0, "1b", "1a"), (1, 0, "q", "1b")]
+    assert row["paths"] == [(1, 0, "q", "1b")]
+    assert row["held"] < 1e-4 and row["holds"] and row["first_uniform"] > 0.5
+    assert min(row["mean"]["x_1"], row["resample"]["x_1"]) > 0.5
+
+
+def attends(to_1b, to_others):
+    """A model of one head that adds up what the query reads: the tokens 1b, of which its own gets
+    more. It answers if its own gets a quarter."""
+
+    def model(x, heads=None):
+        same = (x[:, 8:, None] == x[:, None, :8:2]).all(-1)  # (B, 4, 4)
+        pattern = torch.eye(12).repeat(len(x), 1, 1)
+        pattern[:, 8:, 1:8:2] = torch.where(same, to_1b, to_others)
+        values = 4 * x * (torch.arange(12) % 2 * (torch.arange(12) < 8))[:, None]
+        return (heads or {}).get((0, 0), torch.matmul)(pattern, values)[:, 8:]
+
+    model.heads = [(0, 0)]
+    return model
+
+
+def test_a_model_that_needs_soft_attention_is_not_held():
+    model, task = attends(0.25, 0.0), Task(N=4, D=1)
+    batch = task.draw("validation", 64)
+    assert task.losses(model(batch.inputs), batch).mean() < 1e-4
+    row = papers_test(model, task, count=64)
+    assert not row["holds"] and row["held"] > 0.5
+    assert "not held" in appendix_e.table([dict(run="soft", **row)])
+
+
+class WithoutRoles(Task):
+    def __post_init__(self):
+        super().__post_init__()
+        self.roles = {}
+
+    def batch(self, size, rng):
+        batch = Task(self.N, self.D).batch(size, rng)
+        return batch._replace(places=batch.places[:, :, :0])
+
+
+def test_without_reads_of_its_own_chain_there_is_nothing_to_test():
+    assert papers_test(attends(0.25, 0.25), Task(N=4, D=1)) == {}  # a star
+    assert papers_test(attends(0.25, 0.0), WithoutRoles(N=4, D=1)) == {}
+
+
+def test_the_command_adds_rows_to_a_file(tmp_path, monkeypatch):
+    flags, out = f"{test_all.TINY} --dtype bfloat16 --out", tmp_path / "rows.jsonl"
+    for name in "one", "two":
+        assert test_all.run_main(train, f"{flags} {tmp_path}/{name}")[0] == 0
+    one, two = tmp_path / "one", tmp_path / "two"
+    code, said, err = test_all.run_main(appendix_e, str(one))
+    assert code == 0 and "| one |" in said, err
+
+    def run(model, arguments):
+        monkeypatch.setattr(train, "load", lambda run: (model, Task(N=4, D=1), None))
+        code, said, err = test_all.run_main(appendix_e, f"{arguments} --out {out}")
+        assert code == 0, err
+        return said
+
+    assert run(attends(0.25, 0.25), one).startswith(f"{one}: no token gives") and not out.exists()
+    for arguments in one, f"{two} {one}", f"{one} --batch 1":
+        assert "L1H0: q -> 1b\n" in run(test_all.planted, arguments)
+    rows = [(row["run"], row["batch"]) for row in train.read_file(out)]
+    assert rows == [("one", 0), ("two", 0), ("one", 1)]
+
+    (two / "model.pt").unlink()
+    code, said, err = test_all.run_main(appendix_e, f"{one} {two}")
+    assert code == 2 and "finish the training" in err and err.count("\n") == 1 and not said
