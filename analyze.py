@@ -132,56 +132,67 @@ def queries_and_keys(model, inputs):
 
 
 @torch.no_grad()
-def measure_matches(model, task, paths, n=32, step=0.01):
-    """{path: (M, score, letters)} of the paths between roles, if there is another chain.
+def slopes_of(model, task, paths, batch, further=0, step=0.01):
+    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)): q and k of the
+    score of each path in one chain of each sequence, and their central differences by the symbols
+    of the tokens of this chain, or of one so many further. From k that of the next chain is taken
+    off, as from a score."""
+    sequence = torch.arange(len(batch.inputs))
+    chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1, further)]
+    own, other, changed = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
 
-    The score of a read before the softmax, less that of the same token of the next chain, is a
-    product q k: what the reader and what the tokens it may read make of the inputs x. By the symbol
-    of token u in q and that of token v in k it has the second derivative (K, K)
-
-        M[u, v] = dq/dx_u dk/dx_v        by central differences, mean over n sequences
-
-    If that is c I, the score holds c x_u x_v: the head compares two symbols. In the tuples are M
-    (roles, roles, K, K), the mean score, and {k: c} of the x_k that are matched, {} by place."""
-    batch, sequence = task.draw("circuits", n), torch.arange(n)
-    chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1)]  # (roles, n) each
-    own, other = (dict(zip(task.roles, places, strict=True)) for places in chains)
-    paths = [path for path in paths if {*path[2:]} <= own.keys() and task.N > 1]
-    if not paths:
-        return {}
-
-    def factors(inputs):  # (2, paths, n, head_size): q and k
+    def factors(inputs):
         found, both = queries_and_keys(model, inputs), []
         for path in paths:
-            q, k = (found[path.layer, name][:, path.head] for name in "qk")  # (n, T, head_size)
+            q, k = (found[path.layer, name][:, path.head] for name in "qk")  # (B, T, head_size)
             q = q[sequence, own[path.reader]] / q.shape[-1] ** 0.5
             k = k[sequence, own[path.read]] - k[sequence, other[path.read]]
             both.append(torch.stack([q, k]))
         return torch.stack(both, 1)
 
     slopes = []
-    for role, i in itertools.product(own, range(task.inputs)):
+    for places, i in itertools.product(changed.values(), range(task.inputs)):
         change = torch.zeros_like(batch.inputs)
-        change[sequence, own[role], i] = step
+        change[sequence, places, i] = step
         slopes.append(factors(batch.inputs + change) - factors(batch.inputs - change))
     slopes = torch.stack(slopes, 2).unflatten(2, (len(own), -1)) / (2 * step)
-    M = torch.einsum("puins,pvjns->puvij", *slopes) / n  # (paths, roles, roles, K, K)
-    scores = factors(batch.inputs).prod(0).sum(-1).mean(-1).tolist()
+    return factors(batch.inputs), slopes
+
+
+def measure_matches(model, task, paths, n=32):
+    """{path: (M, score, letters)} of the paths between roles, if there is another chain.
+
+    The score of a read before the softmax, less that of the same token of the next chain, is a
+    product q k: what the reader and what the tokens it may read make of the inputs x. By the symbol
+    of token u in q and that of token v in k it has the second derivative (K, K)
+
+        M[u, v] = dq/dx_u dk/dx_v        mean over n sequences
+
+    If that is c I, the score holds c x_u x_v: the head compares two symbols. In the tuples are M
+    (roles, roles, K, K), the mean score, and {k: c} of the x_k that it matches, {} by place."""
+    paths = [path for path in paths if {*path[2:]} <= task.roles.keys() and task.N > 1]
+    if not paths:
+        return {}
+    batch, matches = task.draw("circuits", n), {}
+    factors, (q, k) = slopes_of(model, task, paths, batch)
+    maps = torch.einsum("puins,pvjns->puvij", q, k) / n  # (paths, roles, roles, K, K)
     square = batch.inputs.square().sum(-1).mean().item()  # of a symbol, about K
-    known = zip(paths, M, scores, strict=True)
-    return {path: (M, s, matched_letters(M, s, square, task)) for path, M, s in known}
+    scores = factors.prod(0).sum(-1).mean(-1).tolist()
+    for path, M, score in zip(paths, maps, scores, strict=True):
+        if not M.isfinite().all():
+            raise FloatingPointError(f"{path} has scores that are not finite")
+        least, letters = max(LEAST, PART * abs(score)) / square, {}
+        for symbol, c in same_symbol(M, task).items():
+            if c.sum().abs().item() >= least:
+                letters[symbol] = max(c.flatten().tolist(), key=abs)
+        matches[path] = M, score, letters
+    return matches
 
 
-def matched_letters(M, score, square, task):
-    """{k: c} of the x_k that a read matches by two tokens that show it, the largest c first."""
-    if not M.isfinite().all():
-        raise FloatingPointError("a score of this model is not finite")
-    shown, letters = torch.tensor([*task.roles.values()]), {}
-    for k in {*task.roles.values()}:
-        c = M[shown == k][:, shown == k].diagonal(dim1=2, dim2=3).mean(-1)  # of all such pairs
-        if c.sum().abs().item() * square >= max(LEAST, PART * abs(score)):
-            letters[k] = max(c.flatten().tolist(), key=abs)
-    return dict(sorted(letters.items(), key=lambda letter: -abs(letter[1])))
+def same_symbol(M, task):
+    """{k: c (tokens, tokens)}, the c of M (roles, roles, K, K) of the pairs that both show x_k."""
+    shown, c = torch.tensor([*task.roles.values()]), M.diagonal(dim1=2, dim2=3).mean(-1)
+    return {k: c[shown == k][:, shown == k] for k in sorted({*task.roles.values()})}
 
 
 # ---- Figures 5 and 7, Appendix D: the circuit, and how its paths emerged
