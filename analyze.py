@@ -14,6 +14,7 @@ import re
 import train
 from ablate import arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads
 from data import command_line, progress
+from model import rotate
 
 import matplotlib
 import numpy as np
@@ -23,7 +24,7 @@ from matplotlib.figure import Figure
 
 RED, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
 SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
-LETTERS = "Letters: symbols that can have arrived at a token over the paths of the final circuit."
+LETTERS = "At tokens: the symbols that can have arrived there over the paths of the final circuit."
 
 
 # ---- Figure 6: losses
@@ -107,6 +108,93 @@ Red: paths of the circuit. They were found on many sequences, and may be empty i
     return figure
 
 
+# ---- what a read matches
+
+# The match of a symbol must make a third of a score, and 1 nat, which multiplies the odds by e. In
+# the circuits of results/ it makes 0.4 or more and 6 nats, or else less than 0.1; with untrained
+# weights, and between symbols of two chains, 0.5 nats at most (extras/studies/matches.py)
+PART, LEAST = 1 / 3, 1.0
+
+
+def queries_and_keys(model, inputs):
+    """{(layer, "q" or "k"): (B, heads, T, head_size)}, after RoPE."""
+    found, hooks = {}, []
+    for (layer, block), name in itertools.product(enumerate(model.blocks), "qk"):
+
+        def keep(module, args, output, key=(layer, name)):
+            found[key] = output if model.angles is None else rotate(output, model.angles)
+
+        hooks.append(getattr(block, name).register_forward_hook(keep))
+    model(inputs, heads={model.heads[-1]: torch.matmul})  # the last layer has all its tokens then
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@torch.no_grad()
+def slopes_of(model, task, paths, batch, further=0, step=0.01):
+    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)): q and k of the
+    score of each path in one chain of each sequence, and their central differences by the symbols
+    of the tokens of this chain, or of one so many further. From k that of the next chain is taken
+    off, as from a score."""
+    sequence = torch.arange(len(batch.inputs))
+    chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1, further)]
+    own, other, changed = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
+
+    def factors(inputs):
+        found, both = queries_and_keys(model, inputs), []
+        for path in paths:
+            q, k = (found[path.layer, name][:, path.head] for name in "qk")  # (B, T, head_size)
+            q = q[sequence, own[path.reader]] / q.shape[-1] ** 0.5
+            k = k[sequence, own[path.read]] - k[sequence, other[path.read]]
+            both.append(torch.stack([q, k]))
+        return torch.stack(both, 1)
+
+    slopes = []
+    for places, i in itertools.product(changed.values(), range(task.inputs)):
+        change = torch.zeros_like(batch.inputs)
+        change[sequence, places, i] = step
+        slopes.append(factors(batch.inputs + change) - factors(batch.inputs - change))
+    slopes = torch.stack(slopes, 2).unflatten(2, (len(own), -1)) / (2 * step)
+    return factors(batch.inputs), slopes
+
+
+def measure_matches(model, task, paths, n=32):
+    """{path: (M, score, letters)} of the paths between roles, if there is another chain.
+
+    The score of a read before the softmax, less that of the same token of the next chain, is a
+    product q k: what the reader and what the tokens it may read make of the inputs x. By the symbol
+    of token u in q and that of token v in k it has the second derivative (K, K)
+
+        M[u, v] = dq/dx_u dk/dx_v        mean over n sequences
+
+    If that is c I, the score holds c x_u x_v: the head compares two symbols. In the tuples are M
+    (roles, roles, K, K), the mean score, and {k: c} of the x_k that it matches, {} by place."""
+    paths = [path for path in paths if {*path[2:]} <= task.roles.keys() and task.N > 1]
+    if not paths:
+        return {}
+    batch, matches = task.draw("circuits", n), {}
+    factors, (q, k) = slopes_of(model, task, paths, batch)
+    maps = torch.einsum("puins,pvjns->puvij", q, k) / n  # (paths, roles, roles, K, K)
+    square = batch.inputs.square().sum(-1).mean().item()  # of a symbol, about K
+    scores = factors.prod(0).sum(-1).mean(-1).tolist()
+    for path, M, score in zip(paths, maps, scores, strict=True):
+        if not M.isfinite().all():
+            raise FloatingPointError(f"{path} has scores that are not finite")
+        least, letters = max(LEAST, PART * abs(score)) / square, {}
+        for symbol, c in same_symbol(M, task).items():
+            if c.sum().abs().item() >= least:
+                letters[symbol] = max(c.flatten().tolist(), key=abs)
+        matches[path] = M, score, letters
+    return matches
+
+
+def same_symbol(M, task):
+    """{k: c (tokens, tokens)}, the c of M (roles, roles, K, K) of the pairs that both show x_k."""
+    shown, c = torch.tensor([*task.roles.values()]), M.diagonal(dim1=2, dim2=3).mean(-1)
+    return {k: c[shown == k][:, shown == k] for k in sorted({*task.roles.values()})}
+
+
 # ---- Figures 5 and 7, Appendix D: the circuit, and how its paths emerged
 
 
@@ -120,44 +208,75 @@ def tokens_of(task, paths):
 def draw_diagram(axes, flags, looks):
     """Draw the tokens of a chain across and the layers that have paths upward, letters for what can
     have arrived at a token by then, and arrows from what is read to its reader;
-    looks: {path: (text, color, width)}."""
+    looks: {path: ([(text, color of its box), ...], color, width)}."""
     task, paths = train.task_of(flags), sorted(looks)
-    x_of = {token: x for x, token in enumerate(tokens_of(task, paths))}
+    apart = max(1, 0.2 * len({*task.roles.values()}))  # room for all letters at each token
+    x_of = {token: apart * i for i, token in enumerate(tokens_of(task, paths))}
+    for slot in task.chain_slots:
+        ends = x_of[slot[0]] - 0.15, x_of[slot[-1]] + 0.15
+        axes.plot(ends, [0, 0], color=PALE, lw=30, solid_capstyle="round", zorder=0)
 
-    # one row a layer that has paths, from the input, layer -1
-    rows = arrivals(paths, task)
-    axes.figure.set_size_inches(max(7.5, 0.85 * len(x_of) + 1.2), 0.8 * len(rows) + 2)
-    axes.set_yticks(range(len(rows)), ["input", *(f"layer {layer}" for layer, _ in rows[1:])])
-    axes.set_xticks(range(len(x_of)), x_of)
-    axes.set(xlim=(-0.6, len(x_of) - 0.3), ylim=(-0.4, len(rows) - 0.6), frame_on=False)
+    # labels that would hide each other are in different lanes, one above the other
+    middle = {path: (x_of[path.reader] + x_of[path.read.rstrip("*")]) / 2 for path in paths}
+    room, lane = max(width_of(boxes) for boxes, *_ in looks.values()), {}
+    for path in paths:
+        near = {other for other in lane if abs(middle[other] - middle[path]) < room}
+        taken = {lane[other] for other in near if other.layer == path.layer}
+        lane[path] = min({*range(len(paths))} - taken)
+
+    # from the input, layer -1, to the last: where each layer is that has paths, dots between others
+    rows, y_of, ticks, below = arrivals(paths, task), {-1: 0}, {0: "input"}, {}
+    for (last, _), (layer, _) in itertools.pairwise(rows):
+        highest = max(lane[path] for path in paths if path.layer == layer)
+        y_of[layer], below[layer] = y_of[last] + 1 + 0.35 * highest, last
+        style = "-" if layer == last + 1 else ":"
+        axes.vlines(x_of.values(), y_of[last], y_of[layer], FAINT, style, lw=1, zorder=0)
+        ticks[y_of[layer]] = f"layer {layer}"
+        if style == ":":
+            ticks[(y_of[last] + y_of[layer]) / 2] = "\N{VERTICAL ELLIPSIS}"
+    top = max(ticks)
+    axes.figure.set_size_inches(max(7.5, 0.85 * apart * len(x_of) + 1.2), 0.8 * top + 2.8)
+    axes.set_yticks([*ticks], ticks.values())
+    axes.set_xticks([*x_of.values()], x_of)
+    axes.set(xlim=(-0.6, max(x_of.values()) + 0.7), ylim=(-0.4, top + 0.4), frame_on=False)
     axes.tick_params(length=0)
-    axes.vlines(x_of.values(), 0, len(rows) - 1, FAINT, lw=1, zorder=0)
 
     # the arrows, and where they start and end letters, as at the input
-    shown = {(0, token) for token in x_of}
-    y_of = {layer: y for y, (layer, _) in enumerate(rows)}
-    center = dict(size=8.5, ha="center", va="center", zorder=4)  # on top of arrows
+    shown = {(-1, token) for token in x_of}
     for path in paths:
-        y, (text, color, width) = y_of[path.layer], looks[path]
-        read, dashes = path.read.rstrip("*"), "--" if "*" in path.read else "-"
-        start, end = (x_of[read], y - 0.8), (x_of[path.reader], y - 0.2)
+        read, (boxes, color, width) = path.read.rstrip("*"), looks[path]
+        y, dashes = y_of[below[path.layer]] + 0.35 * lane[path], "--" if "*" in path.read else "-"
+        start, end = (x_of[read], y + 0.2), (x_of[path.reader], y + 0.8)
         style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width, ls=dashes)
         axes.annotate("", end, start, arrowprops=style)
-        head = f"H{path.head} " * (flags.heads > 1)
-        box = dict(fc="white", ec="none", pad=1)
-        axes.text(*np.mean([start, end], 0), head + text, bbox=box, **center)
-        shown |= {(y - 1, read), (y, path.reader)}
-    center |= dict(family="monospace", weight="bold", color="white")
-    for y, token in shown:
-        symbols = sorted(rows[y][1][token])
-        for i, k in enumerate(symbols):  # side by side
-            box = dict(boxstyle="round,pad=0.25", fc=symbol_color(k), ec="white")
-            x = x_of[token] + 0.2 * (i - (len(symbols) - 1) / 2)
-            axes.text(x, y, task.labels[k][0], bbox=box, **center)
+        head = [(f"H{path.head}", "white")] * (flags.heads > 1)
+        write_boxes(axes, middle[path], y + 0.5, head + boxes)
+        shown |= {(below[path.layer], read), (path.layer, path.reader)}
+    for (layer, holds), token in itertools.product(rows, x_of):
+        if (layer, token) in shown:
+            letters = [(task.labels[k][0], symbol_color(k)) for k in sorted(holds[token])]
+            write_boxes(axes, x_of[token], y_of[layer], letters)
 
 
-def draw_circuit(flags, report):
-    """Figure 5: the circuit; the more the loss rises without a path, the wider its arrow."""
+def width_of(boxes):
+    """How wide these [(text, color), ...] are, side by side, where tokens are 1 apart."""
+    return sum(0.1 + 0.1 * len(text) for text, _ in boxes)
+
+
+def write_boxes(axes, x, y, boxes):
+    """Write texts side by side around a point: [(text, color of its box), ...]."""
+    style = dict(size=8.5, family="monospace", weight="bold", ha="center", va="center", zorder=4)
+    x -= width_of(boxes) / 2
+    for text, fill in boxes:
+        box = dict(boxstyle="round,pad=0.25", fc=fill, ec="white")
+        color, half = INK if fill == "white" else "white", width_of([(text, fill)]) / 2
+        axes.text(x + half, y, text, color=color, bbox=box, parse_math=False, **style)
+        x += 2 * half
+
+
+def draw_circuit(flags, report, matches):
+    """Figure 5: the circuit, and what each read matches; the more the loss rises without a path,
+    the wider its arrow."""
     task, paths, looks = train.task_of(flags), paths_in(report), {}
     # {layer: {token: what has arrived there before this layer}}
     before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
@@ -166,15 +285,21 @@ def draw_circuit(flags, report):
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
         ahead = path.reader in task.roles and max(brought, default=0) > task.roles[path.reader]
         color = RED if ahead and path.reader != "q" else GRAY if brought <= has else INK
-        text = f"{row['attention']:.2f}" if row["attention"] < 0.9 else ""
-        looks[path] = text, color, 1 + 2 * min(1, max(row["without"].values()))
+        boxes = [("?", "white")]
+        if path in matches:
+            names = [(task.labels[k][0], symbol_color(k)) for k in matches[path][-1]]
+            boxes = [(f"{name}={name}", fill) for name, fill in names] or [("place", "white")]
+        looks[path] = boxes, color, 1 + 2 * min(1, max(row["without"].values()))
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
-    caption = f"""{LETTERS} Numbers: mean attention below 0.9.
-Wider: the loss rises more without it. Red: reads ahead, beyond its own pair. Gray: brings no new
-letter. Dashed: reads the tokens of all chains. Circuit {verdict}; the worst target has a loss of
-{max(report[ablation].values()):.3f} under {ablation} ablation (n = {report["sequences"]})."""
+    unknown = "" if {*paths} == {*matches} else " ?: not measured."
+    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold.
+place: it looks where the token stands.{unknown} The wider, the more the loss rises without it.
+Red: reads ahead, beyond its own pair. Gray: brings no new letter. Dashed: reads all chains.
+{LETTERS}
+Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
+under {ablation} ablation (n = {report["sequences"]})."""
     add_title(figure, flags, "what it learned", caption)
     return figure
 
@@ -209,10 +334,11 @@ def emergence_steps(emergence):
 def draw_emergence(flags, emergence, log):
     """Figure 7: the step at which each path emerged; the later, the darker."""
     rows, steps, n = paths_in(emergence), emergence_steps(emergence), emergence["sequences"]
-    looks = {path: (f"({rows[path]['mean'][-1]:.2f})", GRAY, 1) for path in rows}
+    looks = {path: ([(f"({rows[path]['mean'][-1]:.2f})", "white")], GRAY, 1) for path in rows}
     passed = sorted((step, path) for path, step in steps.items() if step is not None)
     for rank, (step, path) in enumerate(passed, 1):
-        looks[path] = f"{step:.0f}", matplotlib.colormaps["plasma_r"](rank / len(passed)), 2
+        color = matplotlib.colormaps["plasma_r"](rank / len(passed))
+        looks[path] = [(f"{step:.0f}", "white")], color, 2
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     learned = crossings(log, train.task_of(flags))
@@ -282,11 +408,12 @@ def figures_of(run):
     yield "curves.png", draw_curves(flags, log)
     report = read_report(run)
     paths = sorted(paths_in(report))
-    yield "attention_maps.png", draw_attention_maps(train.load(run)[0], flags, paths)
+    model, task, _ = train.load(run)
+    yield "attention_maps.png", draw_attention_maps(model, flags, paths)
     if not paths:
         print("there is no circuit:", report.get("verdict", f"run python ablate.py {run} first"))
         return
-    yield "circuit.png", draw_circuit(flags, report)
+    yield "circuit.png", draw_circuit(flags, report, measure_matches(model, task, paths))
     if checkpoints_of(run):
         train.write_file(run / "emergence.json", measure_emergence(run, paths))
     emergence = read_report(run, "emergence.json")
