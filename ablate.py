@@ -83,17 +83,17 @@ def record_reads(model, inputs):
 
 class PatchedModel:
     """A model on clean sequences, in which reads are ablated: what is read along some edges is
-    replaced by what is read in as many corrupted sequences. In mean ablation that is the mean over
-    all of them, in resample ablation that of one for each clean sequence. Later heads attend in
-    the stream that results.
+    replaced by what is read in corrupted sequences, at least as many. In mean ablation that is the
+    mean over all of them, in resample ablation that of one for each clean sequence. Later heads
+    attend in the stream that results.
 
     Never ablated are a token's own value, the MLPs and the residual stream. The attention of an
     edge that is kept depends on all other tokens through the softmax. A path that carries nothing
     may seem needed, since unusual activations do harm."""
 
-    def __init__(self, model, task, clean):
+    def __init__(self, model, task, clean, corrupted=None):
         self.model, self.task, self.clean = model, task, clean
-        self.corrupted = task.draw("corrupted", len(clean.inputs))
+        self.corrupted = corrupted or task.draw("corrupted", len(clean.inputs))
         self.corrupted_reads = record_reads(model, self.corrupted.inputs)
         self.full = self.losses({})  # of the full model
 
@@ -132,10 +132,12 @@ class PatchedModel:
         def kept(batch):  # (B, T, T)
             return mark_edges(paths, self.task, batch.places) == keep_them
 
-        corrupted, values = self.corrupted_reads[head]  # (B, T, T), (B, T, size)
+        corrupted, values = self.corrupted_reads[head]  # (B or more, T, T), (B or more, T, size)
         others = (corrupted * ~(kept(self.corrupted) | itself)) @ values  # 3
         if ablation == MEAN:
             corrupted, others = corrupted.mean(0), others.mean(0)
+        else:
+            corrupted, others = (x[: len(self.clean.inputs)] for x in (corrupted, others))
         keep = kept(self.clean)
         alone = itself & ~keep.any(-1, keepdim=True)  # 2
 
@@ -165,9 +167,9 @@ def measure(patched, losses):
     the worst mean is below task.faithful_below and the worst share below LOST."""
     task, limit = patched.task, patched.task.chance / 2
     lost = (losses > limit) & (patched.full <= limit)
-    means, shares = symbol_means(losses, task), symbol_means(lost.float(), task)
-    score = max(max(means.values()) / task.faithful_below, max(shares.values()) / LOST)
-    return means, shares, score
+    worst = [x.mean((0, 1)).max() for x in (losses, lost.float())]  # not a number, if one is none
+    score = torch.stack(worst) / torch.tensor([task.faithful_below, LOST])
+    return symbol_means(losses, task), symbol_means(lost.float(), task), score.max().item()
 
 
 def candidates(patched):
@@ -250,14 +252,14 @@ def arrivals(paths, task):
     return after
 
 
-def decoy_losses(fresh, paths, ablation):
-    """The losses of a circuit in which each query has the places and the answers of another chain,
-    which it must not answer, since the query shows its own."""
+def decoy_losses(fresh, paths):
+    """The losses of a circuit, under mean ablation, if each query has the places and the answers of
+    another chain, which it must not answer, since the query shows its own."""
     clean, q = fresh.clean, [*fresh.task.roles].index("q")
     places, answers = clean.places.roll(1, 1), clean.answers.roll(1, 1)
     places[:, :, q] = clean.places[:, :, q]
     clean = clean._replace(places=places, answers=answers)
-    return PatchedModel(fresh.model, fresh.task, clean).keep_only(paths, ablation)
+    return PatchedModel(fresh.model, fresh.task, clean).keep_only(paths)
 
 
 def validate(fresh, paths):
@@ -273,7 +275,7 @@ def validate(fresh, paths):
         report[by], report["lost"][by], scores[by] = measure(fresh, losses)
     ablation = RESAMPLE if max(scores.values()) < 1 else MEAN
     report["knocked_out"], _, without = measure(fresh, fresh.knock_out(paths))
-    report["decoy"] = symbol_means(decoy_losses(fresh, paths, ablation), task)
+    report["decoy"] = symbol_means(decoy_losses(fresh, paths), task)
     answered = min(report["decoy"].values())
     _, holds = arrivals(paths, task)[-1]
     if not scores[MEAN] < 1:
@@ -318,7 +320,8 @@ def find_circuit(model, task, count=512):
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
-    few, many = (PatchedModel(model, task, task.draw("search", size)) for size in (64, 256))
+    many = PatchedModel(model, task, task.draw("search", 256))
+    few = PatchedModel(model, task, task.draw("search", 64), many.corrupted)
     fresh = PatchedModel(model, task, task.draw("circuits", count))
 
     def answer(paths, ablations):

@@ -306,7 +306,7 @@ under {ablation} ablation (n = {report["sequences"]})."""
 
 def checkpoints_of(run):
     """The checkpoint files of a run, by step."""
-    return sorted(pathlib.Path(run, "ckpt").glob("*.pt"))
+    return sorted(pathlib.Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))
 
 
 @torch.no_grad()

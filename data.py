@@ -154,8 +154,10 @@ def make_task(name, *values):
         if (tensor.shape, tensor.dtype) != (shape, dtype) or not tensor.isfinite().all():
             found = f"{tuple(tensor.shape)}, {tensor.dtype}, or not finite"
             raise ValueError(f"--task {name}: {what} are {found}; they must be {shape}, {dtype}")
-    if not (0 <= batch.places.min() <= batch.places.max() < task.T and "q" in task.roles):
-        raise ValueError(f"--task {name}: it needs a role q, and places among 0 to {task.T - 1}")
+    if not (task.targets and "q" in task.roles):
+        raise ValueError(f"--task {name}: it needs targets, and the role q")
+    if not 0 <= batch.places.min() <= batch.places.max() < task.T:
+        raise ValueError(f"--task {name}: places must be among 0 to {task.T - 1}")
     return task
 
 

@@ -38,15 +38,10 @@ from data import Task, command_line
 # ---- training
 
 
-def grid(words, folder):
+def grid(flags, folder):
     """Return {run directory: command line of train.py}, one for each choice of a value per flag of
-    a command line. FileExistsError if a directory has another run."""
-    flags = {"--save-every": ["0"]}
-    for word in words:
-        if word.startswith("--"):
-            flags[flag := word] = []
-        else:
-            flags[flag].append(word)
+    {flag: [value, ...]}. FileExistsError if a directory has another run."""
+    flags = {"--save-every": ["0"]} | flags
     choices = [[[flag, value] for value in flags[flag]] or [[flag]] for flag in flags]
     runs = {}
     for chosen in itertools.product(*choices):
@@ -166,20 +161,30 @@ def listed(rows, name):
     return " or ".join(map(str, sorted({row[name] for row in rows})))
 
 
+OWN = "--out", "--workers", "--scheduler", "--help", "-h"  # flags that train.py does not get
+
+
 def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops us as Ctrl-C does
     p = command_line("sweep.py", __doc__)
     p.add_argument("--out", type=pathlib.Path, default="out/sweep", help="folder of the runs")
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
-    args, words = p.parse_known_args()  # all other flags are those of train.py
+
+    # each flag with its values: ours, and those of train.py
+    groups = [[]]
+    for word in sys.argv[1:]:
+        if word.startswith(("--", "-h")):
+            groups.append([])
+        groups[-1].append(word)
+    own = [group for group in groups if not group or group[0].partition("=")[0] in OWN]
+    args = p.parse_args([*itertools.chain(*own)])
+    flags = {group[0]: group[1:] for group in groups if group not in own}
     folder = args.out.absolute()
-    if words and not words[0].startswith("--"):
-        p.error(f"unrecognized arguments: {words[0]}")
-    if not (words or folder.exists()):
+    if not (flags or folder.exists()):
         p.error(f"there is no {folder}: which flags of train.py shall vary?")
     try:
-        runs = grid(words, folder) if words else {}
+        runs = grid(flags, folder) if flags else {}
         pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process
         if args.scheduler:
             from distributed import Client

@@ -250,7 +250,8 @@ def write_file(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     if path.suffix == ".pt":
-        torch.save(content, new)
+        with open(new, "wb") as file:  # given the name, it would be a part of the content
+            torch.save(content, file)
     elif path.suffix == ".jsonl":
         new.write_text("".join(json.dumps(row) + "\n" for row in content))
     else:

@@ -3,7 +3,6 @@ rule of ablate.py's definition of a circuit. Each solves N=4, D=1 and is called 
 
 from tests.planted import address_and_values, heads_of
 
-import pytest
 import torch
 
 
@@ -161,14 +160,13 @@ def convolution(x, heads):
 STAR = "0 q 1a, 0.1 q 1b*, 0.2 q 1b*, 0.3 q 1b*, 0.4 q 1b*"
 MEAN_ALONE = "validated under mean ablation alone"
 BOTH = "validated under both ablations"
-DECOY = pytest.mark.xfail(strict=True, reason="the decoy is tried under resample ablation alone")
 ALL = [  # a model, its layers and heads, the circuit that is found, what the verdict says
     (next_token, 2, 1, "0 1b 1a, 0 1b+1 1b, 1 q 1b+1", BOTH),
     (faint, 2, 1, "0 1b 1a, 1 q 1b", BOTH),
     (canceller, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", BOTH),
     (canceller_of_two_notes, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", MEAN_ALONE),  # without a note
     (veiled, 2, 2, "0 1b 1a, 1 q 1b", MEAN_ALONE),  # without the star 1.1 q 1a*
-    pytest.param(follows_the_mask, 2, 2, "", "not validated: it answers a decoy", marks=DECOY),
+    (follows_the_mask, 2, 2, "", "not validated: it answers a decoy"),
     (two_that_must_agree, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", BOTH),
     (star_with_a_checksum, 1, 6, STAR, MEAN_ALONE),  # it sees no key
     (another_way_in_one_of_a_hundred, 2, 2, "", "not validated: on fresh sequences its score is"),
@@ -176,6 +174,5 @@ ALL = [  # a model, its layers and heads, the circuit that is found, what the ve
     (backup, 2, 2, "", "not validated: the full model does as well without it"),
     (convolution, 1, 1, "", "not validated: no paths lead from x_1 to the query"),
 ]  # fmt: skip
-for row in ALL:
-    model, layers, heads, *_ = getattr(row, "values", row)
+for model, layers, heads, *_ in ALL:
     model.heads = heads_of(layers, heads)

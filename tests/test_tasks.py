@@ -11,7 +11,7 @@ import train
 from data import Task
 from extras.lookup import Lookup
 from model import rotary_angles
-from tests.common import assert_refused, output_of
+from tests.common import TINY, assert_refused, output_of, run_main
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ Beyond = changed(places=lambda batch: batch.places + 1)
 Roles = changed(places=lambda batch: batch.places[..., :1])
 NotAsked = changed(answers=lambda batch: batch.answers.masked_fill(batch.answers > 2, torch.nan))
 NoTargets = changed(dict(targets=()))
-OwnKeys = changed(dict(target_names=["key", "val", "x"]))
+OwnKeys = changed(dict(target_names=["key", "val", "x"]))  # of the log
 
 
 class Losses(Task):
@@ -109,15 +109,14 @@ def test_a_task_of_ones_own_is_trained_found_and_drawn(tmp_path, words, paths):
     assert "circuit.png" in output_of(analyze, tmp_path)
 
 
-SOON = pytest.mark.xfail(strict=False, reason="comes with the check of a task")
 WRONG = [
     ("--task nowhere:Nothing", "No module named 'nowhere'"),
     ("--task extras.lookup:Nothing", "no attribute 'Nothing'"),
     ("--task extras.lookup", "extras.lookup"),
     ("--task extras.lookup:Lookup --D 9", "more than 32 words"),
 ]
-for name in "Arrays OneHot Absent Beyond NotAsked NoTargets OwnKeys Fewer Roles Losses".split():
-    WRONG.append(pytest.param(f"--task tests.test_tasks:{name}", "", marks=SOON))
+for name in "Arrays OneHot Absent Beyond NotAsked NoTargets Fewer Roles Losses".split():
+    WRONG.append((f"--task tests.test_tasks:{name}", f"--task tests.test_tasks:{name}"))
 
 
 @pytest.mark.parametrize("words, says", WRONG)
@@ -130,3 +129,8 @@ def test_a_task_that_there_is_not_gets_one_line(tmp_path, words, says):
     if "tests." not in words[1]:
         assert_refused(data, *words, says=says)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_target_named_as_a_column_of_the_log_ends_the_run(tmp_path):
+    with pytest.raises(TypeError, match="val"):
+        run_main(train, "--task", "tests.test_tasks:OwnKeys", *TINY, "--out", tmp_path / "run")
