@@ -154,7 +154,6 @@ def test_a_run_stops_below_a_confirmed_loss(tmp_path):
 
 
 @pytest.mark.parametrize("words", ["--stop-below 2", "--decay 5"])
-@pytest.mark.xfail(strict=False, reason="comes with the check of flags")
 def test_a_flag_that_makes_no_sense_is_refused(tmp_path, words):
     """An untrained model would pass as solved; the rate would fall from the start."""
     run = tmp_path / "run"
