@@ -144,6 +144,8 @@ def make_task(name, *values):
     task = task_class(*values)
 
     # does it do what Task and Batch say?
+    if not (task.targets and "q" in task.roles):
+        raise ValueError(f"--task {name}: it needs targets, and the role q")
     batch, queries = task.draw("validation", 64), (64, task.N)
     losses = task.losses(torch.zeros(*queries, task.outputs), batch)
     for what, tensor, shape, dtype in (
@@ -154,8 +156,6 @@ def make_task(name, *values):
         if (tensor.shape, tensor.dtype) != (shape, dtype) or not tensor.isfinite().all():
             found = f"{tuple(tensor.shape)}, {tensor.dtype}, or not finite"
             raise ValueError(f"--task {name}: {what} are {found}; they must be {shape}, {dtype}")
-    if not (task.targets and "q" in task.roles):
-        raise ValueError(f"--task {name}: it needs targets, and the role q")
     if not 0 <= batch.places.min() <= batch.places.max() < task.T:
         raise ValueError(f"--task {name}: places must be among 0 to {task.T - 1}")
     return task

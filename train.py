@@ -230,12 +230,13 @@ def run_directory(text):
 
 def read_flags(run):
     """Return the flags of a run, with MADE_BY; one that did not exist when it began has its
-    default. ValueError if it has flags that do not exist now."""
+    default. FileExistsError if it has flags that do not exist now."""
     run = pathlib.Path(run)
     config = read_file(run / "config.json")
     if unknown := config.keys() - DEFAULTS.keys() - {*MADE_BY}:
         unknown = ", ".join(sorted(unknown))
-        raise ValueError(f"{run} has unknown flags, {unknown}: use its commit, {config.get('git')}")
+        git = config.get("git")
+        raise FileExistsError(f"{run} has unknown flags, {unknown}: use its commit, {git}")
     return argparse.Namespace(**dict.fromkeys(MADE_BY) | DEFAULTS | config, out=run)
 
 
@@ -358,7 +359,7 @@ def parse_flags(words=None, folder="out"):
 
     # one name for the same targets
     names = {(flags.D,): "last", (*range(1, flags.D + 1),): "all"}
-    flags.targets = names.get((*task.targets,), flags.targets)
+    flags.targets = names.get((*task.targets,), ",".join(map(str, task.targets)))
     vars(flags).setdefault("out", pathlib.Path(folder, run_name(flags)))
     return flags
 

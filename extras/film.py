@@ -1,6 +1,6 @@
 """A film of how the paths of a circuit emerge in training, an animated GIF (Figure 7).
 
-python -m extras.film results/default_s0    # a run with emergence.json, which analyze.py writes
+python -m extras.film results/main    # a run with emergence.json, which analyze.py writes
 """
 
 import io
@@ -45,7 +45,7 @@ Not all of them have arrived at this step. Numbers: mean attention (n = {n})."""
     for number in numpy.unique(chosen):
         looks = {}
         for path, mean in zip(paths, means[:, number], strict=True):
-            looks[path] = f"{mean:.2f}", (analyze.RED, max(0.06, mean)), 2.5
+            looks[path] = [(f"{mean:.2f}", "white")], (analyze.RED, max(0.06, mean)), 2.5
         above.clear()
         analyze.draw_diagram(above, flags, looks)
         width, height = figure.get_size_inches()  # of the diagram alone

@@ -93,22 +93,13 @@ def log_of(steps, **losses):
     return rows
 
 
-def test_curves_end_after_learning_or_with_the_run():
-    """At half as many steps again; with the run if a target is not learned."""
-    flags = train.parse_flags("--D 2 --device cpu".split())
-    for x_2, end in ([1, 0, 0, 0], 75), ([1, 1, 1, 0.4], 1000), ([1, 1, 1, 1], 1000):
-        log = log_of([0, 100, 200, 1000], x_1=[1, 0, 0, 0], x_2=x_2)
-        figure = analyze.draw_curves(flags, log)
-        assert figure.axes[1].get_xlim() == pytest.approx((0, end))
-
-
 def test_red_are_the_reads_of_a_later_pair_and_stars_are_dashed():
     """Of these, 2b alone gets a symbol beyond its own pair."""
     flags = train.parse_flags("--D 3 --device cpu".split())
     paths = paths_from("0 1b 1a", "0 2b 2a", "0 3b 3a", "1 2b 3b", "1 q 1b", "1 q 1a*", "3 q 2b")
     rows = [dict(path._asdict(), attention=0.5, without=dict(x_1=0.7)) for path in paths]
     report = dict(verdict="validated", ablation="mean", mean=dict(x_1=0.5), sequences=9, paths=rows)
-    texts = analyze.draw_circuit(flags, report).axes[0].texts
+    texts = analyze.draw_circuit(flags, report, {}).axes[0].texts
     arrows = [text.arrow_patch for text in texts if getattr(text, "arrow_patch", None)]
     colors = [matplotlib.colors.to_hex(arrow.get_edgecolor()) for arrow in arrows]
     dashed = [arrow.get_linestyle() == "--" for arrow in arrows]

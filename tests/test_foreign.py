@@ -56,17 +56,17 @@ def test_a_model_whose_answers_are_no_numbers_has_no_circuit():
 
 
 def test_a_circuit_is_validated_on_fresh_sequences(monkeypatch):
-    batches = []
+    batches, PatchedModel = [], ablate.PatchedModel
 
     def spy(model, task, clean, *corrupted):
         batches.append({tuple(x.flatten().tolist()) for x in clean.inputs})
         return PatchedModel(model, task, clean, *corrupted)
 
-    PatchedModel = ablate.PatchedModel
     monkeypatch.setattr(ablate, "PatchedModel", spy)
+    monkeypatch.setattr(ablate, "decoy_losses", lambda fresh, *_: fresh.full + 1)
     ablate.find_circuit(planted, TASK, count=256)
-    many, few, fresh, *_ = batches
-    assert len(fresh) == 256 and not (many | few) & fresh
+    many, few, fresh, measured = batches
+    assert len(fresh) == 256 and not (few | many) & (fresh | measured)
 
 
 def test_a_model_may_use_its_memory_again():

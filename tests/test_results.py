@@ -21,7 +21,7 @@ import torch
 
 
 RESULTS = HERE / "results"
-COMMITTED = ["A", "B", "C", "D", "default_s0"]
+COMMITTED = ["A", "B", "C", "D", "main"]
 WEIGHTS = sorted(path.parent for path in RESULTS.glob("*/model.pt"))
 NO_RESULT = (  # code, links, x_1, 1b, sections, laws
     r"```.*?```|`[^`]*`|\]\([^)]*\)|\b(x_|[A-D])\d|\b\d[ab]\b|Sections? [\d., and]+|Figures? \d"
@@ -42,7 +42,7 @@ def test_committed_runs_can_be_read():
     """A folder that kept its weights says the same as its row, but for the report."""
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
     assert all(row["losses"] for row in found.values())
-    kept = rows.row_of(RESULTS / "default_s0")
+    kept = rows.row_of(RESULTS / "main")
     assert all(kept[key] == found["main/s0"][key] for key in ("config", "log"))
 
 
@@ -97,7 +97,7 @@ def test_one_changed_digit_is_seen(page, monkeypatch):
 
 def test_the_readme_shows_what_the_commands_print(monkeypatch, capsys):
     """Each line of its text blocks begins one that a command prints."""
-    readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "default_s0"
+    readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "main"
     flags, log = train.read_flags(run), train.read_log(run)
     task = train.task_of(flags)
     for end in range(2, len(log) + 1):

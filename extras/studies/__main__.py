@@ -16,7 +16,7 @@ from extras.studies import RESULTS, addresses, circuits, claims, curriculum, dep
 from extras.studies.rows import all_runs
 
 
-WEIGHTS = "A", "B", "C", "D", "default_s0"  # the run directories
+WEIGHTS = "A", "B", "C", "D", "main"  # the run directories
 
 
 def mechanisms():
@@ -35,7 +35,7 @@ def language_models(name):
 
 def readme():
     """Return what the README says of the committed run of its commands."""
-    run = RESULTS / "default_s0"
+    run = RESULTS / "main"
     report = read_report(run)
     ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
     path, row = max(ahead.items(), key=lambda item: item[1]["cost"]["x_3"])

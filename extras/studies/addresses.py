@@ -1,7 +1,7 @@
 """Why some models need fewer layers than reading by content takes (Section 5): does a head find
 where the next pair stands, and does it pass on this place, or a symbol?
 
-    python -m extras.studies.addresses results/A results/default_s0 --out results/figures
+    python -m extras.studies.addresses results/A results/main --out results/figures
 
 A unit is a head and the role of its readers. addresses.png shows the first of these runs, and
 addresses.jsonl has a row for each, measured on 512 fresh sequences:

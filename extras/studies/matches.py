@@ -1,6 +1,6 @@
 """What each read of a circuit matches: a symbol, or none, if it reads by place (analyze.py).
 
-    python -m extras.studies.matches results/[ABCD] results/default_s0 --out results/figures
+    python -m extras.studies.matches results/[ABCD] results/main --out results/figures
     python -m extras.studies.matches out/L12_H1_D3_s* --emergence    # of runs with checkpoints
 
 matches.png shows the reads of the first run; matches.jsonl has a row for each read between roles:
