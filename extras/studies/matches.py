@@ -24,7 +24,7 @@ import ablate
 import analyze
 import train
 from data import command_line
-from extras.studies import markdown
+from extras.studies import markdown, rows_by
 from extras.studies.rows import rounded
 
 import torch
@@ -135,13 +135,15 @@ def main():
     p.add_argument("--emergence", action="store_true", help="c at each checkpoint, instead")
     p.add_argument("--out", type=Path, default="out", help="the folder of the files")
     args, rows = p.parse_args(), []
-    name = "emergence" if args.emergence else "matches"
+    file = args.out / ("emergence.jsonl" if args.emergence else "matches.jsonl")
+    kept = rows_by(file, "run", "layer", "head", "reader", "read")
     for run in args.run:
         found, maps = (emerge(run), None) if args.emergence else measure(run)
-        if maps and not rows:
+        if maps and not rows and not kept:
             analyze.save_figure(draw(run, found, maps), args.out / "matches.png")
         rows += found
-        train.write_file(args.out / f"{name}.jsonl", rows)
+        kept = {key: row for key, row in kept.items() if row["run"] != run.name}
+        train.write_file(file, [*kept.values(), *rows])
     columns, lines = "c rest share score same other untrained chains common".split(), []
     columns = ["rises", "learned"] if args.emergence else columns
     for row in rows:
