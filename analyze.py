@@ -110,9 +110,9 @@ Red: paths of the circuit. They were found on many sequences, and may be empty i
 
 # ---- what a read matches
 
-# The match of a symbol must make a third of a score, and 1 nat, which multiplies the odds by e. In
-# the circuits of results/ it makes 0.4 or more and 6 nats, or else less than 0.1; with untrained
-# weights, and between symbols of two chains, 0.5 nats at most (extras/studies/matches.py)
+# A read matches a symbol that makes a third of its score, and 1 nat at least, which multiplies the
+# odds by e. In results/ all matches together make 0.9 to 1.5 of a score, or 0.08 at most, by place;
+# with untrained weights, or the symbols of two chains, 0.13 nats (results/figures/matches.jsonl)
 PART, LEAST = 1 / 3, 1.0
 
 
@@ -218,7 +218,9 @@ def draw_diagram(axes, flags, looks):
 
     # labels that would hide each other are in different lanes, one above the other
     middle = {path: (x_of[path.reader] + x_of[path.read.rstrip("*")]) / 2 for path in paths}
-    room, lane = max(width_of(boxes) for boxes, *_ in looks.values()), {}
+    names = {path: [(f"H{path.head}", "white")] * (flags.heads > 1) for path in paths}
+    labels = {path: names[path] + looks[path][0] for path in paths}
+    room, lane = max(map(width_of, labels.values())), {}
     for path in paths:
         near = {other for other in lane if abs(middle[other] - middle[path]) < room}
         taken = {lane[other] for other in near if other.layer == path.layer}
@@ -244,13 +246,12 @@ def draw_diagram(axes, flags, looks):
     # the arrows, and where they start and end letters, as at the input
     shown = {(-1, token) for token in x_of}
     for path in paths:
-        read, (boxes, color, width) = path.read.rstrip("*"), looks[path]
+        read, (_, color, width) = path.read.rstrip("*"), looks[path]
         y, dashes = y_of[below[path.layer]] + 0.35 * lane[path], "--" if "*" in path.read else "-"
         start, end = (x_of[read], y + 0.2), (x_of[path.reader], y + 0.8)
         style = dict(arrowstyle="-|>", mutation_scale=13, color=color, lw=width, ls=dashes)
         axes.annotate("", end, start, arrowprops=style)
-        head = [(f"H{path.head}", "white")] * (flags.heads > 1)
-        write_boxes(axes, middle[path], y + 0.5, head + boxes)
+        write_boxes(axes, middle[path], y + 0.5, labels[path])
         shown |= {(below[path.layer], read), (path.layer, path.reader)}
     for (layer, holds), token in itertools.product(rows, x_of):
         if (layer, token) in shown:
