@@ -115,4 +115,6 @@ def test_a_task_that_there_is_not_gets_one_line(tmp_path, words, says):
 
 def test_a_target_named_as_a_column_of_the_log_ends_the_run(tmp_path):
     with pytest.raises(TypeError, match="val"):
-        run_main(train, "--task", "tests.test_tasks:OwnKeys", *TINY, "--out", tmp_path / "run")
+        run_main(
+            train, "--task", "tests.test_tasks:OwnKeys", *TINY, "--D", 3, "--out", tmp_path / "run"
+        )
