@@ -10,7 +10,7 @@ import ablate
 import analyze
 import sweep
 import train
-from data import describe
+from data import Task, describe
 from extras.studies import rows
 from extras.studies.__main__ import PAGES, pieces_of
 from tests.common import HERE
@@ -24,16 +24,17 @@ RESULTS = HERE / "results"
 COMMITTED = ["A", "B", "C", "D", "main"]
 WEIGHTS = sorted(path.parent for path in RESULTS.glob("*/model.pt"))
 NO_RESULT = (  # code, links, x_1, 1b, sections, laws
-    r"```.*?```|`[^`]*`|\]\([^)]*\)|\b(x_|[A-D])\d|\b\d[ab]\b|Sections? [\d., and]+|Figures? \d"
+    r"```.*?```|`[^`]*`|\]\([^)]*\)|\b(x_|[A-D])\d|\b\d[ab]\b|b?float\d\d|seed \d+"
+    r"|Sections? [\d., and]+|Figures? \d"
     r"|floor\(log2 k\) \+ 2|log3\([^)]*\)+|O\(\d\^\(L-1\)\)|\| [\d.]+( i+v?)? \|"
 )
 NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
     "README.md": "2025 0.05 0.17 0.75 3.1 5 6 7 8 16",
     "results/README.md": "1 2",
-    "results/circuits.md": "0.05 0.17 10",
+    "results/circuits.md": "0.05 0.17 0.89 1 10 256",
     "results/curriculum.md": "",
     "results/depth.md": "8 9 12 16 30 0.05 4,000",
-    "results/paper.md": "16 3600 24,000 6,400 1,200 1e-3 0 0.02 0.1 0.9 0.99 1.6 5.1",
+    "results/paper.md": "16 0.17 0.89 3600 24,000 6,400 1,200 1e-3 0 0.02 0.1 0.9 0.99 1.6 5.1",
 }
 MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras/*/*.md")})
 
@@ -43,7 +44,7 @@ def test_committed_runs_can_be_read():
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
     assert all(row["losses"] for row in found.values())
     kept = rows.row_of(RESULTS / "main")
-    assert all(kept[key] == found["main/s0"][key] for key in ("config", "log"))
+    assert all(kept[key] == found["main/float32_s100"][key] for key in ("config", "log"))
 
 
 @pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)
@@ -104,7 +105,7 @@ def test_the_readme_shows_what_the_commands_print(monkeypatch, capsys):
         train.print_row(flags, task, log[end - 2 : end])
     ablate.print_report(ablate.read_report(run))
     monkeypatch.chdir(HERE)
-    example = describe(task, task.draw("training", 1))
+    example = describe(Task(), Task().draw("training", 1))
     solved = log[-1]["confirmed"] < flags.stop_below
     printed = f"{example}\n{capsys.readouterr().out}\nsolved: {solved}\n---\n  ...".splitlines()
     for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL):
