@@ -31,7 +31,7 @@ NO_RESULT = (  # code, links, x_1, 1b, sections, laws
 NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
     "README.md": "2025 0.05 0.17 0.75 3.1 5 6 7 8 16",
     "results/README.md": "1 2",
-    "results/circuits.md": "0.05 0.17 0.89 1 10 256",
+    "results/circuits.md": "0.05 0.17 0.89 1 10 32 256",
     "results/curriculum.md": "",
     "results/depth.md": "8 9 12 16 30 0.05 4,000",
     "results/paper.md": "16 0.17 0.89 3600 24,000 6,400 1,200 1e-3 0 0.02 0.1 0.9 0.99 1.6 5.1",

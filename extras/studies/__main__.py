@@ -12,7 +12,7 @@ from ablate import paths_in, read_report
 from data import command_line
 from extras import appendix_e
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, addresses, circuits, claims, curriculum, depth
+from extras.studies import RESULTS, addresses, circuits, claims, curriculum, depth, matches
 from extras.studies.rows import all_runs
 
 
@@ -77,6 +77,11 @@ def one_hot():
     return appendix_e.table([row for row in rows if row["order"] == "high" and not row["batch"]])
 
 
+def matched():
+    """Return what the reads of the runs with weights match."""
+    return matches.table(train.read_file(RESULTS / "figures/matches.jsonl"))
+
+
 def reads():
     """Return how many of the circuits of the first claim have each read."""
     return circuits.doubling_table([row for row, _ in claims.count(claims.holds_six_reads)])
@@ -87,7 +92,7 @@ PAGES = {  # page: functions that return a table, or the pieces of text, that mu
     "results/README.md": [commands],
     "results/paper.md": [claims.sections, claims.verdicts],
     "results/circuits.md": [
-        *(partial(claims.table, "circuits"), reads, circuits.searched_again, one_hot),
+        *(partial(claims.table, "circuits"), reads, matched, circuits.searched_again, one_hot),
     ],
     "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
     "results/depth.md": [

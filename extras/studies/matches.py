@@ -24,7 +24,7 @@ import ablate
 import analyze
 import train
 from data import command_line
-from extras.studies import markdown, rows_by
+from extras.studies import markdown, rows_by, span
 from extras.studies.rows import rounded
 
 import torch
@@ -102,6 +102,20 @@ def names_of(row):
     """The read of a row, and what it matches, as on its arrow in circuit.png."""
     matched = " ".join(f"{letter}={letter}" for letter in ("ABCDEFGH"[k] for k in row["letters"]))
     return f"L{row['layer']}H{row['head']}: {row['reader']} -> {row['read']}", matched or "place"
+
+
+def table(rows):
+    """How many reads of each run match a symbol, and how much of M is then c I."""
+    lines = []
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        by_symbol = [row for row in own if row["letters"]]
+        paired = [row for row in by_symbol if row["common"]]
+        shares, c = ([row[name] for row in by_symbol] for name in ("share", "c"))
+        counts = [len(own), len(by_symbol), len(paired), len(own) - len(by_symbol)]
+        lines.append([run, *counts, span(c, "{:.1f}"), span(shares, "{:.2f}")])
+    head = "run", "reads", "match a symbol", "which both can hold", "by place", "c", "share of c I"
+    return markdown(head, *lines)
 
 
 def draw(run, rows, maps):
