@@ -126,6 +126,8 @@ class PatchedModel:
             corrupted                    .2 u0     .1 u1     .4 u2     .3 u3
             clean keeps 1, corrupted 2   .2 u0     .6 v1 + .1 u1       .2 v3
             neither keeps any            .2 u0     .1 u1     .4 u2     .3 v3"""
+        if ablation not in BOTH:
+            raise ValueError(f"ablation must be one of {BOTH}, not {ablation!r}")
         paths = [path for path in paths if path[:2] == head]
         itself = torch.eye(self.task.T, dtype=torch.bool)
 
@@ -172,6 +174,14 @@ def measure(patched, losses):
     return symbol_means(losses, task), symbol_means(lost.float(), task), score.max().item()
 
 
+def attention_by_chain(patterns, reader, token, task, places):
+    """The mean attention in patterns (heads, B, T, T) of a reader, (heads,) twice: to this token of
+    its own chain, less the mean to those of the other chains; and to those of all chains."""
+    paths = [Path(0, 0, reader, read) for read in (token, f"{token}*")]
+    own, to_all = (mean_attention(patterns, path, task, places) for path in paths)
+    return own - (to_all - own) / max(task.N - 1, 1), to_all
+
+
 def candidates(patched):
     """The paths with enough attention in the corrupted sequences, by rank: those between roles
     first, then those with a 1b+1, then stars between roles; of each the most attended. Of
@@ -185,9 +195,7 @@ def candidates(patched):
     places = patched.corrupted.places
     after = [f"{slot[-1]}+{i}" for slot in task.chain_slots for i in range(1, REACH + 1)]
     for reader, token in itertools.product([*task.roles, *after], repeat=2):
-        paths = [Path(0, 0, reader, read) for read in (token, f"{token}*")]
-        own, to_all = (mean_attention(patterns, path, task, places) for path in paths)
-        own -= (to_all - own) / max(task.N - 1, 1)
+        own, to_all = attention_by_chain(patterns, reader, token, task, places)
         for head, of_own, of_all in zip(reads, own.tolist(), to_all.tolist(), strict=True):
             attention[Path(*head, reader, token)] = of_own
             if "+" not in reader + token:

@@ -309,7 +309,7 @@ def parser():
     # training
     add("--optimizer", "muon", "the paper takes adamw", choices=["muon", "adamw"])
     add("--steps", 1200, "the most steps; in the last one the learning rate is 0")
-    add("--stop-below", 0.01, "stop when this is above the loss, confirmed on 8192 more sequences")
+    add("--stop-below", 0.01, "stop at a loss below it, confirmed on others; 0 = never")
     add("--batch", 128, "sequences per step")
     add("--lr", 1e-3, "learning rate, of Muon and of AdamW")
     add("--warmup", 100, "steps over which the rate rises")

@@ -13,7 +13,7 @@ import pathlib
 import time
 
 import train
-from ablate import BOTH, PatchedModel, Path, mark_edges, mean_attention, symbol_means
+from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, symbol_means
 from data import command_line
 from extras.studies import markdown, rows_by, span
 
@@ -63,9 +63,7 @@ def possible_reads(hard):
     read of its own chain that gets most, if that is enough above the mean of the other chains."""
     task, places, best = hard.task, hard.corrupted.places, {}
     for reader, read in itertools.permutations(task.roles, 2):
-        paths = [Path(0, 0, reader, token) for token in (read, f"{read}*")]
-        own, to_all = (mean_attention(hard.trained, path, task, places) for path in paths)
-        own -= (to_all - own) / max(task.N - 1, 1)
+        own, _ = attention_by_chain(hard.trained, reader, read, task, places)
         for head, attention in zip(hard.corrupted_reads, own.tolist(), strict=True):
             found = attention, Path(*head, reader, read)
             best[head, reader] = max(found, best.get((head, reader), found))

@@ -120,6 +120,13 @@ def test_an_answer_is_lost_above_half_of_chance_if_the_full_model_has_it(patched
         assert ablate.measure(patched, 0 * losses + level)[-1] == pytest.approx(expected)
 
 
+def test_an_unknown_ablation_is_refused(patched):
+    for wrong in "zero", "Mean", None, True:
+        for change in patched.keep_only, patched.knock_out:
+            with pytest.raises(ValueError, match="ablation must be"):
+                change(paths_from("0 q 1b"), wrong)
+
+
 # ---- the search
 
 
