@@ -43,6 +43,7 @@ class Path(NamedTuple):
 def mark_edges(paths, task, places):
     """(B, T, T) True at [b, i, j] if in sequence b token i reads token j along one of these paths,
     whatever their layer and head; places (B, N, roles) as in a Batch."""
+    # 1b+1 may be beyond the end: one row and one column more than there are tokens
     edges = torch.zeros(len(places), task.T + 1, task.T + 1, dtype=torch.bool)
     sequence = torch.arange(len(places))[:, None, None]
 
@@ -53,7 +54,7 @@ def mark_edges(paths, task, places):
 
     for path in paths:
         edges[sequence, places_of(path.reader), places_of(path.read)] = True
-    return edges[:, :-1, :-1]  # 1b+1 may be beyond the end
+    return edges[:, :-1, :-1]
 
 
 def mean_attention(pattern, path, task, places):
@@ -84,8 +85,8 @@ def record_reads(model, inputs):
 class PatchedModel:
     """A model on clean sequences, in which reads are ablated: what is read along some edges is
     replaced by what is read in corrupted sequences, at least as many. In mean ablation that is the
-    mean over all of them, in resample ablation that of one for each clean sequence. Later heads
-    attend in the stream that results.
+    mean over all of them, in resample ablation what is read in one of them, another for each clean
+    sequence. Later heads attend in the stream that results.
 
     Never ablated are a token's own value, the MLPs and the residual stream. The attention of an
     edge that is kept depends on all other tokens through the softmax. A path that carries nothing
@@ -111,21 +112,23 @@ class PatchedModel:
         return self.losses({head: self.patch(head, paths, ablation, False) for head in heads})
 
     def patch(self, head, paths, ablation, keep_them=True):
-        """The f that replaces a head, and keeps the edges of these paths alone, or all but these.
-        Each token writes the sum of
+        """The f that replaces a head, and keeps the edges of these paths alone, or all but these
+        with keep_them=False. For example, let token 3 of four read
 
-        1. along the edges that it keeps, and of itself: attention times value, as always
-        2. but of itself, if it keeps no edge: corrupted attention times value, since its attention
-           tells what it attends to
-        3. along the edges not kept in the corrupted sequence: attention times value of that one
-
-        Example: token 3 of four
-
-            reads                        token 0   token 1   token 2   itself
+            attention times value        token 0   token 1   token 2   itself
             clean                        .1 v0     .6 v1     .1 v2     .2 v3
             corrupted                    .2 u0     .1 u1     .4 u2     .3 u3
-            clean keeps 1, corrupted 2   .2 u0     .6 v1 + .1 u1       .2 v3
-            neither keeps any            .2 u0     .1 u1     .4 u2     .3 v3"""
+
+        and write the sum of a row. It becomes, if it keeps its edge to token 1, and in the
+        corrupted sequence that to token 2; and if it keeps none in either:
+
+            keeps 1, and there 2         .2 u0     .6 v1 + .1 u1       .2 v3
+            keeps none                   .2 u0     .1 u1     .4 u2     .3 v3
+
+        1. What it keeps, and what it reads of itself, is attention times value, as always
+        2. but without a kept edge its own value has the corrupted attention, since the clean
+           attention to itself tells how much it attends to others
+        3. The corrupted sequence adds all that it does not keep there"""
         if ablation not in BOTH:
             raise ValueError(f"ablation must be one of {BOTH}, not {ablation!r}")
         paths = [path for path in paths if path[:2] == head]
@@ -160,7 +163,7 @@ def symbol_means(losses, task):
 LOST = 0.01  # the largest share of lost answers
 FLOOR = 0.1  # times 1/N: the lowest attention of a candidate
 REACH = 4  # 1b+4 is the last token after 1b that is a candidate's
-PART = 128  # fresh sequences on which each path is measured
+EACH = 128  # fresh sequences on which each path is measured
 
 
 def measure(patched, losses):
@@ -169,7 +172,7 @@ def measure(patched, losses):
     the worst mean is below task.faithful_below and the worst share below LOST."""
     task, limit = patched.task, patched.task.chance / 2
     lost = (losses > limit) & (patched.full <= limit)
-    worst = [x.mean((0, 1)).max() for x in (losses, lost.float())]  # not a number, if one is none
+    worst = [x.mean((0, 1)).max() for x in (losses, lost.float())]  # NaN, if one is NaN
     score = torch.stack(worst) / torch.tensor([task.faithful_below, LOST])
     return symbol_means(losses, task), symbol_means(lost.float(), task), score.max().item()
 
@@ -200,13 +203,14 @@ def candidates(patched):
             attention[Path(*head, reader, token)] = of_own
             if "+" not in reader + token:
                 attention[Path(*head, reader, f"{token}*")] = of_all
+    # a read of itself, or beyond the end, has no edges: its mean is NaN, which is not enough
     enough = connected(sorted(path for path in attention if attention[path] >= FLOOR / task.N))
     return sorted(enough, key=lambda path: ("*" in path.read, "+" in str(path), -attention[path]))
 
 
 def connected(paths):
-    """Those of these paths that can carry something: a 1b+1, mostly of another chain, passes on
-    what it read in an earlier layer to what reads it in a later one."""
+    """Those of these paths that can carry something. A role holds its own symbol. But 1b+1 mostly
+    is of another chain, and has only what it read in an earlier layer, for what reads it later."""
 
     def carries(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
@@ -222,8 +226,9 @@ def search(ranked, answer):
     together answer(paths) is true, and not without any of them. Of two that can stand for each
     other, the one that is ranked first stays. None if not even all together answer.
 
-    It tries to drop twice as many each time, or else half as many. Of a to h, let e be needed, and
-    a or d: it drops h, then gf, not edcb, not ed, not e; then d, cb, not a."""
+    It tries to drop one, then twice as many each time, or else half as many. Of a to h, let e be
+    needed, and a or d. It drops h; g and f; not b, c, d and e; not d and e; not e; d; b and c; not
+    a. What is left are a and e."""
     if not answer(ranked):
         return None
     left, needed, size = ranked, [], 1
@@ -262,7 +267,8 @@ def arrivals(paths, task):
 
 def decoy_losses(fresh, paths):
     """The losses of a circuit, under mean ablation, if each query has the places and the answers of
-    another chain, which it must not answer, since the query shows its own."""
+    another chain. It must not answer that one: it would not look for what the query shows, but
+    pass on what stands at the places that it is given."""
     clean, q = fresh.clean, [*fresh.task.roles].index("q")
     places, answers = clean.places.roll(1, 1), clean.answers.roll(1, 1)
     places[:, :, q] = clean.places[:, :, q]
@@ -300,15 +306,15 @@ def validate(fresh, paths):
     report.update(ablation=ablation, validated=said.startswith("validated"), verdict=said)
 
     # each path, on fewer sequences, which saves half of the time
-    fresh = PatchedModel(fresh.model, task, task.draw("circuits", PART, 1))
-    reads = record_reads(fresh.model, fresh.clean.inputs)
+    fewer = PatchedModel(fresh.model, task, task.draw("circuits", EACH, 1))
+    reads = record_reads(fewer.model, fewer.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path[:2]]
-        attention = mean_attention(pattern, path, task, fresh.clean.places).item()
+        attention = mean_attention(pattern, path, task, fewer.clean.places).item()
         row = dict(path._asdict(), attention=round(attention, 4))
-        row["cost"] = symbol_means(fresh.knock_out([path]) - fresh.full, task)
+        row["cost"] = symbol_means(fewer.knock_out([path]) - fewer.full, task)
         rest = [other for other in paths if other != path]
-        row["without"] = symbol_means(fresh.keep_only(rest, ablation), task)
+        row["without"] = symbol_means(fewer.keep_only(rest, ablation), task)
         report["paths"].append(row)
     return report
 
@@ -321,7 +327,7 @@ def find_circuit(model, task, count=512):
     full_model, mean, resample, knocked_out, decoy: {symbol: loss} of the full model, of the circuit
         under each ablation, of the full model with its paths ablated, of the circuit on the decoy
     lost: {ablation: {symbol: share of lost answers}}
-    paths: rows of the paths, on PART sequences, each with its attention in the full model;
+    paths: rows of the paths, on EACH sequences, each with its attention in the full model;
         cost, the rise of the full model's loss without it, by mean ablation;
         without, the loss of the circuit without it, under `ablation`, resample if it answers so
     validated, verdict, sequences
@@ -333,8 +339,8 @@ def find_circuit(model, task, count=512):
     fresh = PatchedModel(model, task, task.draw("circuits", count))
 
     def answer(paths, ablations):
-        """Whether they do with a margin, so that they do on fresh sequences too. A few sequences
-        tell in less time where they miss by far."""
+        """Whether they do with a margin, so that they do on fresh sequences too. If they miss by
+        far, three times the limit, a few sequences tell it in less time."""
         for (patched, limit), by in itertools.product(((few, 3), (many, 0.9)), ablations):
             if not measure(patched, patched.keep_only(paths, by))[-1] < limit:
                 return False
@@ -344,6 +350,7 @@ def find_circuit(model, task, count=512):
     said = f"not validated: all {len(ranked)} candidates together do not answer"
     report = dict(sequences=count, lost={}, paths=[], validated=False, verdict=said)
     report["full_model"] = symbol_means(fresh.full, task)
+    # reads of single tokens; if they do not end validated, stars too, and the mean asks for less
     plain = [path for path in ranked if "*" not in path.read]
     for among, ablations in (plain, BOTH), (ranked, [MEAN]):
         paths = search(among, functools.partial(answer, ablations=ablations))
@@ -376,7 +383,7 @@ def print_report(report):
         if key in report:
             print(f"  {key:12s}", *(f"{name} {loss:.4f}" for name, loss in report[key].items()))
     if rows := paths_in(report):
-        by = f"{PART} sequences; circuit under {report['ablation']} ablation"
+        by = f"{EACH} sequences; circuit under {report['ablation']} ablation"
         print(f"\nthe worst symbol without a path ({by})")
         print("path                 attention   full model rises by   circuit rises to")
         for path, row in rows.items():
@@ -387,10 +394,8 @@ def print_report(report):
 
 def main():
     p = command_line("ablate.py", __doc__)
-    p.add_argument("run", type=train.run_directory, help="run directory of train.py")
+    p.add_argument("run", type=train.run_directory, help="finished run directory of train.py")
     run = p.parse_args().run
-    if not (run / "model.pt").exists():
-        p.error(f"there is no {run}/model.pt: finish the training with --resume")
     model, task, _ = train.load(run)
     report = find_circuit(model, task)
     print_report(report)

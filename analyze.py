@@ -12,7 +12,7 @@ import pathlib
 import re
 
 import train
-from ablate import arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads
+from ablate import REACH, arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads
 from data import command_line, progress
 from model import rotate
 
@@ -111,9 +111,10 @@ Red: paths of the circuit. They were found on many sequences, and may be empty i
 # ---- what a read matches
 
 # A read matches a symbol that makes a third of its score, and 1 nat at least, which multiplies the
-# odds by e. In results/ all matches together make 0.9 to 1.5 of a score, or 0.08 at most, by place;
-# with untrained weights, or the symbols of two chains, 0.13 nats (results/figures/matches.jsonl)
-PART, LEAST = 1 / 3, 1.0
+# odds by e. Both are far from what was found in results/figures/matches.jsonl: a read that matches
+# has 0.9 to 1.5 of its score from symbols, one by place at most 0.08; untrained weights, and the
+# symbols of two chains, give at most 0.13 nats
+SHARE, LEAST = 1 / 3, 1.0
 
 
 def queries_and_keys(model, inputs):
@@ -125,7 +126,8 @@ def queries_and_keys(model, inputs):
             found[key] = output if model.angles is None else rotate(output, model.angles)
 
         hooks.append(getattr(block, name).register_forward_hook(keep))
-    model(inputs, heads={model.heads[-1]: torch.matmul})  # the last layer has all its tokens then
+    # a head is replaced by itself: the last layer has all its tokens then, not the queries alone
+    model(inputs, heads={model.heads[-1]: torch.matmul})
     for hook in hooks:
         hook.remove()
     return found
@@ -133,10 +135,10 @@ def queries_and_keys(model, inputs):
 
 @torch.no_grad()
 def slopes_of(model, task, paths, batch, further=0, step=0.01):
-    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)): q and k of the
-    score of each path in one chain of each sequence, and their central differences by the symbols
-    of the tokens of this chain, or of one so many further. From k that of the next chain is taken
-    off, as from a score."""
+    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)): the q and k
+    whose product is the score of a path, in one chain of each sequence, and how both change by
+    central differences if a number of the symbol shown at a token of this chain changes, or of the
+    chain `further` chains on. From k that of the next chain is taken off, as from a score."""
     sequence = torch.arange(len(batch.inputs))
     chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1, further)]
     own, other, changed = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
@@ -181,7 +183,7 @@ def measure_matches(model, task, paths, n=32):
     for path, M, score in zip(paths, maps, scores, strict=True):
         if not M.isfinite().all():
             raise FloatingPointError(f"{path} has scores that are not finite")
-        least, letters = max(LEAST, PART * abs(score)) / square, {}
+        least, letters = max(LEAST, SHARE * abs(score)) / square, {}
         for symbol, c in same_symbol(M, task).items():
             if c.sum().abs().item() >= least:
                 letters[symbol] = max(c.flatten().tolist(), key=abs)
@@ -200,9 +202,10 @@ def same_symbol(M, task):
 
 def tokens_of(task, paths):
     """All roles as they stand in a sequence, and those 1b+1 that some path has."""
-    tokens = [[*slot, *(f"{slot[-1]}+{i}" for i in range(1, 9))] for slot in task.chain_slots]
-    used = {*task.roles, *(token for path in paths for token in path[2:])}
-    return [token for token in itertools.chain(*tokens) if token in used]
+    used, tokens = {*task.roles, *(token for path in paths for token in path[2:])}, []
+    for slot in task.chain_slots:
+        tokens += [*slot, *(f"{slot[-1]}+{i}" for i in range(1, REACH + 1))]
+    return [token for token in tokens if token in used]
 
 
 def draw_diagram(axes, flags, looks):
@@ -282,14 +285,17 @@ def draw_circuit(flags, report, matches):
     # {layer: {token: what has arrived there before this layer}}
     before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
     for path, row in paths.items():
-        # red: 2b, of the pair x_1 x_2, reads an x_3 or beyond
+        # red: 2b, which shows x_2, reads an x_3 or beyond
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
         ahead = path.reader in task.roles and max(brought, default=0) > task.roles[path.reader]
         color = RED if ahead and path.reader != "q" else GRAY if brought <= has else INK
         boxes = [("?", "white")]
         if path in matches:
-            names = [(task.labels[k][0], symbol_color(k)) for k in matches[path][-1]]
-            boxes = [(f"{name}={name}", fill) for name, fill in names] or [("place", "white")]
+            boxes = []
+            for k, c in matches[path][-1].items():
+                name, sign = task.labels[k][0], "=" if c > 0 else "\N{NOT EQUAL TO}"
+                boxes.append((f"{name}{sign}{name}", symbol_color(k)))
+            boxes = boxes or [("place", "white")]
         looks[path] = boxes, color, 1 + 2 * min(1, max(row["without"].values()))
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
@@ -297,7 +303,8 @@ def draw_circuit(flags, report, matches):
     unknown = "" if {*paths} == {*matches} else " ?: not measured."
     caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold.
 place: it looks where the token stands.{unknown} The wider, the more the loss rises without it.
-Red: reads ahead, beyond its own pair. Gray: brings no new letter. Dashed: reads all chains.
+Red: reads ahead, what comes later in the chain than what the reader shows. Gray: brings what has
+arrived before once more. Dashed: reads all chains.
 {LETTERS}
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
@@ -427,7 +434,7 @@ def figures_of(run):
 
 def main():
     p = command_line("analyze.py", __doc__)
-    p.add_argument("run", type=train.run_directory, help="run directory of train.py")
+    p.add_argument("run", type=train.run_directory, help="finished run directory of train.py")
     run = p.parse_args().run
     for name, figure in figures_of(run):
         save_figure(figure, run / name)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: idle threads sleep early
+# before torch: its threads sleep early when they wait, or other busy processes slow them down
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ class Task:
         # x_k of chain n is the symbol n (D + 1) + k; labels has their names in this order
         self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
 
-        # {role: the k of the x_k that it shows}, and the roles of each slot, first to last
+        # {role: the k of the x_k that it shows}; a slot is what a chain has in one row, 1a 1b or q
         self.roles, self.chain_slots = {"q": 0}, [["q"]]
         for k in range(1, D + 1):
             self.roles |= {f"{k}a": k - 1, f"{k}b": k}
@@ -70,7 +71,8 @@ class Task:
         # the number of tokens, their dimensions, and those of what is predicted at each query
         self.T, self.inputs, self.outputs = N * (2 * D + 1), K, K * len(self.targets)
 
-        # the loss of a model that cannot tell which of N symbols is right: it answers their average
+        # the loss of a model that cannot tell which of N symbols is right: it answers their
+        # average, and if there is one chain alone 0, that of all symbols
         self.chance = 1 - 1 / N if N > 1 else 1.0
 
     @property
@@ -102,7 +104,8 @@ class Task:
             places |= {f"{k}a": first, f"{k}b": first + 1}
         symbols = np.concatenate([*shown, queries * (D + 1)], 1)  # (B, T) 4 5 0 1 2 3  4 2 0
         inputs = vectors[row, symbols]  # (B, T, K)
-        places = np.stack([places[role] + 0 * queries for role in self.roles], 2)  # (B, N, roles)
+        # (B, N, roles), q too
+        places = np.stack([places[role] + 0 * queries for role in self.roles], 2)
 
         # what each query asks for: the first shows A3, the symbol 4, so x_1 is the symbol 5
         asked = symbols[:, -N:, None] + self.targets  # (B, N, targets)
@@ -128,6 +131,7 @@ class Batch(NamedTuple):
         return Batch(*(x.to(device) for x in self))
 
 
+# a new one comes last, since its index is a part of the seed
 SPLITS = "training", "validation", "confirmation", "search", "corrupted", "circuits", "emergence"
 
 

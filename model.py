@@ -166,7 +166,10 @@ def make_optimizers(model, kind, lr, beta2, weight_decay):
     inside, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
         muon = kind == "muon" and name.startswith("blocks.")
-        (vectors if p.ndim < 2 else inside if muon else matrices).append(p)
+        if p.ndim < 2:
+            vectors.append(p)
+        else:
+            (inside if muon else matrices).append(p)
     groups = [dict(params=matrices, weight_decay=weight_decay)]
     groups.append(dict(params=vectors, weight_decay=0.0))
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)

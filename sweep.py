@@ -101,7 +101,8 @@ def row_of(run):
 
 
 def update_table(table):
-    """Write a row of each ended run beside a table into it; return all rows, of gone runs too."""
+    """Write the rows of all ended runs in the folder of a table into it; return its rows, with
+    those of runs that are gone."""
     rows = {row["run"]: row for row in train.read_file(table, [])}
     for file in sorted(table.parent.glob("*/model.pt")):
         try:
@@ -146,11 +147,12 @@ def figure_4(rows):
         label = f"$x_{k}$: {k.bit_length() + 1} layers"
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
     right.set_title("Each symbol, with IC")
-    for axes in left, right:
-        axes.axhline(Task().chance, color=GRAY, ls=":", label="averages 4 candidates")
+    for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
+        axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"averages {N} candidates")
         axes.set(xlabel=", ".join(varying), ylim=(-0.02, 1))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.supxlabel(f"""Dots are runs, lines means. Layers: floor(log2 k) + 2, what $x_k$ takes.
+    figure.supxlabel(f"""Dots are runs, lines means. Layers: floor(log2 k) + 2, what $x_k$ takes if
+tokens are found by what they show, not by their places.
 Here (in the paper): {listed(rows, "optimizer")} (adam), batch {listed(rows, "batch")} (512),
 {listed(rows, "steps")} steps (10000), or until the loss is below {listed(rows, "stop_below")}.""")
     return figure
@@ -171,7 +173,7 @@ def main():
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
 
-    # each flag with its values: ours, and those of train.py
+    # each flag with its values, since those of train.py take several here: ours, and the others
     groups = [[]]
     for word in sys.argv[1:]:
         if word.startswith(("--", "-h")):
@@ -196,9 +198,10 @@ def main():
     # train what has not ended
     ended = [out for out in runs if (out / "model.pt").exists()]
     missing = {out: line for out, line in runs.items() if out not in ended}
-    made_by = ", ".join(sorted({str(train.read_flags(out).git) for out in ended}))
-    made_by = f"; the others by the code of {made_by}" * bool(ended)
-    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt{made_by}", flush=True)
+    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt", flush=True)
+    if ended:
+        commits = sorted({str(train.read_flags(out).git) for out in ended})
+        print(f"the others are by the code of {', '.join(commits)}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with pool:

@@ -139,7 +139,7 @@ def evaluate(model, task, split, n, device):
 
 def print_row(flags, task, rows):
     """Print the last row, the speed since the row before, and the time left at this speed."""
-    row, before = rows[-1], rows[-2:][0]
+    row, before = rows[-1], rows[-2:][0]  # the same, if there is one alone
     rate = (row["step"] - before["step"]) / max(row["seconds"] - before["seconds"], 0.01)
     left = f"{(flags.steps - row['step']) / rate / 60:.1f} min" if rate else "?"
     losses = f"train {row['train'] or math.nan:.4f}  val {row['val']:.4f}  "
@@ -154,7 +154,7 @@ def print_row(flags, task, rows):
 def task_of(flags):
     """Return the data.Task of these flags. ValueError if there is none."""
     targets = {"all": [], "last": [flags.D]}.get(flags.targets)  # [] stands for all
-    if targets is None:  # what is no number is no target, as 0
+    if targets is None:  # 0 is refused
         targets = [int(k) if k.isdecimal() else 0 for k in flags.targets.split(",")]
     return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
 
@@ -197,6 +197,7 @@ MADE_BY = "device", "hardware", "threads", "torch", "numpy", "git"
 
 def made_by(device):
     """Return what config.json says beside the flags: {name: value} of MADE_BY."""
+    # older versions of PyTorch do not know the processor's name
     hardware = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.machine())
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
@@ -221,11 +222,14 @@ def load(run, weights="model.pt"):
 
 
 def run_directory(text):
-    """The type of an argument that names a run."""
+    """The type of an argument that names a finished run."""
     try:
-        return read_flags(text).out
+        run = read_flags(text).out
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text} is no run directory: {error}") from None
+    if not (run / "model.pt").exists():
+        raise argparse.ArgumentTypeError(f"{run} has no model.pt: finish it with --resume")
+    return run
 
 
 def read_flags(run):
@@ -251,7 +255,7 @@ def write_file(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     if path.suffix == ".pt":
-        with open(new, "wb") as file:  # given the name, it would be a part of the content
+        with open(new, "wb") as file:  # torch.save would write a name into the content
             torch.save(content, file)
     elif path.suffix == ".jsonl":
         new.write_text("".join(json.dumps(row) + "\n" for row in content))
@@ -308,7 +312,7 @@ def parser():
 
     # training
     add("--optimizer", "muon", "the paper takes adamw", choices=["muon", "adamw"])
-    add("--steps", 1200, "the most steps; in the last one the learning rate is 0")
+    add("--steps", 1200, "the most steps; at their end the learning rate is 0")
     add("--stop-below", 0.01, "stop at a loss below it, confirmed on others; 0 = never")
     add("--batch", 128, "sequences per step")
     add("--lr", 1e-3, "learning rate, of Muon and of AdamW")
