@@ -27,51 +27,44 @@ import numpy as np
 NAMES = list(FORMULATIONS)
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
-FAILURES = "never settled", "truncated"
-NO_MODEL = "give --show, --plot or --model, and for that OPENAI_API_KEY or OPENAI_BASE_URL;"
-NO_MODEL += " without a server: python -m extras.llm.weights choices --model SmolLM2-135M-Instruct"
 
 
 # ---- asking
 
 
 def read_answers(path):
-    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line. A last
-    line that a kill has cut short is left out."""
+    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line."""
     answers = defaultdict(list)
-    text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        attempt = json.loads(line)
-        answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        for attempt in map(json.loads, file):
+            answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
     return answers
 
 
 def outcome(attempts):
-    """Return how a question ended, "right", "wrong" or one of FAILURES; None if it goes on."""
+    """Return "right", "wrong" or "never settled", and None for a question that goes on."""
     if not attempts:
         return None
     last = attempts[-1]
     if last["acceptable"]:
         return "right" if last["correct"] else "wrong"
-    if len(attempts) >= last["settings"]["attempts"]:
-        return "truncated" if last.get("finish") == "length" else "never settled"
-    return None
+    return "never settled" if len(attempts) >= last["settings"]["attempts"] else None
 
 
 async def ask(client, settings, question):
     """Ask a question once. Returns an attempt, which is a line of the answers file. Raises what the
-    client raises, RuntimeError or another exception if the server sends no completion."""
+    client raises, RuntimeError if the server says that it failed."""
     formulation, D, index = question
     prompt, correct, acceptable = make_question(formulation, D, settings["seed"], index)
 
     # OpenAI has renamed this option, and some other servers only know its old name
     limit = "max_tokens" if settings["endpoint"] != "api.openai.com" else "max_completion_tokens"
-    fields = {"temperature": settings["temperature"], limit: settings["max_tokens"]}
-    fields |= settings.get("extra", {})
-    fields = {field: value for field, value in fields.items() if value is not None}
-    messages = [{"role": "user", "content": prompt}]
-    create = client.chat.completions.create
-    sent = await create(model=settings["model"], messages=messages, extra_body=fields)
+    sent = await client.chat.completions.create(
+        model=settings["model"],
+        messages=[{"role": "user", "content": prompt}],
+        temperature=settings["temperature"],
+        extra_body={limit: settings["max_tokens"]},
+    )
     choice = sent.choices[0]
     if choice.finish_reason == "error":  # as some servers say it, with status 200
         raise RuntimeError(f"{settings['endpoint']} failed to complete: {sent}")
@@ -79,11 +72,16 @@ async def ask(client, settings, question):
 
     # ignore a <think> block, case, quotes, bold marks, and a full stop
     word = answer.rpartition("</think>")[2].strip(" \t\r\n.\"'*`").casefold()
-    attempt = {"formulation": formulation, "D": D, "index": index, "settings": settings}
-    attempt |= {"answer": answer, "finish": choice.finish_reason, "expected": correct}
-    attempt["correct"] = word == correct.casefold()
-    attempt["acceptable"] = word in [other.casefold() for other in acceptable]
-    return attempt
+    return {
+        "formulation": formulation,
+        "D": D,
+        "index": index,
+        "settings": settings,
+        "answer": answer,
+        "expected": correct,
+        "correct": word == correct.casefold(),
+        "acceptable": word in [other.casefold() for other in acceptable],
+    }
 
 
 async def benchmark(args):
@@ -93,19 +91,14 @@ async def benchmark(args):
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
     names = "seed", "temperature", "max_tokens", "attempts"
     settings |= {name: getattr(args, name) for name in names}
-    if args.extra:
-        settings["extra"] = args.extra
 
-    # continue the file, from where a kill has cut its last line
     path = args.out / f"llm_{args.model.replace('/', '-')}" / "answers.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     answers = read_answers(path)
     for attempts in answers.values():
-        if attempts[0]["settings"] != settings:
-            other = attempts[0]["settings"]
+        if (other := attempts[0]["settings"]) != settings:
             raise FileExistsError(f"{path} has other settings, {other}: choose another --out")
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     # the formulations take turns, so that a stopped run has a share of each
     kinds = [("equations", D) for D in sorted({*args.D})] + [(name, None) for name in NAMES[1:]]
@@ -132,14 +125,12 @@ async def benchmark(args):
 
 def count_outcomes(path):
     """Return the settings of an answers file, and a Counter of outcomes per (formulation, D)."""
-    counts, answers = defaultdict(Counter), read_answers(path)
-    for (*kind, _), attempts in answers.items():
-        ended = outcome(attempts)
-        if ended:
-            counts[tuple(kind)][ended] += 1
-    kinds = sorted(counts, key=lambda kind: (NAMES.index(kind[0]), kind[1] or 0))
-    first, *_ = answers.values()
-    return first[0]["settings"], {kind: counts[kind] for kind in kinds}
+    answers, counts = read_answers(path), defaultdict(Counter)
+    for formulation, D, index in sorted(answers, key=lambda key: (NAMES.index(key[0]), key[1:])):
+        attempts = answers[formulation, D, index]
+        if ended := outcome(attempts):
+            counts[formulation, D][ended] += 1
+    return attempts[0]["settings"], counts
 
 
 def wilson(successes, n, z=1.959964):
@@ -150,16 +141,15 @@ def wilson(successes, n, z=1.959964):
 
 
 def print_counts(path):
-    """Print, with a Wilson interval of what is right of all questions, and return the counts."""
+    """Print the counts, with a Wilson interval of what is right of all questions."""
     settings, counts = count_outcomes(path)
     print(f"{path}: {json.dumps(settings)}")
-    print("formulation   D      n  right  95% from     to", *FAILURES, sep="  ")
+    print("formulation   D      n  right  95% from     to  never settled")
     for (formulation, D), count in counts.items():
         n, right = count.total(), count["right"]
         low, high = wilson(right, n)
         text = f"{formulation:<12}{D or '':>3}{n:>7}{right:>7}{low:>10.1%}{high:>7.1%}"
-        print(text, *(f"{count[name]:>{len(name)}}" for name in FAILURES), sep="  ")
-    return settings, counts
+        print(f"{text}{count['never settled']:>15}")
 
 
 def draw_figure2(paths):
@@ -169,7 +159,7 @@ def draw_figure2(paths):
     figure, (left, right, below, names) = panels(4, 2, 5, 3, **shape)
     width = 0.8 / len(paths)  # models stand side by side
     for i, path in enumerate(paths):
-        settings, counts = print_counts(path)
+        settings, counts = count_outcomes(path)
         n = max(count.total() for count in counts.values())  # all kinds have as many, or one less
         name = f"{settings['model']} (n = {n})"
         by_D = {D: count for (_, D), count in counts.items() if D}
@@ -181,25 +171,22 @@ def draw_figure2(paths):
             intervals = 100 * np.array([wilson(*row) for row in rows]).reshape(-1, 2)
             style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=name)
             above.errorbar(x, share, np.abs(intervals.T - share), **style)
-            bottom = np.zeros(len(points))
-            for failure, hatch in zip(FAILURES, ("", "///"), strict=True):
-                failed = [100 * count[failure] / count.total() for count in points.values()]
-                bars.bar(x, failed, width, bottom, color=f"C{i}", ec="white", hatch=hatch)
-                bottom += failed
+            unsettled = [100 * count["never settled"] / count.total() for count in points.values()]
+            bars.bar(x, unsettled, width, color=f"C{i}", ec="white")
     left.axhline(25, color="black", ls="--", lw=1, label="random guess: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
     left.set(title="F1 equations", ylabel="right (% of all questions)", ylim=(-4, 104))
     right.set_title("All formulations (equations at D = 5)")
     below.set(xlabel="D (equations per chain)", ylabel="no acceptable answer (%)", ylim=(0, 104))
     names.set(xlabel="formulation", xticks=range(5), xticklabels=NAMES)
-    figure.suptitle("Above: 95% Wilson intervals. Below: never settled; hatched: truncated")
+    figure.suptitle("Above: 95% Wilson intervals. Below: never settled")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
 def main():
     p = command_line("python -m extras.llm", __doc__)
-    task = p.add_mutually_exclusive_group()
+    task = p.add_mutually_exclusive_group(required=True)
     task.add_argument("--show", choices=FORMULATIONS, help="print one question")
     task.add_argument("--model", help="ask the model of this name")
     task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
@@ -211,7 +198,6 @@ def main():
     add("--attempts", default=10, type=int, help="answers to wait for an acceptable one")
     add("--max-tokens", default=4096, type=int, help="tokens in an answer, reasoning included")
     add("--out", default=Path("out"), type=Path, help="for llm_MODEL/ and figure2.png")
-    add("--extra", default={}, type=json.loads, help="JSON: fields to add; null removes one")
     args = p.parse_args()
     if min(args.n, args.attempts, args.max_tokens, *args.D) < 1:
         p.error("--n, --attempts, --max-tokens and --D must be positive")
@@ -221,10 +207,10 @@ def main():
     elif args.plot:
         save_figure(draw_figure2(args.plot), args.out / "figure2.png")
         print(args.out / "figure2.png")
-    elif not (args.model and {"OPENAI_API_KEY", "OPENAI_BASE_URL"} & {*os.environ}):
-        p.error(NO_MODEL)
-    else:
+    elif {"OPENAI_API_KEY", "OPENAI_BASE_URL"} & {*os.environ}:
         asyncio.run(benchmark(args))
+    else:
+        p.error("--model needs OPENAI_API_KEY or OPENAI_BASE_URL; extras.llm.weights needs none")
 
 
 if __name__ == "__main__":
