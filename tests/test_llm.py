@@ -122,7 +122,7 @@ def test_llm_counts_goes_on_and_refuses_what_would_mix(tmp_path):
     with mock.patch.object(llm, "save_figure") as save:
         output_of(llm, "--plot", path, "--out", tmp_path)
     [points] = save.call_args.args[0].axes[1].containers
-    assert points.lines[0].get_ydata() == pytest.approx([100, 100, 0, 50, 100])
+    assert points.lines[0].get_ydata() == pytest.approx([100, 100, 50, 100])  # none for kingdoms
 
 
 class Planted:
@@ -161,7 +161,7 @@ def test_weights_of_a_planted_model(tmp_path):
     with mock.patch.multiple(weights, **patches):
         for what in "late", "choices", "late":  # the second takes the place of the first
             output_of(weights, what, "--out", tmp_path)
-    rows = read_file(tmp_path / "weights.jsonl")
+    rows = read_file(path := tmp_path / "weights.jsonl")
     late = [row for row in rows if row["what"] == "late"]
     assert len(late) == 1 + 4 + 2
     for row in late:
@@ -173,3 +173,4 @@ def test_weights_of_a_planted_model(tmp_path):
             _, answer, words = make_question(row["formulation"], row["D"], 0, index)
             right += answer == max(words, key=lambda word: model.taste[model.number(f" {word}")])
         assert row["correct"] == right < 20
+        assert llm.accuracies(path)["gemma-3-270m"][row["formulation"], row["D"]] == (right, 20)

@@ -2,7 +2,7 @@
 
     python -m extras.llm --show equations                 # print one question and its answer
     python -m extras.llm --model gpt-4o-mini              # ask all questions, or continue a run
-    python -m extras.llm --plot out/llm_*/answers.jsonl   # draw Figure 2 for some models
+    python -m extras.llm --plot out/llm_*/answers.jsonl   # draw Figure 2, or of out/weights.jsonl
 
 The model is asked through any OpenAI-compatible server. Set OPENAI_API_KEY to use OpenAI, or
 OPENAI_BASE_URL to use another server (and OPENAI_API_KEY too if that server wants a key).
@@ -20,6 +20,7 @@ from analyze import panels, save_figure
 from data import command_line, progress
 from extras.llm import package
 from extras.llm.questions import FORMULATIONS, make_question
+from train import read_file
 
 import numpy as np
 
@@ -152,34 +153,43 @@ def print_counts(path):
         print(f"{text}{count['never settled']:>15}")
 
 
-def draw_figure2(paths):
-    """Draw Figure 2 from answers files: accuracy by D for the equations (left) and for all
-    formulations (right), and below them the share of questions without an acceptable answer."""
-    shape = dict(sharex="col", sharey="row", height_ratios=(3, 2))
-    figure, (left, right, below, names) = panels(4, 2, 5, 3, **shape)
-    width = 0.8 / len(paths)  # models stand side by side
-    for i, path in enumerate(paths):
+def accuracies(path):
+    """Return {model: {(formulation, D): (right, n)}}, n being the questions with an acceptable
+    answer: those that settled in an answers file, and all in weights.jsonl, whose answers are the
+    likeliest acceptable ones."""
+    if path.name != "weights.jsonl":
         settings, counts = count_outcomes(path)
-        n = max(count.total() for count in counts.values())  # all kinds have as many, or one less
-        name = f"{settings['model']} (n = {n})"
-        by_D = {D: count for (_, D), count in counts.items() if D}
-        by_name = {NAMES.index(name): counts[name, D] for name, D in counts if D in (None, 5)}
-        for above, bars, points, line in (left, below, by_D, "-"), (right, names, by_name, ""):
-            x = np.array([*points]) + width * (i + 0.5) - 0.4
-            rows = [(count["right"], count.total()) for count in points.values()]
-            share = np.array([100 * number / n for number, n in rows])
-            intervals = 100 * np.array([wilson(*row) for row in rows]).reshape(-1, 2)
-            style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=name)
-            above.errorbar(x, share, np.abs(intervals.T - share), **style)
-            unsettled = [100 * count["never settled"] / count.total() for count in points.values()]
-            bars.bar(x, unsettled, width, color=f"C{i}", ec="white")
+        points = {kind: (count["right"], count["wrong"]) for kind, count in counts.items()}
+        return {settings["model"]: {kind: (r, r + w) for kind, (r, w) in points.items() if r + w}}
+    models = defaultdict(dict)
+    for row in read_file(path):
+        if row["what"] == "choices":
+            models[row["model"]][row["formulation"], row["D"]] = row["correct"], row["n"]
+    return models
+
+
+def draw_figure2(paths):
+    """Draw Figure 2 from answers files, or weights.jsonl: accuracy by D for the equations (left)
+    and for all formulations (right)."""
+    figure, (left, right) = panels(2, 2, 5, 3.4, sharey=True)
+    models = [item for path in paths for item in accuracies(path).items()]
+    width = 0.8 / len(models)  # they stand side by side
+    for i, (model, points) in enumerate(models):
+        label = f"{model} (n = {max(n for _, n in points.values())})"
+        by_D = {D: points[name, D] for name, D in points if D}
+        by_name = {NAMES.index(name): points[name, D] for name, D in points if D in (None, 5)}
+        for panel, chosen, line in (left, by_D, "-"), (right, by_name, ""):
+            x = np.array([*chosen]) + width * (i + 0.5) - 0.4
+            share = np.array([100 * right / n for right, n in chosen.values()])
+            intervals = 100 * np.array([wilson(*point) for point in chosen.values()]).reshape(-1, 2)
+            style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=label)
+            panel.errorbar(x, share, np.abs(intervals.T - share), **style)
     left.axhline(25, color="black", ls="--", lw=1, label="random guess: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
-    left.set(title="F1 equations", ylabel="right (% of all questions)", ylim=(-4, 104))
-    right.set_title("All formulations (equations at D = 5)")
-    below.set(xlabel="D (equations per chain)", ylabel="no acceptable answer (%)", ylim=(0, 104))
-    names.set(xlabel="formulation", xticks=range(5), xticklabels=NAMES)
-    figure.suptitle("Above: 95% Wilson intervals. Below: never settled")
+    left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(-4, 104))
+    left.set_ylabel("right (% of acceptable answers)")
+    right.set(title="All formulations (equations at D = 5)", xticks=range(5), xticklabels=NAMES)
+    figure.suptitle("95% Wilson intervals. The paper asked 500 questions each, and other models.")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
