@@ -47,7 +47,7 @@ def answers_of(task, predictions, batch):
 @torch.no_grad()
 def measure(run, file, batch, paths):
     """Return (attention, answers) of a model: the patterns of all heads in percent, and the answers
-    of the full model and of the circuit alone, both without no path, and without each."""
+    of the full model and of the circuit alone, first with all paths and then without each."""
     model, task, _ = train.load(run, file)
     patterns = [pattern for pattern, _ in record_reads(model, batch.inputs).values()]
     percent = (100 * torch.stack(patterns, 1)).round().int()  # (B, layers * heads, T, T)

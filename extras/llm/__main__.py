@@ -118,7 +118,9 @@ async def benchmark(args):
     with open(path, "a", encoding="utf-8") as file:
         for finished in progress("question", [*asyncio.as_completed(map(finish, left))]):
             await finished
-    print_counts(path)
+    print(path, json.dumps(settings))
+    for (formulation, D), count in count_outcomes(path)[1].items():
+        print(formulation, D or "", dict(sorted(count.items())))
 
 
 # ---- counts and Figure 2
@@ -139,18 +141,6 @@ def wilson(successes, n, z=1.959964):
     middle = successes + z * z / 2
     half = z * math.sqrt(successes * (n - successes) / n + z * z / 4)
     return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
-
-
-def print_counts(path):
-    """Print the counts, with a Wilson interval of what is right of all questions."""
-    settings, counts = count_outcomes(path)
-    print(f"{path}: {json.dumps(settings)}")
-    print("formulation   D      n  right  95% from     to  never settled")
-    for (formulation, D), count in counts.items():
-        n, right = count.total(), count["right"]
-        low, high = wilson(right, n)
-        text = f"{formulation:<12}{D or '':>3}{n:>7}{right:>7}{low:>10.1%}{high:>7.1%}"
-        print(f"{text}{count['never settled']:>15}")
 
 
 def accuracies(path):
