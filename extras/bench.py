@@ -1,8 +1,6 @@
 """How much longer does a training step of transformers' GPT2Model take than one of ours?
 
-    python -m extras.bench
-
-Both have the size of the main command, the same batches and AdamW; they take turns.
+python -m extras.bench    # both with the size of the main command; they take turns
 """
 
 import statistics

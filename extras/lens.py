@@ -7,7 +7,7 @@
     cache["pattern", 8]    # (32, heads, T, T)
 
 Predictions are (B, T, outputs): the last N of T are at the queries. They are no logits, so leave
-enable_compatibility_mode alone, which centres them. lens.W_E is (width, inputs).
+enable_compatibility_mode alone, which centres them.
 """
 
 import train

@@ -47,12 +47,6 @@ def solve(prompt, acceptable):
     return answer
 
 
-def test_without_an_endpoint_it_says_how_a_small_model_answers():
-    with mock.patch.dict("os.environ", clear=True):
-        code, _, err = run_main(llm, "--model", "m")
-    assert code == 2 and "extras.llm.weights choices --model SmolLM2" in err
-
-
 def test_llm_questions_agree_with_the_solver():
     for formulation, D in [("equations", 1), ("equations", 7), *KINDS]:
         questions = [make_question(formulation, D, 0, index) for index in range(200)]
@@ -64,24 +58,23 @@ def test_llm_questions_agree_with_the_solver():
     text = repr([make_question(*kind, 0, index) for index in range(200) for kind in KINDS])
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert digest[:16] == "c9997fe6b99bf7f2", "the questions have changed"
-    prompt, answer, _ = make_question("relatives", 5, 7, 0)
-    assert f"{prompt}\nCorrect: {answer}\n" in output_of(llm, "--show", "relatives", "--seed", 7)
+    prompt, answer, _ = make_question("relatives", 5, 0, 0)
+    assert f"{prompt}\nCorrect: {answer}\n" in output_of(llm, "--show", "relatives")
 
 
 @contextlib.contextmanager
 def scripted_server(reply):
-    """Serve chat completions; reply(prompt, n) is the n-th answer to a prompt, (text, finish
-    reason), or the status of a failure."""
-    requests = []
+    """Serve chat completions; reply(prompt, n) is the n-th answer to a prompt, or the status of a
+    failure."""
+    prompts = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            prompts = [request["messages"][0]["content"] for request in requests]
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            prompts.append(request["messages"][0]["content"])
             said = reply(prompts[-1], prompts.count(prompts[-1]))
-            status, (text, finish) = (said, ("", "")) if isinstance(said, int) else (200, said)
-            choice = {"message": {"content": text}, "finish_reason": finish}
-            self.send_response(status)
+            choice = {"message": {"content": said}, "finish_reason": "stop"}
+            self.send_response(said if isinstance(said, int) else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Retry-After", "0.1")
             self.end_headers()
@@ -91,49 +84,47 @@ def scripted_server(reply):
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
         with mock.patch.dict("os.environ", {"OPENAI_BASE_URL": url, "NO_PROXY": "127.0.0.1"}):
-            yield requests
+            yield prompts
         server.shutdown()
 
 
 def test_llm_counts_goes_on_and_refuses_what_would_mix(tmp_path):
     def reply(prompt, n):
-        number = [*ANSWERS].index(prompt) // 5  # the questions of all kinds take turns
+        answer = ANSWERS[prompt]
         if "works" in prompt:  # a model that reasons
-            return f"<think>Peru or Laos</think>\n**{ANSWERS[prompt].lower()}.**", "stop"
-        if "lives with" in prompt:  # two failures, two answers that are not acceptable
-            refused = 429, 500, ("It is hard to say.", "stop"), (None, "stop")
-            return refused[n - 1] if n <= 4 else right(prompt)
+            return f"<think>Peru or Laos</think>\n**{answer.lower()}.**"
+        if "lives with" in prompt and n <= 4:  # two failures, two answers that are not acceptable
+            return (429, 500, "It is hard to say.", None)[n - 1]
         if "believe" in prompt:
-            return "Zeus" * n, "length" if number < 2 else "stop"
-        if "(" in prompt and number < 3:
-            return str((int(ANSWERS[prompt]) + 1) % 4), "stop"
-        return right(prompt)
+            return "Zeus" * n
+        if "(" in prompt and [*ANSWERS].index(prompt) // 5 < 3:  # the first three of these
+            return str((int(answer) + 1) % 4)
+        return answer
 
-    def right(prompt):
-        return ANSWERS[prompt], "stop"
-
-    rows = [  # Wilson's formula by hand; never settled, truncated
-        "equations 5 6 6 61.0% 100.0% 0 0",
-        "lives-with 6 6 61.0% 100.0% 0 0",
-        "kingdoms 6 0 0.0% 39.0% 4 2",
-        "functions 6 3 18.8% 81.2% 0 0",
-        "relatives 6 6 61.0% 100.0% 0 0",
+    rows = [
+        "equations 5 {'right': 6}",
+        "lives-with {'right': 6}",
+        "kingdoms {'never settled': 6}",
+        "functions {'right': 3, 'wrong': 3}",
+        "relatives {'right': 6}",
     ]
     path = tmp_path / "llm_m" / "answers.jsonl"
-    with scripted_server(reply) as requests:
+    with scripted_server(reply) as prompts:
         for asked in 6 * (1 + 5 + 7 + 1 + 1), 91:
             out = output_of(llm, *FLAGS, tmp_path, "--attempts", 7)
             assert [" ".join(line.split()) for line in out.splitlines()[-5:]] == rows
-            assert len(requests) == asked and requests[-1]["temperature"] == 1
-            whole = path.read_bytes()
-            path.write_bytes(whole[:-10])  # as if a kill had come within the last line
+            assert len(prompts) == asked
+            whole = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(whole[:-1]))  # as if it had been stopped before the last
         with pytest.raises(FileExistsError, match="has other settings"):
             run_main(llm, *FLAGS, tmp_path, "--seed", 1)
-    path.write_bytes(whole)
+    path.write_text("".join(whole))
     with mock.patch.object(llm, "save_figure") as save:
         output_of(llm, "--plot", path, "--out", tmp_path)
     [points] = save.call_args.args[0].axes[1].containers
-    assert points.lines[0].get_ydata() == pytest.approx([100, 100, 0, 50, 100])
+    assert points.lines[0].get_ydata() == pytest.approx([100, 100, 50, 100])  # none for kingdoms
+    low, high = points.lines[1][0].get_ydata()[2], points.lines[1][1].get_ydata()[2]
+    assert (low, high) == pytest.approx((18.8, 81.2), abs=0.05)  # Wilson's formula by hand
 
 
 class Planted:
@@ -168,10 +159,11 @@ def test_weights_of_a_planted_model(tmp_path):
     model = Planted()
     tokenizer = mock.Mock(wraps=model.tokenize)
     tokenizer.apply_chat_template = lambda chat, **_: chat[0]["content"]
-    with mock.patch.object(weights, "load", lambda name: (model, tokenizer)):
+    patches = dict(load=lambda name: (model, tokenizer), QUESTIONS=20)
+    with mock.patch.multiple(weights, **patches):
         for what in "late", "choices", "late":  # the second takes the place of the first
-            output_of(weights, what, "--n", 20, "--out", tmp_path)
-    rows = read_file(tmp_path / "weights.jsonl")
+            output_of(weights, what, "--out", tmp_path)
+    rows = read_file(path := tmp_path / "weights.jsonl")
     late = [row for row in rows if row["what"] == "late"]
     assert len(late) == 1 + 4 + 2
     for row in late:
@@ -183,3 +175,4 @@ def test_weights_of_a_planted_model(tmp_path):
             _, answer, words = make_question(row["formulation"], row["D"], 0, index)
             right += answer == max(words, key=lambda word: model.taste[model.number(f" {word}")])
         assert row["correct"] == right < 20
+        assert llm.accuracies(path)["gemma-3-270m"][row["formulation"], row["D"]] == (right, 20)

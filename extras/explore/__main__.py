@@ -3,12 +3,10 @@
     python -m extras.explore results/A results/D    # writes out/explorer.html
 
 It needs no server and no network: the data are in the page, and explorer.js draws them. A run with
-checkpoints (--save-every) also gets a slider for the training step.
+checkpoints (--save-every) also shows earlier steps.
 """
 
-import base64
 import html
-import itertools
 import json
 import math
 import pathlib
@@ -22,7 +20,7 @@ import torch
 
 
 HERE = pathlib.Path(__file__).parent
-SEQUENCES, CHECKPOINTS, REMOVALS = 3, 8, 150  # in the page, at most
+SEQUENCES, CHECKPOINTS = 3, 8  # in the page, at most
 
 
 def weights_of(run):
@@ -35,42 +33,31 @@ def weights_of(run):
 
 
 def answers_of(task, predictions, batch):
-    """Return codes (B, N queries, targets): the lower 16 bits are the squared error in thousandths,
-    the upper ones 1 + the number of the nearest symbol of the sequence, or 0 if none is near."""
-    predicted = predictions.unflatten(-1, (-1, task.K))  # (B, N, symbols, K)
-    errors = task.losses(predictions, batch)
+    """Return (B, N queries, targets, 2): the nearest symbol of the sequence, -1 if none is near,
+    and the squared error."""
+    predicted = predictions.unflatten(-1, (-1, task.K))  # (B, N, targets, K)
     shown = batch.inputs[:, None, None]  # (B, 1, 1, T, K)
     distances, tokens = (predicted[..., None, :] - shown).square().mean(-1).min(-1)
-    symbols = 1 + batch.symbols.gather(1, tokens.flatten(1)).view_as(tokens)
-    symbols[distances > task.chance / 2] = 0
-    return 65536 * symbols + (1000 * errors).round().clamp(max=65535).long()
-
-
-def removals_of(paths):
-    """Return the sets of paths that the page can remove: (), each path, each two of them, and so
-    on, as long as all are not more than REMOVALS."""
-    sets = [(), *itertools.combinations(paths, 1)]
-    for size in range(2, len(paths) + 1):
-        if len(sets) + math.comb(len(paths), size) > REMOVALS:
-            break
-        sets += itertools.combinations(paths, size)
-    return sets
+    symbols = batch.symbols.gather(1, tokens.flatten(1)).view_as(tokens)
+    symbols[distances > task.chance / 2] = -1
+    found = torch.stack([symbols, task.losses(predictions, batch)], -1)
+    return found.double().round(decimals=3)
 
 
 @torch.no_grad()
 def measure(run, file, batch, paths):
-    """Return (attention, answers) of a model as bytes: the patterns of all heads in whole percent;
-    the answers of the full model and of the circuit alone, both without each set of removals_of."""
+    """Return (attention, answers) of a model: the patterns of all heads in percent, and the answers
+    of the full model and of the circuit alone, first with all paths and then without each."""
     model, task, _ = train.load(run, file)
     patterns = [pattern for pattern, _ in record_reads(model, batch.inputs).values()]
-    percent = (100 * torch.stack(patterns, 1)).round().byte()  # (B, layers * heads, T, T)
+    percent = (100 * torch.stack(patterns, 1)).round().int()  # (B, layers * heads, T, T)
     patched = PatchedModel(model, task, batch)
     patched.losses = lambda heads: answers_of(task, model(batch.inputs, heads=heads), batch)
     answers = []
-    for removed in removals_of(paths):
-        answers += [patched.knock_out(removed), patched.keep_only(paths.keys() - {*removed})]
-    codes = torch.stack(answers).numpy().astype("<u4")  # (2 for each set, B, N, targets)
-    return percent.numpy().tobytes(), codes.tobytes()
+    for removed in [(), *((path,) for path in paths)]:
+        both = patched.knock_out(removed), patched.keep_only(paths.keys() - {*removed})
+        answers.append([kind.tolist() for kind in both])
+    return percent.tolist(), answers
 
 
 def path_rows(task, report, places, ends):
@@ -114,24 +101,17 @@ def data_of(run):
     for end in ends:
         columns.append([end, task.labels[task.roles[end]][0] if end in task.roles else ""])
 
-    # the tokens of each slot, in blocks
-    places, blocks = iter(range(task.T)), []
-    for roles_of_slot in task.chain_slots:
-        blocks.append([[next(places) for _ in roles_of_slot] for _ in range(task.N)])
-
     verdict = report.get("verdict", f"run python ablate.py {run} first")
-    targets = answers_of(task, batch.answers, batch) // 65536 - 1  # the symbols alone
-    parts = [b"".join(part) for part in zip(*measured, strict=True)]
-    attention, answers = (base64.b64encode(part).decode() for part in parts)
+    attention, answers = zip(*measured, strict=True)
     return dict(
         name=html.escape(run.as_posix()),
         about=f"Layers {flags.layers}, heads {flags.heads}, D={task.D}, seed {flags.seed}",
         found=f"Circuit of {len(paths)} paths: {verdict}.",
-        N=flags.N, T=task.T, layers=flags.layers, heads=flags.heads, steps=steps,
+        N=flags.N, layers=flags.layers, heads=flags.heads, steps=steps,
         labels=task.labels, names=[*task.roles], symbols=task.target_names,
         tokens=batch.symbols.tolist(), chains=chains.tolist(), roles=roles.tolist(),
-        blocks=blocks, columns=columns, paths=path_rows(task, report, batch.places, ends),
-        targets=targets.tolist(), removals=removals_of(range(len(paths))),
+        columns=columns, paths=path_rows(task, report, batch.places, ends),
+        targets=answers_of(task, batch.answers, batch)[..., 0].int().tolist(),
         attention=attention, answers=answers,
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const RUNS = JSON.parse($("data").textContent);
-const range = (n) => [...Array(n).keys()];
 let run, at; // the run, and what is selected in it: numbers from 0
 
 // h`<p>${list}` is a string of HTML with all items of a list; names come escaped
@@ -12,52 +11,38 @@ function put(id, title, note, body) {
   $(id).innerHTML = h`<h2>${title}</h2><p class="note">${note}</p>${body}`;
 }
 const marked = (yes) => (yes ? "chosen" : "");
-const room = (id) => Math.max(240, Math.min(560, $(id).clientWidth));
 
 // ---- what is selected
 
+const tokens = () => run.tokens[at.sequence];
 const chainOf = (token) => run.chains[at.sequence][token];
 const chain = () => Math.max(0, chainOf(at.token));
 const label = (symbol) => run.labels[symbol] ?? "none";
-const nameOf = (token) => label(run.tokens[at.sequence][token]);
+const nameOf = (token) => label(tokens()[token]);
 const roleOf = (token) => run.names[run.roles[at.sequence][token]] ?? "–";
-const titleOf = (token) => `${nameOf(token)} (${roleOf(token)})`;
-const color = (token) => `var(--c${chainOf(token) % 6})`;
-const query = () => run.chains[at.sequence].indexOf(chain(), run.T - run.N);
+const query = () => run.chains[at.sequence].indexOf(chain(), tokens().length - run.N);
+const targets = () => run.targets[at.sequence][query() - (tokens().length - run.N)];
 const pathsOf = (layer, head) => run.paths.filter((p) => p.layer === layer && p.head === head);
+
+// a row for each attending token, in percent
+const attention = (layer, head) =>
+  run.attention[at.checkpoint][at.sequence][layer * run.heads + head];
 
 // [[reading token, token that is read], ...] of a path, in one chain
 const pairsOf = (path, chain) => path.readers[at.sequence][chain].flatMap((reader) =>
   path.read[at.sequence][chain].map((read) => [reader, read]));
-const pairsOfHead = () => pathsOf(at.layer, at.head).flatMap((path) =>
-  range(run.N).flatMap((chain) => pairsOf(path, chain)));
-const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+const pairsOfHead = (layer, head) => pathsOf(layer, head).flatMap((path) =>
+  path.readers[at.sequence].flatMap((_, chain) => pairsOf(path, chain)));
 
-// the attention of a head: T rows of T shares, a row for each attending token
-function attention(layer, head) {
-  run.bytes ??= bytesOf(run.attention);
-  const size = run.T ** 2, before = at.checkpoint * run.tokens.length + at.sequence;
-  const start = ((before * run.layers + layer) * run.heads + head) * size;
-  return Array.from(run.bytes.subarray(start, start + size), (percent) => percent / 100);
-}
+// [[symbol, error], ...] of the full model (0) or the circuit alone (1), without a path or none
+const answers = (kind, path) => run.answers[at.checkpoint][path === null ? 0 : path + 1][kind][
+  at.sequence][query() - (tokens().length - run.N)];
 
-// [{symbol, error}, ...] of the full model (0) or the circuit alone (1) without some paths
-function answers(kind, removed) {
-  run.codes ??= new Uint32Array(bytesOf(run.answers).buffer);
-  const sorted = `${[...removed].sort((a, b) => a - b)}`;
-  const set = run.removals.findIndex((set) => `${set}` === sorted);
-  const model = 2 * (at.checkpoint * run.removals.length + set) + kind, size = run.symbols.length;
-  const place = (model * run.tokens.length + at.sequence + 1) * run.N - run.T + query();
-  const codes = run.codes.subarray(place * size, (place + 1) * size);
-  return Array.from(codes, (code) => ({ symbol: (code >> 16) - 1, error: (code & 65535) / 1000 }));
-}
-
-// remove a path, or put it back; the oldest comes back if they are too many
+// remove a path, or put it back
 function togglePath(number) {
   const { layer, head, readers } = run.paths[number];
-  const token = readers[at.sequence][chain()][0] ?? at.token, before = at.paths;
-  Object.assign(at, { layer, head, token, paths: before.filter((other) => other !== number) });
-  if (at.paths.length === before.length) at.paths = [...before, number].slice(-run.most);
+  const token = readers[at.sequence][chain()][0] ?? at.token;
+  Object.assign(at, { layer, head, token, path: at.path === number ? null : number });
 }
 
 // ---- the views
@@ -66,52 +51,49 @@ function drawControls() {
   const select = (name, texts) => h`<label>${name} <select data-choose="${name}">${
     texts.map((text, number) => h`<option value="${number}" ${
       number === at[name] ? "selected" : ""}>${text}</option>`)}</select></label>`;
-  const slider = h`<label>checkpoint <input type="range" data-choose="checkpoint" min="0"
-    max="${run.steps.length - 1}" value="${at.checkpoint}"></label>`;
   $("controls").innerHTML = h`${select("run", RUNS.map(({ name }) => name))}
     ${select("sequence", run.tokens.map((_, number) => number + 1))}
-    ${run.steps.length > 1 ? slider : ""}`;
+    ${select("checkpoint", run.steps.map((step) => `step ${step}`))}`;
 }
 
 function drawStrip() {
-  $("about").textContent = `${run.about}, step ${run.steps[at.checkpoint]}. ${run.found}`;
-  const shares = attention(at.layer, at.head).slice(at.token * run.T, (at.token + 1) * run.T);
+  $("about").textContent = `${run.about}. ${run.found}`;
+  const { layer, head } = at, shares = attention(layer, head)[at.token];
   const most = shares.indexOf(Math.max(...shares));
-  const read = pairsOfHead().filter(([reader]) => reader === at.token).map(([, token]) => token);
-  const tile = (token) => h`<button data-token="${token}" style="--share:${shares[token]}"
-    class="${marked(token === at.token)} ${read.includes(token) ? "read" : ""}"><i></i><b
-    style="background:${color(token)}">${nameOf(token)}</b><small>${roleOf(token)}</small></button>`;
-  const blocks = run.blocks.map((slots) => h`<div>${slots.map((slot) =>
-    h`<span>${slot.map(tile)}</span>`)}</div>`);
-  put("strip", `In L${at.layer}H${at.head}, ${titleOf(at.token)} attends most to ${
-    titleOf(most)}: ${shares[most].toFixed(2)}`,
+  const ownPairs = pairsOfHead(layer, head).filter(([reader]) => reader === at.token);
+  const read = ownPairs.map(([, token]) => token);
+  const tiles = tokens().map((_, token) => h`<button data-token="${token}"
+    style="--share:${shares[token]}%" class="${marked(token === at.token)} ${
+    read.includes(token) ? "read" : ""}"><i></i><b
+    style="background:var(--c${chainOf(token) % 6})">${nameOf(token)}</b><small>${
+    roleOf(token)}</small></button>`);
+  put("strip", `In L${layer}H${head}, ${nameOf(at.token)} (${roleOf(at.token)}) attends most to ${
+    nameOf(most)} (${roleOf(most)}): ${(shares[most] / 100).toFixed(2)}`,
     `A colour is a chain A B C ..., whose pairs are shuffled; the queries come last. Below each
     token is its role: 1a 1b in the first pair of its chain. Click a token to see what it attends
-    to (bars). A red frame is a path of the circuit.`, h`<div class="strip">${blocks}</div>`);
+    to (bars). A red frame is a path of the circuit.`, h`<div class="strip">${tiles}</div>`);
 }
 
 function drawAnswers() {
-  const targets = run.targets[at.sequence][query() - (run.T - run.N)];
-  const removed = at.paths.map((number) => run.paths[number]);
-  const without = removed.map(({ title }) => title).join(", ");
-  const row = (name, kind, paths) => h`<tr><th>${name}${answers(kind, paths).map(
-    ({ symbol, error }, k) => h`<td class="${symbol === targets[k] ? "right" : "wrong"}"><b>${
+  const removed = at.path === null ? null : run.paths[at.path];
+  const row = (name, kind, path) => h`<tr><th>${name}${answers(kind, path).map(
+    ([symbol, error], k) => h`<td class="${symbol === targets()[k] ? "right" : "wrong"}"><b>${
     label(symbol)}</b> <small>${error.toFixed(2)}</small>`)}`;
-  const rows = ["full model", ...(run.paths.length ? ["circuit alone"] : [])].map((name, kind) =>
-    row(name, kind, []) + (without && row(`${name} without ${without}`, kind, at.paths)));
-  put("answers", `Query ${nameOf(query())}: the model should answer ${targets.map(label).join(" ")}`,
+  const kinds = ["full model", ...(run.paths.length ? ["circuit alone"] : [])];
+  const rows = kinds.map((name, kind) => row(name, kind, null) +
+    (removed ? row(`${name} without ${removed.title}`, kind, at.path) : ""));
+  put("answers", `Query ${nameOf(query())}: the model should answer ${
+    targets().map(label).join(" ")}`,
     `The nearest symbol of the sequence (or none), and the squared error. What is removed, and all
     outside of the circuit alone, is set to its mean over other sequences.`,
     h`<div class="wide"><table><tr><th>${run.symbols.map((name) => h`<th>${name}`)}
-    ${rows}</table></div><p class="note">${removed.map(({ text }) => `${text} `)}</p>`);
+    ${rows}</table></div><p class="note">${removed ? removed.text : ""}</p>`);
 }
 
 function drawCircuit() {
   const levels = [...new Set(run.paths.map((path) => path.layer))].sort((a, b) => a - b);
-  const left = 76, rise = 42, bottom = rise * levels.length + 14;
-  const width = Math.max(room("circuit"), left + 22 + 34 * (run.columns.length - 1));
-  const apart = (width - left - 22) / Math.max(1, run.columns.length - 1);
-  const x = (column) => left + column * apart, y = (level) => bottom - rise * level;
+  const bottom = 42 * levels.length + 14, width = 98 + 48 * (run.columns.length - 1);
+  const x = (column) => 76 + 48 * column, y = (level) => bottom - 42 * level;
   const columns = run.columns.map(([end, letter], column) => h`<path class="line"
     d="M${x(column)} ${y(0)}V${y(levels.length)}"/><text x="${x(column)}" y="${bottom + 16}">${
     end}<tspan x="${x(column)}" dy="14">${letter}</tspan></text>`);
@@ -119,11 +101,11 @@ function drawCircuit() {
     h`<text x="28" y="${y(level)}">${name}</text>${run.columns.map((_, column) =>
       h`<circle cx="${x(column)}" cy="${y(level)}" r="3.5"/>`)}`);
   const lines = [], texts = [], attributes = (number) =>
-    h`data-path="${number}" class="${marked(at.paths.includes(number))}"`;
+    h`data-path="${number}" class="${marked(at.path === number)}"`;
   run.paths.forEach((path, number) => {
     const pattern = attention(path.layer, path.head), level = levels.indexOf(path.layer);
     const share = pairsOf(path, chain()).reduce((sum, [reader, read]) =>
-      sum + pattern[reader * run.T + read], 0);
+      sum + pattern[reader][read] / 100, 0);
     const same = run.paths.slice(0, number).filter((other) =>
       other.layer === path.layer && other.x1 === path.x1);
     const aside = 9 * same.filter((other) => other.x0 === path.x0).length; // of other heads
@@ -140,65 +122,47 @@ function drawCircuit() {
   const list = run.paths.map((path, number) =>
     h`<button ${attributes(number)}>${path.title}</button>`);
   put("circuit", `The circuit, and its attention in the chain of ${nameOf(query())}`,
-    `Arrows point from what is read to the token that reads it. Click a path to remove it (up to
-    ${run.most} at once), and again to put it back.`,
+    `Arrows point from what is read to the token that reads it. Click a path to remove it, and
+    again to put it back.`,
     h`<div class="wide"><svg width="${width}" height="${bottom + 38}">${tip}${columns}${names}${
     lines}${texts}</svg></div><div class="list">${list}</div>`);
 }
 
-function drawHeads() {
-  const button = (layer, head) => h`<button data-layer="${layer}" data-head="${head}" class="${
-    pathsOf(layer, head).length ? "useful" : ""} ${marked(layer === at.layer && head === at.head)}"
-    ><canvas width="${run.T}" height="${run.T}"></canvas>L${layer}H${head}</button>`;
-  const heads = range(run.layers * run.heads).map((number) =>
-    button(Math.floor(number / run.heads), number % run.heads));
-  put("heads", "All heads", "Click a head. Red: it has a path of the circuit.",
-    h`<div class="list">${heads}</div>`);
-  for (const button of $("heads").querySelectorAll("button")) {
-    const pixels = new ImageData(run.T, run.T), { layer, head } = button.dataset;
-    attention(Number(layer), Number(head)).forEach((share, cell) =>
-      pixels.data.set([31, 119, 180, 255 * share], 4 * cell));
-    button.querySelector("canvas").getContext("2d").putImageData(pixels, 0, 0);
-  }
+function paint(canvas, layer, head) {
+  const T = tokens().length, pixels = new ImageData(T, T);
+  attention(layer, head).flat().forEach((percent, cell) =>
+    pixels.data.set([31, 119, 180, 2.55 * percent], 4 * cell));
+  for (const [reader, read] of pairsOfHead(layer, head))
+    pixels.data.set([214, 39, 40], 4 * (reader * T + read));
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-function drawMap() {
-  const { T } = run, edge = 26, size = room("map") - edge - 2, cell = size / T;
-  const rect = (row, column, more, width = cell, height = cell) => h`<rect x="${
-    edge + column * cell}" y="${edge + row * cell}" width="${width}" height="${height}" ${more}>`;
-  const cells = attention(at.layer, at.head).map((share, number) => {
-    const row = Math.floor(number / T), column = number % T;
-    const text = `${titleOf(row)} attends to ${titleOf(column)}: ${share.toFixed(2)}`;
-    return share ? h`${rect(row, column, h`fill="#1f77b4" opacity="${share}"
-      data-token="${row}"`)}<title>${text}</title></rect>` : "";
-  });
-  const sides = range(T).map((token) => {
-    const fill = h`style="fill:${color(token)}" data-token="${token}"`;
-    const far = edge + (token + 0.5) * cell, text = cell > 9 ? nameOf(token) : "";
-    return h`${rect(token, -edge / cell, fill, edge - 2)}</rect>${
-      rect(-edge / cell, token, fill, cell, edge - 2)}</rect><text x="12" y="${far}">${text}</text>
-      <text transform="translate(${far} 12) rotate(-90)">${text}</text>`;
-  });
-  const lines = run.blocks.map(([[start]]) => h`<path class="line" d="M${edge + start * cell} ${
-    edge}v${size}M${edge} ${edge + start * cell}h${size}"/>`);
-  const frames = pairsOfHead().map((pair) => h`${rect(...pair, `class="frame"`)}</rect>`);
+function drawHeads() {
+  const T = tokens().length, canvas = h`<canvas width="${T}" height="${T}"></canvas>`;
+  const heads = [...Array(run.layers * run.heads).keys()].map((number) =>
+    [Math.floor(number / run.heads), number % run.heads]);
+  const buttons = heads.map(([layer, head]) => h`<button data-layer="${layer}" data-head="${head}"
+    class="${marked(layer === at.layer && head === at.head)} ${
+    pathsOf(layer, head).length ? "useful" : ""}">${canvas}L${layer}H${head}</button>`);
+  put("heads", "All heads", "Click a head. Red: it has a path of the circuit.",
+    h`<div class="list">${buttons}</div>`);
   put("map", `Attention of L${at.layer}H${at.head}`,
-    "Rows attend to columns. Red: a path of the circuit.",
-    h`<svg width="${edge + size + 2}" height="${edge + size + 2}">${cells}${sides}${lines}${frames}${
-    rect(at.token, 0, h`fill="none" stroke="black" pointer-events="none"`, size)}</rect></svg>`);
+    "Rows attend to columns, in the order of the sequence. Red: a path of the circuit.", canvas);
+  $("heads").querySelectorAll("canvas").forEach((canvas, number) =>
+    paint(canvas, ...heads[number]));
+  paint($("map").querySelector("canvas"), at.layer, at.head);
 }
 
 function draw() {
   const focused = document.activeElement, view = focused.closest("section");
   const number = view && [...view.querySelectorAll("button")].indexOf(focused);
-  for (const view of [drawStrip, drawAnswers, drawCircuit, drawHeads, drawMap]) view();
+  for (const view of [drawStrip, drawAnswers, drawCircuit, drawHeads]) view();
   view?.querySelectorAll("button")[number]?.focus(); // the new button in the place of the old one
 }
 function begin(number) {
   run = RUNS[number];
-  run.most = run.removals.at(-1).length; // paths that can be removed at once
-  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, paths: [],
-    layer: run.layers - 1, head: 0, token: run.T - run.N };
+  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, path: null,
+    layer: 0, head: 0, token: run.tokens[0].length - run.N };
 
   // the path to the query that the full model needs most
   const costs = run.paths.map((path) => path.cost * path.title.includes(" q "));
@@ -221,5 +185,4 @@ document.addEventListener("input", ({ target }) => {
   at[target.dataset.choose] = Number(target.value);
   (target.dataset.choose === "run" ? begin : draw)(at.run);
 });
-addEventListener("resize", draw);
 begin(0);

@@ -2,7 +2,7 @@
 
     python -m extras.llm --show equations                 # print one question and its answer
     python -m extras.llm --model gpt-4o-mini              # ask all questions, or continue a run
-    python -m extras.llm --plot out/llm_*/answers.jsonl   # draw Figure 2 for some models
+    python -m extras.llm --plot out/llm_*/answers.jsonl   # draw Figure 2, or of out/weights.jsonl
 
 The model is asked through any OpenAI-compatible server. Set OPENAI_API_KEY to use OpenAI, or
 OPENAI_BASE_URL to use another server (and OPENAI_API_KEY too if that server wants a key).
@@ -20,6 +20,7 @@ from analyze import panels, save_figure
 from data import command_line, progress
 from extras.llm import package
 from extras.llm.questions import FORMULATIONS, make_question
+from train import read_file
 
 import numpy as np
 
@@ -27,51 +28,44 @@ import numpy as np
 NAMES = list(FORMULATIONS)
 REQUESTS = 8  # the number of requests at the same time
 RETRIES = 6  # per request; the client's default of 2 is too few when a server limits the rate
-FAILURES = "never settled", "truncated"
-NO_MODEL = "give --show, --plot or --model, and for that OPENAI_API_KEY or OPENAI_BASE_URL;"
-NO_MODEL += " without a server: python -m extras.llm.weights choices --model SmolLM2-135M-Instruct"
 
 
 # ---- asking
 
 
 def read_answers(path):
-    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line. A last
-    line that a kill has cut short is left out."""
+    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line."""
     answers = defaultdict(list)
-    text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        attempt = json.loads(line)
-        answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        for attempt in map(json.loads, file):
+            answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
     return answers
 
 
 def outcome(attempts):
-    """Return how a question ended, "right", "wrong" or one of FAILURES; None if it goes on."""
+    """Return "right", "wrong" or "never settled", and None for a question that goes on."""
     if not attempts:
         return None
     last = attempts[-1]
     if last["acceptable"]:
         return "right" if last["correct"] else "wrong"
-    if len(attempts) >= last["settings"]["attempts"]:
-        return "truncated" if last.get("finish") == "length" else "never settled"
-    return None
+    return "never settled" if len(attempts) >= last["settings"]["attempts"] else None
 
 
 async def ask(client, settings, question):
     """Ask a question once. Returns an attempt, which is a line of the answers file. Raises what the
-    client raises, RuntimeError or another exception if the server sends no completion."""
+    client raises, RuntimeError if the server says that it failed."""
     formulation, D, index = question
     prompt, correct, acceptable = make_question(formulation, D, settings["seed"], index)
 
     # OpenAI has renamed this option, and some other servers only know its old name
     limit = "max_tokens" if settings["endpoint"] != "api.openai.com" else "max_completion_tokens"
-    fields = {"temperature": settings["temperature"], limit: settings["max_tokens"]}
-    fields |= settings.get("extra", {})
-    fields = {field: value for field, value in fields.items() if value is not None}
-    messages = [{"role": "user", "content": prompt}]
-    create = client.chat.completions.create
-    sent = await create(model=settings["model"], messages=messages, extra_body=fields)
+    sent = await client.chat.completions.create(
+        model=settings["model"],
+        messages=[{"role": "user", "content": prompt}],
+        temperature=settings["temperature"],
+        extra_body={limit: settings["max_tokens"]},
+    )
     choice = sent.choices[0]
     if choice.finish_reason == "error":  # as some servers say it, with status 200
         raise RuntimeError(f"{settings['endpoint']} failed to complete: {sent}")
@@ -79,11 +73,16 @@ async def ask(client, settings, question):
 
     # ignore a <think> block, case, quotes, bold marks, and a full stop
     word = answer.rpartition("</think>")[2].strip(" \t\r\n.\"'*`").casefold()
-    attempt = {"formulation": formulation, "D": D, "index": index, "settings": settings}
-    attempt |= {"answer": answer, "finish": choice.finish_reason, "expected": correct}
-    attempt["correct"] = word == correct.casefold()
-    attempt["acceptable"] = word in [other.casefold() for other in acceptable]
-    return attempt
+    return {
+        "formulation": formulation,
+        "D": D,
+        "index": index,
+        "settings": settings,
+        "answer": answer,
+        "expected": correct,
+        "correct": word == correct.casefold(),
+        "acceptable": word in [other.casefold() for other in acceptable],
+    }
 
 
 async def benchmark(args):
@@ -93,19 +92,14 @@ async def benchmark(args):
     settings = {"model": args.model, "endpoint": client.base_url.netloc.decode()}
     names = "seed", "temperature", "max_tokens", "attempts"
     settings |= {name: getattr(args, name) for name in names}
-    if args.extra:
-        settings["extra"] = args.extra
 
-    # continue the file, from where a kill has cut its last line
     path = args.out / f"llm_{args.model.replace('/', '-')}" / "answers.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     answers = read_answers(path)
     for attempts in answers.values():
-        if attempts[0]["settings"] != settings:
-            other = attempts[0]["settings"]
+        if (other := attempts[0]["settings"]) != settings:
             raise FileExistsError(f"{path} has other settings, {other}: choose another --out")
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     # the formulations take turns, so that a stopped run has a share of each
     kinds = [("equations", D) for D in sorted({*args.D})] + [(name, None) for name in NAMES[1:]]
@@ -124,7 +118,9 @@ async def benchmark(args):
     with open(path, "a", encoding="utf-8") as file:
         for finished in progress("question", [*asyncio.as_completed(map(finish, left))]):
             await finished
-    print_counts(path)
+    print(path, json.dumps(settings))
+    for (formulation, D), count in count_outcomes(path)[1].items():
+        print(formulation, D or "", dict(sorted(count.items())))
 
 
 # ---- counts and Figure 2
@@ -132,14 +128,12 @@ async def benchmark(args):
 
 def count_outcomes(path):
     """Return the settings of an answers file, and a Counter of outcomes per (formulation, D)."""
-    counts, answers = defaultdict(Counter), read_answers(path)
-    for (*kind, _), attempts in answers.items():
-        ended = outcome(attempts)
-        if ended:
-            counts[tuple(kind)][ended] += 1
-    kinds = sorted(counts, key=lambda kind: (NAMES.index(kind[0]), kind[1] or 0))
-    first, *_ = answers.values()
-    return first[0]["settings"], {kind: counts[kind] for kind in kinds}
+    answers, counts = read_answers(path), defaultdict(Counter)
+    for formulation, D, index in sorted(answers, key=lambda key: (NAMES.index(key[0]), key[1:])):
+        attempts = answers[formulation, D, index]
+        if ended := outcome(attempts):
+            counts[formulation, D][ended] += 1
+    return attempts[0]["settings"], counts
 
 
 def wilson(successes, n, z=1.959964):
@@ -149,57 +143,50 @@ def wilson(successes, n, z=1.959964):
     return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
 
 
-def print_counts(path):
-    """Print, with a Wilson interval of what is right of all questions, and return the counts."""
-    settings, counts = count_outcomes(path)
-    print(f"{path}: {json.dumps(settings)}")
-    print("formulation   D      n  right  95% from     to", *FAILURES, sep="  ")
-    for (formulation, D), count in counts.items():
-        n, right = count.total(), count["right"]
-        low, high = wilson(right, n)
-        text = f"{formulation:<12}{D or '':>3}{n:>7}{right:>7}{low:>10.1%}{high:>7.1%}"
-        print(text, *(f"{count[name]:>{len(name)}}" for name in FAILURES), sep="  ")
-    return settings, counts
+def accuracies(path):
+    """Return {model: {(formulation, D): (right, n)}}, n being the questions with an acceptable
+    answer: those that settled in an answers file, and all in weights.jsonl, whose answers are the
+    likeliest acceptable ones."""
+    if path.name != "weights.jsonl":
+        settings, counts = count_outcomes(path)
+        points = {kind: (count["right"], count["wrong"]) for kind, count in counts.items()}
+        return {settings["model"]: {kind: (r, r + w) for kind, (r, w) in points.items() if r + w}}
+    models = defaultdict(dict)
+    for row in read_file(path):
+        if row["what"] == "choices":
+            models[row["model"]][row["formulation"], row["D"]] = row["correct"], row["n"]
+    return models
 
 
 def draw_figure2(paths):
-    """Draw Figure 2 from answers files: accuracy by D for the equations (left) and for all
-    formulations (right), and below them the share of questions without an acceptable answer."""
-    shape = dict(sharex="col", sharey="row", height_ratios=(3, 2))
-    figure, (left, right, below, names) = panels(4, 2, 5, 3, **shape)
-    width = 0.8 / len(paths)  # models stand side by side
-    for i, path in enumerate(paths):
-        settings, counts = print_counts(path)
-        n = max(count.total() for count in counts.values())  # all kinds have as many, or one less
-        name = f"{settings['model']} (n = {n})"
-        by_D = {D: count for (_, D), count in counts.items() if D}
-        by_name = {NAMES.index(name): counts[name, D] for name, D in counts if D in (None, 5)}
-        for above, bars, points, line in (left, below, by_D, "-"), (right, names, by_name, ""):
-            x = np.array([*points]) + width * (i + 0.5) - 0.4
-            rows = [(count["right"], count.total()) for count in points.values()]
-            share = np.array([100 * number / n for number, n in rows])
-            intervals = 100 * np.array([wilson(*row) for row in rows]).reshape(-1, 2)
-            style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=name)
-            above.errorbar(x, share, np.abs(intervals.T - share), **style)
-            bottom = np.zeros(len(points))
-            for failure, hatch in zip(FAILURES, ("", "///"), strict=True):
-                failed = [100 * count[failure] / count.total() for count in points.values()]
-                bars.bar(x, failed, width, bottom, color=f"C{i}", ec="white", hatch=hatch)
-                bottom += failed
+    """Draw Figure 2 from answers files, or weights.jsonl: accuracy by D for the equations (left)
+    and for all formulations (right)."""
+    figure, (left, right) = panels(2, 2, 5, 3.4, sharey=True)
+    models = [item for path in paths for item in accuracies(path).items()]
+    width = 0.8 / len(models)  # they stand side by side
+    for i, (model, points) in enumerate(models):
+        label = f"{model} (n = {max(n for _, n in points.values())})"
+        by_D = {D: points[name, D] for name, D in points if D}
+        by_name = {NAMES.index(name): points[name, D] for name, D in points if D in (None, 5)}
+        for panel, chosen, line in (left, by_D, "-"), (right, by_name, ""):
+            x = np.array([*chosen]) + width * (i + 0.5) - 0.4
+            share = np.array([100 * right / n for right, n in chosen.values()])
+            intervals = 100 * np.array([wilson(*point) for point in chosen.values()]).reshape(-1, 2)
+            style = dict(color=f"C{i}", marker="o", ls=line, capsize=3, label=label)
+            panel.errorbar(x, share, np.abs(intervals.T - share), **style)
     left.axhline(25, color="black", ls="--", lw=1, label="random guess: 1/4, relatives 1/16")
     right.hlines([25, 6.25], [-0.5, 3.5], [3.5, 4.5], color="black", ls="--", lw=1)
-    left.set(title="F1 equations", ylabel="right (% of all questions)", ylim=(-4, 104))
-    right.set_title("All formulations (equations at D = 5)")
-    below.set(xlabel="D (equations per chain)", ylabel="no acceptable answer (%)", ylim=(0, 104))
-    names.set(xlabel="formulation", xticks=range(5), xticklabels=NAMES)
-    figure.suptitle("Above: 95% Wilson intervals. Below: never settled; hatched: truncated")
+    left.set(title="F1 equations", xlabel="D (equations per chain)", ylim=(-4, 104))
+    left.set_ylabel("right (% of acceptable answers)")
+    right.set(title="All formulations (equations at D = 5)", xticks=range(5), xticklabels=NAMES)
+    figure.suptitle("95% Wilson intervals. The paper asked 500 questions each, and other models.")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
 def main():
     p = command_line("python -m extras.llm", __doc__)
-    task = p.add_mutually_exclusive_group()
+    task = p.add_mutually_exclusive_group(required=True)
     task.add_argument("--show", choices=FORMULATIONS, help="print one question")
     task.add_argument("--model", help="ask the model of this name")
     task.add_argument("--plot", nargs="+", type=Path, metavar="FILE", help="draw answers files")
@@ -211,7 +198,6 @@ def main():
     add("--attempts", default=10, type=int, help="answers to wait for an acceptable one")
     add("--max-tokens", default=4096, type=int, help="tokens in an answer, reasoning included")
     add("--out", default=Path("out"), type=Path, help="for llm_MODEL/ and figure2.png")
-    add("--extra", default={}, type=json.loads, help="JSON: fields to add; null removes one")
     args = p.parse_args()
     if min(args.n, args.attempts, args.max_tokens, *args.D) < 1:
         p.error("--n, --attempts, --max-tokens and --D must be positive")
@@ -221,10 +207,10 @@ def main():
     elif args.plot:
         save_figure(draw_figure2(args.plot), args.out / "figure2.png")
         print(args.out / "figure2.png")
-    elif not (args.model and {"OPENAI_API_KEY", "OPENAI_BASE_URL"} & {*os.environ}):
-        p.error(NO_MODEL)
-    else:
+    elif {"OPENAI_API_KEY", "OPENAI_BASE_URL"} & {*os.environ}:
         asyncio.run(benchmark(args))
+    else:
+        p.error("--model needs OPENAI_API_KEY or OPENAI_BASE_URL; extras.llm.weights needs none")
 
 
 if __name__ == "__main__":

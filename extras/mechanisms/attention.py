@@ -21,16 +21,15 @@ def targets_of(tokens, scored):
 
 
 def measure_attention(seed, triggers, steps, T=64):
-    """Train, and read 512 new sequences. Return the start of one, the first that cannot cycle and
-    has three scored triggers in its start. Return for each layer the attention to its targets in
-    all sequences, that of uniform attention, and of this start the pattern, in percent, and the
-    targets [t, s]."""
+    """Train, and read 512 new sequences. Return the start of the first that cannot cycle and has
+    three scored triggers there, and for each layer the attention to its targets in all sequences,
+    that of uniform attention, and of this start the pattern, in percent, and the targets [t, s]."""
     model, _ = train_simplified(seed, triggers=triggers, steps=steps)
     generator = torch.Generator().manual_seed(1000 + seed)
     tokens, scored, cyclic = sample(512, T, triggers, read_bigrams(), generator)
     tokens, layers = tokens[:, :-1], []
     with torch.no_grad():
-        _, patterns = model(tokens, return_patterns=True)
+        _, patterns = model(tokens)
 
     # the sequence to show, then each layer
     uniform = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
@@ -44,7 +43,7 @@ def measure_attention(seed, triggers, steps, T=64):
 
 
 def table(rows):
-    """The attention of each layer to its targets: the median and the range of the seeds."""
+    """The attention of each layer to its targets."""
     lines = []
     for i, target in enumerate(TARGETS):
         means = zip(*(layers[i][:2] for _, layers in rows[0]["values"]), strict=True)

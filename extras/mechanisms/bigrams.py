@@ -11,7 +11,7 @@ from pathlib import Path
 from string import ascii_letters
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, seeds_table
+from extras.mechanisms import COLORS, descend, draw_seeds, seeds_table
 from extras.studies import spread
 from model import Transformer, make_optimizers
 from train import schedule
@@ -83,7 +83,7 @@ def accuracies(logits, tokens, scored, cyclic):
 
 class Simplified(torch.nn.Module):
     """Two layers of one head, without MLP or LayerNorm. Only MEMORIES (d, d) are trained, from
-    zero; the embeddings E, P, U and W_OV1 are random and frozen."""
+    zero; E, P, U and W_OV1 are random and frozen."""
 
     def __init__(self, d, T, generator):
         super().__init__()
@@ -94,9 +94,9 @@ class Simplified(torch.nn.Module):
         for name in MEMORIES:
             self.register_parameter(name, torch.nn.Parameter(torch.zeros(d, d)))
 
-    def forward(self, tokens, return_patterns=False):
-        """Logits (B, T, N) of tokens (B, T); with return_patterns also the attention of the head of
-        each layer, two of (B, T, T), where a row is that of one reading token."""
+    def forward(self, tokens):
+        """Logits (B, T, N) of tokens (B, T), and the attention of both heads, (B, T, T) each, where
+        a row is that of one reading token."""
 
         def read(W):  # x W with x = E + P, for all tokens and positions before they are paired
             return embedding(tokens, self.E @ W) + self.P @ W
@@ -106,8 +106,7 @@ class Simplified(torch.nn.Module):
         first = (read(self.W_KQ1) @ x.mT / d**0.5 + mask).softmax(2)  # (B, T, T)
         x = x + first @ read(self.W_OV1.T)
         second = (x @ self.W_KQ2 @ x.mT / d**0.5 + mask).softmax(2)
-        logits = x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T)
-        return (logits, [first, second]) if return_patterns else logits
+        return x @ self.U.T + second @ (x @ (self.U @ self.W_OV2).T), [first, second]
 
     def scores(self):
         """What each memory answers, (questions, answers), right on the diagonal: the logits of each
@@ -139,15 +138,14 @@ def train_simplified(seed, triggers, steps, frozen=(), until=0, d=128, T=64, B=1
     for step in range(steps + 1):
         if step % 10 == 0:
             with torch.no_grad():
-                logits = model(held_out[:, :-1])
+                logits, _ = model(held_out[:, :-1])
             predicted = accuracies(logits, held_out, scored_out, cyclic)
             rows.append([step, *predicted, *model.recalls(probed)])
         for name in frozen:
             model.get_parameter(name).requires_grad_(step >= until)
         tokens, scored, _ = sample(B, T, triggers, bigrams, generator)
-        optimizer.zero_grad()
-        cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored]).backward()
-        optimizer.step()
+        logits, _ = model(tokens[:, :-1])
+        descend(optimizer, cross_entropy(logits[scored], tokens[:, 1:][scored]))
     return model, rows
 
 
@@ -163,7 +161,8 @@ def take_steps(seed, bigrams, d, B, T=32, chunk=128):
         weight, step = model.get_parameter(name), 0
         for _ in range(B // chunk):
             tokens, scored, _ = sample(chunk, T, "random", table, generator)
-            loss = cross_entropy(model(tokens[:, :-1])[scored], tokens[:, 1:][scored])
+            logits, _ = model(tokens[:, :-1])
+            loss = cross_entropy(logits[scored], tokens[:, 1:][scored])
             step = step - torch.autograd.grad(loss, weight)[0]
         with torch.no_grad():
             weight += step
@@ -227,9 +226,9 @@ def draw(results, columns=2, width=5, height=3.2):
 
 
 def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
-    """Train model.py's transformer; the two accuracies after the last step. With fixed triggers
-    the loss is that of all tokens. With random ones it is that of the scored tokens alone: a model
-    that predicts all tokens well must doubt what followed a token only once."""
+    """Train model.py's transformer; the two accuracies after the last step. The loss of random
+    triggers is that of scored tokens alone: a model that predicts all tokens well must doubt what
+    followed a token only once."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     held_out = sample(512, T, triggers, bigrams, generator)
     torch.manual_seed(seed)

@@ -5,12 +5,12 @@ in all sequences. The output after layer l = 0, 1, ... is the number 2^l hops ah
 k after the last.
 """
 
+import itertools
 import math
-import statistics
 from operator import itemgetter
 
 from analyze import panels
-from extras.mechanisms import pivot
+from extras.mechanisms import descend, pivot
 from model import Layer
 
 import matplotlib
@@ -87,9 +87,8 @@ def train(seed, k, N, regime, steps, layers=0):
             if regime == "curriculum" and rows[-1][len(trained)] >= SOLVED:
                 trained = levels[: len(trained) + 1]
         tokens, targets = task.sample(trained, BATCH, generator)
-        optimizer.zero_grad()
-        cross_entropy(model(tokens, trained).flatten(0, 2), targets.flatten()).backward()
-        optimizer.step()
+        logits = model(tokens, trained)
+        descend(optimizer, cross_entropy(logits.flatten(0, 2), targets.flatten()))
     return rows
 
 
@@ -119,32 +118,21 @@ def depth_table(rows):
 
 
 def draw(results):
-    """Plot how each regime learns 1, 2, 4, 8 hops, and k hops by the number of layers."""
-    figure, grid = panels(4, 2, 5, 2.8, sharey=True)
-    viridis, (k, N) = matplotlib.colormaps["viridis"], (8, 4)
-    for panel in grid:
+    """Plot how each regime learns 1, 2, 4, 8 hops."""
+    figure, grid = panels(3, 3, 4, 2.8, sharey=True)
+    colors, (k, N) = matplotlib.colormaps["viridis"], (8, 4)
+    for panel, regime in zip(grid, REGIMES, strict=True):
         panel.axhline(1 / N, color="0.5", lw=1, ls="--", label="a guess")
-        panel.set(ylabel="accuracy", ylim=(0, 1.04))
-    for panel, regime in zip(grid, REGIMES, strict=False):
         wanted = dict(k=k, N=N, regime=regime).items()
         [runs] = [row["values"] for row in results["train"] if wanted <= row.items()]
-        for level in range(k.bit_length()):
-            color = viridis(0.3 * level)
-            panel.plot([], [], color=color, label=f"{2**level} hop{'s'[:level]}")
-            for run in runs:
-                steps, *accuracies = zip(*run, strict=True)
-                panel.plot(steps, accuracies[level], color=color)
-        panel.set(xlabel="training step", xlim=(-20, LIMIT + 20))
+        for level, run in itertools.product(range(k.bit_length()), runs):
+            steps, *accuracies = zip(*run, strict=True)
+            label = f"{2**level} hop{'s'[:level]}" if run is runs[0] else None
+            panel.plot(steps, accuracies[level], color=colors(0.3 * level), label=label)
+        panel.set(xlabel="training step", xlim=(-20, LIMIT + 20), ylim=(0, 1.04))
         panel.set_title(f"{regime}, k = {k} ({len(runs)} seeds)")
+    grid[0].set_ylabel("accuracy")
     grid[2].legend(fontsize="small", loc="center right", title="accuracy at")
-
-    for hops, marker in (2, "o"), (3, "s"), (4, "^"):
-        rows = [row for row in results["depth"] if row["k"] == hops]
-        x = [row["layers"] for row in rows]
-        y = [statistics.mean(run[-1][-1] for run in row["values"]) for row in rows]
-        grid[3].plot(x, y, marker=marker, color=viridis(0.2 * hops), label=f"{hops} hops")
-    grid[3].set(xlabel="layers", xticks=x, title=f"mixture, by depth (mean of {len(runs)} seeds)")
-    grid[3].legend(fontsize="small", loc="center right")
     return figure
 
 

@@ -7,7 +7,7 @@ vectors of d numbers. The fact is always z -> z: any other one-to-one map only r
 import math
 
 from analyze import panels
-from extras.mechanisms import COLORS, seeds_table
+from extras.mechanisms import COLORS, descend, seeds_table
 
 import torch
 from torch.nn.functional import cross_entropy, normalize
@@ -39,9 +39,7 @@ def learns(facts, d, hidden, steps, generator):
         logits = (x.relu() @ weights[1] if hidden else x) @ U.T
         if (logits.argmax(1) == torch.arange(facts)).float().mean() > 0.99:
             return True
-        optimizer.zero_grad()
-        cross_entropy(logits, torch.arange(facts)).backward()
-        optimizer.step()
+        descend(optimizer, cross_entropy(logits, torch.arange(facts)))
     return False
 
 

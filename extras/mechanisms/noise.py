@@ -7,7 +7,7 @@ sequence or, half the time, by the noise token ("the" in "in the"). The test has
 import statistics
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, pivot, seeds_table
+from extras.mechanisms import COLORS, descend, draw_seeds, pivot, seeds_table
 from extras.mechanisms.bigrams import N, continue_tokens, read_bigrams
 from extras.studies import spread
 
@@ -97,9 +97,7 @@ def train(seed, steps, d=128, T=64, B=64):
             rows.append([step, measures(model, *clean)])
         tokens, scored, _ = sample(B, T, NOISE_SHARE, bigrams, generator)
         logits = model.read(model.before_last_mlp(tokens[:, :-1]))
-        optimizer.zero_grad()
-        cross_entropy(logits[scored], tokens[:, 1:][scored]).backward()
-        optimizer.step()
+        descend(optimizer, cross_entropy(logits[scored], tokens[:, 1:][scored]))
     return rows
 
 
@@ -175,10 +173,8 @@ def draw(results):
     left.set_title(f"Noise is learned first ({len(values)} seeds: mean, range)")
     left.legend(fontsize="small", loc="lower right")
     for i, name in (1, "p(noise)"), (0, "accuracy"):
-        draw_seeds(right, RANKS, values[:, -1, :-1, i], name, color=COLORS[i])
-    right.set_xscale("symlog", base=2, linthresh=1)
-    right.set_xticks(RANKS, RANKS)
-    right.set_xticks([], minor=True)
+        draw_seeds(right, range(len(RANKS)), values[:, -1, :-1, i], name, color=COLORS[i])
+    right.set_xticks(range(len(RANKS)), RANKS)
     right.set(xlabel="rank kept of the second MLP; 0: removed, 128: whole")
     right.set_title(f"The second MLP hides the answer (step {steps[-1]})")
     right.legend(fontsize="small", loc="center left")

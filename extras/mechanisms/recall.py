@@ -8,7 +8,7 @@ positions and only EOS attends, so a model sees only how often each of the V tok
 import math
 
 from analyze import panels
-from extras.mechanisms import COLORS, draw_seeds, seeds_table
+from extras.mechanisms import COLORS, descend, draw_seeds, seeds_table
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -29,13 +29,12 @@ def draw_counts(subject, relation, S, R, noise, length, generator):
 
 
 def measures(logits, subject, relation, facts, D):
-    """The means of -log p(a*), -log p(A_r), -log p(any fact about s), and 1 - p(a*)."""
+    """The means of -log p(a*), -log p(A_r) and -log p(any fact about s)."""
     log_p = logits.log_softmax(1)
     right = log_p.gather(1, facts[subject, relation][:, None])
     in_relation = log_p.unflatten(1, (-1, D)).logsumexp(2).gather(1, relation[:, None])
     about_subject = log_p.gather(1, facts[subject]).logsumexp(1)
-    values = -right, -in_relation, -about_subject, 1 - right.exp()
-    return [round(float(x.mean()), 5) for x in values]
+    return [round(-float(x.mean()), 5) for x in (right, in_relation, about_subject)]
 
 
 def train_linear(seed, S, R, D, init, steps, lr=0.1, batch=1024, rows=200, noise=20, length=32):
@@ -142,9 +141,7 @@ def stores(seed, S, R, d, head_size, H, m, steps=2000, D=8, noise=20, length=16)
         subject = torch.randint(S, (256,), generator=generator)
         relation = torch.randint(R, (256,), generator=generator)
         logits = model(draw_counts(subject, relation, S, R, noise, length, generator))
-        optimizer.zero_grad()
-        cross_entropy(logits, facts[subject, relation]).backward()
-        optimizer.step()
+        descend(optimizer, cross_entropy(logits, facts[subject, relation]))
     return False
 
 
@@ -167,6 +164,28 @@ def capacity_table(rows):
     return seeds_table(rows, head, lines)
 
 
+def draw(results):
+    """Plot the losses beside those of the flow."""
+    figure, [panel] = panels(1, 1, 7, 3.2)
+    row = results["train_linear"][0]
+    S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
+    times = curves[0, :, 0]  # curves: (seeds, times, time and measures)
+    names = "loss", "of the relation, -ln p($A_r$)", "of the subject"
+    for i, color in enumerate(COLORS[:3]):
+        draw_seeds(panel, times, curves[:, :, i + 1], names[i], color=color, lw=2.5)
+    flows = [[*flow(*kind, row["init"], times[-1])] for kind in ((R, R, D), (S, D, R))]
+    for points, label in zip(flows, ("gradient flow (two losses)", None), strict=True):
+        panel.plot(*zip(*points, strict=True), "k--", lw=1, label=label)
+    phase = plateau_of(R, D, *flows)
+    panel.axvspan(*phase, color="0.9", zorder=0)
+    panel.text(sum(phase) / 2, 0.6, "any answer of $A_r$:\nhallucination", ha="center")
+    panel.set_yticks([0, *map(math.log, (R, D, R * D))], ["0", "ln R", "ln D", "ln RD"])
+    panel.set(xlabel="steps x lr (learning rate)", ylabel="loss (nats)")
+    panel.set_title(f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
+    panel.legend(fontsize="small")
+    return figure
+
+
 RATIOS = [dict(S=128 // R, R=R, D=4, init=1e-5) for R in (2, 4, 8, 16, 32)]
 SIZES = [(16, 16, 4), (16, 16, 8), (16, 32, 4), (16, 32, 8), (32, 32, 8)]  # S, d, head_size
 CAPACITIES = [dict(S=S, R=16, d=d, head_size=h, m=m) for S, d, h in SIZES for m in (0, 64)]
@@ -175,30 +194,3 @@ TASKS = [
     (plateau, 5, RATIOS, table),
     (least_heads, 3, CAPACITIES, capacity_table),
 ]
-
-
-def draw(results):
-    """Plot the losses beside those of the flow, and below them the probability of the answer."""
-    figure, (above, below) = panels(2, 1, 7, 2.6, sharex=True, height_ratios=(3, 2))
-    row = results["train_linear"][0]
-    S, R, D, curves = row["S"], row["R"], row["D"], torch.tensor(row["values"])
-    times = curves[0, :, 0]  # curves: (seeds, times, time and measures)
-    names = "loss", "of the relation, -ln p($A_r$)", "of the subject"
-    for i, color in enumerate(COLORS[:3]):
-        draw_seeds(above, times, curves[:, :, i + 1], names[i], color=color, lw=2.5)
-    flows = [[*flow(*kind, row["init"], times[-1])] for kind in ((R, R, D), (S, D, R))]
-    for points in flows:
-        above.plot(*zip(*points, strict=True), "k--", lw=1)
-    above.plot([], [], "k--", lw=1, label="gradient flow (two losses)")
-    draw_seeds(below, times, 1 - curves[:, :, 4], "p(a*)", color="black", lw=2.5)
-
-    phase = plateau_of(R, D, *flows)
-    for panel in above, below:
-        panel.axvspan(*phase, color="0.9", zorder=0)
-    below.text(sum(phase) / 2, 0.6, "any answer of $A_r$:\nhallucination", ha="center")
-    above.set_yticks([0, *map(math.log, (R, D, R * D))], ["0", "ln R", "ln D", "ln RD"])
-    below.set_yticks([0, 1 / D, 1], ["0", "1/D", "1"])
-    above.set(ylabel="loss (nats)", title=f"S = {S}, R = {R}, D = {D}, {len(curves)} seeds")
-    below.set(xlabel="steps x lr (learning rate)", ylabel="p(right answer)")
-    above.legend(fontsize="small")
-    return figure
