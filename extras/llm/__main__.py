@@ -34,11 +34,12 @@ RETRIES = 6  # per request; the client's default of 2 is too few when a server l
 
 
 def read_answers(path):
-    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line."""
+    """Read {(formulation, D, index): [attempt, ...]} from a file with one attempt per line. A last
+    line that a kill has cut short is left out."""
     answers = defaultdict(list)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        for attempt in map(json.loads, file):
-            answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
+    text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
+    for attempt in map(json.loads, text[: text.rfind("\n") + 1].splitlines()):
+        answers[attempt["formulation"], attempt["D"], attempt["index"]].append(attempt)
     return answers
 
 
@@ -100,6 +101,7 @@ async def benchmark(args):
     for attempts in answers.values():
         if (other := attempts[0]["settings"]) != settings:
             raise FileExistsError(f"{path} has other settings, {other}: choose another --out")
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # without the line that was cut short
 
     # the formulations take turns, so that a stopped run has a share of each
     kinds = [("equations", D) for D in sorted({*args.D})] + [(name, None) for name in NAMES[1:]]
