@@ -3,9 +3,9 @@
 import json
 
 import train
-from extras.studies import claims, order, rows
+from extras.studies import circuits, claims, counts, rows
 from extras.studies.places import random5
-from extras.studies.tables import Conditional, Shuffled
+from extras.studies.tables import Conditional
 from tests.common import HERE, output_of
 
 import pytest
@@ -64,17 +64,14 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 
 
-# ---- order
+# ---- claims
 
 
-def test_which_paths_came_first(tmp_path):
-    lower, upper, last = (1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300)
-    paths = last, upper, (4, "q", "1b", 400), lower
+def test_how_many_heads_come_with_each_symbol(tmp_path):
+    """x_1 is learned at step 150, x_2 at 250; paths emerge 50 steps before they are given."""
+    paths = [(1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300), (4, "q", "2b", 400)]
     row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
-    steps = [(50, (1, 0), "1b -> 1a"), (150, (2, 0), "q -> 1b"), (250, (3, 0), "q -> 2b")]
-    assert order.path_steps(row) == [*steps, (350, (4, 0), "q -> 1b")]
-    assert claims.queries_read_in_order(row, row["flags"])
-    assert order.new_heads(row) == [1]  # x_1 is learned at step 150, x_2 at 250
+    assert circuits.new_heads(row) == [1] and claims.one_new_head(row, row["flags"])
 
 
 def test_which_orders_count(tmp_path):
@@ -85,10 +82,7 @@ def test_which_orders_count(tmp_path):
         + [(late, never, None), (never, late, None)]
     ):
         row = row_of(tmp_path / str(number), "--D 2 --eval-every 100", x_1=first, x_2=second)
-        assert order.in_order(row) is ordered
-
-
-# ---- claims
+        assert claims.in_order(row, row["flags"]) is ordered
 
 
 def test_a_run_counts_once_and_by_its_settings(tmp_path):
@@ -97,8 +91,6 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
     found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--stop-below 0.5")
     for number, text in enumerate((*words, "--positions rope", "--seed 3 --heads 2")):
         found.append(row_of(tmp_path / str(number), f"--D 1 {text}", x_1=[1, number / 10]))
-    kept = rows.once(found)
-    assert [row["name"] for row in kept] == ["0", "2", "3", "5", "6"]
 
     @claims.claim("", by="seed", of=lambda: found)
     def low(row, flags):
@@ -108,20 +100,10 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
             return row["losses"]["x_1"] < 0.35
 
     claims.CLAIMS.remove(low)
-    counted = [(row["name"], agree) for row, agree in claims.count(low)]
+    counted = [(row["name"], agree) for row, agree in counts.count(low)]
     assert counted == [("0", False), ("2", True), ("5", False)]  # 4 repeats 0, and is high
-    assert claims.fails(low) == "seed 0: 2 of 2"
-    assert claims.which(low) == "with one head; D 1; seed 0-1; positions appended/rope"
-
-
-def test_a_claim_about_no_run_is_an_error_that_names_it():
-    @claims.claim("")
-    def never(row, flags):
-        """It holds"""
-
-    claims.CLAIMS.remove(never)
-    with pytest.raises(LookupError, match="the claim 'It holds'"):
-        claims.count(never)
+    assert counts.fails(low) == "seed 0: 2 of 2"
+    assert counts.which(low) == "with one head; D 1; seed 0-1; positions appended/rope"
 
 
 def test_a_claim_counts_what_the_files_say():
@@ -135,7 +117,7 @@ def test_a_claim_counts_what_the_files_say():
                 last = row["log"][-1]
                 low = last.get("confirmed", last["val"]) < 0.01
                 solved[config["seed"]] = solved.get(config["seed"], True) and low
-    counted = claims.count(claims.the_main_command_is_solved)
+    counted = counts.count(claims.the_main_command_is_solved)
     counted = {row["flags"].seed: agrees for row, agrees in counted}
     assert counted == solved and len(solved) > 20
 
@@ -143,9 +125,7 @@ def test_a_claim_counts_what_the_files_say():
 # ---- tasks
 
 
-@pytest.mark.parametrize(
-    "task", [Shuffled(D=3), Conditional(), random5(N=2, D=2), random5(N=3, D=1)]
-)
+@pytest.mark.parametrize("task", [Conditional(), random5(N=2, D=2), random5(N=3, D=1)])
 def test_each_role_shows_its_symbol(task):
     """And each symbol is one vector, which the answers have too; every place has one token."""
     batch, N = task.draw("training", 50), task.N
@@ -166,10 +146,8 @@ def test_each_role_shows_its_symbol(task):
         assert (batch.places[..., numbers].diff() == 1).all()
 
 
-def test_pairs_and_distractors_stand_anywhere_in_their_block():
+def test_pairs_stand_anywhere_in_their_block():
     task = random5(N=2, D=2)
     places = task.draw("training", 500).places
     assert {*places[..., 1].flatten().tolist()} == {*range(9, 17)}  # 1a
     assert {*places[..., 3].flatten().tolist()} == {*range(8)}  # 2a
-    shuffled = Shuffled(N=2, D=2).draw("training", 500).places
-    assert {*shuffled[..., 1].flatten().tolist()} == {0, 2, 4, 6}

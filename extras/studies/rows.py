@@ -59,7 +59,8 @@ def load(sources):
     circuit: whether its circuit is validated
     settings: ("width=64", ...), the flags that are not the defaults, but those in SAME
     places: at how many places the 1b of a query may stand
-    head_dimension: of each head"""
+    head_dimension: of each head
+    in_stages: whether it begins with the weights of another run"""
     found = []
     for source in map(Path, sources):
         if source.suffix != ".jsonl":
@@ -93,6 +94,7 @@ def completed(row):
     distractors = re.search(r"places:random(\d+)", flags.task)
     row["places"] = 2 * flags.N + int(distractors[1]) - 1 if distractors else flags.N
     row["head_dimension"] = flags.head_size or flags.width // flags.heads
+    row["in_stages"] = bool(flags.init)
     return row
 
 
@@ -116,13 +118,9 @@ def all_runs():
     return load([*sorted(RESULTS.glob("[ABCD]")), *files])
 
 
-def committed(*patterns):
-    """Return the committed rows whose names match, in this order: A, main/s0, rope/s?."""
-    rows = [(name_of(row), row) for row in all_runs()]
-    found = [row for pattern in patterns for name, row in rows if fnmatch(name, pattern)]
-    if not found:
-        raise LookupError(f"{RESULTS.absolute()} holds no run called {' or '.join(patterns)}")
-    return found
+def committed(pattern):
+    """Return the committed rows whose names match: A, main/s0, rope/s?."""
+    return [row for row in all_runs() if fnmatch(name_of(row), pattern)]
 
 
 def name_of(row):
@@ -130,12 +128,9 @@ def name_of(row):
     return row["name"] if row["group"] == "results" else f"{row['group']}/{row['name']}"
 
 
-def once(rows):
-    """Return the first row of each settings and seed: a repeat elsewhere is no further run."""
-    found = {}
-    for row in rows:
-        found.setdefault((row["settings"], row["flags"].seed), row)
-    return [*found.values()]
+def same_run(row):
+    """Return the settings and the seed, which a repeat elsewhere shares: it is no further run."""
+    return row["settings"], row["flags"].seed
 
 
 def main():
