@@ -103,7 +103,7 @@ def papers_test(model, task, count=256):
     others: {head: how its tokens without a read attend}
     held: with all ablations together (step 5); holds: whether it is below task.faithful_below
     first_uniform: held, but the first layer that has paths is uniform
-    removed: [{other: loss}, ...] without each path (step 6), for every choice of its head's others
+    removed: [loss, ...] without each path (step 6), with the best choice of its head's others
     mean, resample: {symbol: loss} in the tests of ablate.py, where these paths are kept"""
     hard = OneHotModel(model, task, task.draw("search", 32))
     possible = possible_reads(hard)
@@ -119,10 +119,10 @@ def papers_test(model, task, count=256):
     uniform = others | {path[:2]: "uniform" for path in paths - later}
     row.update(held=fresh.loss(paths, others), first_uniform=fresh.loss(later, uniform))
     row["holds"] = row["held"] < task.faithful_below
-    row["removed"] = [
-        {other: fresh.loss(paths - {path}, others | {path[:2]: other}) for other in OTHERS}
-        for path in row["paths"]
-    ]
+    row["removed"] = []
+    for path in row["paths"]:
+        ways = [others | {path[:2]: other} for other in OTHERS]
+        row["removed"].append(min(fresh.loss(paths - {path}, way) for way in ways))
     return row | {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
 
 
@@ -140,12 +140,12 @@ COLUMNS = {  # and what the paper says of A to D
 
 
 def table(rows):
-    """Rows in the paper's words, a line each; without a path with the best choice of others."""
+    """Rows in the paper's words, a line each."""
     lines = [COLUMNS.values()]
     for row in rows:
         paths = [Path(*path) for path in row["paths"]]
-        removed = [min(losses.values()) for losses in row["removed"]]
-        later = [loss for path, loss in zip(paths, removed, strict=True) if path[0] > paths[0][0]]
+        removed = zip(paths, row["removed"], strict=True)
+        later = [loss for path, loss in removed if path.layer > paths[0].layer]
         reads = f"{len(paths)} of {len(row['possible'])}", len({path[:2] for path in paths})
         held = f"{row['held']:.3f}" + ", not held" * (not row["holds"])
         losses = held, f"{row['first_uniform']:.3f}", span(later, "{:.3f}")
@@ -159,19 +159,18 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
     p.add_argument("--out", type=pathlib.Path, help="a .jsonl file that rows are added to")
     args = p.parse_args()
-    rows = []
+    rows = rows_by(args.out, "run") if args.out else {}
     for run in args.run:
-        row = papers_test(*train.load(run)[:2])
-        if not row:
+        model, task, _ = train.load(run)
+        row = papers_test(model, task)
+        if row:
+            rows[run.name] = dict(run=run.name, **row)
+            print(f"{run}: {', '.join(str(Path(*path)) for path in row['paths'])}", flush=True)
+        else:
             print(f"{run}: no token gives {ENOUGH} of its attention to a read of its own chain")
-            continue
-        rows.append(dict(run=run.resolve().name, **row))
-        print(f"{run}:", ", ".join(str(Path(*path)) for path in row["paths"]), flush=True)
-        if args.out:
-            kept = rows_by(args.out, "run") | {rows[-1]["run"]: rows[-1]}
-            train.write_file(args.out, [*kept.values()])
-    if rows:
-        print(table(rows))
+    if args.out:
+        train.write_file(args.out, [*rows.values()])
+    print(table(rows.values()))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ def test_depth_laws_against_the_simulation():
         assert unmasked[-1] == theory.unmasked_depth(D) == math.ceil(math.log(4 * D + 1, 3) - 1e-9)
         assert causal == [math.floor(math.log2(k)) + 2 for k in range(1, D + 1)]
         assert causal[-1] == theory.causal_depth(D)
-        assert theory.paper_bound(D) == math.ceil(math.log(2 * D, 3) - 1e-9) <= unmasked[-1]
 
 
 def test_no_order_of_the_pairs_takes_more_layers():

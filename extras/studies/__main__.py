@@ -42,31 +42,6 @@ def readme():
     ]
 
 
-def commands():
-    """Return the command that trained each run of the paper's figures, and the verdict on its
-    circuit."""
-    texts = []
-    for name in "A", "B", "C", "D", "main":
-        verdict, flags = read_report(RESULTS / name)["verdict"], train.read_flags(RESULTS / name)
-        texts.append(f"# {name}: {verdict}\n{command_of(flags)}")
-    longest = max(
-        committed("conditional/*"), key=lambda row: (len(row["known"]), row["flags"].steps)
-    )
-    return [*texts, f"# Section 3.1\n{command_of(longest['flags'])}"]
-
-
-def command_of(flags):
-    """Return "python train.py --layers 12 --heads 1 --D 3", with all other flags that differ
-    from their defaults after these."""
-    command, values = "python train.py", train.values_of(flags)
-    names = dict.fromkeys(["layers", "heads", "D", *values])
-    for name in names:
-        flag, value = name.replace("_", "-"), values[name]
-        if name in ("layers", "heads", "D") or value != train.DEFAULTS[name]:
-            command += f" --no-{flag}" if value is False else f" --{flag} {value}"
-    return command
-
-
 def trainings():
     """Return the numbers of two trainings in the table of verdicts."""
     [D] = committed("D")
@@ -94,13 +69,11 @@ def reads():
 
 PAGES = {  # page: functions that return a table, or the pieces of text, that must stand on it
     "README.md": [readme, counts.readme_table],
-    "results/README.md": [commands],
     "results/paper.md": [counts.sections, trainings],
     "results/circuits.md": [partial(counts.table, "circuits"), reads, matched, one_hot],
     "results/curriculum.md": [partial(counts.table, "curriculum"), curriculum.table],
     "results/depth.md": [
-        *(partial(counts.table, "depth"), depth.layers_table, depth.heads_table),
-        addresses.places_table,
+        *(partial(counts.table, "depth"), depth.layers_table, addresses.places_table),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")

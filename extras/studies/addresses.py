@@ -31,34 +31,23 @@ ENOUGH = 30  # of fewer queries places_table() says nothing
 FILE = "addresses.jsonl"
 
 
-# ---- what a unit writes otherwise; mask (n, T, 1): True at its readers
+SWAPS = "pattern", "written"
 
 
-def by_mean_pattern(pattern, values, mask):
-    """Its mean pattern is over the sequences with such a reader at that place."""
-    return ((pattern * mask).sum(0) / mask.sum(0).clamp(min=1)) @ values
-
-
-def by_the_next_pattern(pattern, values, mask):
-    return pattern.roll(-1, 0) @ values
-
-
-def as_in_the_next(pattern, values, mask):
-    return (pattern @ values).roll(-1, 0)
-
-
-SWAPS = dict(pattern=by_the_next_pattern, written=as_in_the_next)
-
-
-def write_otherwise(pattern, values, write, masks):
-    """The f of a head of which the units with these masks write otherwise."""
-    written = pattern @ values
+def write_otherwise(pattern, values, how, masks):
+    """The f of a head of which units write otherwise at their readers, where the masks (n, T, 1)
+    are True: as their pattern, or what is written, of the next sequence says; or their mean
+    pattern, over the sequences with such a reader at that place."""
+    usual = result = pattern @ values
     for mask in masks:
-        written = torch.where(mask, write(pattern, values, mask), written)
-    return written
-
-
-# ---- the row of a run
+        if how == "pattern":
+            other = pattern.roll(-1, 0) @ values
+        elif how == "written":
+            other = usual.roll(-1, 0)
+        else:
+            other = ((pattern * mask).sum(0) / mask.sum(0).clamp(min=1)) @ values
+        result = torch.where(mask, other, result)
+    return result
 
 
 def answers_there(task, batch, role):
@@ -87,19 +76,19 @@ def measure(model, task, n=512):
     units = [(*head, role) for head in model.heads for role in task.roles]
     units = sorted(unit for unit in units if unit[0] < last or unit[2] == "q")
 
-    def losses(some=(), write=None, answers=batch.answers):
+    def losses(some=(), how=None, answers=batch.answers):
         """Return the losses (n, N, targets) if some units write otherwise."""
         masks = {}
         for layer, head, role in some:
             masks.setdefault((layer, head), []).append(readers[role])
-        heads = {head: partial(write_otherwise, write=write, masks=masks[head]) for head in masks}
+        heads = {head: partial(write_otherwise, how=how, masks=masks[head]) for head in masks}
         return task.losses(model(batch.inputs, heads=heads), batch._replace(answers=answers))
 
     # which units need their own pattern: first come those whose mean pattern costs most
     full = losses().mean((0, 1))  # (targets,)
 
     def rise(some):
-        return (losses(some, by_mean_pattern).mean((0, 1)) - full).max().item()
+        return (losses(some, "mean").mean((0, 1)) - full).max().item()
 
     own = units.copy()
     for unit in sorted(units, key=lambda unit: rise([unit]), reverse=True)[::-1]:
@@ -116,9 +105,9 @@ def measure(model, task, n=512):
         if finder and after:
             answers, moved = answers_there(task, batch, role)
             swap = dict(heads=["L{}H{}".format(*unit) for unit in finder], n=moved.sum().item())
-            for name, write in SWAPS.items():
-                errors = losses(finder, write, answers)[moved].mean(0)
-                swap[name] = {task.target_names[i]: errors[i].item() for i in after}
+            for how in SWAPS:
+                errors = losses(finder, how, answers)[moved].mean(0)
+                swap[how] = {task.target_names[i]: errors[i].item() for i in after}
             swaps[role] = swap
     return dict(units=len(units), own=["L{}H{} {}".format(*unit) for unit in own], swaps=swaps)
 
@@ -130,9 +119,6 @@ def passes_on(swap, task):
         return "a place"
     follows = statistics.fmean(swap["pattern"].values()) < task.learned_below
     return "a symbol" if follows else "neither"
-
-
-# ---- what stands on the page
 
 
 @cache
@@ -186,8 +172,6 @@ def main():
         name = name_of(run)
         rows[name] = dict(run=name) | rounded(measure(model, task))
         train.write_file(args.out / FILE, [rows[name] for name in sorted(rows)])
-        for role, swap in rows[name]["swaps"].items():
-            print(f"{name}, {' '.join(swap['heads'])} at {role}: {passes_on(swap, task)}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ CLAIMS = []
 
 
 def claim(pages, by="", of=all_runs):
-    """Make the function below a claim on these pages, about these runs, of which those that
-    disagree are told apart by these flags; a section of the paper is on paper.md."""
+    """Make the function below a claim on these pages, or of these sections of the paper, about
+    these runs, of which those that disagree are told apart by these flags."""
 
     def add(agrees):
         agrees.pages, agrees.by, agrees.of = pages.split(", "), by.split(), of
@@ -35,6 +35,7 @@ def claim(pages, by="", of=all_runs):
 
 
 def is_circuit(row, flags):
+    """Return whether a circuit of more than one layer was validated."""
     return flags.task == "chain" and row["circuit"] and flags.layers > 1
 
 
@@ -114,22 +115,18 @@ def obeys(row, flags):
         return len(row["known"]) == len(allowed)
 
 
-def has_long_chains(flags):
-    return flags.N == 4 and flags.D >= 5
-
-
 @claim("depth, README, 7.2", by="layers")
 def long_chains_obey(row, flags):
     """Four long chains: none beats the law:
     that know all that the law allows, and are asked for more"""
-    return obeys(row, flags) if has_long_chains(flags) else None
+    return obeys(row, flags) if flags.N == 4 and flags.D >= 5 else None
 
 
 @claim("depth, README, 7.2", by="layers")
 def other_chains_obey(row, flags):
     """Shorter, fewer or more chains: none beats the law:
     all others that know all that the law allows, and are asked for more"""
-    return None if has_long_chains(flags) else obeys(row, flags)
+    return None if flags.N == 4 and flags.D >= 5 else obeys(row, flags)
 
 
 @claim("depth, README", by="D heads")
@@ -161,13 +158,6 @@ def a_layer_less_fails(row, flags):
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
     if few and (flags.layers, flags.D, row["places"]) in solved_somewhere():
         return not solves(row)
-
-
-@claim("depth", by="D places heads")
-def the_laws_layers_solve(row, flags):
-    """With fewer heads than places, the law's layers solve x_D"""
-    if flags.D <= 2 and flags.layers == causal_depth(flags.D) and flags.heads < row["places"]:
-        return solves(row)
 
 
 @claim("depth", by="places")

@@ -35,7 +35,7 @@ def table():
     their end, and when they learned it."""
     groups, lines = {}, []
     for row in committed("curriculum/*"):
-        if row["flags"].D == 3 and not row["in_stages"]:
+        if row["flags"].D == 3 and not row["flags"].init:
             groups.setdefault(tuple(row["task"].targets), []).append(row)
     for targets, group in groups.items():
         cells = []

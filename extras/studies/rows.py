@@ -2,13 +2,9 @@
 
     python -m extras.studies.rows main out/L12_H1_D3_s*    # into results/runs/main.jsonl
 
-A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It has five significant
-digits, and
-
-    name, config: of the run directory, and what its config.json holds
-    log: the rows of log.jsonl
-    report: of circuit.json, if it is there
-    emergence: of emergence.json, if it is there: the steps, and the mean attention of each path
+A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It has, with five
+significant digits, what config.json and log.jsonl hold, and, if they are there, circuit.json
+(report) and emergence.json.
 """
 
 import functools
@@ -49,8 +45,8 @@ def row_of(run):
 
 
 def load(sources):
-    """Return a dict for each run of these run directories, files of rows, and tables of sweep.py,
-    whose rows have no log and no report. It has what this file says above, and
+    """Return a row for each run of these run directories, files of rows, and tables of sweep.py,
+    whose rows have no log and no report, with
 
     folder, group: the run directory, None for a row of a file; the name above the run's
     flags, task: those of the run, and their data.Task
@@ -59,8 +55,7 @@ def load(sources):
     circuit: whether its circuit is validated
     settings: ("width=64", ...), the flags that are not the defaults, but those in SAME
     places: at how many places the 1b of a query may stand
-    head_dimension: of each head
-    in_stages: whether it begins with the weights of another run"""
+    head_dimension: of each head"""
     found = []
     for source in map(Path, sources):
         if source.suffix != ".jsonl":
@@ -94,7 +89,6 @@ def completed(row):
     distractors = re.search(r"places:random(\d+)", flags.task)
     row["places"] = 2 * flags.N + int(distractors[1]) - 1 if distractors else flags.N
     row["head_dimension"] = flags.head_size or flags.width // flags.heads
-    row["in_stages"] = bool(flags.init)
     return row
 
 

@@ -31,18 +31,13 @@ def before_any_layer(task):
     return torch.cat([F.one_hot(symbols), F.one_hot(slots)], 1).bool()
 
 
-def may_attend(task, causal=True):
-    """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
-    causal mask only to those that are read before it, and to itself."""
-    order = [role for slot in task.chain_slots for role in slot]
-    read_at = torch.tensor([order.index(role) for role in task.roles])
-    return (read_at[:, None] >= read_at) | (not causal)
-
-
 def layers_until_held(task, causal=True):
     """Return after how many layers each role can hold each symbol of its chain, (roles, D + 1), inf
-    if never; the first role is the query."""
-    known, allowed = before_any_layer(task), may_attend(task, causal)
+    if never; the first role is the query. With a causal mask a role attends only to those that are
+    read before it, and to itself."""
+    known, order = before_any_layer(task), [role for slot in task.chain_slots for role in slot]
+    read_at = torch.tensor([order.index(role) for role in task.roles])
+    allowed = (read_at[:, None] >= read_at) | (not causal)
     layers = torch.zeros(len(known), task.D + 1)
     for _ in task.roles:
         layers += ~known[:, : task.D + 1]
@@ -52,16 +47,6 @@ def layers_until_held(task, causal=True):
 
 
 # ---- the laws
-
-
-def least_power(bound):
-    """Return the smallest t with 3^t >= bound, in integers, where math.log would round."""
-    return next(t for t in itertools.count() if 3**t >= bound)
-
-
-def paper_bound(D):
-    """Return the bound of Theorem 1: at least log3(2D) layers."""
-    return least_power(2 * D)
 
 
 def unmasked_depth(D):
@@ -76,7 +61,7 @@ def unmasked_depth(D):
     At least: in layer t + 1 role i attends to i + 3^t and i - 3^t, clipped to 0 and 2D, with which
     it shares a piece; what it holds grows without a gap, by 2 a_t + 1 on both sides or to the end.
     """
-    return least_power(4 * D + 1)
+    return next(t for t in itertools.count() if 3**t >= 4 * D + 1)
 
 
 def causal_depth(D):
