@@ -15,8 +15,8 @@ import torch
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
-def write_run(run, flags="", paths=(), **losses):
-    """Write a run; losses: each 100 steps; paths: (layer, reader, read, step of its emergence)."""
+def write_run(run, flags="", **losses):
+    """Write a run; losses: each 100 steps."""
     run.mkdir(parents=True)
     flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
     train.open_run(train.parse_flags(flags))
@@ -28,13 +28,7 @@ def write_run(run, flags="", paths=(), **losses):
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_file(run / "log.jsonl", log)
     (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
-
-    # how the paths emerged
-    found, steps = [], [*range(0, 500, 100)]
-    for layer, reader, read, emerged in paths:
-        mean = [float(step >= emerged) for step in steps]
-        found.append(dict(layer=layer, head=0, reader=reader, read=read, mean=mean))
-    (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
+    (run / "emergence.json").write_text('{"steps": [0, 100], "paths": []}')
     return run
 
 
@@ -46,7 +40,7 @@ def row_of(run, flags="", **more):
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_name(train.parse_flags(["--D", "2", "--seed", "7"]))
-    run = write_run(tmp_path / automatic, "--D 2 --seed 7", [(1, "1b", "1a", 100)], **FALLING)
+    run = write_run(tmp_path / automatic, "--D 2 --seed 7", **FALLING)
     other = write_run(tmp_path / "other", "--D 2", **FALLING)
     for _ in range(2):
         assert "2 runs" in output_of(rows, "mine", other, run, "--out", tmp_path / "rows")
@@ -67,11 +61,18 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
 # ---- claims
 
 
-def test_how_many_heads_come_with_each_symbol(tmp_path):
-    """x_1 is learned at step 150, x_2 at 250; paths emerge 50 steps before they are given."""
-    paths = [(1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300), (4, "q", "2b", 400)]
-    row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
-    assert circuits.new_heads(row) == [1] and claims.one_new_head(row, row["flags"])
+def test_how_many_heads_come_with_each_symbol():
+    """Each head has the attention 1 from a step on; the second path of the first is no new head."""
+    steps, paths = [*range(0, 500, 100)], []
+    for head, reader, read, emerged in [
+        *((1, "1b", "1a", 100), (1, "2b", "2a", 200), (2, "q", "1b", 200)),
+        *((3, "q", "2b", 300), (4, "q", "3b", 400)),
+    ]:
+        mean = [float(step >= emerged) for step in steps]
+        paths.append(dict(layer=0, head=head, reader=reader, read=read, mean=mean))
+    emergence = dict(steps=steps, paths=paths)
+    row = dict(report={}, emergence=emergence, learned=dict(x_1=160, x_2=260, x_3=400))
+    assert circuits.new_heads(row) == [1, 1]  # at 250, and at 350
 
 
 def test_which_orders_count(tmp_path):

@@ -4,7 +4,6 @@ python -m extras.studies results/depth.md
 """
 
 import statistics
-from operator import itemgetter
 from pathlib import Path
 
 from train import read_file
@@ -13,9 +12,9 @@ from train import read_file
 RESULTS = Path("results")
 
 
-def rows_by(file, *names):
-    """Return {these fields of a row: the row} of a file, {} without it, for others to be added."""
-    return {itemgetter(*names)(row): row for row in read_file(file, [])}
+def rows_by(file, name):
+    """Return {this field of a row: the row} of a file, {} without it, for others to be added."""
+    return {row[name]: row for row in read_file(file, [])}
 
 
 # ---- text

@@ -29,8 +29,6 @@ import torch
 
 ENOUGH = 30  # of fewer queries places_table() says nothing
 FILE = "addresses.jsonl"
-
-
 SWAPS = "pattern", "written"
 
 
@@ -144,11 +142,9 @@ def places_table():
         if name_of(row) in committed_rows() and row["flags"].N == row["flags"].D == 2:
             groups.setdefault((row["places"], row["flags"].layers), []).append(row)
     for (places, layers), rows in sorted(groups.items()):
-        known, losses = (
-            [row for row in rows if knows(row, 2)],
-            [row["losses"]["x_2"] for row in rows],
-        )
-        cells = [places, layers, f"{len(known)} of {len(rows)}", span(losses)]
+        known = [row for row in rows if knows(row, 2)]
+        losses = span([row["losses"]["x_2"] for row in rows])
+        cells = [places, layers, f"{len(known)} of {len(rows)}", losses]
         for role in "1b", "q":
             passed = []
             for row in known:
@@ -169,8 +165,7 @@ def main():
     rows = rows_by(args.out / FILE, "run")
     for run in progress("runs measured", load(args.run)):
         model, task, _ = train.load(run["folder"])
-        name = name_of(run)
-        rows[name] = dict(run=name) | rounded(measure(model, task))
+        rows[name_of(run)] = dict(run=name_of(run)) | rounded(measure(model, task))
         train.write_file(args.out / FILE, [rows[name] for name in sorted(rows)])
 
 

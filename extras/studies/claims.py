@@ -27,7 +27,8 @@ def claim(pages, by="", of=all_runs):
 
     def add(agrees):
         agrees.pages, agrees.by, agrees.of = pages.split(", "), by.split(), of
-        agrees.text, _, agrees.runs = agrees.__doc__.partition(":\n    ")
+        agrees.text, _, runs = agrees.__doc__.partition(":\n")
+        agrees.runs = runs.strip()
         CLAIMS.append(agrees)
         return agrees
 

@@ -69,8 +69,7 @@ def on_page(page):
 
 def numbers_of(claim):
     """Return how many runs agree, and of how many."""
-    answers = [agrees for _, agrees in count(claim)]
-    return sum(answers), len(answers)
+    return sum(agrees for _, agrees in count(claim)), len(count(claim))
 
 
 def table(page):

@@ -19,7 +19,7 @@ import ablate
 import analyze
 import train
 from data import command_line
-from extras.studies import markdown, rows_by, span
+from extras.studies import markdown, span
 from extras.studies.rows import rounded
 
 import torch
@@ -79,12 +79,11 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories")
     p.add_argument("--out", type=Path, default="out", help="the folder of the file")
     args = p.parse_args()
-    file, rows = args.out / "matches.jsonl", []
+    file, names = args.out / "matches.jsonl", [run.name for run in args.run]
+    rows = [row for row in train.read_file(file, []) if row["run"] not in names]
     for run in args.run:
         rows += measure(run)
-    kept = rows_by(file, "run", "layer", "head", "reader", "read")
-    others = [row for row in kept.values() if row["run"] not in {run.name for run in args.run}]
-    train.write_file(file, others + rows)
+    train.write_file(file, rows)
     print(table(rows))
 
 

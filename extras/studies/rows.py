@@ -22,7 +22,7 @@ from extras.studies import RESULTS, rows_by
 from train import DEFAULTS
 
 
-SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # settings are all other flags
+SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # flags that are no settings
 
 
 def rounded(value):
@@ -85,18 +85,13 @@ def completed(row):
         row["learned"] = {name: last.get(f"{name}_learned") for name in row["losses"]}
     row["known"] = [name for name, loss in row["losses"].items() if loss < task.learned_below]
     row["circuit"] = bool(row["report"].get("validated"))
-    row["settings"] = settings_of(flags)
+    values = train.values_of(flags) | dict(task=flags.task.rpartition(":")[2])
+    changed = [name for name in values if values[name] != DEFAULTS[name] and name not in SAME]
+    row["settings"] = tuple(f"{name}={values[name]}" for name in changed)
     distractors = re.search(r"places:random(\d+)", flags.task)
     row["places"] = 2 * flags.N + int(distractors[1]) - 1 if distractors else flags.N
     row["head_dimension"] = flags.head_size or flags.width // flags.heads
     return row
-
-
-def settings_of(flags):
-    """Return ("width=64", ...), the flags that are not the defaults, but those in SAME."""
-    values = {**train.values_of(flags), "task": flags.task.rpartition(":")[2]}
-    changed = [name for name in values if values[name] != DEFAULTS[name] and name not in SAME]
-    return tuple(f"{name}={values[name]}" for name in changed)
 
 
 def knows(row, k):
