@@ -19,6 +19,7 @@ from extras.studies.theory import causal_depth
 
 
 CLAIMS = []
+INDUCTION = RESULTS / "figures/induction.jsonl"  # what x_1 needs when it is learned
 
 
 def claim(pages, by="", of=all_runs):
@@ -82,11 +83,7 @@ def in_order(row, flags):
         return steps == sorted(steps) == [*row["learned"].values()][: len(steps)]
 
 
-def induction_runs():
-    return load([RESULTS / "figures/induction.jsonl"])
-
-
-@claim("circuits, 9.2 i", by="positions seed", of=induction_runs)
+@claim("circuits, 9.2 i", by="positions seed", of=lambda: load([INDUCTION]))
 def needs_both_reads(row, flags):
     """When x_1 is learned, it needs both reads of an induction head:
     runs with checkpoints; without either read, half of what was learned is lost"""
@@ -181,23 +178,20 @@ def passes_on_a_place(row, flags):
 # ---- curriculum.md
 
 
-def has_a_gap(row, flags):
-    return flags.task == "chain" and not flags.init and curriculum.after_a_gap(row)
-
-
 @claim("curriculum, README, 7.2")
 def not_learned_after_a_gap(row, flags):
     """No symbol is learned after one that is not asked for:
     that ask for such a symbol"""
-    if has_a_gap(row, flags):
-        return not {*curriculum.after_a_gap(row)} & {*row["known"]}
+    if names := curriculum.after_a_gap(row):
+        return not {*names} & {*row["known"]}
 
 
 @claim("curriculum, README, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
     """Asked for all, the same seed learns it in no more steps:
     that ask for such a symbol, with such a run, of as long a chain or a longer one"""
-    return curriculum.learned_if_asked_for_all(row) if has_a_gap(row, flags) else None
+    if curriculum.after_a_gap(row):
+        return curriculum.learned_if_asked_for_all(row)
 
 
 @claim("curriculum")

@@ -7,8 +7,11 @@ from extras.studies.rows import all_runs, committed
 
 
 def after_a_gap(row):
-    """Return the names of the symbols that a run is asked for, but not for all before them."""
-    targets = row["task"].targets
+    """Return the names of the symbols of chains that a run is asked for, but not for all before
+    them; none if it starts from the weights of another run."""
+    targets, flags = row["task"].targets, row["flags"]
+    if flags.task != "chain" or flags.init:
+        return []
     return [f"x_{k}" for k in targets if {*range(1, k)} - {*targets}]
 
 
