@@ -10,7 +10,6 @@ by which a head found the place can go: what is left need not answer in the test
 
 import itertools
 import pathlib
-import time
 
 import train
 from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, symbol_means
@@ -23,11 +22,6 @@ import torch
 ENOUGH = 0.2  # the least attention of a read that a head may be for
 MARGIN = 0.9  # of the loss allowed, in the search, so that it holds on fresh sequences too
 OTHERS = "uniform", "identity", "nothing"  # how tokens without a read attend
-ORDERS = {  # which reads the search tries to drop first
-    "high": lambda path, attention: (-path.layer, -path.head, attention),
-    "low": lambda path, attention: (path.layer, path.head, attention),
-    "least": lambda path, attention: attention,
-}
 
 
 class OneHotModel(PatchedModel):
@@ -70,12 +64,13 @@ def possible_reads(hard):
     return {path: attention for attention, path in best.values() if attention >= ENOUGH}
 
 
-def simplest(hard, possible, order="high"):
+def simplest(hard, possible):
     """The simplest mechanism that keeps the loss low (steps 3 and 4). Until nothing changes, it
 
     1. chooses for one head after another how the other tokens attend, by the loss
-    2. drops one path after another, with that choice made anew for its head, if the loss stays
-       below the one allowed, or does not rise
+    2. drops one path after another, from the highest layer down and that with the least attention
+       first, with that choice made anew for its head, if the loss stays below the one allowed, or
+       does not rise
 
     A head without paths is uniform or the identity, as in the paper."""
     allowed, paths, before = MARGIN * hard.task.faithful_below, {*possible}, None
@@ -92,7 +87,7 @@ def simplest(hard, possible, order="high"):
         before = paths, others
         for head in others:
             loss, others = choose(paths, head)
-        for path in sorted(paths, key=lambda path: ORDERS[order](path, possible[path])):
+        for path in sorted(paths, key=lambda p: (-p.layer, -p.head, possible[p])):
             lower, changed = choose(paths - {path}, path[:2])
             if lower < allowed or lower <= loss:
                 loss, paths, others = lower, paths - {path}, changed
@@ -100,22 +95,22 @@ def simplest(hard, possible, order="high"):
 
 
 @torch.no_grad()
-def papers_test(model, task, order="high", batch=0, count=256):
-    """The row of a model; {} if it has no possible reads. Batch number `batch` of 32 sequences is
-    searched; losses are those of `count` others, means over symbols unless said otherwise.
+def papers_test(model, task, count=256):
+    """The row of a model; {} if it has no possible reads. 32 sequences are searched; losses are
+    those of `count` others, means over symbols unless said otherwise.
 
     possible, paths: [[layer, head, reader, read], ...] before and after the search
     others: {head: how its tokens without a read attend}
     held: with all ablations together (step 5); holds: whether it is below task.faithful_below
     first_uniform: held, but the first layer that has paths is uniform
-    removed: [{other: loss}, ...] without each path (step 6), for every choice of its head's others
+    removed: [loss, ...] without each path (step 6), with the best choice of its head's others
     mean, resample: {symbol: loss} in the tests of ablate.py, where these paths are kept"""
-    begun, hard = time.monotonic(), OneHotModel(model, task, task.draw("search", 32, batch))
+    hard = OneHotModel(model, task, task.draw("search", 32))
     possible = possible_reads(hard)
     if not possible:
         return {}
-    paths, others = simplest(hard, possible, order)
-    row = dict(order=order, batch=batch, possible=sorted(possible), paths=sorted(paths))
+    paths, others = simplest(hard, possible)
+    row = dict(possible=sorted(possible), paths=sorted(paths))
     row["others"] = {"L{}H{}".format(*head): other for head, other in others.items()}
 
     fresh = OneHotModel(model, task, task.draw("circuits", count))
@@ -124,12 +119,11 @@ def papers_test(model, task, order="high", batch=0, count=256):
     uniform = others | {path[:2]: "uniform" for path in paths - later}
     row.update(held=fresh.loss(paths, others), first_uniform=fresh.loss(later, uniform))
     row["holds"] = row["held"] < task.faithful_below
-    row["removed"] = [
-        {other: fresh.loss(paths - {path}, others | {path[:2]: other}) for other in OTHERS}
-        for path in row["paths"]
-    ]
-    row |= {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
-    return row | dict(seconds=round(time.monotonic() - begun))
+    row["removed"] = []
+    for path in row["paths"]:
+        ways = [others | {path[:2]: other} for other in OTHERS]
+        row["removed"].append(min(fresh.loss(paths - {path}, way) for way in ways))
+    return row | {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
 
 
 # ---- the command
@@ -146,12 +140,12 @@ COLUMNS = {  # and what the paper says of A to D
 
 
 def table(rows):
-    """Rows in the paper's words, a line each; without a path with the best choice of others."""
+    """Rows in the paper's words, a line each."""
     lines = [COLUMNS.values()]
     for row in rows:
         paths = [Path(*path) for path in row["paths"]]
-        removed = [min(losses.values()) for losses in row["removed"]]
-        later = [loss for path, loss in zip(paths, removed, strict=True) if path[0] > paths[0][0]]
+        removed = zip(paths, row["removed"], strict=True)
+        later = [loss for path, loss in removed if path.layer > paths[0].layer]
         reads = f"{len(paths)} of {len(row['possible'])}", len({path[:2] for path in paths})
         held = f"{row['held']:.3f}" + ", not held" * (not row["holds"])
         losses = held, f"{row['first_uniform']:.3f}", span(later, "{:.3f}")
@@ -163,26 +157,20 @@ def table(rows):
 def main():
     p = command_line("python -m extras.appendix_e", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
-    p.add_argument("--order", choices=ORDERS, default="high", help="which reads are dropped first")
-    p.add_argument("--batch", type=int, default=0, help="number of the batch that is searched")
     p.add_argument("--out", type=pathlib.Path, help="a .jsonl file that rows are added to")
     args = p.parse_args()
-    if unfinished := [run for run in args.run if not (run / "model.pt").exists()]:
-        p.error(f"there is no {unfinished[0]}/model.pt: finish the training with --resume")
-    rows = []
+    rows = rows_by(args.out, "run") if args.out else {}
     for run in args.run:
-        row = papers_test(*train.load(run)[:2], args.order, args.batch)
-        if not row:
+        model, task, _ = train.load(run)
+        row = papers_test(model, task)
+        if row:
+            rows[run.name] = dict(run=run.name, **row)
+            print(f"{run}: {', '.join(str(Path(*path)) for path in row['paths'])}", flush=True)
+        else:
             print(f"{run}: no token gives {ENOUGH} of its attention to a read of its own chain")
-            continue
-        rows.append(dict(run=run.resolve().name, **row))
-        print(f"{run}:", ", ".join(str(Path(*path)) for path in row["paths"]), flush=True)
-        if args.out:
-            kept = rows_by(args.out, "run", "order", "batch")
-            kept[rows[-1]["run"], args.order, args.batch] = rows[-1]
-            train.write_file(args.out, [*kept.values()])
-    if rows:
-        print(table(rows))
+    if args.out:
+        train.write_file(args.out, [*rows.values()])
+    print(table(rows.values()))
 
 
 if __name__ == "__main__":

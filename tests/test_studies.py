@@ -3,9 +3,9 @@
 import json
 
 import train
-from extras.studies import claims, order, rows
+from extras.studies import circuits, claims, counts, rows
 from extras.studies.places import random5
-from extras.studies.tables import Conditional, Shuffled
+from extras.studies.tables import Conditional
 from tests.common import HERE, output_of
 
 import pytest
@@ -15,8 +15,8 @@ import torch
 FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 150 and 250
 
 
-def write_run(run, flags="", paths=(), **losses):
-    """Write a run; losses: each 100 steps; paths: (layer, reader, read, step of its emergence)."""
+def write_run(run, flags="", **losses):
+    """Write a run; losses: each 100 steps."""
     run.mkdir(parents=True)
     flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
     train.open_run(train.parse_flags(flags))
@@ -28,13 +28,7 @@ def write_run(run, flags="", paths=(), **losses):
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_file(run / "log.jsonl", log)
     (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
-
-    # how the paths emerged
-    found, steps = [], [*range(0, 500, 100)]
-    for layer, reader, read, emerged in paths:
-        mean = [float(step >= emerged) for step in steps]
-        found.append(dict(layer=layer, head=0, reader=reader, read=read, mean=mean))
-    (run / "emergence.json").write_text(json.dumps(dict(steps=steps, paths=found)))
+    (run / "emergence.json").write_text('{"steps": [0, 100], "paths": []}')
     return run
 
 
@@ -46,7 +40,7 @@ def row_of(run, flags="", **more):
 def test_a_row_says_what_the_run_directory_says(tmp_path):
     """From a directory and from a file alike; a run replaces the row of the same name."""
     automatic = train.run_name(train.parse_flags(["--D", "2", "--seed", "7"]))
-    run = write_run(tmp_path / automatic, "--D 2 --seed 7", [(1, "1b", "1a", 100)], **FALLING)
+    run = write_run(tmp_path / automatic, "--D 2 --seed 7", **FALLING)
     other = write_run(tmp_path / "other", "--D 2", **FALLING)
     for _ in range(2):
         assert "2 runs" in output_of(rows, "mine", other, run, "--out", tmp_path / "rows")
@@ -64,17 +58,21 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 
 
-# ---- order
+# ---- claims
 
 
-def test_which_paths_came_first(tmp_path):
-    lower, upper, last = (1, "1b", "1a", 100), (2, "q", "1b", 200), (3, "q", "2b", 300)
-    paths = last, upper, (4, "q", "1b", 400), lower
-    row = row_of(tmp_path / "a", "--D 2", paths=paths, **FALLING)
-    steps = [(50, (1, 0), "1b -> 1a"), (150, (2, 0), "q -> 1b"), (250, (3, 0), "q -> 2b")]
-    assert order.path_steps(row) == [*steps, (350, (4, 0), "q -> 1b")]
-    assert claims.queries_read_in_order(row, row["flags"])
-    assert order.new_heads(row) == [1]  # x_1 is learned at step 150, x_2 at 250
+def test_how_many_heads_come_with_each_symbol():
+    """Each head has the attention 1 from a step on; the second path of the first is no new head."""
+    steps, paths = [*range(0, 500, 100)], []
+    for head, reader, read, emerged in [
+        *((1, "1b", "1a", 100), (1, "2b", "2a", 200), (2, "q", "1b", 200)),
+        *((3, "q", "2b", 300), (4, "q", "3b", 400)),
+    ]:
+        mean = [float(step >= emerged) for step in steps]
+        paths.append(dict(layer=0, head=head, reader=reader, read=read, mean=mean))
+    emergence = dict(steps=steps, paths=paths)
+    row = dict(report={}, emergence=emergence, learned=dict(x_1=160, x_2=260, x_3=400))
+    assert circuits.new_heads(row) == [1, 1]  # at 250, and at 350
 
 
 def test_which_orders_count(tmp_path):
@@ -85,10 +83,7 @@ def test_which_orders_count(tmp_path):
         + [(late, never, None), (never, late, None)]
     ):
         row = row_of(tmp_path / str(number), "--D 2 --eval-every 100", x_1=first, x_2=second)
-        assert order.in_order(row) is ordered
-
-
-# ---- claims
+        assert claims.in_order(row, row["flags"]) is ordered
 
 
 def test_a_run_counts_once_and_by_its_settings(tmp_path):
@@ -97,8 +92,6 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
     found, words = [], ("", "--dtype float32", "--seed 1", "--optimizer adamw", "--stop-below 0.5")
     for number, text in enumerate((*words, "--positions rope", "--seed 3 --heads 2")):
         found.append(row_of(tmp_path / str(number), f"--D 1 {text}", x_1=[1, number / 10]))
-    kept = rows.once(found)
-    assert [row["name"] for row in kept] == ["0", "2", "3", "5", "6"]
 
     @claims.claim("", by="seed", of=lambda: found)
     def low(row, flags):
@@ -108,20 +101,10 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
             return row["losses"]["x_1"] < 0.35
 
     claims.CLAIMS.remove(low)
-    counted = [(row["name"], agree) for row, agree in claims.count(low)]
+    counted = [(row["name"], agree) for row, agree in counts.count(low)]
     assert counted == [("0", False), ("2", True), ("5", False)]  # 4 repeats 0, and is high
-    assert claims.fails(low) == "seed 0: 2 of 2"
-    assert claims.which(low) == "with one head; D 1; seed 0-1; positions appended/rope"
-
-
-def test_a_claim_about_no_run_is_an_error_that_names_it():
-    @claims.claim("")
-    def never(row, flags):
-        """It holds"""
-
-    claims.CLAIMS.remove(never)
-    with pytest.raises(LookupError, match="the claim 'It holds'"):
-        claims.count(never)
+    assert counts.fails(low) == "seed 0: 2 of 2"
+    assert counts.which(low) == "with one head; D 1; seed 0-1; positions appended/rope"
 
 
 def test_a_claim_counts_what_the_files_say():
@@ -135,7 +118,7 @@ def test_a_claim_counts_what_the_files_say():
                 last = row["log"][-1]
                 low = last.get("confirmed", last["val"]) < 0.01
                 solved[config["seed"]] = solved.get(config["seed"], True) and low
-    counted = claims.count(claims.the_main_command_is_solved)
+    counted = counts.count(claims.the_main_command_is_solved)
     counted = {row["flags"].seed: agrees for row, agrees in counted}
     assert counted == solved and len(solved) > 20
 
@@ -143,9 +126,7 @@ def test_a_claim_counts_what_the_files_say():
 # ---- tasks
 
 
-@pytest.mark.parametrize(
-    "task", [Shuffled(D=3), Conditional(), random5(N=2, D=2), random5(N=3, D=1)]
-)
+@pytest.mark.parametrize("task", [Conditional(), random5(N=2, D=2), random5(N=3, D=1)])
 def test_each_role_shows_its_symbol(task):
     """And each symbol is one vector, which the answers have too; every place has one token."""
     batch, N = task.draw("training", 50), task.N
@@ -166,10 +147,8 @@ def test_each_role_shows_its_symbol(task):
         assert (batch.places[..., numbers].diff() == 1).all()
 
 
-def test_pairs_and_distractors_stand_anywhere_in_their_block():
+def test_pairs_stand_anywhere_in_their_block():
     task = random5(N=2, D=2)
     places = task.draw("training", 500).places
     assert {*places[..., 1].flatten().tolist()} == {*range(9, 17)}  # 1a
     assert {*places[..., 3].flatten().tolist()} == {*range(8)}  # 2a
-    shuffled = Shuffled(N=2, D=2).draw("training", 500).places
-    assert {*shuffled[..., 1].flatten().tolist()} == {0, 2, 4, 6}

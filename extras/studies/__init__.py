@@ -1,36 +1,20 @@
 """Questions put to many runs, one script each. What stands on the pages is printed by
 
-    python -m extras.studies results/depth.md
-
-A study takes run directories and files of rows (rows.py) alike.
+python -m extras.studies results/depth.md
 """
 
 import statistics
-from operator import itemgetter
 from pathlib import Path
 
-from data import command_line
 from train import read_file
 
 
 RESULTS = Path("results")
 
 
-def command(script, description, draw):
-    """Run the command line of a study: draw(rows, out) draws a figure, or measures runs, into a
-    file of the folder out, and returns its path."""
-    from extras.studies import rows  # here, because rows is a command too
-
-    p = command_line(f"python -m extras.studies.{Path(script).stem}", description)
-    p.add_argument("run", type=Path, nargs="+", help="run directories, or files of rows")
-    p.add_argument("--out", type=Path, default="out", help="the folder of the file")
-    args = p.parse_args()
-    print(draw(rows.load(args.run), args.out))
-
-
-def rows_by(file, *names):
-    """Return {these fields of a row: the row} of a file, {} without it, for others to be added."""
-    return {itemgetter(*names)(row): row for row in read_file(file, [])}
+def rows_by(file, name):
+    """Return {this field of a row: the row} of a file, {} without it, for others to be added."""
+    return {row[name]: row for row in read_file(file, [])}
 
 
 # ---- text

@@ -12,11 +12,8 @@ from ablate import paths_in, read_report
 from data import command_line
 from extras import appendix_e
 from extras.mechanisms import NAMES, table_of
-from extras.studies import RESULTS, addresses, circuits, claims, curriculum, depth, matches
-from extras.studies.rows import all_runs
-
-
-WEIGHTS = "A", "B", "C", "D", "main"  # the run directories
+from extras.studies import RESULTS, addresses, circuits, claims, counts, curriculum, depth, matches
+from extras.studies.rows import committed
 
 
 def mechanisms():
@@ -35,46 +32,29 @@ def language_models(name):
 
 def readme():
     """Return what the README says of the committed run of its commands."""
-    run = RESULTS / "main"
-    report = read_report(run)
+    report = read_report(RESULTS / "main")
     ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
     path, row = max(ahead.items(), key=lambda item: item[1]["cost"]["x_3"])
-    cost, without = row["cost"]["x_3"], row["without"]["x_3"]
     return [
         f"In layer {path.layer}, head {path.head}, 2b reads 3b",
-        f"rises by {cost:.3f} in the full model",
-        f"to {without:.3f} in the circuit",
+        f"rises by {row['cost']['x_3']:.3f} in the full model",
+        f"to {row['without']['x_3']:.3f} in the circuit",
     ]
 
 
-def commands():
-    """Return the command that trained each run of the paper's figures, and the verdict on its
-    circuit."""
-    texts = []
-    for name in WEIGHTS:
-        verdict, flags = read_report(RESULTS / name)["verdict"], train.read_flags(RESULTS / name)
-        texts.append(f"# {name}: {verdict}\n{command_of(flags)}")
-    conditional = [row for row in all_runs() if row["flags"].task.endswith("Conditional")]
-    longest = max(conditional, key=lambda row: (len(row["known"]), row["flags"].steps))
-    return [*texts, f"# Section 3.1\n{command_of(longest['flags'])}"]
-
-
-def command_of(flags):
-    """Return "python train.py --layers 12 --heads 1 --D 3", with all other flags that differ
-    from their defaults after these."""
-    values, names = train.values_of(flags), ["layers", "heads", "D"]
-    names += [name for name in values if values[name] != train.DEFAULTS[name] and name not in names]
-    command = "python train.py"
-    for name in names:
-        flag, value = name.replace("_", "-"), values[name]
-        command += f" --no-{flag}" if value is False else f" --{flag} {value}"
-    return command
+def trainings():
+    """Return the numbers of two trainings in the table of verdicts."""
+    [D] = committed("D")
+    lowest = min(entry["val"] for row in committed("literal/*") for entry in row["log"])
+    return [
+        f"Ours knows it at step {D['learned']['x_1']:.0f}",
+        f"one of them falls to {lowest:.3f}",
+    ]
 
 
 def one_hot():
     """Return the paper's test of the runs with weights."""
-    rows = train.read_file(RESULTS / "figures/appendix_e.jsonl")
-    return appendix_e.table([row for row in rows if row["order"] == "high" and not row["batch"]])
+    return appendix_e.table(train.read_file(RESULTS / "figures/appendix_e.jsonl"))
 
 
 def matched():
@@ -84,19 +64,16 @@ def matched():
 
 def reads():
     """Return how many of the circuits of the first claim have each read."""
-    return circuits.doubling_table([row for row, _ in claims.count(claims.holds_six_reads)])
+    return circuits.doubling_table([row for row, _ in counts.count(claims.holds_six_reads)])
 
 
 PAGES = {  # page: functions that return a table, or the pieces of text, that must stand on it
-    "README.md": [readme, claims.readme_table],
-    "results/README.md": [commands],
-    "results/paper.md": [claims.sections, claims.verdicts],
-    "results/circuits.md": [
-        *(partial(claims.table, "circuits"), reads, matched, circuits.searched_again, one_hot),
-    ],
-    "results/curriculum.md": [partial(claims.table, "curriculum"), curriculum.table],
+    "README.md": [readme, counts.readme_table],
+    "results/paper.md": [counts.sections, trainings],
+    "results/circuits.md": [partial(counts.table, "circuits"), reads, matched, one_hot],
+    "results/curriculum.md": [partial(counts.table, "curriculum"), curriculum.table],
     "results/depth.md": [
-        *(partial(claims.table, "depth"), depth.layers_table, addresses.places_table),
+        *(partial(counts.table, "depth"), depth.layers_table, addresses.places_table),
     ],
     "extras/llm/README.md": [
         partial(language_models, f"{name}_table") for name in ("choices", "late")

@@ -1,18 +1,12 @@
-"""The circuits that ablate.py found in many runs, and whether a second search finds them again.
+"""What the circuits read that ablate.py found in many runs, and when their heads emerge."""
 
-    python -m extras.studies.circuits results/[ABCD] --out results/figures
-
-circuits.jsonl has a row for each run with weights and a circuit: its number of paths; again, how
-many a search on other sequences finds, and how many both have.
-"""
-
+import itertools
+import math
 from collections import defaultdict
 
-import ablate
-import train
+import analyze
 from ablate import paths_in
-from extras.studies import RESULTS, command, markdown, rows_by
-from extras.studies.rows import name_of
+from extras.studies import markdown
 
 
 READS = [  # of which kinds, which token, what it reads, what it gains
@@ -26,37 +20,21 @@ READS = [  # of which kinds, which token, what it reads, what it gains
 SIX = {kind for kinds, *_ in READS[:4] for kind in kinds.split(", ")}  # of pointer doubling
 
 
-def draw(rows, out):
-    """Search the runs that have weights and a circuit again, on other sequences, and put them into
-    circuits.jsonl, in which all others stay."""
-    file = out / "circuits.jsonl"
-    kept = rows_by(file, "run")
-    for row in (row for row in rows if row["folder"] and row["report"].get("paths")):
-        model, task, _ = train.load(row["folder"])
-        task.seed = 10**6
-        paths = paths_in(row["report"]).keys()
-        other = paths_in(ablate.find_circuit(model, task)).keys()
-        again = len(other), len(paths & other)
-        kept[name_of(row)] = dict(run=name_of(row), paths=len(paths), again=again)
-        train.write_file(file, [kept[run] for run in sorted(kept)])
-    return file
-
-
-def searched_again():
-    """Return for which runs a second search finds the same circuit."""
-    again = train.read_file(RESULTS / "figures/circuits.jsonl")
-    same = [row["run"] for row in again if {row["paths"]} == {*row["again"]}]
-    other = [row["run"] for row in again if row["run"] not in same]
-    found = f"the same circuits for {', '.join(same[:-1])} and {same[-1]}"
-    return f"{found}, and another for {' and '.join(other)}"
-
-
 def by_head(paths):
-    """Return {(layer, head): [path, ...]}, the paths of each head, sorted; [] for other heads."""
+    """Return {(layer, head): [path, ...]}, the paths of each head."""
     heads = defaultdict(list)
     for path in sorted(paths):
         heads[path.layer, path.head].append(path)
     return heads
+
+
+def place_of(token):
+    """Return the place of a token along its chain, q 1a 1b 2a ...: 2 of 1b, 3 of 1b+1; inf of a
+    star, which may stand anywhere."""
+    role, _, after = token.partition("+")
+    if token.endswith("*"):
+        return math.inf
+    return 2 * int(role[:-1] or 0) - role.endswith("a") + int(after or 0)
 
 
 def heads_of(row):
@@ -76,5 +54,13 @@ def doubling_table(rows):
     return markdown(["token", "reads", "and gains", f"circuits of {len(rows)}"], *lines)
 
 
-if __name__ == "__main__":
-    command(__file__, __doc__, draw)
+def new_heads(row):
+    """Return how many heads emerge before x_2, x_3, ... are learned and after the symbol before: as
+    the mean attention of their first path passes one half. Without a circuit, all measured paths
+    count."""
+    steps, first = analyze.emergence_steps(row["emergence"]), {}
+    for path in paths_in(row["report"]) or steps:
+        if steps.get(path) is not None:
+            first[path[:2]] = min(steps[path], first.get(path[:2], math.inf))
+    between = itertools.pairwise(row["learned"].values())
+    return [sum(a < step <= b for step in first.values()) for a, b in between]

@@ -8,22 +8,23 @@ which runs it counts. Repeats of the same settings and seed, on another machine 
 precision, are one run, which agrees if all of them do.
 """
 
-import functools
+import math
+from functools import cache
 
 from ablate import paths_in
-from extras.studies import addresses, circuits, curriculum, markdown, order, share, span
-from extras.studies.depth import SOLVED, long_chains, solves
-from extras.studies.rows import all_runs, committed, knows
-from extras.studies.theory import causal_depth, paper_bound
-from train import DEFAULTS
+from extras.studies import RESULTS, addresses, circuits, curriculum
+from extras.studies.depth import SOLVED, solves
+from extras.studies.rows import all_runs, knows, load
+from extras.studies.theory import causal_depth
 
 
 CLAIMS = []
+INDUCTION = RESULTS / "figures/induction.jsonl"  # what x_1 needs when it is learned
 
 
 def claim(pages, by="", of=all_runs):
-    """Make the function below a claim on these pages, about these runs, of which those that
-    disagree are told apart by these flags; a section of the paper is on paper.md."""
+    """Make the function below a claim on these pages, or of these sections of the paper, about
+    these runs, of which those that disagree are told apart by these flags."""
 
     def add(agrees):
         agrees.pages, agrees.by, agrees.of = pages.split(", "), by.split(), of
@@ -35,12 +36,9 @@ def claim(pages, by="", of=all_runs):
     return add
 
 
-def is_chain_circuit(row, flags):
-    return flags.task == "chain" and row["circuit"]
-
-
-def is_deep_circuit(row, flags):
-    return is_chain_circuit(row, flags) and flags.layers > 1
+def is_circuit(row, flags):
+    """Return whether a circuit of more than one layer was validated."""
+    return flags.task == "chain" and row["circuit"] and flags.layers > 1
 
 
 def asks_for_all(flags):
@@ -54,7 +52,7 @@ def asks_for_all(flags):
 def holds_six_reads(row, flags):
     """Circuits hold the six reads of pointer doubling:
     12 layers of one head, D 3"""
-    if is_chain_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
+    if is_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
         return circuits.heads_of(row).keys() >= circuits.SIX
 
 
@@ -71,32 +69,27 @@ def one_head_does_both(row, flags):
     """A head that reads 1b for q reads 3b for 2b:
     circuits with both reads"""
     heads = circuits.heads_of(row)
-    if is_deep_circuit(row, flags) and heads.keys() >= {"q -> 1b", "2b -> 3b"}:
+    if is_circuit(row, flags) and heads.keys() >= {"q -> 1b", "2b -> 3b"}:
         return bool(heads["q -> 1b"] & heads["2b -> 3b"])
-
-
-@claim("circuits")
-def reads_ahead_twice(row, flags):
-    """Circuits of long chains read ahead twice or more:
-    with layers for which one round would do"""
-    if is_deep_circuit(row, flags) and flags.D >= 5 and flags.layers >= flags.D // 2 + 2:
-        return order.reads_twice(row)
 
 
 @claim("circuits, README, 7.2")
 def in_order(row, flags):
     """Symbols are learned in the order of the chain:
     asked for all, learn several, no two between the same evaluations"""
-    return order.in_order(row) if asks_for_all(flags) else None
+    steps = [step for step in row["learned"].values() if step is not None]
+    evaluations = {math.ceil(step / flags.eval_every) for step in steps}
+    if asks_for_all(flags) and len(steps) == len(evaluations) > 1:
+        return steps == sorted(steps) == [*row["learned"].values()][: len(steps)]
 
 
-@claim("circuits, 9.2 i", by="positions seed", of=order.induction_runs)
+@claim("circuits, 9.2 i", by="positions seed", of=lambda: load([INDUCTION]))
 def needs_both_reads(row, flags):
     """When x_1 is learned, it needs both reads of an induction head:
     runs with checkpoints; without either read, half of what was learned is lost"""
     learned = row["task"].chance - row["losses"]["x_1"]
-    kinds = row["config"]["kinds"]
-    return min(kinds["q -> 1b"], kinds["1b -> 1a"]) >= learned / 2
+    rises = row["config"]["kinds"]
+    return min(rises["q -> 1b"], rises["1b -> 1a"]) >= learned / 2
 
 
 @claim("circuits", by="positions")
@@ -115,9 +108,9 @@ def obeys(row, flags):
     """Return whether a model that knows all symbols that its layers allow by content knows no
     other; None if it does not know all these, or is not asked for another."""
     allowed = [k for k in range(1, flags.D + 1) if causal_depth(k) <= flags.layers]
-    if not (asks_for_all(flags) and flags.causal and 1 < flags.layers < causal_depth(flags.D)):
-        return None
-    return len(row["known"]) == len(allowed) if all(knows(row, k) for k in allowed) else None
+    may_disagree = asks_for_all(flags) and flags.causal and 1 < flags.layers < causal_depth(flags.D)
+    if may_disagree and all(knows(row, k) for k in allowed):
+        return len(row["known"]) == len(allowed)
 
 
 @claim("depth, README, 7.2", by="layers")
@@ -138,8 +131,8 @@ def other_chains_obey(row, flags):
 def learns_the_last(row, flags):
     """Models with the law's layers learn the last symbol:
     asked for all"""
-    if asks_for_all(flags) and flags.causal and flags.D >= 5:
-        return knows(row, flags.D) if flags.layers == causal_depth(flags.D) else None
+    if asks_for_all(flags) and flags.causal and flags.layers == causal_depth(flags.D) >= 4:
+        return knows(row, flags.D)
 
 
 @claim("depth, README", by="mlp positions head_dimension places")
@@ -149,14 +142,11 @@ def two_heads_a_place(row, flags):
         return solves(row)
 
 
-@functools.cache
+@cache
 def solved_somewhere():
     """Return {(layers, D, places), ...} of the runs that solve the last symbol."""
-    return {case_of(row) for row in all_runs() if solves(row)}
-
-
-def case_of(row):
-    return row["flags"].layers, row["flags"].D, row["places"]
+    rows = [row for row in all_runs() if solves(row)]
+    return {(row["flags"].layers, row["flags"].D, row["places"]) for row in rows}
 
 
 @claim("depth, README", by="places heads")
@@ -164,14 +154,8 @@ def a_layer_less_fails(row, flags):
     """With fewer heads than places, a layer less than the law fails:
     where other heads solve x_D"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
-    return not solves(row) if few and case_of(row) in solved_somewhere() else None
-
-
-@claim("depth", by="D places heads")
-def the_laws_layers_solve(row, flags):
-    """With fewer heads than places, the law's layers solve x_D"""
-    if flags.D <= 2 and flags.layers == causal_depth(flags.D) and flags.heads < row["places"]:
-        return solves(row)
+    if few and (flags.layers, flags.D, row["places"]) in solved_somewhere():
+        return not solves(row)
 
 
 @claim("depth", by="places")
@@ -194,23 +178,20 @@ def passes_on_a_place(row, flags):
 # ---- curriculum.md
 
 
-def has_a_gap(row, flags):
-    return flags.task == "chain" and not flags.init and curriculum.after_a_gap(row)
-
-
 @claim("curriculum, README, 7.2")
 def not_learned_after_a_gap(row, flags):
     """No symbol is learned after one that is not asked for:
     that ask for such a symbol"""
-    if has_a_gap(row, flags):
-        return not {*curriculum.after_a_gap(row)} & {*row["known"]}
+    if names := curriculum.after_a_gap(row):
+        return not {*names} & {*row["known"]}
 
 
 @claim("curriculum, README, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
     """Asked for all, the same seed learns it in no more steps:
     that ask for such a symbol, with such a run, of as long a chain or a longer one"""
-    return curriculum.learned_if_asked_for_all(row) if has_a_gap(row, flags) else None
+    if curriculum.after_a_gap(row):
+        return curriculum.learned_if_asked_for_all(row)
 
 
 @claim("curriculum")
@@ -274,22 +255,17 @@ def literal_settings_are_solved(row, flags):
 def first_head_goes_back(row, flags):
     """The first head reads the token before:
     circuits of more than one layer"""
-    if not is_deep_circuit(row, flags):
-        return None
-    heads, names = circuits.by_head(paths_in(row["report"])), [*row["task"].roles]
-
-    def place_of(token):  # in its chain: 3 of 1b+1; a star has none
-        role, _, after = token.partition("+")
-        return names.index(role) + int(after or 0) if role in names else None
-
-    return all(place_of(p.read) == place_of(p.reader) - 1 for p in heads[min(heads)])
+    if is_circuit(row, flags):
+        heads, place_of = circuits.by_head(paths_in(row["report"])), circuits.place_of
+        steps = [place_of(p.reader) - place_of(p.read) for p in heads[min(heads)]]
+        return {*steps} == {1}
 
 
 @claim("8.2 ii")
 def has_four_heads(row, flags):
     """Circuits have four heads:
     D 3, of more than one layer"""
-    if is_deep_circuit(row, flags) and flags.D == 3:
+    if is_circuit(row, flags) and flags.D == 3:
         return len(circuits.by_head(paths_in(row["report"]))) == 4
 
 
@@ -297,165 +273,19 @@ def has_four_heads(row, flags):
 def one_induction_head(row, flags):
     """Later symbols reuse one induction head:
     circuits, in which all symbols need one read of 1b by q, and one of 1a by 1b"""
-    if not is_deep_circuit(row, flags):
+    if not is_circuit(row, flags):
         return None
-    full, kinds = row["report"]["full_model"], set()
+    full, needed = row["report"]["full_model"], set()
     for path, measured in paths_in(row["report"]).items():
         losses = [full[name] + rise for name, rise in measured["cost"].items()]
         if min(losses) >= row["task"].learned_below:
-            kinds.add(path[2:])
-    return kinds >= {("q", "1b"), ("1b", "1a")}
-
-
-def has_emergence(row, flags):
-    return flags.task == "chain" and row["emergence"]
+            needed.add((path.reader, path.read))
+    return needed >= {("q", "1b"), ("1b", "1a")}
 
 
 @claim("9.2 iii")
 def one_new_head(row, flags):
     """Each later symbol brings one new head:
     with the emergence of their paths"""
-    return {*order.new_heads(row)} == {1} if has_emergence(row, flags) else None
-
-
-@claim("9.2 iii")
-def queries_read_in_order(row, flags):
-    """The query comes to read 1b, 2b, ... in this order:
-    with the emergence of their paths, that come to read several"""
-    if not has_emergence(row, flags):
-        return None
-    wanted = [f"q -> {k}b" for k in range(1, flags.D + 1)]
-    kinds = dict.fromkeys(kind for _, _, kind in order.path_steps(row) if kind in wanted)
-    return [*kinds] == sorted(kinds) if len(kinds) > 1 else None
-
-
-@claim("10.1")
-def stays_at_chance(row, flags):
-    """Below the bound, losses stay at chance:
-    that know a symbol, and are asked for one that the bound excludes"""
-    if flags.task != "chain" or not row["known"]:
-        return None
-    chance, losses = row["task"].chance, row["losses"].items()
-    excluded = [loss for name, loss in losses if paper_bound(int(name[2:])) > flags.layers]
-    return min(excluded) > 0.95 * chance if excluded else None
-
-
-SECTIONS = "5", "7.2", "8.2", "8.2 i", "8.2 ii", "9.2 i", "9.2 ii", "9.2 iii", "10.1"
-
-
-# ---- counting
-
-
-@functools.cache
-def count(claim):
-    """Return [(row, whether it agrees), ...] of the runs that could disagree with a claim.
-    LookupError if there is none."""
-    found = {}
-    for row in claim.of():
-        answer = claim(row, row["flags"])
-        if answer is not None:
-            key = row["settings"], row["flags"].seed
-            first, before = found.get(key, (row, True))
-            found[key] = first, before and answer
-    if not found:
-        raise LookupError(f"no run could disagree with the claim {claim.__doc__!r}")
-    return [*found.values()]
-
-
-VARYING = "N", "D", "layers", "heads", "head_dimension", "places", "steps", "seed", "mlp"
-VARYING += "positions", "optimizer"  # what may vary between the runs of a claim
-USUAL = DEFAULTS | dict(head_dimension=128, places=4)
-
-
-def value_of(row, name):
-    return getattr(row["flags"], name) if name in DEFAULTS else row[name]
-
-
-def said(name, values):
-    """Return "heads 4-8" or "positions appended/rope"."""
-    if isinstance(values[0], (str, bool)):
-        return f"{name} {'/'.join(map(str, values))}"
-    return f"{name.replace('_', ' ')} {span(values, '{:,}')}"
-
-
-def which(claim):
-    """Return which runs a claim counts: what it says of them, and their sizes."""
-    texts, rows = [claim.runs], [row for row, _ in count(claim)]
-    for name in VARYING:
-        values = sorted({value_of(row, name) for row in rows})
-        if values != [USUAL[name]]:
-            texts.append(said(name, values))
-    return "; ".join(filter(None, texts))
-
-
-def fails(claim):
-    """Return where runs disagree: "optimizer adamw, D 3: 2 of 3"."""
-    groups, texts = {}, []
-    for row, agrees in count(claim):
-        values = tuple(value_of(row, name) for name in claim.by)
-        groups.setdefault(values, []).append(not agrees)
-    for values, failed in sorted(groups.items()):
-        if any(failed):
-            words = [said(name, [value]) for name, value in zip(claim.by, values, strict=True)]
-            texts.append(f"{', '.join(words)}: {share(failed)}")
-    return "; ".join(texts)
-
-
-# ---- the tables
-
-
-def on_page(page):
-    return [claim for claim in CLAIMS if page in claim.pages]
-
-
-def numbers_of(claim):
-    """Return how many runs agree, and of how many."""
-    answers = [agrees for _, agrees in count(claim)]
-    return sum(answers), len(answers)
-
-
-def table(page):
-    """Return a row per claim of a page."""
-    lines = [[c.text, which(c), *numbers_of(c), fails(c)] for c in on_page(page)]
-    return markdown(["claim", "runs", "agree", "of", "where it fails"], *lines)
-
-
-def sections():
-    """Return a row per claim of the paper: AdamW with appended positions beside all others."""
-    lines = []
-    for section in SECTIONS:
-        for claim in on_page(section):
-            ours = [[], []]
-            for row, agrees in count(claim):
-                flags = row["flags"]
-                papers = flags.optimizer == "adamw" and flags.positions == "appended"
-                ours[not papers].append(agrees)
-            lines.append([section, claim.text, *[share(part) if part else "" for part in ours]])
-    head = "section", "claim, as counted", "AdamW, positions appended", "Muon, RoPE, or both"
-    return markdown(head, *lines)
-
-
-def readme_table():
-    """Return a row per finding of the README, with the page on which it stands."""
-    lines = []
-    for claim in on_page("README"):
-        page = claim.pages[0].replace("README", "paper")
-        lines.append([claim.text, *numbers_of(claim), f"[{page}](results/{page}.md)"])
-    return markdown(["claim", "agree", "of", "page"], *lines)
-
-
-def verdicts():
-    """Return the numbers in the table of verdicts."""
-    [D] = committed("D")
-    rows = [row for row in long_chains() if row["group"] == "sweep"]  # those of Figure 4
-    numbers, shares = [], []
-    for k in range(1, 6):
-        fewest = min(row["flags"].layers for row in rows if knows(row, k))
-        numbers.append(str(fewest))
-        shares.append(share(knows(row, k) for row in rows if row["flags"].layers == fewest))
-    lowest = min(entry["val"] for row in committed("literal/*") for entry in row["log"])
-    return [
-        f"x_1 to x_5 first appear with {', '.join(numbers)} layers ({', '.join(shares)} runs)",
-        f"Ours knows it at step {D['learned']['x_1']:.0f}",
-        f"one of them falls to {lowest:.3f}",
-    ]
+    if flags.task == "chain" and row["emergence"]:
+        return {*circuits.new_heads(row)} == {1}

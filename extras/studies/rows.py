@@ -2,13 +2,9 @@
 
     python -m extras.studies.rows main out/L12_H1_D3_s*    # into results/runs/main.jsonl
 
-A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It has five significant
-digits, and
-
-    name, config: of the run directory, and what its config.json holds
-    log: the rows of log.jsonl
-    report: of circuit.json, if it is there
-    emergence: of emergence.json, if it is there: the steps, and the mean attention of each path
+A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It has, with five
+significant digits, what config.json and log.jsonl hold, and, if they are there, circuit.json
+(report) and emergence.json.
 """
 
 import functools
@@ -26,7 +22,7 @@ from extras.studies import RESULTS, rows_by
 from train import DEFAULTS
 
 
-SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # settings are all other flags
+SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # flags that are no settings
 
 
 def rounded(value):
@@ -49,8 +45,8 @@ def row_of(run):
 
 
 def load(sources):
-    """Return a dict for each run of these run directories, files of rows, and tables of sweep.py,
-    whose rows have no log and no report. It has what this file says above, and
+    """Return a row for each run of these run directories, files of rows, and tables of sweep.py,
+    whose rows have no log and no report, with
 
     folder, group: the run directory, None for a row of a file; the name above the run's
     flags, task: those of the run, and their data.Task
@@ -89,18 +85,13 @@ def completed(row):
         row["learned"] = {name: last.get(f"{name}_learned") for name in row["losses"]}
     row["known"] = [name for name, loss in row["losses"].items() if loss < task.learned_below]
     row["circuit"] = bool(row["report"].get("validated"))
-    row["settings"] = settings_of(flags)
+    values = train.values_of(flags) | dict(task=flags.task.rpartition(":")[2])
+    changed = [name for name in values if values[name] != DEFAULTS[name] and name not in SAME]
+    row["settings"] = tuple(f"{name}={values[name]}" for name in changed)
     distractors = re.search(r"places:random(\d+)", flags.task)
     row["places"] = 2 * flags.N + int(distractors[1]) - 1 if distractors else flags.N
     row["head_dimension"] = flags.head_size or flags.width // flags.heads
     return row
-
-
-def settings_of(flags):
-    """Return ("width=64", ...), the flags that are not the defaults, but those in SAME."""
-    values = {**train.values_of(flags), "task": flags.task.rpartition(":")[2]}
-    changed = [name for name in values if values[name] != DEFAULTS[name] and name not in SAME]
-    return tuple(f"{name}={values[name]}" for name in changed)
 
 
 def knows(row, k):
@@ -116,13 +107,9 @@ def all_runs():
     return load([*sorted(RESULTS.glob("[ABCD]")), *files])
 
 
-def committed(*patterns):
-    """Return the committed rows whose names match, in this order: A, main/s0, rope/s?."""
-    rows = [(name_of(row), row) for row in all_runs()]
-    found = [row for pattern in patterns for name, row in rows if fnmatch(name, pattern)]
-    if not found:
-        raise LookupError(f"{RESULTS.absolute()} holds no run called {' or '.join(patterns)}")
-    return found
+def committed(pattern):
+    """Return the committed rows whose names match: A, main/s0, rope/s?."""
+    return [row for row in all_runs() if fnmatch(name_of(row), pattern)]
 
 
 def name_of(row):
@@ -130,12 +117,9 @@ def name_of(row):
     return row["name"] if row["group"] == "results" else f"{row['group']}/{row['name']}"
 
 
-def once(rows):
-    """Return the first row of each settings and seed: a repeat elsewhere is no further run."""
-    found = {}
-    for row in rows:
-        found.setdefault((row["settings"], row["flags"].seed), row)
-    return [*found.values()]
+def same_run(row):
+    """Return the settings and the seed, which a repeat elsewhere shares: it is no further run."""
+    return row["settings"], row["flags"].seed
 
 
 def main():

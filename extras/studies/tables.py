@@ -1,33 +1,12 @@
-"""Tasks whose blocks are other tables of symbols.
+"""A task of other tables of symbols, of which the model looks up one after another.
 
 python train.py --layers 4 --heads 2 --task extras.studies.tables:Conditional
-python train.py --layers 3 --heads 4 --D 2 --task extras.studies.tables:Shuffled
 """
 
 from data import Batch, Task
 
 import numpy as np
 import torch
-
-
-def reordered(batch, token_at):
-    """Return a batch with its tokens in another order; token_at (B, T): which of them stands at
-    each place."""
-    token_at = torch.from_numpy(token_at)
-    place_of = token_at.argsort(1)  # (B, T) of each token
-    inputs = batch.inputs[torch.arange(len(token_at))[:, None], token_at]
-    places = place_of.gather(1, batch.places.flatten(1)).view_as(batch.places)
-    return Batch(inputs, batch.answers, places, batch.symbols.gather(1, token_at))
-
-
-class Shuffled(Task):
-    """The retrieval problem with the pairs of all steps in one block."""
-
-    def batch(self, size, rng):
-        pair = rng.random((size, self.N * self.D)).argsort(1)  # (B, pairs)
-        pairs = np.stack([2 * pair, 2 * pair + 1], 2).reshape(size, -1)
-        queries = np.broadcast_to(np.arange(self.T - self.N, self.T), (size, self.N))
-        return reordered(super().batch(size, rng), np.concatenate([pairs, queries], 1))
 
 
 class Conditional(Task):

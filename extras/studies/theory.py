@@ -1,6 +1,6 @@
 """How deep a transformer must be: the information flow of Section 5, and the laws that follow.
 
-    python -m extras.studies.theory    # the laws for 1 to 20 retrieval steps, beside the simulation
+    python -m extras.studies.theory --figure out/flow.png    # Figures 3 and 8
 
 Every token starts with two pieces of information: its symbol, and the slot in which it stands. In
 each layer a token may attend to every token with which it shares a piece (Assumption 1), and then
@@ -31,18 +31,13 @@ def before_any_layer(task):
     return torch.cat([F.one_hot(symbols), F.one_hot(slots)], 1).bool()
 
 
-def may_attend(task, causal=True):
-    """Return which role may attend to which, (roles, roles) bool, the attending role first: with a
-    causal mask only to those that are read before it, and to itself."""
-    order = [role for slot in task.chain_slots for role in slot]
-    read_at = torch.tensor([order.index(role) for role in task.roles])
-    return (read_at[:, None] >= read_at) | (not causal)
-
-
 def layers_until_held(task, causal=True):
     """Return after how many layers each role can hold each symbol of its chain, (roles, D + 1), inf
-    if never; the first role is the query."""
-    known, allowed = before_any_layer(task), may_attend(task, causal)
+    if never; the first role is the query. With a causal mask a role attends only to those that are
+    read before it, and to itself."""
+    known, order = before_any_layer(task), [role for slot in task.chain_slots for role in slot]
+    read_at = torch.tensor([order.index(role) for role in task.roles])
+    allowed = (read_at[:, None] >= read_at) | (not causal)
     layers = torch.zeros(len(known), task.D + 1)
     for _ in task.roles:
         layers += ~known[:, : task.D + 1]
@@ -52,16 +47,6 @@ def layers_until_held(task, causal=True):
 
 
 # ---- the laws
-
-
-def least_power(base, bound):
-    """Return the smallest t with base^t >= bound, in integers, where math.log would round."""
-    return next(t for t in itertools.count() if base**t >= bound)
-
-
-def paper_bound(D):
-    """Return the bound of Theorem 1: at least log3(2D) layers."""
-    return least_power(3, 2 * D)
 
 
 def unmasked_depth(D):
@@ -76,7 +61,7 @@ def unmasked_depth(D):
     At least: in layer t + 1 role i attends to i + 3^t and i - 3^t, clipped to 0 and 2D, with which
     it shares a piece; what it holds grows without a gap, by 2 a_t + 1 on both sides or to the end.
     """
-    return least_power(3, 4 * D + 1)
+    return next(t for t in itertools.count() if 3**t >= 4 * D + 1)
 
 
 def causal_depth(D):
@@ -94,16 +79,6 @@ def causal_depth(D):
     nowhere if j > D. jb holds x_(j-1), which kb holds too, and brings the rest.
     """
     return D.bit_length() + 1  # bit_length is floor(log2 D) + 1
-
-
-def main():
-    """Print the laws, each exact one beside its simulation."""
-    row = "{:>4} {:>12} {:>12} {:>12} {:>12} {:>12}".format
-    print(row("D", "Theorem 1", "no mask", "simulated", "causal mask", "simulated"))
-    for D in range(1, 21):
-        held = [layers_until_held(Task(1, D), mask)[0, D] for mask in (False, True)]
-        unmasked, causal = map(int, held)
-        print(row(D, paper_bound(D), unmasked_depth(D), unmasked, causal_depth(D), causal))
 
 
 def draw_flow(path, D=5):
@@ -138,6 +113,5 @@ def draw_flow(path, D=5):
 
 if __name__ == "__main__":
     p = command_line("python -m extras.studies.theory", __doc__)
-    p.add_argument("--figure", type=pathlib.Path, help="draw Figures 3 and 8 into this file")
-    figure = p.parse_args().figure
-    draw_flow(figure) if figure else main()
+    p.add_argument("--figure", type=pathlib.Path, required=True, help="the file of the figure")
+    draw_flow(p.parse_args().figure)

@@ -1,0 +1,103 @@
+"""How many runs agree with each claim (claims.py), and the tables of them on the pages."""
+
+from functools import cache
+
+from extras.studies import markdown, share, span
+from extras.studies.claims import CLAIMS
+from extras.studies.rows import same_run
+from train import DEFAULTS
+
+
+SECTIONS = "5", "7.2", "8.2", "8.2 i", "8.2 ii", "9.2 i", "9.2 ii", "9.2 iii"  # of the paper
+VARYING = "N", "D", "layers", "heads", "head_dimension", "places", "steps", "seed", "mlp"
+VARYING += "positions", "optimizer"  # what may vary between the runs of a claim
+USUAL = DEFAULTS | dict(head_dimension=128, places=4)
+
+
+@cache
+def count(claim):
+    """Return [(row, whether it agrees), ...] of the runs that could disagree with a claim."""
+    found = {}
+    for row in claim.of():
+        agrees = claim(row, row["flags"])
+        if agrees is not None:
+            first, before = found.get(same_run(row), (row, True))
+            found[same_run(row)] = first, before and agrees
+    return [*found.values()]
+
+
+def value_of(row, name):
+    return getattr(row["flags"], name) if name in DEFAULTS else row[name]
+
+
+def said(name, values):
+    """Return "heads 4-8" or "positions appended/rope"."""
+    if isinstance(values[0], (str, bool)):
+        return f"{name} {'/'.join(map(str, values))}"
+    return f"{name.replace('_', ' ')} {span(values, '{:,}')}"
+
+
+def which(claim):
+    """Return which runs a claim counts: what it says of them, and their sizes."""
+    texts, rows = [claim.runs], [row for row, _ in count(claim)]
+    for name in VARYING:
+        values = sorted({value_of(row, name) for row in rows})
+        if values != [USUAL[name]]:
+            texts.append(said(name, values))
+    return "; ".join(filter(None, texts))
+
+
+def fails(claim):
+    """Return where runs disagree: "optimizer adamw, D 3: 2 of 3"."""
+    groups, texts = {}, []
+    for row, agrees in count(claim):
+        values = tuple(value_of(row, name) for name in claim.by)
+        groups.setdefault(values, []).append(not agrees)
+    for values, failed in sorted(groups.items()):
+        words = [said(name, [value]) for name, value in zip(claim.by, values, strict=True)]
+        if any(failed):
+            texts.append(f"{', '.join(words)}: {share(failed)}")
+    return "; ".join(texts)
+
+
+# ---- the tables
+
+
+def on_page(page):
+    return [claim for claim in CLAIMS if page in claim.pages]
+
+
+def numbers_of(claim):
+    """Return how many runs agree, and of how many."""
+    return sum(agrees for _, agrees in count(claim)), len(count(claim))
+
+
+def table(page):
+    """Return a row per claim of a page."""
+    lines = [[c.text, which(c), *numbers_of(c), fails(c)] for c in on_page(page)]
+    return markdown(["claim", "runs", "agree", "of", "where it fails"], *lines)
+
+
+def sections():
+    """Return a row per claim of the paper: AdamW with appended positions beside all others."""
+    lines = []
+    for section in SECTIONS:
+        for claim in on_page(section):
+            papers, others = [], []
+            for row, agrees in count(claim):
+                flags = row["flags"]
+                is_papers = (flags.optimizer, flags.positions) == ("adamw", "appended")
+                (papers if is_papers else others).append(agrees)
+            cells = [share(part) if part else "" for part in (papers, others)]
+            lines.append([section, claim.text, *cells])
+    head = "section", "claim, as counted", "AdamW, positions appended", "Muon, RoPE, or both"
+    return markdown(head, *lines)
+
+
+def readme_table():
+    """Return a row per finding of the README, with the page on which it stands."""
+    lines = []
+    for claim in on_page("README"):
+        page = claim.pages[0].replace("README", "paper")
+        lines.append([claim.text, *numbers_of(claim), f"[{page}](results/{page}.md)"])
+    return markdown(["claim", "agree", "of", "page"], *lines)
