@@ -1,15 +1,21 @@
 """What each read of a circuit matches: a symbol, or none, if it reads by place (analyze.py).
 
     python -m extras.studies.matches results/[ABCD] results/main --out results/figures
+    python -m extras.studies.matches out/L12_H1_D3_s* --emergence    # of runs with checkpoints
 
-matches.jsonl has a row for each read between roles:
+matches.png shows the reads of the first run; matches.jsonl has a row for each read between roles:
 
     letters: the k of the x_k that it matches; none if it reads by place
-    c: the largest |c| of a pair of tokens (u, v) with its sign, M as analyze.py has it
+    pair, c: the tokens (u, v) whose M has the largest |c|, M as analyze.py has it
     share: of |M|^2 of this pair, what c I has
     score, same: the mean score; what c |x|^2 of all pairs that show one symbol add to it, in nats
     untrained, chains: the same of one symbol, with untrained weights; with v two chains further
     common: whether reader and read can hold a common symbol by then (Assumption 1 of the paper)
+
+emergence.jsonl, drawn in emergence.png, has a row for each read that matches a symbol:
+
+    steps, c: c of its pair at each checkpoint
+    rises: when c |x|^2 first passes 1 nat; learned: when the symbol was that the read shows
 """
 
 import itertools
@@ -19,10 +25,11 @@ import ablate
 import analyze
 import train
 from data import command_line
-from extras.studies import markdown, span
+from extras.studies import markdown, share, span, spread
 from extras.studies.rows import rounded
 
 import torch
+from matplotlib.patches import Rectangle
 
 
 def c_of(M):
@@ -30,8 +37,15 @@ def c_of(M):
     return M.diagonal(dim1=2, dim2=3).mean(-1)
 
 
+def largest(M, task):
+    """((u, v), c) of the pair of tokens with the largest |c|."""
+    roles = [*task.roles]
+    u, v = divmod(c_of(M).abs().argmax().item(), len(roles))
+    return (roles[u], roles[v]), c_of(M)[u, v].item()
+
+
 def measure(run, n=32):
-    """The rows of a run."""
+    """The rows of a run, and {path: M}."""
     (model, task, flags), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
     matches, batch = analyze.measure_matches(model, task, paths, n), task.draw("circuits", n)
     torch.manual_seed(0)
@@ -46,18 +60,54 @@ def measure(run, n=32):
     def of_symbols(M):  # the c |x|^2 of all pairs that show x_0, that of x_1, ...
         return torch.stack([c.sum() * square for c in analyze.same_symbol(M, task).values()])
 
-    rows = []
+    rows, maps = [], {path: M for path, (M, *_) in matches.items()}
     for (path, (M, score, letters)), further in zip(matches.items(), chains, strict=True):
-        u, v = divmod(c_of(M).abs().argmax().item(), len(task.roles))
-        c = c_of(M)[u, v].item()
-        row = dict(run=run.name, **path._asdict(), letters=[*letters], c=c)
+        pair, c = largest(M, task)
+        row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=pair, c=c)
+        u, v = map([*task.roles].index, pair)
         row["share"] = c**2 * task.inputs / M[u, v].square().sum().clamp(min=1e-30).item()
         row |= dict(score=score, same=of_symbols(M).sum().item())
         row["untrained"] = of_symbols(untrained[path][0]).abs().max().item()
         row["chains"] = of_symbols(further).abs().max().item()
         row["common"] = bool(before[path.layer][path.reader] & before[path.layer][path.read])
         rows.append(row)
-    return rounded(rows)
+    return rounded(rows), maps
+
+
+def emerge(run, n=32):
+    """The rows of a run in emergence.jsonl."""
+    (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
+    matches, batch = analyze.measure_matches(model, task, paths, n), task.draw("circuits", n)
+    square, rows, steps = batch.inputs.square().sum(-1).mean().item(), {}, []
+    learned = analyze.crossings(train.read_log(run), task)
+    for path, (M, _, letters) in matches.items():
+        if letters:
+            row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=largest(M, task)[0])
+            rows[path] = row | dict(steps=steps, c=[])
+            rows[path]["learned"] = learned.get(f"x_{task.roles[path.read]}")
+    for file in analyze.checkpoints_of(run):
+        steps.append(int(file.stem))
+        now = analyze.measure_matches(train.load(run, f"ckpt/{file.name}")[0], task, rows, n)
+        for path, row in rows.items():
+            u, v = map([*task.roles].index, row["pair"])
+            row["c"].append(c_of(now[path][0])[u, v].item())
+    for row in rows.values():
+        row["rises"] = analyze.first_below(steps, [-c for c in row["c"]], -analyze.LEAST / square)
+    return rounded([*rows.values()])
+
+
+def first_reads(rows):
+    """{run: [row, ...]}: of the reads of 1b, 2b, ..., the one of each whose match rises first."""
+    found = {}
+    for row in sorted(rows, key=lambda row: row["rises"]):
+        found.setdefault(row["run"], {}).setdefault(row["read"], row)
+    return {run: [reads[read] for read in sorted(reads)] for run, reads in sorted(found.items())}
+
+
+def names_of(row):
+    """The read of a row, and what it matches, as on its arrow in circuit.png."""
+    matched = " ".join(f"{letter}={letter}" for letter in ("ABCDEFGH"[k] for k in row["letters"]))
+    return f"L{row['layer']}H{row['head']}: {row['reader']} reads {row['read']}", matched or "place"
 
 
 def table(rows):
@@ -74,17 +124,86 @@ def table(rows):
     return markdown(head, *lines)
 
 
+def emergence_table(rows):
+    """When the first read of each pair begins to match, and when its symbol is learned."""
+    lines, runs = [], [*first_reads(rows).values()]
+    for number, name in enumerate("BCD"):
+        first = [reads[number] for reads in runs]
+        rises, learned = ([row[key] for row in first] for key in ("rises", "learned"))
+        leads = [after - step for step, after in zip(rises, learned, strict=True)]
+        earlier = [reads[number]["rises"] < reads[number - 1]["learned"] for reads in runs]
+        cells = [f"{number + 1}b, which shows {name}", *map(spread, (rises, learned, leads))]
+        lines.append([*cells, share(earlier) if number else ""])
+    head = "read of", "begins to match", "symbol learned", "steps between"
+    return markdown([*head, "begins before the symbol before is learned"], *lines)
+
+
+def draw(run, rows, maps):
+    """Each read: M of all pairs of tokens, and beside it that of the pair with the largest c."""
+    flags, (figure, grid) = train.read_flags(run), analyze.panels(2 * len(rows), 8, 1.7, 2)
+    roles, limit = [*train.task_of(flags).roles], max(abs(row["c"]) for row in rows)
+    for row, M, left, right in zip(rows, maps.values(), grid[::2], grid[1::2], strict=True):
+        K, (u, v), (read, matched) = M.shape[-1], map(roles.index, row["pair"]), names_of(row)
+        left.imshow(M.transpose(1, 2).flatten(2).flatten(0, 1), "RdBu", vmin=-limit, vmax=limit)
+        right.imshow(M[u, v], "RdBu", vmin=-limit, vmax=limit)
+        for axis in left.xaxis, left.yaxis:
+            axis.set_ticks([K * (i + 0.5) - 0.5 for i in range(len(roles))], roles, size=6.5)
+            axis.set_ticks([K * i - 0.5 for i in range(len(roles))], minor=True)
+        left.grid(which="minor", color=analyze.FAINT, lw=0.5)
+        left.add_patch(Rectangle((K * v - 0.5, K * u - 0.5), K, K, fill=False, ec=analyze.RED))
+        left.set_title(read, size=8, weight="bold")
+        fill = analyze.symbol_color(row["letters"][0]) if row["letters"] else analyze.INK
+        right.set_title(matched, size=9, weight="bold", color="white", backgroundcolor=fill)
+        right.set(xticks=[], yticks=[], xlabel=f"{' with '.join(row['pair'])}: {row['c']:.2f}")
+    caption = f"""One pair of tokens has a diagonal of one color, c I: the head compares a symbol \
+with itself. By place: none has.
+Left: the symbol of each token as the reader knows it (rows), and as the read does (columns); \
+blue: up to {limit:.1f}. Right: the red frame, and c."""
+    analyze.add_title(figure, flags, "what its reads match", caption)
+    return figure
+
+
+def draw_emergence(rows):
+    """c of the first read of each pair over training, a line a run."""
+    (figure, [axes]), runs = analyze.panels(1, 1, 9, 3.6), first_reads(rows)
+    for number, name in enumerate("BCD"):
+        color, label = (
+            analyze.symbol_color(number + 1),
+            f"read of {number + 1}b, which shows {name}",
+        )
+        for reads in runs.values():
+            row = reads[number]
+            axes.plot(
+                row["steps"], [max(c, 1e-3) for c in row["c"]], color=color, lw=1, label=label
+            )
+            axes.plot(row["learned"], 0.012, "^", color=color, alpha=0.6)
+            label = None
+    axes.set(yscale="log", xlim=(0, 1000), ylim=(0.01, 20), xlabel="training step", ylabel="c")
+    figure.legend(loc="outside right upper", frameon=False)
+    caption = f"A line is a run (n = {len(runs)}). Triangles: the symbol is learned."
+    figure.supxlabel(caption, x=0.01, ha="left", size=9, color="dimgray")
+    return figure
+
+
 def main():
     p = command_line("python -m extras.studies.matches", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories")
-    p.add_argument("--out", type=Path, default="out", help="the folder of the file")
-    args = p.parse_args()
-    file, names = args.out / "matches.jsonl", [run.name for run in args.run]
-    rows = [row for row in train.read_file(file, []) if row["run"] not in names]
+    p.add_argument("--emergence", action="store_true", help="over the checkpoints, instead")
+    p.add_argument("--out", type=Path, default="out", help="the folder of the files")
+    args, rows = p.parse_args(), []
+    name = "emergence" if args.emergence else "matches"
+    file = args.out / f"{name}.jsonl"
+    names = [run.name for run in args.run]
     for run in args.run:
-        rows += measure(run)
-    train.write_file(file, rows)
-    print(table(rows))
+        found, maps = (emerge(run), None) if args.emergence else measure(run)
+        if maps and not rows:
+            analyze.save_figure(draw(run, found, maps), args.out / "matches.png")
+        rows += found
+    others = [row for row in train.read_file(file, []) if row["run"] not in {*names}]
+    train.write_file(file, others + rows)
+    if args.emergence:
+        analyze.save_figure(draw_emergence(others + rows), args.out / "emergence.png")
+    print(emergence_table(others + rows) if args.emergence else table(rows))
 
 
 if __name__ == "__main__":
