@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import test_all
 import train
@@ -59,13 +58,6 @@ def random_model(*words):
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     return model, train.task_of(flags), flags
-
-
-def train_until(evaluations, *arguments):
-    """Train, with Ctrl-C after so many evaluations."""
-    stops = [None] * (evaluations - 1) + [KeyboardInterrupt]
-    with mock.patch.object(train, "print_row", side_effect=stops):
-        assert run_main(train, *arguments)[0] == 1
 
 
 def contents(folder):

@@ -6,13 +6,10 @@ import subprocess
 from unittest import mock
 
 import train
-from tests.common import HERE, TINY, assert_refused, contents, output_of, run_main, train_until
+from tests.common import HERE, TINY, assert_refused, contents, output_of, run_main
 
 import pytest
 import torch
-
-
-# ---- no wrong result
 
 
 def test_a_run_that_is_there_is_not_touched_and_says_so(tmp_path, whole):
@@ -47,15 +44,15 @@ def test_one_set_of_targets_has_one_name():
         assert len({train.parse_flags(words.split()).out for words in same}) == 1
 
 
-def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
+def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path, whole):
     """Also by --resume, on the device of its flags."""
-    run = tmp_path / "run"
-    train_until(3, *TINY, "--out", run)
-    for name in "ckpt/000000.pt", "state.pt":
+    run = shutil.copytree(whole, tmp_path / "run")
+    for name in "model.pt", "state.pt":
         content = torch.load(run / name)
         with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
             train.write_file(run / name, content)
-    assert train.load(run, "ckpt/000000.pt")[0].embed.weight.device.type == "cpu"
+    assert train.load(run)[0].embed.weight.device.type == "cpu"
+    (run / "model.pt").unlink()
     assert "resumed" in output_of(train, *TINY, "--out", run, "--resume")
 
 
@@ -66,9 +63,6 @@ def test_a_run_that_blows_up_ends_without_a_model_and_keeps_its_last_good_state(
     state = train.read_file(tmp_path / "run/state.pt")
     assert state["step"] == 0
     assert all(weight.isfinite().all() for weight in state["parts"][0].values())
-
-
-# ---- no lost work
 
 
 @pytest.mark.parametrize(

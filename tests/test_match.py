@@ -108,7 +108,9 @@ def by_autograd(model, task, path, n):
     return M, score.item() / n
 
 
-@pytest.mark.parametrize("words", ["--D 1 --N 2", "--D 1 --N 3 --positions rope --no-causal"])
+@pytest.mark.parametrize(
+    "words", ["--D 1 --N 2 --task extras.lookup:Lookup", "--D 1 --N 3 --positions rope --no-causal"]
+)
 def test_maps_are_the_second_derivatives_of_autograd(words):
     model, task, _ = random_model(*words.split())
     paths = [Path(0, 0, "1b", "1a"), Path(1, 1, "q", "1b"), Path(1, 0, "1b", "1a")]

@@ -53,14 +53,13 @@ def test_muon_is_pytorchs_own():
         torch.testing.assert_close(a, b, atol=0.01, rtol=0.01)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_vectors_never_decay(optimizer):
+def test_vectors_never_decay():
     """With a zero gradient only matrices change, by the share lr * decay."""
     model = train.build(train.parse_flags(TINY))
     for parameter in model.parameters():
         parameter.data.fill_(1)
         parameter.grad = torch.zeros_like(parameter)
-    for part in make_optimizers(model, optimizer, 0.1, 0.99, 2):
+    for part in make_optimizers(model, "muon", 0.1, 0.99, 2):
         part.step()
     for parameter in model.parameters():
         expected = torch.full_like(parameter, 0.8 if parameter.ndim == 2 else 1)

@@ -1,4 +1,4 @@
-"""sweep.py: runs that are killed, here or on a cluster; the table and Figure 4."""
+"""sweep.py: runs that are killed, on a cluster or here; the table and Figure 4."""
 
 import os
 import select
@@ -16,7 +16,7 @@ import pytest
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
-GRID = ["--layers", 1, "--seed", 0, 1, 2, *TINY.split(), "--workers", 2]
+GRID = ["--layers", 1, "--no-mlp", "--seed", 0, 1, 2, *TINY.split(), "--workers", 2]
 KILLER = """# train.py, which kills itself at its second evaluation if the seed is 1
 import os
 import train
@@ -68,21 +68,6 @@ def flags_in(words):
     return flags
 
 
-def test_a_grid_is_every_choice_of_one_value(tmp_path):
-    """Against loops."""
-    words = "--lr 1e-3 2e-3 --layers 1 2 4 --no-mlp --optimizer adamw muon"
-    found = []
-    for out, line in sweep.grid(flags_in(words), tmp_path).items():
-        flags = train.parse_flags(line)
-        assert flags.out == out and flags.resume and not flags.mlp
-        found.append((flags.lr, flags.layers, flags.optimizer))
-    expected = []
-    for lr in 1e-3, 2e-3:
-        for layers in 1, 2, 4:
-            expected += [(lr, layers, "adamw"), (lr, layers, "muon")]
-    assert sorted(found) == sorted(expected)
-
-
 def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):
     """Two folders that differ by a slash; and a directory has the run of its name."""
     monkeypatch.chdir(tmp_path)
@@ -103,9 +88,7 @@ def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):
     [
         ("--heads 1 0", "from 1 to"),
         ("--decay 0 2", "from 0 to 1"),
-        ("--layers 1 2 --targets 1,9", "among 1 to 3"),
         ("--layers 1 --workers 1 2", "2"),
-        ("--layers 1 --workers 0", "workers"),
         ("--out nowhere", "nowhere"),
     ],
 )
@@ -199,6 +182,3 @@ def test_figure_4_has_a_column_for_each_point_of_a_grid():
     heads = [row | dict(heads=heads, val=heads / 10) for heads in (8, 16, 1)]
     left = sweep.figure_4(heads).axes[0]
     assert markers(left, "o")[sweep.INK] == [(0, 0.1), (1, 0.8), (2, 1.6)]
-    both = [other | dict(layers=layers) for layers in (3, 2) for other in heads]
-    labels = [text.get_text() for text in sweep.figure_4(both).axes[0].get_xticklabels()]
-    assert labels == ["2\n1", "2\n8", "2\n16", "3\n1", "3\n8", "3\n16"]

@@ -7,7 +7,7 @@ import train
 from data import Task
 from extras.lookup import Lookup
 from model import rotary_angles
-from tests.common import TINY, assert_refused, output_of, run_main
+from tests.common import assert_refused, output_of
 
 import pytest
 import torch
@@ -70,21 +70,12 @@ def test_answers_are_the_values_of_the_keys():
         assert answers == [[value_of[key]] for key in tokens[6:]]
 
 
-@pytest.mark.parametrize(
-    "words, paths",
-    [
-        ("--task extras.lookup:Lookup --lr 3e-3", ["L0H0: 1b -> 1a", "L1H0: q -> 1b"]),
-        (
-            "--task tests.test_tasks:Say --N 1 --layers 1 --lr 3e-3 --steps 1500 --stop-below 0.02",
-            ["L0H0: q -> t"],
-        ),
-    ],
-)
-def test_a_task_of_ones_own_is_trained_found_and_drawn(tmp_path, words, paths):
-    words = "--D 1 --layers 2 --width 64 --device cpu --out".split() + [tmp_path, *words.split()]
-    assert "solved: True" in output_of(train, *words)
+def test_a_task_of_ones_own_is_trained_found_and_drawn(tmp_path):
+    words = "--task tests.test_tasks:Say --D 1 --N 1 --layers 1 --width 64 --device cpu --lr 3e-3"
+    words = f"{words} --steps 1500 --stop-below 0.02".split()
+    assert "solved: True" in output_of(train, *words, "--out", tmp_path)
     assert "validated: True" in output_of(ablate, tmp_path)
-    assert {*map(str, ablate.paths_in(ablate.read_report(tmp_path)))} >= {*paths}
+    assert "L0H0: q -> t" in map(str, ablate.paths_in(ablate.read_report(tmp_path)))
     assert "circuit.png" in output_of(analyze, tmp_path)
 
 
