@@ -7,7 +7,7 @@ from unittest import mock
 
 import ablate
 import data
-from ablate import BOTH, RESAMPLE, PatchedModel, Path, mark_edges
+from ablate import BOTH, RESAMPLE, PatchedModel, Path
 from tests.common import random_model
 from tests.planted import CIRCUITS, Planted, lane_of, paths_from
 
@@ -31,15 +31,10 @@ def edges_of(path, task, places):
     return [pair for pair in pairs if None not in pair]
 
 
-# ---- paths
-
-
-def test_paths_against_loops():
-    """Mean attention of the readers that are there, without that to themselves; the mask of several
-    paths."""
+def test_mean_attention_against_loops():
+    """Mean attention of the readers that are there, without that to themselves."""
     task = data.Task()
-    T, pattern = task.T, torch.rand(3, task.T, task.T)
-    places = task.draw("validation", 3).places
+    pattern, places = torch.rand(3, task.T, task.T), task.draw("validation", 3).places
     ends = [role + after for role in task.roles for after in ("", "+1", "+2")]
     for reader, read in itertools.islice(itertools.product(ends, ends), 0, 999, 9):
         for path in Path(3, 1, reader, read), Path(3, 1, reader, f"{read}*"):
@@ -52,16 +47,6 @@ def test_paths_against_loops():
             found = ablate.mean_attention(pattern, path, task, places).item()
             if readers:
                 assert found == pytest.approx(given / len(readers), rel=1e-5), path
-
-    paths = paths_from("0 q 1a", "0 q 1b+1", "0 1b 1a*", "0 1a+1 1b", "0 2a 2a*")
-    mask = torch.zeros(3, T, T, dtype=torch.bool)
-    for path, b in itertools.product(paths, range(3)):
-        for i, j in edges_of(path, task, places[b]):
-            mask[b, i, j] = True
-    assert torch.equal(mark_edges(paths, task, places), mask)
-
-
-# ---- ablation
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +108,6 @@ def test_an_unknown_ablation_is_refused(patched):
         patched.keep_only(paths_from("0 q 1b"), "zero")
 
 
-# ---- the search
-
-
 def test_candidates_are_all_paths_with_enough_attention():
     """By the surplus over other chains; a star by all. Stars come last, the most attended first."""
     task, floor = data.Task(N=3, D=2), 0.1 / 3
@@ -177,9 +159,6 @@ def test_no_path_that_is_left_can_go(monotone):
                 fewer = [other for other in one_by_one if other != path]
                 one_by_one = fewer if {*fewer} in passes else one_by_one
             assert left == one_by_one
-
-
-# ---- the report
 
 
 @pytest.mark.parametrize("D, heads, texts", CIRCUITS[2:4])

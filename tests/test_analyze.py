@@ -34,22 +34,18 @@ def test_checkpoints_are_sorted_by_step(tmp_path):
 
 def test_steps_are_where_an_interpolated_curve_first_passes_a_level():
     """Against each of its points; of a loss this is half of the plateau."""
-    task = Task(D=2)
     generator, steps, points = numpy.random.default_rng(0), [0, 10, 40, 100], numpy.arange(0, 101)
+    path = Path(0, 0, "q", "1b")
     for _ in range(50):
-        curves, expected = generator.random((2, 4)), []
-        for curve in curves:
-            above = points[numpy.interp(points, steps, curve) >= 0.5]
-            expected.append(above[0] if len(above) else None)
-        rows = []
-        for layer, curve in enumerate(curves):
-            rows.append(Path(layer, 0, "q", "1b")._asdict() | dict(mean=[*curve]))
-        found = [*analyze.emergence_steps(dict(steps=steps, paths=rows)).values()]
-        log = []
-        for step, x_1, x_2 in zip(steps, *curves, strict=True):
-            log.append(dict(step=step, x_1=1 - x_1, x_2=1 - x_2))
-        for given in found, [*analyze.crossings(log, task).values()]:
-            assert [step if step is None else numpy.ceil(step) for step in given] == expected
+        curve = generator.random(4)
+        above = points[numpy.interp(points, steps, curve) >= 0.5]
+        row = path._asdict() | dict(mean=[*curve])
+        emerged = analyze.emergence_steps(dict(steps=steps, paths=[row]))[path]
+        log = [dict(step=step, x_1=1 - x) for step, x in zip(steps, curve, strict=True)]
+        for step in emerged, analyze.crossings(log, Task(D=1))["x_1"]:
+            assert (None if step is None else numpy.ceil(step)) == (
+                above[0] if len(above) else None
+            )
 
 
 def test_red_are_the_reads_of_a_later_pair_and_stars_are_dashed():

@@ -84,29 +84,26 @@ def test_products_are_bfloat16_if_asked_but_attention_is_not():
 
 
 def test_hook_points_are_what_is_read_and_written():
-    """PyTorch's hooks see the pattern and z of all heads, and may replace them."""
+    """PyTorch's hooks see the pattern and the values that a head's function gets, and what it
+    writes; they may replace them."""
     model, task, _ = random_model("--positions", "rope")
-    x, seen, read = task.draw("validation", 5).inputs, {}, {}
+    x, seen, read, layer = task.draw("validation", 5).inputs, {}, [], model.blocks[0]
 
-    def record(head, pattern, values):
-        read[head] = pattern, values
-        return pattern @ values
+    def silent(pattern, values):
+        read.append((pattern, values))
+        return 0 * values
 
-    heads = {(0, head): lambda *reads, head=head: record(head, *reads) for head in (0, 1)}
-    layer, handles = model.blocks[0], []
-    for name in "v", "pattern", "z":
+    for name in "pattern", "v", "z":
         point = getattr(layer, name)
-        handles.append(point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y})))
-    model(x, heads)
-    patterns, values = (torch.stack(each, 1) for each in zip(read[0], read[1], strict=True))
-    for name, expected in ("pattern", patterns), ("v", values), ("z", patterns @ values):
-        torch.testing.assert_close(seen[name], expected)
-    handles.append(layer.z.register_forward_hook(lambda _, __, z: 0 * z))
-    without = dict.fromkeys(heads, lambda pattern, values: 0 * values)
-    replaced = model(x)
-    for handle in handles:
+        point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y}))
+    silenced = model(x, {(0, 0): silent, (0, 1): silent})
+    for name, expected in zip(("pattern", "v"), zip(*read, strict=True), strict=True):
+        torch.testing.assert_close(seen[name], torch.stack(expected, 1))
+    assert not seen["z"].any()
+    for point in layer.pattern, layer.z:
+        handle = point.register_forward_hook(lambda _, __, y: 0 * y)
+        torch.testing.assert_close(model(x), silenced)
         handle.remove()
-    torch.testing.assert_close(replaced, model(x, without))
     with pytest.raises(ValueError, match="must write"):  # and not be broadcast
         model(x, {(0, 0): lambda pattern, values: values[:, :1]})
 

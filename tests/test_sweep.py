@@ -3,7 +3,6 @@
 import os
 import select
 import shutil
-from pathlib import Path
 
 import sweep
 import train
@@ -57,30 +56,16 @@ def test_a_killed_run_is_one_line_and_the_same_command_continues_it(tmp_path, mo
     assert "resumed" in failed.read_text()
 
 
-def flags_in(words):
-    """{flag: [value, ...]} of a command line."""
-    flags = {}
-    for word in words.split():
-        if word.startswith("--"):
-            flags[flag := word] = []
-        else:
-            flags[flag].append(word)
-    return flags
-
-
-def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):
+def test_two_runs_have_two_names_or_are_refused(tmp_path, whole):
     """Two folders that differ by a slash; and a directory has the run of its name."""
-    monkeypatch.chdir(tmp_path)
-    for init in "x/y", "x-y", "x,y":
-        shutil.copytree(whole, init)
-    init = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --init x/y"
-    [run, _] = sweep.grid(flags_in(f"{init} x-y"), tmp_path)
-    one_name = f"{init} x,y --out sweep".split()
+    words = [*TINY.split(), "--init"]
+    names = {train.parse_flags([*words, init], tmp_path).out for init in ("x/y", "x-y")}
+    assert len(names) == 2
+    one_name = [*words, "x/y", "x,y", "--out", tmp_path]
     assert_refused(sweep, *one_name, says="two runs would have one name")
-    assert not Path("sweep").exists()
-    shutil.copytree(whole, run)
-    with pytest.raises(FileExistsError, match="another init"):
-        sweep.grid(flags_in(init), tmp_path)
+    assert not [*tmp_path.iterdir()]
+    shutil.copytree(whole, max(names))
+    assert_refused(sweep, *words, "x-y", "x/y", "--out", tmp_path, says="has another")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +101,7 @@ def test_sigterm_ends_the_training_too(tmp_path):
 def a_finished_run(folder, words):
     """Write what a run leaves, with a loss that falls to 1/4 in 300 steps; return its directory."""
     log = [dict(step=k, lr=0, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
-    [line] = sweep.grid(flags_in(f"{TINY} {words}"), folder).values()
-    flags = train.parse_flags(line)
+    flags = train.parse_flags(f"{TINY} {words}".split(), folder)
     train.write_file(flags.out / "config.json", train.values_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     (flags.out / "model.pt").touch()
