@@ -1,9 +1,6 @@
 """What the tests of several stages share: command lines, run directories."""
 
 import shlex
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import test_all
@@ -27,19 +24,6 @@ def output_of(module, *arguments):
     code, out, err = run_main(module, *arguments)
     assert code == 0, err
     return out
-
-
-def start(script, *arguments):
-    """Start a command line as its own process, which a test can kill; script: "train", ..."""
-    command, pipe = [sys.executable, "-m", script, *map(str, arguments)], subprocess.PIPE
-    return subprocess.Popen(command, cwd=HERE, text=True, stdout=pipe, stderr=pipe)
-
-
-def wait_for(condition, seconds=300):
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def assert_refused(module, *arguments, says):

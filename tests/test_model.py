@@ -16,12 +16,11 @@ from torch._subclasses import FakeTensorMode
 def test_batches_stay_what_they_are():
     """By a sum that depends on the order of all numbers, within their last bits."""
     total = 0.0
-    for D, seed in itertools.product(range(1, 9), (0, 7)):
-        for task in Task(4, D, seed=seed), Task(3, D, K=2, targets=[D], seed=seed):
-            for tensor in task.draw("training", 7):
-                weights = torch.arange(tensor.numel(), dtype=torch.float64).cos()
-                total += (tensor.flatten().double() @ weights).item()
-    assert total == pytest.approx(-147.8737, abs=0.01)
+    for D, K in itertools.product((1, 3, 8), (2, 4)):
+        for tensor in Task(4, D, K, targets=[D], seed=7).draw("training", 7):
+            weights = torch.arange(tensor.numel(), dtype=torch.float64).cos()
+            total += (tensor.flatten().double() @ weights).item()
+    assert total == pytest.approx(-612.5669, abs=0.01)
 
 
 def test_weights_start_as_gpt_2s():

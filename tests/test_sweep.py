@@ -3,10 +3,13 @@
 import os
 import select
 import shutil
+import subprocess
+import sys
+import time
 
 import sweep
 import train
-from tests.common import HERE, assert_refused, output_of, run_main, start, wait_for
+from tests.common import HERE, assert_refused, output_of, run_main
 
 import matplotlib.colors
 import numpy as np
@@ -86,8 +89,11 @@ def test_a_mistake_is_said_before_anything_is_trained(words, says, tmp_path, mon
 def test_sigterm_ends_the_training_too(tmp_path):
     """What a sweep has printed by then can be read: into a pipe or a file Python writes late."""
     words = [*GRID, "--steps", 20, 10**6, "--workers", 1, "--out", tmp_path]
-    process = start("sweep", *words)
-    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 2)
+    command = [sys.executable, "sweep.py", *map(str, words)]
+    process = subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE)
+    while len([*tmp_path.glob("*/state.pt")]) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
     assert select.select([process.stdout], [], [], 0)[0]
     printed = os.read(process.stdout.fileno(), 9999).decode()
     assert "6 of 6 runs to do" in printed and "1/6, about" in printed
