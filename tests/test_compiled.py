@@ -138,7 +138,7 @@ def paths_of(D, doubling):
     return {*paths_from(*paths, *(f"{k} q {k}b" for k in range(2, D + 1)))}
 
 
-NOISE = 0.1
+NOISE = 0.1  # one of those in the table
 ROWS = train.read_file(HERE / "results/figures/compiled.jsonl")
 ROWS = [row for row in ROWS if row["noise"] == NOISE]
 

@@ -94,7 +94,7 @@ def test_hook_points_are_what_is_read_and_written():
 
     for name in "pattern", "v", "z":
         point = getattr(layer, name)
-        point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y}))
+        point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y.clone()}))
     silenced = model(x, {(0, 0): silent, (0, 1): silent})
     for name, expected in zip(("pattern", "v"), zip(*read, strict=True), strict=True):
         torch.testing.assert_close(seen[name], torch.stack(expected, 1))
