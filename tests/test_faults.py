@@ -66,7 +66,8 @@ def test_a_run_that_blows_up_ends_without_a_model_and_keeps_its_last_good_state(
 
 
 @pytest.mark.parametrize(
-    "name, content", [("a.pt", dict(x=torch.zeros(9999))), ("a.jsonl", [{}] * 9999)]
+    "name, content",
+    [("a.pt", dict(x=torch.zeros(9999))), ("a.jsonl", [{}] * 9999), ("a.json", {"x": "y" * 9999})],
 )
 def test_a_disk_that_is_full_keeps_the_old_file(tmp_path, name, content):
     train.write_file(tmp_path / name, content)
