@@ -128,7 +128,8 @@ def test_the_table_keeps_what_is_gone_or_cannot_be_read_and_the_figure_the_chain
     (runs[1] / "log.jsonl").write_text("")
     (runs[2] / "log.jsonl").unlink()
     (runs[3] / "config.json").write_text("{}}")
-    (runs[4] / "config.json").write_text('{"rotary": "qk"}')  # of an earlier train.py
+    config = train.read_file(runs[4] / "config.json")
+    train.write_file(runs[4] / "config.json", config | dict(rotary="qk"))  # of another train.py
     out = output_of(sweep, "--out", tmp_path)
     for run in runs[1:]:
         assert f"no new row of {run.name}, which cannot be read: " in out
