@@ -1,11 +1,7 @@
 """What the tests of several stages share: command lines, run directories."""
 
 import shlex
-import subprocess
-import sys
-import time
 from pathlib import Path
-from unittest import mock
 
 import test_all
 import train
@@ -30,19 +26,6 @@ def output_of(module, *arguments):
     return out
 
 
-def start(script, *arguments):
-    """Start a command line as its own process, which a test can kill; script: "train", ..."""
-    command, pipe = [sys.executable, "-m", script, *map(str, arguments)], subprocess.PIPE
-    return subprocess.Popen(command, cwd=HERE, text=True, stdout=pipe, stderr=pipe)
-
-
-def wait_for(condition, seconds=300):
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end, "waited too long"
-        time.sleep(0.01)
-
-
 def assert_refused(module, *arguments, says):
     """The command line ends with one line and exit code 2; return this line."""
     code, _, err = run_main(module, *arguments)
@@ -59,13 +42,6 @@ def random_model(*words):
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     return model, train.task_of(flags), flags
-
-
-def train_until(evaluations, *arguments):
-    """Train, with Ctrl-C after so many evaluations."""
-    stops = [None] * (evaluations - 1) + [KeyboardInterrupt]
-    with mock.patch.object(train, "print_row", side_effect=stops):
-        assert run_main(train, *arguments)[0] == 1
 
 
 def contents(folder):

@@ -1,7 +1,6 @@
 """Before any test: one thread per process; a run that all may read."""
 
 import os
-import signal
 
 import train
 from tests.common import TINY, output_of
@@ -10,7 +9,6 @@ import pytest
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 
 
 @pytest.fixture(scope="session")

@@ -138,10 +138,12 @@ def paths_of(D, doubling):
     return {*paths_from(*paths, *(f"{k} q {k}b" for k in range(2, D + 1)))}
 
 
+NOISE = 0.1  # one of those in the table
 ROWS = train.read_file(HERE / "results/figures/compiled.jsonl")
+ROWS = [row for row in ROWS if row["noise"] == NOISE]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['program']}, noise {row['noise']}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["program"])
 def test_the_search_says_of_a_program_what_its_row_says(row):
     """With noise on each weight matrix, in units of its standard deviation."""
     name, D = row["program"].split(", D=")
@@ -149,7 +151,7 @@ def test_the_search_says_of_a_program_what_its_row_says(row):
     model, generator = Compiled(*case), torch.Generator().manual_seed(0)
     for weights in model.parameters():
         noise = torch.randn(weights.shape, generator=generator)
-        weights.data += row["noise"] * weights.std() * noise
+        weights.data += NOISE * weights.std() * noise
     report, truth = ablate.find_circuit(model, Task(N, int(D))), paths_of(*case)
     assert row["shape"] == "{} x {}".format(*model.shape) and row["paths"] == len(truth)
     assert row["exact"] == ({*ablate.paths_in(report)} == truth)

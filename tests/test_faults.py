@@ -5,85 +5,54 @@ import shutil
 import subprocess
 from unittest import mock
 
-import ablate
-import analyze
 import train
-from tests.common import HERE, TINY, assert_refused, contents, output_of, run_main, train_until
+from tests.common import HERE, TINY, assert_refused, contents, output_of, run_main
 
-import numpy
 import pytest
 import torch
 
 
-@pytest.fixture
-def run(tmp_path, whole):
-    """A finished run, which a test may change."""
-    return shutil.copytree(whole, tmp_path / "run")
-
-
-# ---- no wrong result
-
-
-def test_a_run_that_is_there_is_not_touched_and_says_so(run, whole):
+def test_a_run_that_is_there_is_not_touched_and_says_so(tmp_path, whole):
     """Finished, or begun with other flags."""
+    run = shutil.copytree(whole, tmp_path / "run")
     out = output_of(train, *TINY, "--out", run, "--resume")
-    assert "has finished before" in out and "nothing was done" in out
-    assert_refused(train, *TINY, "--out", run, says="add --resume")
+    assert "has finished before" in out
     other = *TINY, "--seed", 5, "--lr", 0.5, "--out", run, "--resume"
     assert_refused(train, *other, says="has another lr, seed")
     assert contents(run) == contents(whole)
-
-
-RESUMED = [*TINY, "--resume", "--out"]
-
-
-@pytest.mark.parametrize(
-    "module, words",
-    [(ablate, []), (analyze, []), (train, RESUMED)],
-    ids=["ablate", "analyze", "train"],
-)
-def test_flags_that_there_are_not_are_refused(run, module, words):
-    config = train.read_file(run / "config.json")
-    train.write_file(run / "config.json", config | dict(momentum=0.9))
-    line = assert_refused(module, *words, run, says="unknown flags")
-    assert "momentum" in line and config["git"] in line
 
 
 def test_a_run_says_what_made_it(tmp_path, whole, monkeypatch):
     """The commit is that of this clone, and not of a repository around it, or unknown."""
     config, git = train.read_file(whole / "config.json"), ["git", "-C", str(HERE)]
     commit = subprocess.check_output([*git, "rev-parse", "--short=7", "HEAD"], text=True)
-    assert config["git"].startswith(commit.strip()) and config["hardware"]
-    versions = torch.__version__, numpy.__version__, 1
-    assert (config["torch"], config["numpy"], config["threads"]) == versions
+    assert config["git"].startswith(commit.strip())
+    assert config["hardware"] and config["torch"] == torch.__version__
     subprocess.check_call(["git", "init", "-q", tmp_path])
     (tmp_path / "inner").mkdir()
     monkeypatch.setattr(train, "__file__", str(tmp_path / "inner/train.py"))
     assert train.made_by("cpu")["git"] == "unknown"
 
 
-@pytest.mark.parametrize(
-    "same",
-    [
-        ["", "--targets all", "--targets 1,2,3", "--targets 3,2,1"],
-        ["--targets last", "--targets 3", "--targets 3,3"],
-        ["--D 1", "--D 1 --targets last", "--D 1 --targets 1"],
+def test_one_set_of_targets_has_one_name():
+    for same in (
+        ["", "--targets all", "--targets 3,2,1"],
+        ["--targets last", "--targets 3,3"],
+        ["--D 1", "--D 1 --targets last"],
         ["--targets 1,3", "--targets 3,1"],
-    ],
-)
-def test_one_set_of_targets_has_one_name(same):
-    assert len({train.parse_flags(words.split()).out for words in same}) == 1
+    ):
+        assert len({train.parse_flags(words.split()).out for words in same}) == 1
 
 
-def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
+def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path, whole):
     """Also by --resume, on the device of its flags."""
-    run = tmp_path / "run"
-    train_until(3, *TINY, "--out", run)
-    for name in "ckpt/000000.pt", "state.pt":
+    run = shutil.copytree(whole, tmp_path / "run")
+    for name in "model.pt", "state.pt":
         content = torch.load(run / name)
         with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
             train.write_file(run / name, content)
-    assert train.load(run, "ckpt/000000.pt")[0].embed.weight.device.type == "cpu"
+    assert train.load(run)[0].embed.weight.device.type == "cpu"
+    (run / "model.pt").unlink()
     assert "resumed" in output_of(train, *TINY, "--out", run, "--resume")
 
 
@@ -94,9 +63,6 @@ def test_a_run_that_blows_up_ends_without_a_model_and_keeps_its_last_good_state(
     state = train.read_file(tmp_path / "run/state.pt")
     assert state["step"] == 0
     assert all(weight.isfinite().all() for weight in state["parts"][0].values())
-
-
-# ---- no lost work
 
 
 @pytest.mark.parametrize(

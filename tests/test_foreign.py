@@ -1,7 +1,5 @@
 """Models that are none of ours: the circuit that is validated is the true one, or none is."""
 
-from unittest import mock
-
 import ablate
 from data import Task
 from test_all import planted
@@ -18,7 +16,7 @@ TASK = Task(N=4, D=1)
 
 def test_a_model_of_your_own_is_trained_found_and_validated():
     torch.manual_seed(0)
-    model, steps = Mine(), 500
+    model, steps = Mine(), 400
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1, 2 * (1 - step / steps))
@@ -41,18 +39,17 @@ def test_the_circuit_of_an_adversary_is_found_if_it_has_one(model, layers, heads
         assert {*ablate.paths_in(report)} == {*paths_from(*circuit.split(", "))}
 
 
-def test_a_model_whose_answers_are_no_numbers_has_no_circuit():
+def test_a_model_whose_answers_are_no_numbers_has_no_circuit(monkeypatch):
     """On its last symbol alone."""
-    predict = TASK.losses
+    task, losses_of = Task(N=4, D=1), TASK.losses
 
     def losses(predictions, batch):
-        first = predict(predictions, batch)
+        first = losses_of(predictions, batch)
         return torch.cat([first, first * torch.nan], -1)
 
-    task = Task(N=4, D=1)
+    monkeypatch.setattr(task, "losses", losses)
     task.target_names = ["x_1", "none"]
-    with mock.patch.object(task, "losses", losses):
-        assert not ablate.find_circuit(planted, task, count=64)["validated"]
+    assert not ablate.find_circuit(planted, task, count=64)["validated"]
 
 
 def test_a_circuit_is_validated_on_fresh_sequences(monkeypatch):
@@ -75,11 +72,7 @@ def test_a_model_may_use_its_memory_again():
 
     def reusing(x, heads):
         def through_buffer(f):
-            def write(pattern, values):
-                buffer[: len(pattern)] = pattern
-                return f(buffer[: len(pattern)], values)
-
-            return write
+            return lambda pattern, values: f(buffer.copy_(pattern), values)
 
         return planted(x, {head: through_buffer(f) for head, f in heads.items()})
 

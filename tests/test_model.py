@@ -16,12 +16,11 @@ from torch._subclasses import FakeTensorMode
 def test_batches_stay_what_they_are():
     """By a sum that depends on the order of all numbers, within their last bits."""
     total = 0.0
-    for D, seed in itertools.product(range(1, 9), (0, 7)):
-        for task in Task(4, D, seed=seed), Task(3, D, K=2, targets=[D], seed=seed):
-            for tensor in task.draw("training", 7):
-                weights = torch.arange(tensor.numel(), dtype=torch.float64).cos()
-                total += (tensor.flatten().double() @ weights).item()
-    assert total == pytest.approx(-147.8737, abs=0.01)
+    for D, K in itertools.product((1, 3, 8), (2, 4)):
+        for tensor in Task(4, D, K, targets=[D], seed=7).draw("training", 7):
+            weights = torch.arange(tensor.numel(), dtype=torch.float64).cos()
+            total += (tensor.flatten().double() @ weights).item()
+    assert total == pytest.approx(-612.5669, abs=0.01)
 
 
 def test_weights_start_as_gpt_2s():
@@ -53,14 +52,13 @@ def test_muon_is_pytorchs_own():
         torch.testing.assert_close(a, b, atol=0.01, rtol=0.01)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_vectors_never_decay(optimizer):
+def test_vectors_never_decay():
     """With a zero gradient only matrices change, by the share lr * decay."""
     model = train.build(train.parse_flags(TINY))
     for parameter in model.parameters():
         parameter.data.fill_(1)
         parameter.grad = torch.zeros_like(parameter)
-    for part in make_optimizers(model, optimizer, 0.1, 0.99, 2):
+    for part in make_optimizers(model, "muon", 0.1, 0.99, 2):
         part.step()
     for parameter in model.parameters():
         expected = torch.full_like(parameter, 0.8 if parameter.ndim == 2 else 1)
@@ -85,29 +83,26 @@ def test_products_are_bfloat16_if_asked_but_attention_is_not():
 
 
 def test_hook_points_are_what_is_read_and_written():
-    """PyTorch's hooks see the pattern and z of all heads, and may replace them."""
+    """PyTorch's hooks see the pattern and the values that a head's function gets, and what it
+    writes; they may replace them."""
     model, task, _ = random_model("--positions", "rope")
-    x, seen, read = task.draw("validation", 5).inputs, {}, {}
+    x, seen, read, layer = task.draw("validation", 5).inputs, {}, [], model.blocks[0]
 
-    def record(head, pattern, values):
-        read[head] = pattern, values
-        return pattern @ values
+    def silent(pattern, values):
+        read.append((pattern, values))
+        return 0 * values
 
-    heads = {(0, head): lambda *reads, head=head: record(head, *reads) for head in (0, 1)}
-    layer, handles = model.blocks[0], []
-    for name in "v", "pattern", "z":
+    for name in "pattern", "v", "z":
         point = getattr(layer, name)
-        handles.append(point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y})))
-    model(x, heads)
-    patterns, values = (torch.stack(each, 1) for each in zip(read[0], read[1], strict=True))
-    for name, expected in ("pattern", patterns), ("v", values), ("z", patterns @ values):
-        torch.testing.assert_close(seen[name], expected)
-    handles.append(layer.z.register_forward_hook(lambda _, __, z: 0 * z))
-    without = dict.fromkeys(heads, lambda pattern, values: 0 * values)
-    replaced = model(x)
-    for handle in handles:
+        point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y.clone()}))
+    silenced = model(x, {(0, 0): silent, (0, 1): silent})
+    for name, expected in zip(("pattern", "v"), zip(*read, strict=True), strict=True):
+        torch.testing.assert_close(seen[name], torch.stack(expected, 1))
+    assert not seen["z"].any()
+    for point in layer.pattern, layer.z:
+        handle = point.register_forward_hook(lambda _, __, y: 0 * y)
+        torch.testing.assert_close(model(x), silenced)
         handle.remove()
-    torch.testing.assert_close(replaced, model(x, without))
     with pytest.raises(ValueError, match="must write"):  # and not be broadcast
         model(x, {(0, 0): lambda pattern, values: values[:, :1]})
 

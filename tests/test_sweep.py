@@ -1,14 +1,15 @@
-"""sweep.py: runs that are killed, here or on a cluster; the table and Figure 4."""
+"""sweep.py: runs that are killed, on a cluster or here; the table and Figure 4."""
 
-import contextlib
 import os
 import select
 import shutil
-from pathlib import Path
+import subprocess
+import sys
+import time
 
 import sweep
 import train
-from tests.common import HERE, assert_refused, output_of, run_main, start, wait_for
+from tests.common import HERE, assert_refused, output_of, run_main
 
 import matplotlib.colors
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 
 
 TINY = "--heads 2 --width 16 --D 1 --N 2 --batch 8 --eval-every 20 --stop-below 0 --device cpu"
-GRID = ["--layers", 1, "--seed", 0, 1, 2, *TINY.split(), "--workers", 2]
+GRID = ["--layers", 1, "--no-mlp", "--seed", 0, 1, 2, *TINY.split(), "--workers", 2]
 KILLER = """# train.py, which kills itself at its second evaluation if the seed is 1
 import os
 import train
@@ -38,95 +39,44 @@ def steps_of(folder):
     return [[entry["step"] for entry in log] for log in logs]
 
 
-@pytest.mark.parametrize("where", ["this machine", "a Dask cluster"])
-def test_a_killed_run_is_one_line_and_the_same_command_continues_it(where, tmp_path, monkeypatch):
+def test_a_killed_run_is_one_line_and_the_same_command_continues_it(tmp_path, monkeypatch):
+    """Killed on a Dask cluster, continued on this machine."""
+    distributed = pytest.importorskip("distributed")
     folder, killer = tmp_path / "sweep", tmp_path / "killer.py"
     words = [*GRID, "--steps", 40, "--out", folder]
     killer.write_text(KILLER)
-    with contextlib.ExitStack() as stack:
-        if where == "a Dask cluster":
-            distributed = pytest.importorskip("distributed")
-            how = dict(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None)
-            cluster = distributed.LocalCluster(protocol="tcp", **how)
-            words += ["--scheduler", stack.enter_context(cluster).scheduler_address]
-        with monkeypatch.context() as patch:
-            patch.setattr(train, "__file__", str(killer))
-            patch.setenv("PYTHONPATH", str(HERE))  # where the killer finds train
-            code, out, err = run_main(sweep, *words)
-        [failed] = folder.glob("*_s1.txt")
-        assert code == 1 and "1 runs failed; the same command" in err
-        assert out.count("FAILED, see") == 1 and "step    20/40" in failed.read_text()
-        assert steps_of(folder) == [[0, 20, 40]] * 2
-        assert "1 of 3 runs to do" in output_of(sweep, *words)
+    how = dict(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None)
+    with distributed.LocalCluster(protocol="tcp", **how) as cluster, monkeypatch.context() as patch:
+        patch.setattr(train, "__file__", str(killer))
+        patch.setenv("PYTHONPATH", str(HERE))  # where the killer finds train
+        code, out, err = run_main(sweep, *words, "--scheduler", cluster.scheduler_address)
+    [failed] = folder.glob("*_s1.txt")
+    assert code == 1 and "1 runs failed; the same command" in err
+    assert out.count("FAILED, see") == 1 and "step    20/40" in failed.read_text()
+    assert steps_of(folder) == [[0, 20, 40]] * 2
+    assert "1 of 3 runs to do" in output_of(sweep, *words)
     assert steps_of(folder) == [[0, 20, 40]] * 3
     assert "resumed" in failed.read_text()
 
 
-def test_a_sweep_that_was_killed_ends_with_whole_logs(tmp_path):
-    """Its trainings go on, beside those of the next sweep."""
-    words = [*GRID, "--steps", 100, "--out", tmp_path]
-    process = start("sweep", *words)
-    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 2)
-    trainings = psutil.Process(process.pid).children()
-    process.kill()
-    process.communicate()
-    output_of(sweep, *words)
-    psutil.wait_procs(trainings, timeout=100)
-    assert "0 of 3 runs to do" in output_of(sweep, *words)
-    assert steps_of(tmp_path) == [[*range(0, 101, 20)]] * 3
-
-
-def flags_in(words):
-    """{flag: [value, ...]} of a command line."""
-    flags = {}
-    for word in words.split():
-        if word.startswith("--"):
-            flags[flag := word] = []
-        else:
-            flags[flag].append(word)
-    return flags
-
-
-def test_a_grid_is_every_choice_of_one_value(tmp_path):
-    """Against four loops."""
-    words = "--lr 1e-3 2e-3 --layers 1 2 4 --targets 1,3 --no-mlp --seed 0 1"
-    words += " --optimizer adamw muon"
-    found = []
-    for out, line in sweep.grid(flags_in(words), tmp_path).items():
-        flags = train.parse_flags(line)
-        assert flags.out == out and flags.resume
-        assert flags.targets == "1,3" and not flags.mlp
-        found.append((flags.lr, flags.layers, flags.optimizer, flags.seed))
-    expected = []
-    for lr in 1e-3, 2e-3:
-        for layers in 1, 2, 4:
-            for optimizer in "adamw", "muon":
-                expected += [(lr, layers, optimizer, seed) for seed in (0, 1)]
-    assert sorted(found) == sorted(expected)
-
-
-def test_two_runs_have_two_names_or_are_refused(tmp_path, monkeypatch, whole):
-    """Two folders that differ by a slash, two ways to save."""
-    monkeypatch.chdir(tmp_path)
-    for init in "x/y", "x-y", "x,y":
-        shutil.copytree(whole, init)
-    init = "--layers 2 --heads 2 --width 16 --D 1 --N 2 --init x/y"
-    assert len(sweep.grid(flags_in(f"{init} x-y"), tmp_path)) == 2
-    for words in f"{init} x,y", "--save-every 0 50":
-        assert_refused(sweep, *words.split(), "--out", "sweep", says="two runs would have one name")
-    assert not Path("sweep").exists()
+def test_two_runs_have_two_names_or_are_refused(tmp_path, whole):
+    """Two folders that differ by a slash; and a directory has the run of its name."""
+    words = [*TINY.split(), "--init"]
+    names = {train.parse_flags([*words, init], tmp_path).out for init in ("x/y", "x-y")}
+    assert len(names) == 2
+    one_name = [*words, "x/y", "x,y", "--out", tmp_path]
+    assert_refused(sweep, *one_name, says="two runs would have one name")
+    assert not [*tmp_path.iterdir()]
+    shutil.copytree(whole, max(names))
+    assert_refused(sweep, *words, "x-y", "x/y", "--out", tmp_path, says="has another")
 
 
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("--heads 1 two", "invalid int value: 'two'"),
         ("--heads 1 0", "from 1 to"),
-        ("--layers 1 2 --targets 1,9", "among 1 to 3"),
-        ("--layers 1 --layer 2", "unrecognized arguments: --layer 2"),
-        ("--steps 0 --width 16 --layers 1 --workers 1 2", "2"),
-        ("5 --layers 1", "5"),
-        ("--steps 0 --width 16 --layers 1 --workers 0", "workers"),
+        ("--decay 0 2", "from 0 to 1"),
+        ("--layers 1 --workers 1 2", "2"),
         ("--out nowhere", "nowhere"),
     ],
 )
@@ -136,40 +86,28 @@ def test_a_mistake_is_said_before_anything_is_trained(words, says, tmp_path, mon
     assert not [*tmp_path.iterdir()]
 
 
-def test_sigterm_ends_the_trainings_too(tmp_path):
+def test_sigterm_ends_the_training_too(tmp_path):
     """What a sweep has printed by then can be read: into a pipe or a file Python writes late."""
-    process = start("sweep", *GRID, "--steps", 20, 10**6, "--out", tmp_path)
-    wait_for(lambda: len([*tmp_path.glob("*/state.pt")]) == 4)
+    words = [*GRID, "--steps", 20, 10**6, "--workers", 1, "--out", tmp_path]
+    command = [sys.executable, "sweep.py", *map(str, words)]
+    process = subprocess.Popen(command, cwd=HERE, text=True, stdout=subprocess.PIPE)
+    while len([*tmp_path.glob("*/state.pt")]) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
     assert select.select([process.stdout], [], [], 0)[0]
     printed = os.read(process.stdout.fileno(), 9999).decode()
-    assert "6 of 6 runs to do" in printed and "2/6, about" in printed
-    trainings = psutil.Process(process.pid).children()
+    assert "6 of 6 runs to do" in printed and "1/6, about" in printed
+    [training] = psutil.Process(process.pid).children()
     process.terminate()
     process.communicate(timeout=60)
-    assert len(trainings) == 2 and not any(training.is_running() for training in trainings)
-    assert len([*tmp_path.glob("*/state.pt")]) == 4  # the others were never begun
+    assert not training.is_running()
+    assert len([*tmp_path.glob("*/state.pt")]) == 2  # the others were never begun
 
 
-def test_a_figure_is_drawn_again_from_the_table_alone(tmp_path):
-    committed = HERE / "results/sweep/results.jsonl"
-    table = tmp_path / "results.jsonl"
-    table.write_bytes(committed.read_bytes())
-    assert "0 of 0 runs to do" in output_of(sweep, "--out", tmp_path)
-    assert table.read_bytes() == committed.read_bytes() and (tmp_path / "figure4.png").exists()
-
-    # new runs come after those whose directories are gone; another task is not in the figure
-    words = "--task extras.lookup:Lookup --steps 20 --layers 1".split()
-    out = output_of(sweep, *TINY.split(), *words, "--out", tmp_path)
-    rows = train.read_file(table)
-    assert rows[:-1] == train.read_file(committed) and rows[-1]["task"] == words[1]
-    assert f"\n{len(rows) - 1} runs: " in out
-
-
-def a_finished_run(folder, layers):
+def a_finished_run(folder, words):
     """Write what a run leaves, with a loss that falls to 1/4 in 300 steps; return its directory."""
-    log = [dict(step=k, seconds=9.5, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
-    [line] = sweep.grid(flags_in(f"{TINY} --layers {layers}"), folder).values()
-    flags = train.parse_flags(line)
+    log = [dict(step=k, lr=0, val=1 - k / 400, x_1=1 - k / 400) for k in range(0, 301, 50)]
+    flags = train.parse_flags(f"{TINY} {words}".split(), folder)
     train.write_file(flags.out / "config.json", train.values_of(flags))
     train.write_file(flags.out / "log.jsonl", log)
     (flags.out / "model.pt").touch()
@@ -177,22 +115,28 @@ def a_finished_run(folder, layers):
 
 
 def test_a_row_is_what_a_run_left(tmp_path):
-    row = sweep.row_of(a_finished_run(tmp_path, "2"))
-    assert row["ended"] == 300 and row["val"] == row["x_1"] == 0.25
+    row = sweep.row_of(a_finished_run(tmp_path, "--layers 2"))
+    assert row["ended"] == 300 and row["val"] == row["x_1"] == 0.25 and row["lr"] == 1e-3
     assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
 
 
-def test_a_run_that_cannot_be_read_is_named_and_the_others_are_in_the_table(tmp_path):
-    runs = [a_finished_run(tmp_path, layers) for layers in "1234567"]
+def test_the_table_keeps_what_is_gone_or_cannot_be_read_and_the_figure_the_chains(tmp_path):
+    committed, table = HERE / "results/sweep/results.jsonl", tmp_path / "results.jsonl"
+    shutil.copy(committed, table)
+    runs = [a_finished_run(tmp_path, f"--layers {layers}") for layers in range(1, 6)]
+    lookup = a_finished_run(tmp_path, "--task extras.lookup:Lookup")
     (runs[1] / "log.jsonl").write_text("")
-    (runs[2] / "log.jsonl").write_text('{"step": 0, "va')
-    (runs[3] / "log.jsonl").unlink()
-    (runs[4] / "config.json").write_text("{}}")
-    (runs[5] / "config.json").write_text('{"rotary": "qk"}')  # of an earlier train.py
-    lines = output_of(sweep, "--out", tmp_path).splitlines()
-    for run, line in zip(runs[1:6], lines[1:6], strict=True):
-        assert line.startswith(f"no new row of {run.name}, which cannot be read: ")
-    assert [row["layers"] for row in train.read_file(tmp_path / "results.jsonl")] == [1, 7]
+    (runs[2] / "log.jsonl").unlink()
+    (runs[3] / "config.json").write_text("{}}")
+    config = train.read_file(runs[4] / "config.json")
+    train.write_file(runs[4] / "config.json", config | dict(rotary="qk"))  # of another train.py
+    out = output_of(sweep, "--out", tmp_path)
+    for run in runs[1:]:
+        assert f"no new row of {run.name}, which cannot be read: " in out
+    rows = train.read_file(table)
+    assert rows[:-2] == train.read_file(committed)
+    assert [row["run"] for row in rows[-2:]] == sorted([runs[0].name, lookup.name])
+    assert f"\n{len(rows) - 1} runs: " in out and (tmp_path / "figure4.png").exists()
 
 
 # ---- Figure 4
@@ -229,7 +173,3 @@ def test_figure_4_has_a_column_for_each_point_of_a_grid():
     heads = [row | dict(heads=heads, val=heads / 10) for heads in (8, 16, 1)]
     left = sweep.figure_4(heads).axes[0]
     assert markers(left, "o")[sweep.INK] == [(0, 0.1), (1, 0.8), (2, 1.6)]
-    assert [text.get_text() for text in left.get_xticklabels()] == ["1", "8", "16"]
-    both = [other | dict(layers=layers) for layers in (3, 2) for other in heads]
-    labels = [text.get_text() for text in sweep.figure_4(both).axes[0].get_xticklabels()]
-    assert labels == ["2\n1", "2\n8", "2\n16", "3\n1", "3\n8", "3\n16"]
