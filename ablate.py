@@ -24,7 +24,7 @@ import torch
 
 
 class Path(NamedTuple):
-    """L6H0: q -> 1b says that in layer 6, head 0, both counted from 0, the query of each chain
+    """L6H0: q reads 1b says that in layer 6, head 0, both counted from 0, the query of each chain
     reads the token 1b of its own chain. The tokens are
 
         q, 1b    roles
@@ -37,7 +37,7 @@ class Path(NamedTuple):
     read: str
 
     def __str__(self):
-        return f"L{self.layer}H{self.head}: {self.reader} -> {self.read}"
+        return f"L{self.layer}H{self.head}: {self.reader} reads {self.read}"
 
 
 def mark_edges(paths, task, places):
@@ -189,8 +189,8 @@ def candidates(patched):
     """The paths with enough attention in the corrupted sequences, by rank: those between roles
     first, then those with a 1b+1, then stars between roles; of each the most attended. Of
 
-        q -> 1b     this is the attention to 1b of its own chain, less the mean to the other chains'
-        q -> 1b*    it is that to the 1b of all chains
+        q reads 1b     this is the attention to 1b of its own chain, less the mean to that of others
+        q reads 1b*    it is that to the 1b of all chains
 
     so that a head that reads all chains alike has only the star."""
     task, reads, attention = patched.task, patched.corrupted_reads, {}
@@ -248,7 +248,7 @@ def search(ranked, answer):
 def arrivals(paths, task):
     """[(layer, {token: the k of the x_k that can have arrived there}), ...], an upper bound of the
     information flow (Section 5): first at the input, -1, then after each layer that has paths, in
-    which a reader gets what the tokens that it reads held before. With 1b -> 1a, then q -> 1b:
+    which a reader gets what the tokens that it reads held before. If 1b reads 1a, and q then 1b:
 
         -1    q: {0}       1a: {0}    1b: {1}
          0    q: {0}       1a: {0}    1b: {0, 1}
@@ -385,10 +385,10 @@ def print_report(report):
     if rows := paths_in(report):
         by = f"{EACH} sequences; circuit under {report['ablation']} ablation"
         print(f"\nthe worst symbol without a path ({by})")
-        print("path                 attention   full model rises by   circuit rises to")
+        print("path                     attention   full model rises by   circuit rises to")
         for path, row in rows.items():
             cost, without = max(row["cost"].values()), max(row["without"].values())
-            print(f"{path!s:21s}{row['attention']:9.2f}{cost:22.3f}{without:19.3f}")
+            print(f"{path!s:25s}{row['attention']:9.2f}{cost:22.3f}{without:19.3f}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 

@@ -187,7 +187,7 @@ class Stages(unittest.TestCase):
         task = data.Task(N=4, D=1)
         report = ablate.find_circuit(planted, task)
         paths = {*ablate.paths_in(report)}
-        assert sorted(map(str, paths)) == ["L0H0: 1b -> 1a", "L1H0: q -> 1b"]
+        assert sorted(map(str, paths)) == ["L0H0: 1b reads 1a", "L1H0: q reads 1b"]
         assert report["verdict"] == "validated under both ablations"
 
         # without a path, or with another in its place

@@ -114,7 +114,7 @@ def test_candidates_are_all_paths_with_enough_attention():
     batch = task.draw("validation", 6)
     torch.manual_seed(0)
     patterns = torch.rand(2, 6, task.T, task.T).pow(8).softmax(-1)
-    for b, n in itertools.product(range(6), range(3)):  # q -> 1b* in layer 0, q -> 2b in layer 1
+    for b, n in itertools.product(range(6), range(3)):  # q reads 1b*, then 2b
         q, b1, b2 = batch.places[b, n, [0, 2, 4]]
         patterns[0, b, q] = torch.zeros(task.T).scatter(0, batch.places[b, :, 2], 1 / 3)
         patterns[1, b, q] = torch.eye(task.T)[b2]

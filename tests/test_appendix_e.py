@@ -66,11 +66,14 @@ class Toy:
 @pytest.mark.parametrize(
     "weights, left",
     [
-        ((1, 0, 0), "L0H0: 1b -> 2b, L1H0: q -> 1b"),
-        ((0, 0.9, 0.1), "L1H0: q -> 1b, L1H1: q -> 2b"),
-        ((0.1, 0.1, 0.9), "L1H0: q -> 1b, L2H0: q -> 2b"),
-        ((0, 0.5, 0.5), "L1H0: q -> 1b, L1H1: q -> 2b, L2H0: q -> 2b"),
-        ((0.34, 0.33, 0.33), "L0H0: 1b -> 2b, L1H0: q -> 1b, L1H1: q -> 2b, L2H0: q -> 2b"),
+        ((1, 0, 0), "L0H0: 1b reads 2b, L1H0: q reads 1b"),
+        ((0, 0.9, 0.1), "L1H0: q reads 1b, L1H1: q reads 2b"),
+        ((0.1, 0.1, 0.9), "L1H0: q reads 1b, L2H0: q reads 2b"),
+        ((0, 0.5, 0.5), "L1H0: q reads 1b, L1H1: q reads 2b, L2H0: q reads 2b"),
+        (
+            (0.34, 0.33, 0.33),
+            "L0H0: 1b reads 2b, L1H0: q reads 1b, L1H1: q reads 2b, L2H0: q reads 2b",
+        ),
     ],
 )
 def test_the_search_finds_the_smallest_of_all_mechanisms(weights, left):
@@ -78,7 +81,7 @@ def test_the_search_finds_the_smallest_of_all_mechanisms(weights, left):
     model = Toy(*weights)
     hard = OneHotModel(model, model.task, model.task.draw("search", 16))
     possible = possible_reads(hard)
-    reads = "L0H0: 1b -> 2b", "L1H0: q -> 1b", "L1H1: q -> 2b", "L2H0: q -> 2b"
+    reads = "L0H0: 1b reads 2b", "L1H0: q reads 1b", "L1H1: q reads 2b", "L2H0: q reads 2b"
     assert {*map(str, possible)} == {*reads}
 
     of_head, smallest = {path[:2]: path for path in possible}, []
@@ -116,7 +119,7 @@ def test_a_report_is_what_loops_find_and_can_be_printed():
 
 def test_a_read_that_finds_a_place_is_not_needed():
     """The query of the planted model finds 1b because 1b has read 1a. A one-hot map is told where
-    1b is, so q -> 1b alone answers, but not in the tests of ablate.py."""
+    1b is, so q reads 1b alone answers, but not in the tests of ablate.py."""
     row = papers_test(test_all.planted, Task(N=4, D=1), count=64)
     assert row["possible"] == [(0, 0, "1b", "1a"), (1, 0, "q", "1b")]
     assert row["paths"] == [(1, 0, "q", "1b")]

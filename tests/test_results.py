@@ -120,7 +120,7 @@ def test_the_readme_examples_run(monkeypatch, capsys):
         name, _, numbers = line.partition(" tensor")
         losses[name] = [*map(float, re.findall(r"\d\.\d+", numbers))]
     assert min(losses["(8, 0)"][1:]) > 0.5 > max(losses["(7, 0)"])
-    x_1, x_2, x_3 = losses["L1H0: 2b -> 3b"]
+    x_1, x_2, x_3 = losses["L1H0: 2b reads 3b"]
     assert max(x_1, x_2) < 0.1 and x_3 > 0.5
 
 

@@ -76,7 +76,7 @@ def test_a_task_of_ones_own_is_trained_found_and_drawn(tmp_path):
     words = f"{words} --steps 1500 --stop-below 0.02".split()
     assert "solved: True" in output_of(train, *words, "--out", tmp_path)
     assert "validated: True" in output_of(ablate, tmp_path)
-    assert "L0H0: q -> t" in map(str, ablate.paths_in(ablate.read_report(tmp_path)))
+    assert "L0H0: q reads t" in map(str, ablate.paths_in(ablate.read_report(tmp_path)))
     assert "circuit.png" in output_of(analyze, tmp_path)
 
 

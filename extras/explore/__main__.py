@@ -73,7 +73,7 @@ def path_rows(task, report, places, ends):
 
     rows = []
     for path, measured in paths_in(report).items():
-        title, cost = str(path).replace("->", "reads"), measured["cost"]
+        title, cost = str(path), measured["cost"]
         most = max(cost, key=cost.get)
         text = f"Without {title} the trained model's loss on {most} rises by {cost[most]:.2f}."
         row = dict(title=title, text=text, layer=path.layer, head=path.head, cost=cost[most])

@@ -10,12 +10,12 @@ from extras.studies import markdown
 
 
 READS = [  # of which kinds, which token, what it reads, what it gains
-    ("1b -> 1a, 2b -> 2a, 3b -> 3a", "1b, 2b, 3b", "1a, 2a, 3a", "the symbol by which it is found"),
-    ("q -> 1b", "query", "1b", "B"),
-    ("2b -> 3b", "2b", "3b", "D, ahead"),
-    ("q -> 2b", "query", "2b", "C, and D with it"),
-    ("1b -> 2b", "1b", "2b", "C, ahead"),
-    ("q -> 3b", "query", "3b", "D"),
+    ("1b reads 1a, 2b reads 2a, 3b reads 3a", "1b, 2b, 3b", "1a, 2a, 3a", "what it is found by"),
+    ("q reads 1b", "query", "1b", "B"),
+    ("2b reads 3b", "2b", "3b", "D, ahead"),
+    ("q reads 2b", "query", "2b", "C, and D with it"),
+    ("1b reads 2b", "1b", "2b", "C, ahead"),
+    ("q reads 3b", "query", "3b", "D"),
 ]
 SIX = {kind for kinds, *_ in READS[:4] for kind in kinds.split(", ")}  # of pointer doubling
 
@@ -38,10 +38,10 @@ def place_of(token):
 
 
 def heads_of(row):
-    """Return {"q -> 1b": {(layer, head), ...}, ...}, which heads of a circuit read so."""
+    """Return {"q reads 1b": {(layer, head), ...}, ...}, which heads of a circuit read so."""
     heads = defaultdict(set)
     for path in paths_in(row["report"]):
-        heads[f"{path.reader} -> {path.read}"].add((path.layer, path.head))
+        heads[f"{path.reader} reads {path.read}"].add((path.layer, path.head))
     return heads
 
 

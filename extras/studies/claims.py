@@ -69,8 +69,8 @@ def one_head_does_both(row, flags):
     """A head that reads 1b for q reads 3b for 2b:
     circuits with both reads"""
     heads = circuits.heads_of(row)
-    if is_circuit(row, flags) and heads.keys() >= {"q -> 1b", "2b -> 3b"}:
-        return bool(heads["q -> 1b"] & heads["2b -> 3b"])
+    if is_circuit(row, flags) and heads.keys() >= {"q reads 1b", "2b reads 3b"}:
+        return bool(heads["q reads 1b"] & heads["2b reads 3b"])
 
 
 @claim("circuits, README, 7.2")
@@ -89,7 +89,7 @@ def needs_both_reads(row, flags):
     runs with checkpoints; without either read, half of what was learned is lost"""
     learned = row["task"].chance - row["losses"]["x_1"]
     rises = row["config"]["kinds"]
-    return min(rises["q -> 1b"], rises["1b -> 1a"]) >= learned / 2
+    return min(rises["q reads 1b"], rises["1b reads 1a"]) >= learned / 2
 
 
 @claim("circuits", by="positions")
