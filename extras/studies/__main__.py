@@ -35,10 +35,14 @@ def readme():
     report = read_report(RESULTS / "main")
     ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
     path, row = max(ahead.items(), key=lambda item: item[1]["cost"]["x_3"])
+    runs = [run for run, _ in counts.count(claims.first_run_is_plain)]
+    validated = [circuits.heads_of(run) for run in runs if run["circuit"]]
+    plain = sum("2b reads 3b" in heads for heads in validated)
     return [
         f"In layer {path.layer}, head {path.head}, 2b reads 3b",
         f"rises by {row['cost']['x_3']:.3f} in the full model",
         f"to {row['without']['x_3']:.3f} in the circuit",
+        f"Of {len(runs)} seeds {len(validated)} end validated, {plain} with this read",
     ]
 
 
@@ -62,15 +66,20 @@ def matched():
     return matches.table(train.read_file(RESULTS / "figures/matches.jsonl"))
 
 
+def begins():
+    """Return when reads begin to match over training."""
+    return matches.emergence_table(train.read_file(RESULTS / "figures/emergence.jsonl"))
+
+
 def reads():
     """Return how many of the circuits of the first claim have each read."""
     return circuits.doubling_table([row for row, _ in counts.count(claims.holds_six_reads)])
 
 
 PAGES = {  # page: functions that return a table, or the pieces of text, that must stand on it
-    "README.md": [readme, counts.readme_table],
+    "README.md": [readme, *(partial(counts.readme_table, k) for k in range(1, 6))],
     "results/paper.md": [counts.sections, trainings],
-    "results/circuits.md": [partial(counts.table, "circuits"), reads, matched, one_hot],
+    "results/circuits.md": [partial(counts.table, "circuits"), reads, matched, begins, one_hot],
     "results/curriculum.md": [partial(counts.table, "curriculum"), curriculum.table],
     "results/depth.md": [
         *(partial(counts.table, "depth"), depth.layers_table, addresses.places_table),

@@ -23,8 +23,9 @@ INDUCTION = RESULTS / "figures/induction.jsonl"  # what x_1 needs when it is lea
 
 
 def claim(pages, by="", of=all_runs):
-    """Make the function below a claim on these pages, or of these sections of the paper, about
-    these runs, of which those that disagree are told apart by these flags."""
+    """Make the function below a claim on these pages (README 1: with its first finding), or of
+    these sections of the paper, about these runs, of which those that disagree are told apart by
+    these flags."""
 
     def add(agrees):
         agrees.pages, agrees.by, agrees.of = pages.split(", "), by.split(), of
@@ -48,7 +49,7 @@ def asks_for_all(flags):
 # ---- circuits.md
 
 
-@claim("circuits, README", by="optimizer positions")
+@claim("circuits, README 1", by="optimizer positions")
 def holds_six_reads(row, flags):
     """Circuits hold the six reads of pointer doubling:
     12 layers of one head, D 3"""
@@ -56,7 +57,7 @@ def holds_six_reads(row, flags):
         return circuits.heads_of(row).keys() >= circuits.SIX
 
 
-@claim("circuits, README", by="seed")
+@claim("circuits, README 1", by="seed")
 def first_run_is_plain(row, flags):
     """In float32, the main command ends with a validated circuit of the six reads:
     seeds that were trained so"""
@@ -73,7 +74,7 @@ def one_head_does_both(row, flags):
         return bool(heads["q reads 1b"] & heads["2b reads 3b"])
 
 
-@claim("circuits, README, 7.2")
+@claim("circuits, README 4, 7.2")
 def in_order(row, flags):
     """Symbols are learned in the order of the chain:
     asked for all, learn several, no two between the same evaluations"""
@@ -113,21 +114,21 @@ def obeys(row, flags):
         return len(row["known"]) == len(allowed)
 
 
-@claim("depth, README, 7.2", by="layers")
+@claim("depth, README 2, 7.2", by="layers")
 def long_chains_obey(row, flags):
-    """Four long chains: none beats the law:
+    """Four long chains: models need the law's layers:
     that know all that the law allows, and are asked for more"""
     return obeys(row, flags) if flags.N == 4 and flags.D >= 5 else None
 
 
-@claim("depth, README, 7.2", by="layers")
+@claim("depth, README 2, 7.2", by="layers")
 def other_chains_obey(row, flags):
-    """Shorter, fewer or more chains: none beats the law:
+    """Shorter, fewer or more chains: models need them:
     all others that know all that the law allows, and are asked for more"""
     return None if flags.N == 4 and flags.D >= 5 else obeys(row, flags)
 
 
-@claim("depth, README", by="D heads")
+@claim("depth, README 2", by="D heads")
 def learns_the_last(row, flags):
     """Models with the law's layers learn the last symbol:
     asked for all"""
@@ -135,7 +136,7 @@ def learns_the_last(row, flags):
         return knows(row, flags.D)
 
 
-@claim("depth, README", by="mlp positions head_dimension places")
+@claim("depth, README 3", by="mlp positions head_dimension places")
 def two_heads_a_place(row, flags):
     """One layer with two heads a place solves x_1"""
     if flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
@@ -149,7 +150,7 @@ def solved_somewhere():
     return {(row["flags"].layers, row["flags"].D, row["places"]) for row in rows}
 
 
-@claim("depth, README", by="places heads")
+@claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
     """With fewer heads than places, a layer less than the law fails:
     where other heads solve x_D"""
@@ -167,7 +168,7 @@ def moves_the_answer(row, flags):
         return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
 
 
-@claim("depth, README")
+@claim("depth, README 2")
 def passes_on_a_place(row, flags):
     """Deeper models that beat the law pass on a place:
     that know x_D and were measured"""
@@ -178,7 +179,7 @@ def passes_on_a_place(row, flags):
 # ---- curriculum.md
 
 
-@claim("curriculum, README, 7.2")
+@claim("curriculum, README 4, 7.2")
 def not_learned_after_a_gap(row, flags):
     """No symbol is learned after one that is not asked for:
     that ask for such a symbol"""
@@ -186,7 +187,7 @@ def not_learned_after_a_gap(row, flags):
         return not {*names} & {*row["known"]}
 
 
-@claim("curriculum, README, 7.2", by="D layers optimizer")
+@claim("curriculum, README 4, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
     """Asked for all, the same seed learns it in no more steps:
     that ask for such a symbol, with such a run, of as long a chain or a longer one"""
@@ -229,7 +230,7 @@ def ends_solved(row):
     return low if low or last["step"] == row["flags"].steps else None
 
 
-@claim("README, 8.2")
+@claim("README 5, 8.2")
 def the_main_command_is_solved(row, flags):
     """The main command ends solved:
     by default flags"""
@@ -244,9 +245,9 @@ def the_papers_optimizer_is_solved(row, flags):
     return ends_solved(row) if shape == (12, 3, "adamw", "appended", 3000) else None
 
 
-@claim("README, 8.2")
+@claim("README 5, 8.2")
 def literal_settings_are_solved(row, flags):
-    """Literal settings end solved:
+    """Without warm-up, decay and clipping, runs end solved:
     no clipping, beta2 0.999"""
     return ends_solved(row) if flags.clip == 0 and flags.beta2 == 0.999 else None
 

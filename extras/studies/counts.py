@@ -94,10 +94,10 @@ def sections():
     return markdown(head, *lines)
 
 
-def readme_table():
-    """Return a row per finding of the README, with the page on which it stands."""
+def readme_table(finding):
+    """Return a row per claim of a finding of the README, with the page on which it stands."""
     lines = []
-    for claim in on_page("README"):
-        page = claim.pages[0].replace("README", "paper")
+    for claim in on_page(f"README {finding}"):
+        page = "paper" if "README" in claim.pages[0] else claim.pages[0]
         lines.append([claim.text, *numbers_of(claim), f"[{page}](results/{page}.md)"])
     return markdown(["claim", "agree", "of", "page"], *lines)
