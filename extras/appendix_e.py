@@ -1,7 +1,7 @@
 """The paper's own test (Appendix E): the simplest mechanism under one-hot attention, found by
 machine instead of by eye.
 
-    python -m extras.appendix_e results/A results/B    # a minute each
+    python -m extras.appendix_e results/A results/B    # a minute each; draws Figure 5
 
 Every head attends as it is told: tokens that read along a path to what they read, one-hot, and all
 others uniformly, to themselves, or to nothing. One-hot attention hands over where to look, so reads
@@ -11,12 +11,14 @@ by which a head found the place can go: what is left need not answer in the test
 import itertools
 import pathlib
 
+import analyze
 import train
 from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, symbol_means
 from data import command_line
 from extras.studies import markdown, rows_by, span
 
 import torch
+from matplotlib.figure import Figure
 
 
 ENOUGH = 0.2  # the least attention of a read that a head may be for
@@ -154,12 +156,34 @@ def table(rows):
     return markdown(COLUMNS, *lines)
 
 
+def figure_5(runs, rows):
+    """The mechanism of each run, side by side, with layers counted from 1, as in the paper."""
+    figure = Figure(layout="constrained")
+    [grid] = figure.subplots(1, len(runs), squeeze=False)
+    for axes, run, row in zip(grid, runs, rows, strict=True):
+        looks, paths = {}, [Path(*path) for path in row["paths"]]
+        for path, loss in zip(paths, row["removed"], strict=True):
+            looks[path] = [(f"{loss:.2f}", "white")], analyze.INK, 3
+        analyze.draw_diagram(axes, train.read_flags(run), looks)
+        names = [label.get_text() for label in axes.get_yticklabels()]
+        names = [f"layer {int(name[6:]) + 1}" if "layer" in name else name for name in names]
+        axes.set_yticks(axes.get_yticks(), names)
+        heads = len({path[:2] for path in paths})
+        axes.set_title(f"{run.name}: {heads} heads, loss {row['held']:.3f}", weight="bold")
+    figure.set_size_inches(6 * len(runs), 5.5)
+    caption = """Numbers: the mean loss without the read. All other heads are uniform, or each token
+attends to itself. Letters: what can have arrived at a token over these reads."""
+    figure.supxlabel(caption, x=0.01, ha="left", color="dimgray")
+    return figure
+
+
 def main():
     p = command_line("python -m extras.appendix_e", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
-    p.add_argument("--out", type=pathlib.Path, help="a .jsonl file that rows are added to")
+    p.add_argument("--out", type=pathlib.Path, default="out", help="the folder of the files")
     args = p.parse_args()
-    rows = rows_by(args.out, "run") if args.out else {}
+    file = args.out / "appendix_e.jsonl"
+    rows = rows_by(file, "run")
     for run in args.run:
         model, task, _ = train.load(run)
         row = papers_test(model, task)
@@ -168,8 +192,11 @@ def main():
             print(f"{run}: {', '.join(str(Path(*path)) for path in row['paths'])}", flush=True)
         else:
             print(f"{run}: no token gives {ENOUGH} of its attention to a read of its own chain")
-    if args.out:
-        train.write_file(args.out, [*rows.values()])
+    train.write_file(file, [*rows.values()])
+    drawn = [run for run in args.run if run.name in rows]
+    if drawn:
+        figure = figure_5(drawn, [rows[run.name] for run in drawn])
+        analyze.save_figure(figure, args.out / "figure5.png")
     print(table(rows.values()))
 
 

@@ -152,7 +152,7 @@ def test_a_model_that_needs_soft_attention_is_not_held():
 
 
 def test_the_command_adds_rows_to_a_file(tmp_path, monkeypatch):
-    out = tmp_path / "rows.jsonl"
+    out = tmp_path / "rows"
     for name, model in ("one", test_all.planted), ("two", attends(0.25, 0.25)):
         flags = f"{test_all.TINY} --out {tmp_path}/{name}"
         assert test_all.run_main(train, flags)[0] == 0
@@ -160,4 +160,5 @@ def test_the_command_adds_rows_to_a_file(tmp_path, monkeypatch):
         code, said, err = test_all.run_main(appendix_e, f"{tmp_path}/{name} --out {out}")
         assert code == 0 and "| one |" in said, err
     assert f"{tmp_path}/two: no token gives" in said  # all 1b get the same
-    assert [row["run"] for row in train.read_file(out)] == ["one"]
+    assert (out / "figure5.png").exists()
+    assert [row["run"] for row in train.read_file(out / "appendix_e.jsonl")] == ["one"]

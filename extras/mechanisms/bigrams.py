@@ -124,19 +124,23 @@ class Simplified(torch.nn.Module):
 
 
 def train_memories(seed, **settings):
-    """Train the memories; one row of COLUMNS for every 10 steps."""
-    return train_simplified(seed, **settings)[1]
+    """Train the memories; rows of COLUMNS."""
+    rows = train_simplified(seed, **settings)[1]
+    return [[round(value, 4) for value in row] for row in rows]
 
 
-def train_simplified(seed, triggers, steps, frozen=(), until=0, d=128, T=64, B=128):
-    """The trained model and the rows of train_memories. Frozen memories are zero until a step."""
+def train_simplified(
+    seed, triggers, steps, frozen=(), until=0, lr=0.1, every=10, d=128, T=64, B=128
+):
+    """The trained model and the rows of train_memories, one for so many steps. Frozen memories are
+    zero until a step."""
     generator, bigrams = torch.Generator().manual_seed(seed), read_bigrams()
     probed = bigrams[1].topk(K if triggers == "fixed" else N).indices
     model, rows = Simplified(d, T, generator), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
     held_out, scored_out, cyclic = sample(512, T, triggers, bigrams, generator)
     for step in range(steps + 1):
-        if step % 10 == 0:
+        if step % every == 0:
             with torch.no_grad():
                 logits, _ = model(held_out[:, :-1])
             predicted = accuracies(logits, held_out, scored_out, cyclic)
@@ -264,7 +268,8 @@ def layer_table(rows):
 
 
 SIZES = [(128, 2048), (256, 2048), (512, 2048), (256, 8192), (256, 32768)]  # d, sequences a step
-ORDER = [dict(triggers=triggers, steps=160) for triggers in ("random", "fixed")]
+SLOW = dict(steps=400, lr=0.01, every=2)  # so that their order can be seen
+ORDER = [dict(triggers=triggers, **SLOW) for triggers in ("random", "fixed")]
 STEPS = [dict(bigrams=name, d=d, B=B) for name in ("uniform", "Shakespeare") for d, B in SIZES]
 LAYERS = [dict(layers=n, triggers=t, steps=300) for t in ("fixed", "random") for n in (1, 2)]
 TASKS = [
