@@ -1,7 +1,7 @@
-"""Models whose answer travels otherwise than a too simple circuit would say. Each solves N=4, D=1
-and is called as a function."""
+"""Models whose answer travels otherwise than a too simple circuit would say: at least one for each
+rule of ablate.py's definition of a circuit. Each solves N=4, D=1 and is called as a function."""
 
-from tests.planted import heads_of
+from tests.planted import address_and_values, heads_of
 
 import torch
 
@@ -46,11 +46,31 @@ def next_token(x, heads):
     return attend(heads, (1, 0), found.roll(1, dims=-1), noted)[:, 8:]
 
 
+def faint(x, heads):
+    """Most of the attention stays on the query itself."""
+    symbols, _, found = find(x, heads)
+    read = attend(heads, (1, 0), 0.92 * torch.eye(T) + 0.08 * found, symbols)
+    return 12.5 * (read - 0.92 * symbols)[:, 8:]
+
+
 def canceller(x, heads):
     """Head 0 takes what the first slot shows with the right symbol; head 1 subtracts it."""
     symbols, _, found = find(x, heads)
     first = torch.eye(T)[1].expand(T, T)
     taken = attend(heads, (1, 0), (found + first) / 2, symbols)
+    return (2 * taken - attend(heads, (1, 1), first, symbols))[:, 8:]
+
+
+def canceller_of_two_notes(x, heads):
+    """That, where 1b is found by two notes, both of which must be right: a star can stand for each
+    plain path that brings one, and must not."""
+    symbols = x[..., :4]
+    notes = [attend(heads, (0, head), PREVIOUS, symbols) for head in (0, 1)]
+    scores = sum(-50 * torch.cdist(symbols, note).square() for note in notes)
+    scores = scores + torch.full((T, T), -torch.inf).triu(1)
+    scores[:, 1:, 0] = -torch.inf
+    first = torch.eye(T)[1].expand(T, T)
+    taken = attend(heads, (1, 0), (scores.softmax(-1) + first) / 2, symbols)
     return (2 * taken - attend(heads, (1, 1), first, symbols))[:, 8:]
 
 
@@ -73,6 +93,14 @@ def two_that_must_agree(x, heads):
     symbols, _, found = find(x, heads)
     first, second = (attend(heads, (1, head), found, symbols)[:, 8:] for head in (0, 1))
     return first * ~differs(second, first)
+
+
+def star_with_a_checksum(x, heads):
+    """A star, and a head that reads a little of all tokens: of others, there is no answer."""
+    symbols, everything = x[..., :4], 0.98 * torch.eye(T) + 0.02 / T
+    reads = attend(heads, (0, 5), everything, symbols), everything @ symbols
+    key, own = (220 * (read - everything[0, 0] * symbols)[:, 8:] for read in reads)
+    return address_and_values(x, heads) * ~differs(key, own)
 
 
 # ---- what the losses of a circuit do not show
@@ -100,6 +128,17 @@ def another_way_in_one_of_a_hundred(x, heads):
     return torch.where(rare, second, first + 1e-3 * second)[:, 8:]
 
 
+def weight_on_itself(x, heads):
+    """Head 1 attends to 1b the more, the larger its first number, which is answered by the rest."""
+    symbols, _, found = find(x, heads)
+    share = (found @ symbols[..., :1]).sigmoid() * (torch.arange(T) >= 8)[:, None]
+    pattern = share * found + (1 - share) * torch.eye(T)
+    itself = torch.eye(T)[:, 8:].expand(len(x), -1, -1)  # which query a token is
+    weight = attend(heads, (1, 1), pattern, itself)[:, 8:].diagonal(dim1=1, dim2=2)[..., None]
+    answer = attend(heads, (1, 0), found, symbols)[:, 8:]
+    return torch.cat([(1 - weight).clamp(1e-6, 1 - 1e-6).logit(), answer[..., 1:]], -1)
+
+
 def backup(x, heads):
     """Head 1 reads too little of 1b for a candidate, and answers; head 0 does so under ablation."""
     symbols, noted, found = find(x, heads)
@@ -118,15 +157,20 @@ def convolution(x, heads):
     return attend(heads, (0, 0), same, symbols.roll(-1, dims=1))[:, 8:]
 
 
+STAR = "0 q 1a, 0.1 q 1b*, 0.2 q 1b*, 0.3 q 1b*, 0.4 q 1b*"
 MEAN_ALONE = "validated under mean ablation alone"
 BOTH = "validated under both ablations"
 ALL = [  # a model, its layers and heads, the circuit that is found, what the verdict says
     (next_token, 2, 1, "0 1b 1a, 0 1b+1 1b, 1 q 1b+1", BOTH),
+    (faint, 2, 1, "0 1b 1a, 1 q 1b", BOTH),
     (canceller, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", BOTH),
+    (canceller_of_two_notes, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", MEAN_ALONE),  # without a note
     (veiled, 2, 2, "0 1b 1a, 1 q 1b", MEAN_ALONE),  # without the star 1.1 q 1a*
     (follows_the_mask, 2, 2, "", "not validated: it answers a decoy"),
     (two_that_must_agree, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", BOTH),
+    (star_with_a_checksum, 1, 6, STAR, MEAN_ALONE),  # it sees no key
     (another_way_in_one_of_a_hundred, 2, 2, "", "not validated: on fresh sequences its score is"),
+    (weight_on_itself, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", BOTH),
     (backup, 2, 2, "", "not validated: the full model does as well without it"),
     (convolution, 1, 1, "", "not validated: no paths lead from x_1 to the query"),
 ]  # fmt: skip

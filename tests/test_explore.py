@@ -74,6 +74,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
 def test_a_task_that_is_no_chain_has_one_line(tmp_path):
     words = [*test_all.TINY.split(), "--task", "extras.lookup:Lookup", "--out", str(tmp_path)]
     train.open_run(train.parse_flags(words))
+    (tmp_path / "model.pt").touch()
     code, _, err = test_all.run_main(explore, str(tmp_path))
     assert code == 2 and "chains alone" in err and err.count("\n") == 1
 

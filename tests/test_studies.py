@@ -16,7 +16,7 @@ FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 1
 
 
 def write_run(run, flags="", **losses):
-    """Write a run; losses: each 100 steps."""
+    """Write a finished run without weights; losses: each 100 steps."""
     run.mkdir(parents=True)
     flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
     train.open_run(train.parse_flags(flags))
@@ -27,6 +27,7 @@ def write_run(run, flags="", **losses):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_file(run / "log.jsonl", log)
+    (run / "model.pt").touch()
     (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
     (run / "emergence.json").write_text('{"steps": [0, 100], "paths": []}')
     return run

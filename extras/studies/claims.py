@@ -43,7 +43,9 @@ def is_circuit(row, flags):
 
 
 def asks_for_all(flags):
-    return flags.task == "chain" and flags.targets == "all" and not flags.init
+    """Return whether a run asks for all symbols, and begins anew, or goes on from one that did."""
+    alone = not flags.init or flags.init.endswith("/long_L3_H8_s1")
+    return flags.task == "chain" and flags.targets == "all" and alone
 
 
 # ---- circuits.md
@@ -114,7 +116,7 @@ def obeys(row, flags):
         return len(row["known"]) == len(allowed)
 
 
-@claim("depth, README 2, 7.2", by="layers")
+@claim("depth, README 2, 7.2", by="layers init")
 def long_chains_obey(row, flags):
     """Four long chains: models need the law's layers:
     that know all that the law allows, and are asked for more"""

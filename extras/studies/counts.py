@@ -10,7 +10,7 @@ from train import DEFAULTS
 
 SECTIONS = "5", "7.2", "8.2", "8.2 i", "8.2 ii", "9.2 i", "9.2 ii", "9.2 iii"  # of the paper
 VARYING = "N", "D", "layers", "heads", "head_dimension", "places", "steps", "seed", "mlp"
-VARYING += "positions", "optimizer"  # what may vary between the runs of a claim
+VARYING += "positions", "optimizer", "dtype"  # what may vary between the runs of a claim
 USUAL = DEFAULTS | dict(head_dimension=128, places=4)
 
 
@@ -27,6 +27,8 @@ def count(claim):
 
 
 def value_of(row, name):
+    if name == "dtype":  # of the oldest rows it was not kept
+        return row["config"].get("dtype", "unknown")
     return getattr(row["flags"], name) if name in DEFAULTS else row[name]
 
 
