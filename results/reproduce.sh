@@ -57,6 +57,9 @@ sweep conditional $both --steps 4000 --decay 0.3 --layers 2 3
 # how many layers (depth.md): long chains, with and without a mask, Figure 4
 sweep ahead --D 7 --steps 3000 --seed $(seq 0 4)
 sweep ahead --layers 3 4 --heads 4 --D 7 --steps 8000 --eval-every 200 --seed $(seq 0 4)
+long="--layers 3 --heads 8 --head-size 32 --D 5 --stop-below 0.002 --eval-every 100 --dtype bfloat16 --seed 1"
+python train.py $long --steps 12000 --resume --out "$out/ahead/long_L3_H8_s1"
+python train.py $long --steps 4000 --resume --init "$out/ahead/long_L3_H8_s1" --out "$out/ahead/long_L3_H8_s1_then"
 sweep ahead --layers 4 5 --heads 4 --D 8 --steps 8000 --eval-every 200 --seed $(seq 0 4)
 for shape in "2 --D 2" "3 --D 4" "2 --D 2 --no-causal" "3 --D 4 --no-causal"; do
   sweep mask --layers $shape --heads 2 4 --steps 6000 --eval-every 200 --seed $(seq 0 4)
