@@ -19,6 +19,7 @@ from extras.studies.theory import causal_depth
 
 
 CLAIMS = []
+CONTINUED = "long_L3_H8_s1"  # a run that another goes on from, which counts for both
 INDUCTION = RESULTS / "figures/induction.jsonl"  # what x_1 needs when it is learned
 
 
@@ -44,7 +45,7 @@ def is_circuit(row, flags):
 
 def asks_for_all(flags):
     """Return whether a run asks for all symbols, and begins anew, or goes on from one that did."""
-    alone = not flags.init or flags.init.endswith("/long_L3_H8_s1")
+    alone = not flags.init or flags.init.endswith(f"/{CONTINUED}")
     return flags.task == "chain" and flags.targets == "all" and alone
 
 
@@ -63,7 +64,7 @@ def holds_six_reads(row, flags):
 def first_run_is_plain(row, flags):
     """In float32, the main command ends with a validated circuit of the six reads:
     seeds that were trained so"""
-    if flags.dtype == "float32" and row["group"] == "main":
+    if flags.dtype == "float32" and not row["settings"]:
         return row["circuit"] and circuits.heads_of(row).keys() >= circuits.SIX
 
 
@@ -120,7 +121,8 @@ def obeys(row, flags):
 def long_chains_obey(row, flags):
     """Four long chains: models need the law's layers:
     that know all that the law allows, and are asked for more"""
-    return obeys(row, flags) if flags.N == 4 and flags.D >= 5 else None
+    is_long = flags.N == 4 and flags.D >= 5 and row["name"] != CONTINUED
+    return obeys(row, flags) if is_long else None
 
 
 @claim("depth, README 2, 7.2", by="layers")
