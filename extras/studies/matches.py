@@ -97,11 +97,11 @@ def emerge(run, n=32):
 
 
 def first_reads(rows):
-    """{run: [row, ...]}: of the reads of 1b, 2b, ..., the one of each whose match rises first."""
+    """[{read: row}, ...] for each run: of the reads of 1b, 2b, ..., those that match first."""
     found = {}
     for row in sorted(rows, key=lambda row: row["rises"]):
         found.setdefault(row["run"], {}).setdefault(row["read"], row)
-    return {run: [reads[read] for read in sorted(reads)] for run, reads in sorted(found.items())}
+    return [*found.values()]
 
 
 def names_of(row):
@@ -126,15 +126,16 @@ def table(rows):
 
 def emergence_table(rows):
     """When the first read of each pair begins to match, and when its symbol is learned."""
-    lines, runs = [], [*first_reads(rows).values()]
-    for number, name in enumerate("BCD"):
-        first = [reads[number] for reads in runs]
-        rises, learned = ([row[key] for row in first] for key in ("rises", "learned"))
+    lines, before = [], None
+    for name, read in zip("BCD", ("1b", "2b", "3b"), strict=True):
+        runs = [reads for reads in first_reads(rows) if read in reads]
+        rises, learned = ([reads[read][key] for reads in runs] for key in ("rises", "learned"))
         leads = [after - step for step, after in zip(rises, learned, strict=True)]
-        earlier = [reads[number]["rises"] < reads[number - 1]["learned"] for reads in runs]
-        cells = [f"{number + 1}b, which shows {name}", *map(spread, (rises, learned, leads))]
-        lines.append([*cells, share(earlier) if number else ""])
-    head = "read of", "begins to match", "symbol learned", "steps between"
+        earlier = [reads[read]["rises"] < reads[before]["learned"] for reads in runs if before]
+        cells = [f"{read}, which shows {name}", len(runs), *map(spread, (rises, learned, leads))]
+        lines.append([*cells, share(earlier) if before else ""])
+        before = read
+    head = "read of", "runs", "begins to match", "symbol learned", "steps between"
     return markdown([*head, "begins before the symbol before is learned"], *lines)
 
 
@@ -166,18 +167,12 @@ blue: up to {limit:.1f}. Right: the red frame, and c."""
 def draw_emergence(rows):
     """c of the first read of each pair over training, a line a run."""
     (figure, [axes]), runs = analyze.panels(1, 1, 9, 3.6), first_reads(rows)
-    for number, name in enumerate("BCD"):
-        color, label = (
-            analyze.symbol_color(number + 1),
-            f"read of {number + 1}b, which shows {name}",
-        )
-        for reads in runs.values():
-            row = reads[number]
-            axes.plot(
-                row["steps"], [max(c, 1e-3) for c in row["c"]], color=color, lw=1, label=label
-            )
+    for number, name in enumerate("BCD", 1):
+        read, color = f"{number}b", analyze.symbol_color(number)
+        axes.plot([], [], "^-", color=color, label=f"read of {read}, which shows {name}")
+        for row in (reads[read] for reads in runs if read in reads):
+            axes.plot(row["steps"], [max(c, 1e-3) for c in row["c"]], color=color, lw=1)
             axes.plot(row["learned"], 0.012, "^", color=color, alpha=0.6)
-            label = None
     axes.set(yscale="log", xlim=(0, 1000), ylim=(0.01, 20), xlabel="training step", ylabel="c")
     figure.legend(loc="outside right upper", frameon=False)
     caption = f"A line is a run (n = {len(runs)}). Triangles: the symbol is learned."
