@@ -186,6 +186,7 @@ def main():
     rows = rows_by(file, "run")
     for run in args.run:
         model, task, _ = train.load(run)
+        print(f"{run}: trained in {train.read_flags(run).dtype}, measured in float32", flush=True)
         row = papers_test(model, task)
         if row:
             rows[run.name] = dict(run=run.name, **row)
