@@ -36,7 +36,7 @@ def readme():
     ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
     path, row = max(ahead.items(), key=lambda item: item[1]["cost"]["x_3"])
     runs = [run for run, _ in counts.count(claims.first_run_is_plain)]
-    both = [run for run in runs if run["report"]["verdict"].startswith("validated under both")]
+    both = [run for run in runs if claims.is_validated_under_both(run)]
     plain = sum("2b reads 3b" in circuits.heads_of(run) for run in both)
     return [
         f"In layer {path.layer}, head {path.head}, 2b reads 3b",

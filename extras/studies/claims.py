@@ -43,6 +43,10 @@ def is_circuit(row, flags):
     return flags.task == "chain" and row["circuit"] and flags.layers > 1
 
 
+def is_validated_under_both(row):
+    return row["report"].get("verdict", "").startswith("validated under both")
+
+
 def asks_for_all(flags):
     """Return whether a run asks for all symbols, and begins anew, or goes on from one that did."""
     alone = not flags.init or flags.init.endswith(f"/{CONTINUED}")
@@ -102,7 +106,7 @@ def is_validated(row, flags):
     searched after the search was chosen, whose model answers"""
     verdict = row["report"].get("verdict", "not searched")
     if flags.task == "chain" and flags.seed >= 10 and not verdict.startswith("not searched"):
-        return verdict.startswith("validated under both")
+        return is_validated_under_both(row)
 
 
 # ---- depth.md

@@ -18,12 +18,12 @@ def after_a_gap(row):
 def learned_if_asked_for_all(row):
     """Return whether all runs of these settings and seed that are asked for all symbols, of as long
     a chain or a longer one, learn these in as many steps as this one has; None if there is none."""
-    steps = []
+    steps, names, settings = [], after_a_gap(row), same(row)
     for other in all_runs():
         flags = other["flags"]
         for_all = flags.targets == "all" and flags.D >= row["flags"].D and not flags.init
-        if for_all and same(other) == same(row):
-            steps += [other["learned"][name] or math.inf for name in after_a_gap(row)]
+        if for_all and same(other) == settings:
+            steps += [other["learned"][name] or math.inf for name in names]
     return max(steps) <= row["flags"].steps if steps else None
 
 

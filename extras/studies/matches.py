@@ -37,11 +37,9 @@ def c_of(M):
     return M.diagonal(dim1=2, dim2=3).mean(-1)
 
 
-def largest(M, task):
-    """((u, v), c) of the pair of tokens with the largest |c|."""
-    roles = [*task.roles]
-    u, v = divmod(c_of(M).abs().argmax().item(), len(roles))
-    return (roles[u], roles[v]), c_of(M)[u, v].item()
+def largest(M):
+    """(u, v), the numbers of the roles of the pair of tokens with the largest |c|."""
+    return divmod(c_of(M).abs().argmax().item(), len(M))
 
 
 def measure(run, n=32):
@@ -60,11 +58,11 @@ def measure(run, n=32):
     def of_symbols(M):  # the c |x|^2 of all pairs that show x_0, that of x_1, ...
         return torch.stack([c.sum() * square for c in analyze.same_symbol(M, task).values()])
 
-    rows, maps = [], {path: M for path, (M, *_) in matches.items()}
+    rows, roles, maps = [], [*task.roles], {path: M for path, (M, *_) in matches.items()}
     for (path, (M, score, letters)), further in zip(matches.items(), chains, strict=True):
-        pair, c = largest(M, task)
+        u, v = largest(M)
+        pair, c = (roles[u], roles[v]), c_of(M)[u, v].item()
         row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=pair, c=c)
-        u, v = map([*task.roles].index, pair)
         row["share"] = c**2 * task.inputs / M[u, v].square().sum().clamp(min=1e-30).item()
         row |= dict(score=score, same=of_symbols(M).sum().item())
         row["untrained"] = of_symbols(untrained[path][0]).abs().max().item()
@@ -79,18 +77,19 @@ def emerge(run, n=32):
     (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
     matches, batch = analyze.measure_matches(model, task, paths, n), task.draw("circuits", n)
     square, rows, steps = batch.inputs.square().sum(-1).mean().item(), {}, []
+    roles, pairs = [*task.roles], {path: largest(M) for path, (M, *_) in matches.items()}
     learned = analyze.crossings(train.read_log(run), task)
-    for path, (M, _, letters) in matches.items():
+    for path, (_, _, letters) in matches.items():
         if letters:
-            row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=largest(M, task)[0])
+            pair = [roles[number] for number in pairs[path]]
+            row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=pair)
+            row["learned"] = learned.get(f"x_{task.roles[path.read]}")
             rows[path] = row | dict(steps=steps, c=[])
-            rows[path]["learned"] = learned.get(f"x_{task.roles[path.read]}")
     for file in analyze.checkpoints_of(run):
         steps.append(int(file.stem))
         now = analyze.measure_matches(train.load(run, f"ckpt/{file.name}")[0], task, rows, n)
         for path, row in rows.items():
-            u, v = map([*task.roles].index, row["pair"])
-            row["c"].append(c_of(now[path][0])[u, v].item())
+            row["c"].append(c_of(now[path][0])[pairs[path]].item())
     for row in rows.values():
         row["rises"] = analyze.first_below(steps, [-c for c in row["c"]], -analyze.LEAST / square)
     return rounded([*rows.values()])
@@ -107,7 +106,8 @@ def first_reads(rows):
 def names_of(row):
     """The read of a row, and what it matches, as on its arrow in circuit.png."""
     matched = " ".join(f"{letter}={letter}" for letter in ("ABCDEFGH"[k] for k in row["letters"]))
-    return f"L{row['layer']}H{row['head']}: {row['reader']} reads {row['read']}", matched or "place"
+    path = ablate.Path(row["layer"], row["head"], row["reader"], row["read"])
+    return str(path), matched or "place"
 
 
 def table(rows):
