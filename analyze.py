@@ -64,7 +64,7 @@ def draw_curves(flags, rows):
         right.plot([step], [task.learned_below], "o", color=color)  # none if step is None
     right.axhline(task.chance, color=GRAY, ls=":", label=f"{task.chance:.3g}: cannot tell chains")
     end = min(steps[-1], 1.5 * max(step or steps[-1] for step in learned.values()))
-    right.set(xlabel="training step", ylabel="of each target, validation", xlim=(0, end), ylim=0)
+    right.set(xlabel="training step", ylabel="validation loss of each target", xlim=(0, end), ylim=0)
     figure.legend(loc="outside right center")
     caption = f"Dots: the loss passes {task.learned_below:.3g}, and the target counts as learned."
     add_title(figure, flags, "how it learned", caption)
@@ -300,11 +300,13 @@ def draw_circuit(flags, report, matches):
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
-    unknown = "" if {*paths} == {*matches} else " ?: not measured."
-    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold.
-place: it looks where the token stands.{unknown} The wider, the more the loss rises without it.
-Red: reads ahead, what comes later in the chain than what the reader shows. Gray: brings what has
-arrived before once more. Dashed: reads all chains.
+    more = "" if {*paths} == {*matches} else " ?: not measured."
+    more += " Dashed: reads all chains." if any("*" in path.read for path in paths) else ""
+    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold; two \
+such boxes: both letters.
+place: it looks where the token stands.{more} The wider, the more the loss rises without it.
+Red: reads ahead, what comes later in the chain than what the reader shows.
+Gray: brings what has arrived before once more.
 {LETTERS}
 Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
 under {ablation} ablation (n = {report["sequences"]})."""
