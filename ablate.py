@@ -58,7 +58,8 @@ def mark_edges(paths, task, places):
 
 
 def mean_attention(pattern, path, task, places):
-    """The attention in a pattern (..., B, T, T) along a path to other tokens, mean over readers."""
+    """The attention in a pattern (..., B, T, T) along a path to other tokens: the sum over what is
+    read, mean over readers; NaN if the path has no edges."""
     edges = mark_edges([path], task, places) & ~torch.eye(task.T, dtype=torch.bool)
     return pattern[..., edges].sum(-1) / edges.any(-1).sum()
 
@@ -66,7 +67,7 @@ def mean_attention(pattern, path, task, places):
 # ---- ablation
 
 MEAN, RESAMPLE = "mean", "resample"
-BOTH = RESAMPLE, MEAN  # the one that fewer circuits pass comes first
+BOTH = RESAMPLE, MEAN  # the stricter first: if it fails, the other need not be tried
 
 
 @torch.no_grad()
@@ -84,9 +85,9 @@ def record_reads(model, inputs):
 
 class PatchedModel:
     """A model on clean sequences, in which reads are ablated: what is read along some edges is
-    replaced by what is read in corrupted sequences, at least as many. In mean ablation that is the
-    mean over all of them, in resample ablation what is read in one of them, another for each clean
-    sequence. Later heads attend in the stream that results.
+    replaced by what is read in corrupted sequences, which are others of the task, at least as many.
+    In mean ablation that is the mean over all of them, in resample ablation what is read in one of
+    them, another for each clean sequence. Later heads attend anew, in the stream that results.
 
     Never ablated are a token's own value, the MLPs and the residual stream. The attention of an
     edge that is kept depends on all other tokens through the softmax. A path that carries nothing
@@ -119,16 +120,17 @@ class PatchedModel:
             clean                        .1 v0     .6 v1     .1 v2     .2 v3
             corrupted                    .2 u0     .1 u1     .4 u2     .3 u3
 
-        and write the sum of a row. It becomes, if it keeps its edge to token 1, and in the
-        corrupted sequence that to token 2; and if it keeps none in either:
+        and write the sum of a row. Chains stand elsewhere in the corrupted sequence: a path may
+        lead to token 1 here, and to token 2 there. The row becomes, with that path, and with none:
 
             keeps 1, and there 2         .2 u0     .6 v1 + .1 u1       .2 v3
             keeps none                   .2 u0     .1 u1     .4 u2     .3 v3
 
         1. What it keeps, and what it reads of itself, is attention times value, as always
         2. but without a kept edge its own value has the corrupted attention, since the clean
-           attention to itself tells how much it attends to others
-        3. The corrupted sequence adds all that it does not keep there"""
+           attention to itself tells how much it attends to others, which a kept edge may tell
+        3. The corrupted sequence adds all that it does not keep there, without its own answer. So
+           the weights need not sum to 1"""
         if ablation not in BOTH:
             raise ValueError(f"ablation must be one of {BOTH}, not {ablation!r}")
         paths = [path for path in paths if path[:2] == head]
@@ -138,16 +140,16 @@ class PatchedModel:
             return mark_edges(paths, self.task, batch.places) == keep_them
 
         corrupted, values = self.corrupted_reads[head]  # (B or more, T, T), (B or more, T, size)
-        others = (corrupted * ~(kept(self.corrupted) | itself)) @ values  # 3
+        added = (corrupted * ~(kept(self.corrupted) | itself)) @ values  # 3
         if ablation == MEAN:
-            corrupted, others = corrupted.mean(0), others.mean(0)
+            corrupted, added = corrupted.mean(0), added.mean(0)
         else:
-            corrupted, others = (x[: len(self.clean.inputs)] for x in (corrupted, others))
+            corrupted, added = (x[: len(self.clean.inputs)] for x in (corrupted, added))
         keep = kept(self.clean)
         alone = itself & ~keep.any(-1, keepdim=True)  # 2
 
         def write(pattern, values):
-            return torch.where(alone, corrupted, pattern * (keep | itself)) @ values + others
+            return torch.where(alone, corrupted, pattern * (keep | itself)) @ values + added
 
         return write
 
@@ -162,7 +164,7 @@ def symbol_means(losses, task):
 
 LOST = 0.01  # the largest share of lost answers
 FLOOR = 0.1  # times 1/N: the lowest attention of a candidate
-REACH = 4  # 1b+4 is the last token after 1b that is a candidate's
+REACH = 4  # candidates have 1b+1 to 1b+4
 EACH = 128  # fresh sequences on which each path is measured
 
 
@@ -178,8 +180,8 @@ def measure(patched, losses):
 
 
 def attention_by_chain(patterns, reader, token, task, places):
-    """The mean attention in patterns (heads, B, T, T) of a reader, (heads,) twice: to this token of
-    its own chain, less the mean to those of the other chains; and to those of all chains."""
+    """(own - mean of others, own + others), (heads,) each: the mean attention of a reader in
+    patterns (heads, B, T, T) to this token of its own chain, and of the other chains."""
     paths = [Path(0, 0, reader, read) for read in (token, f"{token}*")]
     own, to_all = (mean_attention(patterns, path, task, places) for path in paths)
     return own - (to_all - own) / max(task.N - 1, 1), to_all
@@ -187,10 +189,11 @@ def attention_by_chain(patterns, reader, token, task, places):
 
 def candidates(patched):
     """The paths with enough attention in the corrupted sequences, by rank: those between roles
-    first, then those with a 1b+1, then stars between roles; of each the most attended. Of
+    first, then those with a 1b+1, then stars between roles; of each the most attended. What must be
+    enough is
 
-        q reads 1b     this is the attention to 1b of its own chain, less the mean to that of others
-        q reads 1b*    it is that to the 1b of all chains
+        q reads 1b     the attention to 1b of its own chain, less the mean to that of other chains
+        q reads 1b*    that to the 1b of all chains
 
     so that a head that reads all chains alike has only the star."""
     task, reads, attention = patched.task, patched.corrupted_reads, {}
@@ -209,8 +212,8 @@ def candidates(patched):
 
 
 def connected(paths):
-    """Those of these paths that can carry something. A role holds its own symbol. But 1b+1 mostly
-    is of another chain, and has only what it read in an earlier layer, for what reads it later."""
+    """Those of these paths that can carry something of their chain. A role holds its own symbol.
+    But 1b+1 must have read something in an earlier layer, and be read in a later one."""
 
     def carries(path):
         has_read = any(other.reader == path.read and other.layer < path.layer for other in paths)
@@ -228,13 +231,13 @@ def search(ranked, answer):
 
     It tries to drop one, then twice as many each time, or else half as many. Of a to h, let e be
     needed, and a or d. It drops h; g and f; not b, c, d and e; not d and e; not e; d; b and c; not
-    a. What is left are a and e."""
+    a. What is left are a and e, from which it starts again: beside fewer others one may go."""
     if not answer(ranked):
         return None
     left, needed, size = ranked, [], 1
     while left:
         if sys.stderr.isatty():
-            print(f"\rsearch: {len(left)} to try ", end="", file=sys.stderr, flush=True)
+            print(f"search: {len(left):4d} to try", end="\r", file=sys.stderr, flush=True)
         fewer = left[:-size]
         if answer(fewer + needed):
             left, size = fewer, min(2 * size, len(fewer))
@@ -267,8 +270,8 @@ def arrivals(paths, task):
 
 def decoy_losses(fresh, paths):
     """The losses of a circuit, under mean ablation, if each query has the places and the answers of
-    another chain. It must not answer that one: it would not look for what the query shows, but
-    pass on what stands at the places that it is given."""
+    another chain. If it answers that one, the places that it is given have chosen the answer, not
+    the attention of its heads."""
     clean, q = fresh.clean, [*fresh.task.roles].index("q")
     places, answers = clean.places.roll(1, 1), clean.answers.roll(1, 1)
     places[:, :, q] = clean.places[:, :, q]
@@ -305,16 +308,16 @@ def validate(fresh, paths):
         said = f"validated under {kind}"
     report.update(ablation=ablation, validated=said.startswith("validated"), verdict=said)
 
-    # each path, on fewer sequences, which saves half of the time
-    fewer = PatchedModel(fresh.model, task, task.draw("circuits", EACH, 1))
-    reads = record_reads(fewer.model, fewer.clean.inputs)
+    # each path, on a smaller batch, which saves half of the time of ablate.py
+    small = PatchedModel(fresh.model, task, task.draw("circuits", EACH, 1))
+    reads = record_reads(small.model, small.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
         pattern, _ = reads[path[:2]]
-        attention = mean_attention(pattern, path, task, fewer.clean.places).item()
+        attention = mean_attention(pattern, path, task, small.clean.places).item()
         row = dict(path._asdict(), attention=round(attention, 4))
-        row["cost"] = symbol_means(fewer.knock_out([path]) - fewer.full, task)
+        row["cost"] = symbol_means(small.knock_out([path]) - small.full, task)
         rest = [other for other in paths if other != path]
-        row["without"] = symbol_means(fewer.keep_only(rest, ablation), task)
+        row["without"] = symbol_means(small.keep_only(rest, ablation), task)
         report["paths"].append(row)
     return report
 
@@ -329,7 +332,8 @@ def find_circuit(model, task, count=512):
     lost: {ablation: {symbol: share of lost answers}}
     paths: rows of the paths, on EACH sequences, each with its attention in the full model;
         cost, the rise of the full model's loss without it, by mean ablation;
-        without, the loss of the circuit without it, under `ablation`, resample if it answers so
+        without, the loss of the circuit without it, under `ablation`
+    ablation: resample if the circuit answers under it, else mean
     validated, verdict, sequences
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
@@ -350,7 +354,8 @@ def find_circuit(model, task, count=512):
     said = f"not validated: all {len(ranked)} candidates together do not answer"
     report = dict(sequences=count, lost={}, paths=[], validated=False, verdict=said)
     report["full_model"] = symbol_means(fresh.full, task)
-    # reads of single tokens; if they do not end validated, stars too, and the mean asks for less
+    # first without stars, under both ablations; if that is not validated, with stars, under the
+    # mean alone, which asks for less
     plain = [path for path in ranked if "*" not in path.read]
     for among, ablations in (plain, BOTH), (ranked, [MEAN]):
         paths = search(among, functools.partial(answer, ablations=ablations))

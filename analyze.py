@@ -64,7 +64,7 @@ def draw_curves(flags, rows):
         right.plot([step], [task.learned_below], "o", color=color)  # none if step is None
     right.axhline(task.chance, color=GRAY, ls=":", label=f"{task.chance:.3g}: cannot tell chains")
     end = min(steps[-1], 1.5 * max(step or steps[-1] for step in learned.values()))
-    right.set(xlabel="training step", ylabel="validation loss of each target", xlim=(0, end), ylim=0)
+    right.set(xlabel="training step", ylabel="validation loss of each", xlim=(0, end), ylim=0)
     figure.legend(loc="outside right center")
     caption = f"Dots: the loss passes {task.learned_below:.3g}, and the target counts as learned."
     add_title(figure, flags, "how it learned", caption)
@@ -100,6 +100,7 @@ def draw_attention_maps(model, flags, paths):
         axes.vlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         own = [path for path in paths if path[:2] == (layer, head)]
         edges = mark_edges(own, task, batch.places)[0, order][:, order]
+        # x: what is read, y: its reader
         axes.plot(*edges.T.nonzero().T, "s", ms=250 / n, mfc="none", mec=RED)
     caption = f"""Heads of the circuit come first. Rows attend to columns. Tokens between lines: \
 {" ".join(task.roles)}.
@@ -109,12 +110,6 @@ Red: paths of the circuit. They were found on many sequences, and may be empty i
 
 
 # ---- what a read matches
-
-# A read matches a symbol that makes a third of its score, and 1 nat at least, which multiplies the
-# odds by e. Both are far from what was found in results/figures/matches.jsonl: a read that matches
-# has 0.9 to 1.5 of its score from symbols, one by place at most 0.08; untrained weights, and the
-# symbols of two chains, give at most 0.13 nats
-SHARE, LEAST = 1 / 3, 1.0
 
 
 def queries_and_keys(model, inputs):
@@ -135,11 +130,12 @@ def queries_and_keys(model, inputs):
 
 @torch.no_grad()
 def slopes_of(model, task, paths, batch, further=0, step=0.01):
-    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)): the q and k
-    whose product is the score of a path, in one chain of each sequence, and how both change by
-    central differences if a number of the symbol shown at a token of this chain changes, or of the
-    chain `further` chains on. From k that of the next chain is taken off, as from a score."""
+    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)), of one chain
+    of each sequence. factors: q of the reader, and k of what it reads less that of the next chain,
+    since the softmax sees differences alone. slopes: how both change with each number of the symbol
+    at each role of this chain, or of the chain `further` chains on; central differences."""
     sequence = torch.arange(len(batch.inputs))
+    # chain b mod N of sequence b, the next one, and the one whose symbols change
     chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1, further)]
     own, other, changed = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
 
@@ -161,6 +157,13 @@ def slopes_of(model, task, paths, batch, further=0, step=0.01):
     return factors(batch.inputs), slopes
 
 
+# A read matches a symbol x if the part of its score that compares two copies of x, c |x|^2, is a
+# third of the score, and 1 nat at least, which multiplies the odds by e. Both are far from what was
+# found in results/figures/matches.jsonl: reads that match have 0.88 to 1.33 of their score from
+# symbols, others at most 0.08; untrained weights, and symbols of two chains, give 0.1 nats
+SHARE, LEAST = 1 / 3, 1.0
+
+
 def measure_matches(model, task, paths, n=32):
     """{path: (M, score, letters)} of the paths between roles, if there is another chain.
 
@@ -171,7 +174,8 @@ def measure_matches(model, task, paths, n=32):
         M[u, v] = dq/dx_u dk/dx_v        mean over n sequences
 
     If that is c I, the score holds c x_u x_v: the head compares two symbols. In the tuples are M
-    (roles, roles, K, K), the mean score, and {k: c} of the x_k that it matches, {} by place."""
+    (roles, roles, K, K), the mean score, and matched {k: c} of the x_k that it matches, c summed
+    over the pairs of tokens that show it; {} if the head looks by place."""
     paths = [path for path in paths if {*path[2:]} <= task.roles.keys() and task.N > 1]
     if not paths:
         return {}
@@ -183,11 +187,9 @@ def measure_matches(model, task, paths, n=32):
     for path, M, score in zip(paths, maps, scores, strict=True):
         if not M.isfinite().all():
             raise FloatingPointError(f"{path} has scores that are not finite")
-        least, letters = max(LEAST, SHARE * abs(score)) / square, {}
-        for symbol, c in same_symbol(M, task).items():
-            if c.sum().abs().item() >= least:
-                letters[symbol] = max(c.flatten().tolist(), key=abs)
-        matches[path] = M, score, letters
+        least = max(LEAST, SHARE * abs(score)) / square
+        sums = {k: c.sum().item() for k, c in same_symbol(M, task).items()}
+        matches[path] = M, score, {k: c for k, c in sums.items() if abs(c) >= least}
     return matches
 
 
@@ -231,14 +233,14 @@ def draw_diagram(axes, flags, looks):
 
     # from the input, layer -1, to the last: where each layer is that has paths, dots between others
     rows, y_of, ticks, below = arrivals(paths, task), {-1: 0}, {0: "input"}, {}
-    for (last, _), (layer, _) in itertools.pairwise(rows):
-        highest = max(lane[path] for path in paths if path.layer == layer)
-        y_of[layer], below[layer] = y_of[last] + 1 + 0.35 * highest, last
-        style = "-" if layer == last + 1 else ":"
-        axes.vlines(x_of.values(), y_of[last], y_of[layer], FAINT, style, lw=1, zorder=0)
+    for (lower, _), (layer, _) in itertools.pairwise(rows):
+        lanes = max(lane[path] for path in paths if path.layer == layer)
+        y_of[layer], below[layer] = y_of[lower] + 1 + 0.35 * lanes, lower
+        style = "-" if layer == lower + 1 else ":"
+        axes.vlines(x_of.values(), y_of[lower], y_of[layer], FAINT, style, lw=1, zorder=0)
         ticks[y_of[layer]] = f"layer {layer}"
         if style == ":":
-            ticks[(y_of[last] + y_of[layer]) / 2] = "\N{VERTICAL ELLIPSIS}"
+            ticks[(y_of[lower] + y_of[layer]) / 2] = "\N{VERTICAL ELLIPSIS}"
     top = max(ticks)
     axes.figure.set_size_inches(max(7.5, 0.85 * apart * len(x_of) + 1.2), 0.8 * top + 2.8)
     axes.set_yticks([*ticks], ticks.values())
@@ -258,6 +260,7 @@ def draw_diagram(axes, flags, looks):
         shown |= {(below[path.layer], read), (path.layer, path.reader)}
     for (layer, holds), token in itertools.product(rows, x_of):
         if (layer, token) in shown:
+            # the label of x_1 of the first chain is B1
             letters = [(task.labels[k][0], symbol_color(k)) for k in sorted(holds[token])]
             write_boxes(axes, x_of[token], y_of[layer], letters)
 
@@ -302,8 +305,8 @@ def draw_circuit(flags, report, matches):
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     more = "" if {*paths} == {*matches} else " ?: not measured."
     more += " Dashed: reads all chains." if any("*" in path.read for path in paths) else ""
-    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold; two \
-such boxes: both letters.
+    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold; \
+two such boxes: both letters.
 place: it looks where the token stands.{more} The wider, the more the loss rises without it.
 Red: reads ahead, what comes later in the chain than what the reader shows.
 Gray: brings what has arrived before once more.

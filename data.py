@@ -59,10 +59,11 @@ class Task:
         self.targets = sorted({*self.targets}) or [*range(1, D + 1)]
         self.target_names = [f"x_{k}" for k in self.targets]
 
-        # x_k of chain n is the symbol n (D + 1) + k; labels has their names in this order
+        # x_k of chain n is the symbol n * (D + 1) + k; labels has their names in this order
         self.labels = [f"{chr(ord('A') + k)}{n + 1}" for n in range(N) for k in range(D + 1)]
 
-        # {role: the k of the x_k that it shows}; a slot is what a chain has in one row, 1a 1b or q
+        # {role: the k of the x_k that it shows}; slots, in the order of a sequence: the roles of a
+        # pair, or of a query
         self.roles, self.chain_slots = {"q": 0}, [["q"]]
         for k in range(1, D + 1):
             self.roles |= {f"{k}a": k - 1, f"{k}b": k}
@@ -71,8 +72,8 @@ class Task:
         # the number of tokens, their dimensions, and those of what is predicted at each query
         self.T, self.inputs, self.outputs = N * (2 * D + 1), K, K * len(self.targets)
 
-        # the loss of a model that cannot tell which of N symbols is right: it answers their
-        # average, and if there is one chain alone 0, that of all symbols
+        # the loss of a model that answers the mean of the N symbols among which it cannot tell; of
+        # one chain, where there is nothing to tell, that of a model that answers 0
         self.chance = 1 - 1 / N if N > 1 else 1.0
 
     @property
@@ -81,7 +82,8 @@ class Task:
         return self.chance * 2 / 3
 
     def draw(self, split, size, number=0):
-        """Batch `number` of a split, of `size` sequences: the same for the same arguments."""
+        """Batch `number` of a split, of `size` sequences: the same for the same arguments. One of
+        another size shares symbols with it, not sequences."""
         return self.batch(size, np.random.default_rng((self.seed, SPLITS.index(split), number)))
 
     def batch(self, size, rng):
@@ -96,7 +98,8 @@ class Task:
         queries = order[:, D]  # (B, N) the chain of each                  2 1 0
 
         # what they show, and where 1a and 1b of each query stand
-        shown, places = [], {"q": np.arange(self.T - N, self.T)}  #        6 7 8
+        shown = []
+        places = {"q": np.arange(self.T - N, self.T) + 0 * queries}  #     6 7 8
         for i, k in enumerate(range(D, 0, -1)):
             symbol = order[:, i] * (D + 1) + k  # (B, N) x_k of each pair  5 1 3
             shown += [np.stack([symbol - 1, symbol], 2).reshape(size, -1)]
@@ -104,8 +107,7 @@ class Task:
             places |= {f"{k}a": first, f"{k}b": first + 1}
         symbols = np.concatenate([*shown, queries * (D + 1)], 1)  # (B, T) 4 5 0 1 2 3  4 2 0
         inputs = vectors[row, symbols]  # (B, T, K)
-        # (B, N, roles), q too
-        places = np.stack([places[role] + 0 * queries for role in self.roles], 2)
+        places = np.stack([places[role] for role in self.roles], 2)  # (B, N, roles)
 
         # what each query asks for: the first shows A3, the symbol 4, so x_1 is the symbol 5
         asked = symbols[:, -N:, None] + self.targets  # (B, N, targets)
@@ -122,7 +124,7 @@ class Batch(NamedTuple):
     """B sequences of T tokens each. The last N tokens of a sequence are its queries."""
 
     inputs: torch.Tensor  # (B, T, Task.inputs)
-    answers: torch.Tensor  # (B, N, targets * K) those to each query; only Task reads them
+    answers: torch.Tensor  # (B, N, ...) those to each query, in the form of the Task
     places: torch.Tensor  # (B, N, roles) where each role of a query's chain stands, 0 to T - 1
     symbols: torch.Tensor  # (B, T) which symbol each token shows, an index of Task.labels
 

@@ -59,7 +59,7 @@ class Layer(nn.Module):
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
             pattern = self.pattern(pattern)
             written = pattern @ v  # (B, heads, n_out, head_size)
-            for head, f in functions.items():
+            for head, f in functions.items():  # n_out is T if there are some
                 z = f(pattern[:, head], v[:, head])
                 if z.shape != v[:, head].shape:
                     raise ValueError(f"head {head} must write {tuple(v[:, head].shape)}")
@@ -92,8 +92,8 @@ class Transformer(nn.Module):
     """A transformer that reads T tokens of `inputs` numbers and predicts `outputs` numbers at each
     of the last N tokens, the queries.
 
-    positions: "appended" adds to the numbers of each token as many more, the cos and sin of the
-    angles of its position; "rope" rotates queries and keys by such angles; None does neither.
+    positions: "appended" gives each token as many further numbers, the cos and sin of the angles of
+    its position; "rope" rotates queries and keys by such angles; None does neither.
     qk_std: standard deviation of W_Q and W_K at the start; that of attention scores is then
     qk_std**2 * width. All other matrices start with 0.02, but for those that add to the residual
     stream. dtype: that of activations and matrix products, "float32" or "bfloat16"; the weights,

@@ -8,9 +8,10 @@
     python sweep.py $small --layers 4 3 2 1
     python sweep.py $small --layers 4 2 --targets last
 
-Further flags are those of train.py, with one value or several, and --save-every 0 by default. Each
-run is a process, train.py --resume, that prints into RUN.txt; if one fails, the others go on. The
-same command continues what has not ended. The table keeps the runs whose directories are gone.
+Further flags are those of train.py, with one value or several (of a flag given twice the last
+counts), and --save-every 0 by default. Each run is a process, train.py --resume, that prints into
+RUN.txt; if one fails, the others go on. The same command continues what has not ended. The table
+keeps the runs whose directories are gone.
 
 On a Dask cluster (pip install distributed) all machines see --out under one name, and each command
 starts in a clone of this repository. Keep it private: whoever reaches it can run any code there.
@@ -31,7 +32,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import train
-from analyze import GRAY, INK, RED, crossings, panels, save_figure, symbol_color
+from analyze import GRAY, INK, RED, crossings, panels, save_figure, shown_name, symbol_color
 from data import Task, command_line
 
 
@@ -42,6 +43,7 @@ def grid(flags, folder):
     """Return {run directory: command line of train.py}, one for each choice of a value per flag of
     {flag: [value, ...]}. FileExistsError if a directory has another run."""
     flags = {"--save-every": ["0"]} | flags
+    # a flag without values, --no-mlp or --lr=1e-3, is one choice
     choices = [[[flag, value] for value in flags[flag]] or [[flag]] for flag in flags]
     runs = {}
     for chosen in itertools.product(*choices):
@@ -144,7 +146,7 @@ def figure_4(rows):
     left.set_title("Asked for all symbols, or for the last alone")
     left.set_ylabel(f"final validation loss, {Task.loss_name}")
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
-        label = f"$x_{k}$: {k.bit_length() + 1} layers"
+        label = f"{shown_name(f'x_{k}')}: {k.bit_length() + 1} layers"
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
     right.set_title("Each symbol, with IC")
     for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
@@ -173,7 +175,7 @@ def main():
     p.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once, one a core")
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
 
-    # each flag with its values, since those of train.py take several here: ours, and the others
+    # [flag, value, ...] for each, since those of train.py take several here: ours, and the others
     groups = [[]]
     for word in sys.argv[1:]:
         if word.startswith(("--", "-h")):

@@ -38,7 +38,7 @@ def run_once(flags):
     run, task = flags.out, task_of(flags)
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
-    if flags.init:
+    if flags.init and not (run / "state.pt").exists():
         try:
             model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
         except RuntimeError:  # its message has many lines
@@ -76,7 +76,7 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save without this row: --resume evaluates again
+            # save the state before this row: --resume evaluates again, and decides alike
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state["parts"] = [part.state_dict() for part in parts]
             write_file(run / "state.pt", state)
@@ -97,12 +97,13 @@ def run_once(flags):
         if last:
             write_file(run / "model.pt", averaged.module.state_dict())
             print(f"---\nrun: {run}\nconfirmed: {row['confirmed']:.5f}")
-            print(f"solved: {row['confirmed'] < flags.stop_below}")
+            if flags.stop_below:
+                print(f"solved: {row['confirmed'] < flags.stop_below}")
             return
 
         # one step: forward, backward, clip, update
         torch.manual_seed(step)  # if you add dropout, it resumes to the same bits
-        number = step % max(flags.examples // flags.batch, 1)  # of the batches of an epoch
+        number = step % max(flags.examples // flags.batch, 1)  # drawn again in each epoch
         batch = task.draw("training", flags.batch, number).to(flags.device)
         loss = task.losses(model(batch.inputs), batch).mean()
         loss.backward()
@@ -132,7 +133,7 @@ def evaluate(model, task, split, n, device):
     for number in range(n // 256):
         batch = task.draw(split, 256, number).to(device)
         losses.append(task.losses(model(batch.inputs), batch))  # (256, N, targets)
-    means = torch.cat(losses).mean((0, 1)).double()  # so that the log averages them exactly
+    means = torch.cat(losses).mean((0, 1)).double()  # float64: val is exactly their mean in the log
     each = dict(zip(task.target_names, means.tolist(), strict=True))
     return dict(val=means.mean().item(), **each)
 
