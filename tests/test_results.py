@@ -94,7 +94,7 @@ def test_results_readme_has_the_commands_that_trained_the_runs():
 
 def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, capsys):
     """Each line of its text blocks begins one that is printed. The examples show that a head of
-    layer 4 carries B, C and D, and that D alone is read ahead."""
+    layer 3 carries B, C and D, and that D alone is read ahead."""
     readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "main"
     flags, log = train.read_flags(run), train.read_log(run)
     task = train.task_of(flags)
@@ -114,8 +114,8 @@ def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, caps
     for line in printed:
         name, _, numbers = line.partition(" tensor")
         losses[name] = [*map(float, re.findall(r"\d\.\d+", numbers))]
-    assert min(losses["(4, 0)"]) > 0.5 > max(losses["(7, 0)"])
-    x_1, x_2, x_3 = losses["L4H0: 2b reads 3b"]
+    assert min(losses["(3, 0)"]) > 0.5 > max(losses["(10, 0)"])
+    x_1, x_2, x_3 = losses["L3H0: 2b reads 3b"]
     assert max(x_1, x_2) < 0.1 and x_3 > 0.3
 
 
