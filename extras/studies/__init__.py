@@ -17,6 +17,14 @@ def rows_by(file, name):
     return {row[name]: row for row in read_file(file, [])}
 
 
+def grouped(rows, key):
+    """Return {key(row): [row, ...]}, in the order of the rows."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
 # ---- text
 
 
