@@ -12,7 +12,7 @@ import sweep
 import train
 from data import Task, describe
 from extras.studies import rows
-from extras.studies.__main__ import PAGES, pieces_of
+from extras.studies.__main__ import PAGES
 from tests.common import HERE
 
 import matplotlib
@@ -57,7 +57,7 @@ def test_committed_weights_score_what_their_log_says(run):
 @functools.cache
 def lines_of(page):
     """Return the lines that must stand on a page, each with one space between words."""
-    return [" ".join(line.split()) for piece in pieces_of(page) for line in piece.splitlines()]
+    return [" ".join(line.split()) for piece in PAGES[page]() for line in piece.splitlines()]
 
 
 def faults_of(page, text):

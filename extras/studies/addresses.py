@@ -20,14 +20,12 @@ from pathlib import Path
 
 import train
 from data import command_line, progress
-from extras.studies import RESULTS, markdown, rows_by, span
-from extras.studies.depth import SOLVED
-from extras.studies.rows import all_runs, knows, load, name_of, rounded
+from extras.studies import RESULTS, rows_by
+from extras.studies.rows import SOLVED, load, name_of, rounded
 
 import torch
 
 
-ENOUGH = 30  # of fewer queries places_table() says nothing
 FILE = "addresses.jsonl"
 SWAPS = "pattern", "written"
 
@@ -120,41 +118,9 @@ def passes_on(swap, task):
 
 
 @cache
-def committed_rows():
+def measured():
     """Return {run: its committed row}."""
     return rows_by(RESULTS / "figures" / FILE, "run")
-
-
-def passes_on_a_place(row):
-    """Return whether any finder of a committed run does; None if the run does not know its last
-    symbol, or was not measured."""
-    found = committed_rows().get(name_of(row))
-    if not found or not knows(row, row["flags"].D):
-        return None
-    return any(passes_on(swap, row["task"]) == "a place" for swap in found["swaps"].values())
-
-
-def places_table():
-    """Return how many measured runs of two steps and two chains know x_2, and what their finders
-    pass on, by layers and by the places where a pair may stand."""
-    groups, lines = {}, []
-    for row in all_runs():
-        if name_of(row) in committed_rows() and row["flags"].N == row["flags"].D == 2:
-            groups.setdefault((row["places"], row["flags"].layers), []).append(row)
-    for (places, layers), rows in sorted(groups.items()):
-        known = [row for row in rows if knows(row, 2)]
-        losses = span([row["losses"]["x_2"] for row in rows])
-        cells = [places, layers, f"{len(known)} of {len(rows)}", losses]
-        for role in "1b", "q":
-            passed = []
-            for row in known:
-                swap = committed_rows()[name_of(row)]["swaps"].get(role)
-                if swap and swap["n"] >= ENOUGH and swap["heads"][0][:2] != f"L{layers - 1}":
-                    passed.append(passes_on(swap, row["task"]))
-            cells.append(", ".join(f"{passed.count(what)}: {what}" for what in sorted({*passed})))
-        lines.append(cells)
-    finders = "finder at 1b passes on", "at q"
-    return markdown(["places", "layers", "know x_2", "loss of x_2", *finders], *lines)
 
 
 def main():

@@ -26,12 +26,6 @@ def count(claim):
     return [*found.values()]
 
 
-def value_of(row, name):
-    if name == "dtype":  # of the oldest rows it was not kept
-        return row["config"].get("dtype", "unknown")
-    return getattr(row["flags"], name) if name in DEFAULTS else row[name]
-
-
 def said(name, values):
     """Return "heads 4-8" or "positions appended/rope"."""
     if isinstance(values[0], (str, bool)):
@@ -43,7 +37,7 @@ def which(claim):
     """Return which runs a claim counts: what it says of them, and their sizes."""
     texts, rows = [claim.runs], [row for row, _ in count(claim)]
     for name in VARYING:
-        values = sorted({value_of(row, name) for row in rows})
+        values = sorted({row[name] for row in rows})
         if values != [USUAL[name]]:
             texts.append(said(name, values))
     return "; ".join(filter(None, texts))
@@ -53,7 +47,7 @@ def fails(claim):
     """Return where runs disagree: "optimizer adamw, D 3: 2 of 3"."""
     groups, texts = {}, []
     for row, agrees in count(claim):
-        values = tuple(value_of(row, name) for name in claim.by)
+        values = tuple(row[name] for name in claim.by)
         groups.setdefault(values, []).append(not agrees)
     for values, failed in sorted(groups.items()):
         words = [said(name, [value]) for name, value in zip(claim.by, values, strict=True)]
