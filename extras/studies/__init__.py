@@ -17,11 +17,11 @@ def rows_by(file, name):
     return {row[name]: row for row in read_file(file, [])}
 
 
-def grouped(rows, key):
-    """Return {key(row): [row, ...]}, in the order of the rows."""
+def grouped(rows, *names):
+    """Return {(value, ...) of these fields: [row, ...]}, in the order of the rows."""
     groups = {}
     for row in rows:
-        groups.setdefault(key(row), []).append(row)
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
 
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from extras.studies import markdown, share, span
+from extras.studies import grouped, markdown, share, span
 from extras.studies.claims import CLAIMS
 from extras.studies.rows import same_run
 from train import DEFAULTS
@@ -45,12 +45,10 @@ def which(claim):
 
 def fails(claim):
     """Return where runs disagree: "optimizer adamw, D 3: 2 of 3"."""
-    groups, texts = {}, []
-    for row, agrees in count(claim):
-        values = tuple(row[name] for name in claim.by)
-        groups.setdefault(values, []).append(not agrees)
-    for values, failed in sorted(groups.items()):
+    rows, texts = [row | dict(failed=not agrees) for row, agrees in count(claim)], []
+    for values, group in sorted(grouped(rows, *claim.by).items()):
         words = [said(name, [value]) for name, value in zip(claim.by, values, strict=True)]
+        failed = [row["failed"] for row in group]
         if any(failed):
             texts.append(f"{', '.join(words)}: {share(failed)}")
     return "; ".join(texts)

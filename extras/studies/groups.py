@@ -16,7 +16,7 @@ READS = [  # of which kinds, which token, what it reads, what it gains; the firs
     ("1b reads 2b", "1b", "2b", "C, ahead"),
     ("q reads 3b", "query", "3b", "D"),
 ]
-WANTED = dict(task="chain", targets="all", causal=True, init="", N=4, width=128)
+USUAL = dict(task="chain", targets="all", causal=True, init="", N=4, width=128)
 FEWEST = 3  # a group of fewer runs stands in no table
 ENOUGH = 30  # of fewer queries nothing is said
 
@@ -34,9 +34,9 @@ def targets():
     """Return a row per set of targets, of fresh weights and D = 3: how many know each symbol at
     their end, and when they learned it."""
     rows, lines = committed("curriculum/*"), []
-    rows = [row for row in rows if row["flags"].D == 3 and not row["flags"].init]
-    for asked, group in grouped(rows, lambda row: (*row["task"].targets,)).items():
-        cells = []
+    rows = [row for row in rows if row["D"] == 3 and not row["init"]]
+    for group in grouped(rows, "targets").values():
+        asked, cells = group[0]["task"].targets, []
         for k in (1, 2, 3):
             known = [row["learned"][f"x_{k}"] for row in group if knows(row, k)]
             text = f"{len(known)}: {spread(known)}" if known else "0"
@@ -47,42 +47,35 @@ def targets():
 
 def layers():
     """Return how many runs of long chains know each symbol at their end, by layers; bold where the
-    flow of information has just become deep enough. Repeats elsewhere are no further runs."""
-    runs, lines = {}, []
-    for row in all_runs():
-        if row["flags"].D >= 5 and WANTED.items() <= vars(row["flags"]).items():
-            runs.setdefault(same_run(row), row)
-    shapes = grouped(runs.values(), lambda row: shape_of(row["flags"]))
-    for (D, layers, heads, steps), rows in sorted(shapes.items()):
+    flow of information has just become deep enough."""
+    rows, lines = [row for row in all_runs() if row["D"] >= 5], []
+    rows = [row for row in rows if USUAL.items() <= vars(row["flags"]).items()]
+    rows = {same_run(row): row for row in rows}.values()  # repeats elsewhere are no further runs
+    groups = grouped(rows, "D", "layers", "heads", "steps")
+    for (D, layers, heads, steps), group in sorted(groups.items()):
         cells = []
         for k in range(1, D + 1):
-            known = sum(knows(row, k) for row in rows)
+            known = sum(knows(row, k) for row in group)
             cells.append(f"**{known}**" if causal_depth(k) == layers else f"{known}")
-        if len(rows) >= FEWEST:
-            lines.append([D, f"{layers} x {heads}", f"{steps:,}", len(rows), ", ".join(cells)])
+        if len(group) >= FEWEST:
+            lines.append([D, f"{layers} x {heads}", f"{steps:,}", len(group), ", ".join(cells)])
     return markdown(["D", "layers x heads", "steps", "runs", "know x_1, x_2, ..."], *lines)
-
-
-def shape_of(flags):
-    return flags.D, flags.layers, flags.heads, flags.steps
 
 
 def places():
     """Return how many measured runs of two steps and two chains know x_2, and what their finders
     pass on, by layers and by the places where a pair may stand."""
-    lines, shape = [], dict(N=2, D=2)
-    rows = [row for row in all_runs() if name_of(row) in measured()]
-    rows = [row for row in rows if shape.items() <= vars(row["flags"]).items()]
-    groups = grouped(rows, lambda row: (row["places"], row["flags"].layers))
-    for (places, layers), rows in sorted(groups.items()):
-        losses, cells = span([row["losses"]["x_2"] for row in rows]), []
+    rows, lines = [row for row in all_runs() if name_of(row) in measured()], []
+    rows = [row for row in rows if row["N"] == row["D"] == 2]
+    for (places, layers), group in sorted(grouped(rows, "places", "layers").items()):
+        losses, cells = span([row["losses"]["x_2"] for row in group]), []
         for role in "1b", "q":
             passed = []
-            for row in rows:
+            for row in group:
                 swap = measured()[name_of(row)]["swaps"].get(role) if knows(row, 2) else None
                 if swap and swap["n"] >= ENOUGH and swap["heads"][0][:2] != f"L{layers - 1}":
                     passed.append(passes_on(swap, row["task"]))
             cells.append(", ".join(f"{passed.count(what)}: {what}" for what in sorted({*passed})))
-        lines.append([places, layers, share(knows(row, 2) for row in rows), losses, *cells])
+        lines.append([places, layers, share(knows(row, 2) for row in group), losses, *cells])
     finders = "finder at 1b passes on", "at q"
     return markdown(["places", "layers", "know x_2", "loss of x_2", *finders], *lines)

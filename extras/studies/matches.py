@@ -1,7 +1,6 @@
 """What each read of a circuit matches: a symbol, or none, if it reads by place (analyze.py).
 
     python -m extras.studies.matches results/[ABCD] results/main --out results/figures
-    python -m extras.studies.matches out/L12_H1_D3_s* --emergence    # of runs with checkpoints
 
 matches.png shows the reads of the first run; matches.jsonl has a row for each read between roles:
 
@@ -11,10 +10,9 @@ matches.png shows the reads of the first run; matches.jsonl has a row for each r
     score: the mean score, in nats
     common: whether reader and read can hold a common symbol by then (Assumption 1 of the paper)
 
-The committed rows have also what commit dfca674 measured: same, what c |x|^2 of all pairs that show
-one symbol adds to the score; and the same with untrained weights, and of symbols of two chains.
-
-emergence.jsonl, drawn in emergence.png, has a row for each read that matches a symbol:
+This file of commit dfca674 measured what else the committed rows have: `same`, what c |x|^2 of all
+pairs that show one symbol adds to the score; and the same with untrained weights, and of symbols of
+two chains. It made emergence.jsonl, a row for each read that matches a symbol, in nine runs:
 
     steps, c: c of its pair at each checkpoint
     rises: when c |x|^2 first passes 1 nat; learned: when the symbol was that the read shows
@@ -54,25 +52,6 @@ def measure(run, n=32):
     return rows, maps
 
 
-def emerge(run, n=32):
-    """The rows of a run in emergence.jsonl."""
-    task, log = train.task_of(train.read_flags(run)), train.read_log(run)
-    rows = {path: row for path, row in measure(run, n)[0].items() if row["letters"]}
-    files, learned = analyze.checkpoints_of(run), analyze.crossings(log, task)
-    steps, roles = [int(file.stem) for file in files], [*task.roles]
-    least = analyze.LEAST / task.draw("circuits", n).inputs.square().sum(-1).mean().item()
-    for row in rows.values():
-        row |= dict(steps=steps, c=[], learned=learned.get(f"x_{task.roles[row['read']]}"))
-    for file in files:
-        model, _, _ = train.load(run, f"ckpt/{file.name}")
-        for path, (M, *_) in analyze.measure_matches(model, task, rows, n).items():
-            u, v = map(roles.index, rows[path]["pair"])
-            rows[path]["c"].append(c_of(M)[u, v].item())
-    for row in rows.values():
-        row["rises"] = analyze.first_below(steps, [-c for c in row["c"]], -least)
-    return rows
-
-
 def first_reads(rows):
     """[{read: row}, ...] for each run: of the reads of 1b, 2b, ..., those that match first."""
     found = {}
@@ -84,7 +63,7 @@ def first_reads(rows):
 def table(rows):
     """How many reads of each run match a symbol, and how much of M is then c I."""
     lines = []
-    for run, own in grouped(rows, lambda row: row["run"]).items():
+    for (run,), own in grouped(rows, "run").items():
         by_symbol = [row for row in own if row["letters"]]
         both_hold = sum(row["common"] for row in by_symbol)
         counts = len(own), len(by_symbol), both_hold, len(own) - len(by_symbol)
@@ -137,40 +116,20 @@ blue: up to {limit:.1f}. Right: the red frame, and c."""
     return figure
 
 
-def draw_emergence(rows):
-    """c of the first read of each pair over training, a line a run."""
-    (figure, [axes]), runs = analyze.panels(1, 1, 9, 3.6), first_reads(rows)
-    for number, name in enumerate("BCD", 1):
-        read, color = f"{number}b", analyze.symbol_color(number)
-        axes.plot([], [], "^-", color=color, label=f"read of {read}, which shows {name}")
-        for row in (reads[read] for reads in runs if read in reads):
-            axes.plot(row["steps"], [max(c, 1e-3) for c in row["c"]], color=color, lw=1)
-            axes.plot(row["learned"], 0.012, "^", color=color, alpha=0.6)
-    axes.set(yscale="log", xlim=(0, 1000), ylim=(0.01, 20), xlabel="training step", ylabel="c")
-    figure.legend(loc="outside right upper", frameon=False)
-    caption = f"A line is a run (n = {len(runs)}). Triangles: the symbol is learned."
-    figure.supxlabel(caption, x=0.01, ha="left", size=9, color="dimgray")
-    return figure
-
-
 def main():
     p = command_line("python -m extras.studies.matches", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories")
-    p.add_argument("--emergence", action="store_true", help="over the checkpoints, instead")
     p.add_argument("--out", type=Path, default="out", help="the folder of the files")
     args = p.parse_args()
-    name = "emergence" if args.emergence else "matches"
-    file, names = args.out / f"{name}.jsonl", {run.name for run in args.run}
+    file, names = args.out / "matches.jsonl", {run.name for run in args.run}
     rows = [row for row in train.read_file(file, []) if row["run"] not in names]
     for run in args.run:
-        found, maps = (emerge(run), None) if args.emergence else measure(run)
-        if maps and run == args.run[0]:
+        found, maps = measure(run)
+        if found and run == args.run[0]:
             analyze.save_figure(draw(run, found, maps), args.out / "matches.png")
         rows += rounded([*found.values()])
     train.write_file(file, rows)
-    if args.emergence:
-        analyze.save_figure(draw_emergence(rows), args.out / "emergence.png")
-    print(emergence_table(rows) if args.emergence else table(rows))
+    print(table(rows))
 
 
 if __name__ == "__main__":
