@@ -20,7 +20,7 @@ def readme():
     report = read_report(RESULTS / "main")
     ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
     path, row = max(ahead.items(), key=lambda item: item[1]["cost"]["x_3"])
-    runs = [run for run, _ in counts.count(claims.first_run_is_plain)]
+    runs = counts.count(claims.first_run_is_plain)
     both = [run for run in runs if run["verdict"].startswith("validated under both")]
     plain = sum("2b reads 3b" in claims.heads_of(run) for run in both)
     return [

@@ -23,7 +23,7 @@ ENOUGH = 30  # of fewer queries nothing is said
 
 def doubling():
     """Return how many of the circuits of the first claim have each read."""
-    circuits, lines = [heads_of(row) for row, _ in count(holds_six_reads)], []
+    circuits, lines = [heads_of(row) for row in count(holds_six_reads)], []
     for kinds, *cells in READS:
         counts = [sum(kind in heads for heads in circuits) for kind in kinds.split(", ")]
         lines.append([*cells, ", ".join(map(str, counts))])

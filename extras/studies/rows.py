@@ -24,7 +24,6 @@ from train import DEFAULTS
 
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
 SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # flags that are no settings
-LONGER = "init", "steps"  # those in which a run differs that goes on from another
 
 
 def rounded(value):
@@ -131,11 +130,11 @@ def same_run(row, *but):
 @functools.cache
 def continuations():
     """Return {name: that of the run before} of the committed runs that go on from another, that is,
-    start from its weights (--init) with its settings."""
-    rows, found = {row["name"]: row for row in all_runs()}, {}
+    start from its weights (--init) with its settings, for as many steps as they like."""
+    rows, found, but = {row["name"]: row for row in all_runs()}, {}, ("init", "steps")
     for name, row in rows.items():
-        before = rows.get(Path(row["flags"].init).name, row)
-        if before != row and same_run(before, *LONGER) == same_run(row, *LONGER):
+        before = rows.get(Path(row["init"]).name)
+        if before and same_run(before, *but) == same_run(row, *but):
             found[name] = before["name"]
     return found
 
