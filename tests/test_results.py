@@ -11,7 +11,6 @@ import analyze
 import sweep
 import train
 from data import Task, describe
-from extras.studies import rows
 from extras.studies.__main__ import PAGES
 from tests.common import HERE
 
@@ -36,14 +35,6 @@ NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
     "results/paper.md": "16 0.17 0.89 3600 24,000 6,400 1,200 1e-3 0 0.02 0.1 0.9 0.99 1.6 5.1",
 }
 MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras/*/*.md")})
-
-
-def test_committed_runs_can_be_read():
-    """A folder that kept its weights says the same as its row, but for the report."""
-    found = {rows.name_of(row): row for row in rows.load(sorted(RESULTS.glob("runs/*.jsonl")))}
-    assert all(row["losses"] for row in found.values())
-    kept = rows.row_of(RESULTS / "main")
-    assert all(kept[key] == found["main/float32_s100"][key] for key in ("config", "log"))
 
 
 @pytest.mark.parametrize("run", WEIGHTS, ids=lambda run: run.name)
@@ -93,8 +84,7 @@ def test_results_readme_has_the_commands_that_trained_the_runs():
 
 
 def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, capsys):
-    """Each line of its text blocks begins one that is printed. The examples show that a head of
-    layer 4 carries B, C and D, and that D alone is read ahead."""
+    """Each line of its text blocks begins one that is printed."""
     readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "main"
     flags, log = train.read_flags(run), train.read_log(run)
     task = train.task_of(flags)
@@ -109,14 +99,6 @@ def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, caps
     for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL):
         for line in block.splitlines():
             assert not line or any(each.startswith(line) for each in printed), f"README.md: {line}"
-
-    losses = {}
-    for line in printed:
-        name, _, numbers = line.partition(" tensor")
-        losses[name] = [*map(float, re.findall(r"\d\.\d+", numbers))]
-    assert min(losses["(4, 0)"]) > 0.5 > max(losses["(7, 0)"])
-    x_1, x_2, x_3 = losses["L4H0: 2b reads 3b"]
-    assert max(x_1, x_2) < 0.1 and x_3 > 0.3
 
 
 def test_links_of_pages_lead_somewhere():

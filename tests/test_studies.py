@@ -3,7 +3,7 @@
 import json
 
 import train
-from extras.studies import circuits, claims, counts, rows
+from extras.studies import claims, counts, rows
 from extras.studies.places import random5
 from extras.studies.tables import Conditional
 from tests.common import HERE, output_of
@@ -16,25 +16,21 @@ FALLING = dict(x_1=[1, 1, 0, 0, 0], x_2=[1, 1, 1, 0, 0])  # below 0.5 at steps 1
 
 
 def write_run(run, flags="", **losses):
-    """Write a finished run without weights; losses: each 100 steps."""
+    """Write a finished run without weights, whose circuit was not searched; losses: each 100
+    steps."""
     run.mkdir(parents=True)
-    flags = ["--device", "cpu", *flags.split(), "--out", str(run)]
-    train.open_run(train.parse_flags(flags))
-
-    # the losses, and that no circuit was searched
+    train.open_run(train.parse_flags(["--device", "cpu", *flags.split(), "--out", str(run)]))
     log = []
     for number, values in enumerate(zip(*losses.values(), strict=True)):
         row = dict(step=100 * number, seconds=1, val=sum(values) / len(values))
         log.append(row | dict(zip(losses, values, strict=True)))
     train.write_file(run / "log.jsonl", log)
     (run / "model.pt").touch()
-    (run / "circuit.json").write_text('{"paths": [], "verdict": "not searched"}')
-    (run / "emergence.json").write_text('{"steps": [0, 100], "paths": []}')
     return run
 
 
-def row_of(run, flags="", **more):
-    [row] = rows.load([write_run(run, flags, **more)])
+def row_of(run, flags="", **losses):
+    [row] = rows.load([write_run(run, flags, **losses)])
     return row
 
 
@@ -46,15 +42,15 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     for _ in range(2):
         assert "2 runs" in output_of(rows, "mine", other, run, "--out", tmp_path / "rows")
     of_file = {row["name"]: row for row in rows.load([tmp_path / "rows/mine.jsonl"])}
-    of_folders = {row["name"]: row for row in rows.load([run, other, run])}
+    of_folders = {row["name"]: row for row in rows.load([run, other])}
     assert of_file.keys() == of_folders.keys() == {"s7", "other"}
     for name, row in of_folders.items():
-        same = row.keys() - {"folder", "group", "name", "flags"}
+        same = row.keys() - {"folder", "group", "flags", "out"}
         assert all(row[key] == of_file[name][key] for key in same)
 
     # what is added to what the files say
     row = of_file["s7"]
-    assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"]
+    assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"] and row["solved"]
     assert row["learned"] == dict(x_1=150, x_2=250) and row["losses"] == dict(x_1=0, x_2=0)
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 
@@ -73,7 +69,7 @@ def test_how_many_heads_come_with_each_symbol():
         paths.append(dict(layer=0, head=head, reader=reader, read=read, mean=mean))
     emergence = dict(steps=steps, paths=paths)
     row = dict(report={}, emergence=emergence, learned=dict(x_1=160, x_2=260, x_3=400))
-    assert circuits.new_heads(row) == [1, 1]  # at 250, and at 350
+    assert claims.new_heads(row) == [1, 1]  # at 250, and at 350
 
 
 def test_which_orders_count(tmp_path):
@@ -102,7 +98,7 @@ def test_a_run_counts_once_and_by_its_settings(tmp_path):
             return row["losses"]["x_1"] < 0.35
 
     claims.CLAIMS.remove(low)
-    counted = [(row["name"], agree) for row, agree in counts.count(low)]
+    counted = [(row["name"], row["agrees"]) for row in counts.count(low)]
     assert counted == [("0", False), ("2", True), ("5", False)]  # 4 repeats 0, and is high
     assert counts.fails(low) == "seed 0: 2 of 2"
     assert counts.which(low) == "with one head; D 1; seed 0-1; positions appended/rope"
@@ -120,7 +116,7 @@ def test_a_claim_counts_what_the_files_say():
                 low = last.get("confirmed", last["val"]) < 0.01
                 solved[config["seed"]] = solved.get(config["seed"], True) and low
     counted = counts.count(claims.the_main_command_is_solved)
-    counted = {row["flags"].seed: agrees for row, agrees in counted}
+    counted = {row["seed"]: row["agrees"] for row in counted}
     assert counted == solved and len(solved) > 20
 
 
