@@ -2,7 +2,7 @@
 
     python -m extras.studies.matches results/[ABCD] results/main --out results/figures
 
-matches.png shows the reads of the first run; matches.jsonl has a row for each read between roles:
+matches.jsonl has a row for each read between roles:
 
     letters: the k of the x_k that it matches; none if it reads by place
     pair, c: the tokens (u, v) whose M has the largest |c|, M as analyze.py has it
@@ -10,9 +10,10 @@ matches.png shows the reads of the first run; matches.jsonl has a row for each r
     score: the mean score, in nats
     common: whether reader and read can hold a common symbol by then (Assumption 1 of the paper)
 
-This file of commit dfca674 measured what else the committed rows have: `same`, what c |x|^2 of all
-pairs that show one symbol adds to the score; and the same with untrained weights, and of symbols of
-two chains. It made emergence.jsonl, a row for each read that matches a symbol, in nine runs:
+This file of commit dfca674 drew matches.png and emergence.png, and measured what else the committed
+rows have: `same`, what c |x|^2 of all pairs that show one symbol adds to the score; and the same
+with untrained weights, and of symbols of two chains. It made emergence.jsonl, a row for each read
+that matches a symbol, in nine runs:
 
     steps, c: c of its pair at each checkpoint
     rises: when c |x|^2 first passes 1 nat; learned: when the symbol was that the read shows
@@ -28,14 +29,11 @@ from data import command_line
 from extras.studies import grouped, markdown, share, span, spread
 from extras.studies.rows import rounded
 
-from matplotlib.patches import Rectangle
-
 
 def measure(run, n=32):
-    """({path: its row} of a run, {path: M})."""
+    """The rows of a run."""
     (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
-    rows, maps, roles = {}, {}, [*task.roles]
-    arrived = itertools.pairwise(ablate.arrivals(paths, task))
+    rows, roles, arrived = [], [*task.roles], itertools.pairwise(ablate.arrivals(paths, task))
     before = {layer: holds for (_, holds), (layer, _) in arrived}
     for path, (M, score, letters) in analyze.measure_matches(model, task, paths, n).items():
         all_c, holds = M.diagonal(dim1=2, dim2=3).mean(-1), before[path.layer]  # trace(M) / K
@@ -44,8 +42,8 @@ def measure(run, n=32):
         row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=[roles[u], roles[v]])
         row |= dict(c=c, score=score, common=bool(holds[path.reader] & holds[path.read]))
         row["share"] = c**2 * task.inputs / M[u, v].square().sum().clamp(min=1e-30).item()
-        rows[path], maps[path] = row, M
-    return rows, maps
+        rows.append(row)
+    return rounded(rows)
 
 
 def first_reads(rows):
@@ -84,46 +82,14 @@ def emergence_table(rows):
     return markdown([*head, "begins before the symbol before is learned"], *lines)
 
 
-def draw(run, rows, maps):
-    """Each read: M of all pairs of tokens, and beside it that of the pair with the largest c."""
-    flags, (figure, grid) = train.read_flags(run), analyze.panels(2 * len(rows), 8, 1.7, 2)
-    task, limit = train.task_of(flags), max(abs(row["c"]) for row in rows.values())
-    roles, colors = [*task.roles], dict(cmap="RdBu", vmin=-limit, vmax=limit)
-    for (path, row), left, right in zip(rows.items(), grid[::2], grid[1::2], strict=True):
-        M, K, (u, v) = maps[path], task.inputs, map(roles.index, row["pair"])
-        left.imshow(M.transpose(1, 2).flatten(2).flatten(0, 1), **colors)
-        right.imshow(M[u, v], **colors)
-        for axis in left.xaxis, left.yaxis:
-            axis.set_ticks([K * (i + 0.5) - 0.5 for i in range(len(roles))], roles, size=6.5)
-            axis.set_ticks([K * i - 0.5 for i in range(len(roles))], minor=True)
-        left.grid(which="minor", color=analyze.FAINT, lw=0.5)
-        left.add_patch(Rectangle((K * v - 0.5, K * u - 0.5), K, K, fill=False, ec=analyze.RED))
-        left.set_title(path, size=8, weight="bold")
-        letters = [task.labels[k][0] for k in row["letters"]]
-        matched = " ".join(f"{letter}={letter}" for letter in letters) or "place"
-        fill = analyze.symbol_color(row["letters"][0]) if letters else analyze.INK
-        right.set_title(matched, size=9, weight="bold", color="white", backgroundcolor=fill)
-        right.set(xticks=[], yticks=[], xlabel=f"{' with '.join(row['pair'])}: {row['c']:.2f}")
-    caption = f"""One pair of tokens has a diagonal of one color, c I: the head compares a symbol \
-with itself. By place: none has.
-Left: the symbol of each token as the reader knows it (rows), and as the read does (columns); \
-blue: up to {limit:.1f}. Right: the red frame, and c."""
-    analyze.add_title(figure, flags, "what its reads match", caption)
-    return figure
-
-
 def main():
     p = command_line("python -m extras.studies.matches", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories")
-    p.add_argument("--out", type=Path, default="out", help="the folder of the files")
+    p.add_argument("--out", type=Path, default="out", help="the folder of the file")
     args = p.parse_args()
     file, names = args.out / "matches.jsonl", {run.name for run in args.run}
     rows = [row for row in train.read_file(file, []) if row["run"] not in names]
-    for run in args.run:
-        found, maps = measure(run)
-        if found and run == args.run[0]:
-            analyze.save_figure(draw(run, found, maps), args.out / "matches.png")
-        rows += rounded([*found.values()])
+    rows += itertools.chain(*map(measure, args.run))
     train.write_file(file, rows)
     print(table(rows))
 
