@@ -10,12 +10,13 @@ precision, are one run, which agrees if all of them do.
 
 import itertools
 import math
+import statistics
 from collections import defaultdict
+from functools import cache
 
 import analyze
 from ablate import mark_edges, paths_in
-from extras.studies import RESULTS
-from extras.studies.addresses import measured, passes_on
+from extras.studies import RESULTS, rows_by
 from extras.studies.rows import SOLVED, all_runs, continuations, knows, load, name_of, same_run
 from extras.studies.theory import causal_depth
 
@@ -177,13 +178,37 @@ def moves_the_answer(row, flags):
         return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
 
 
+@cache
+def swaps():
+    """Return {run: {role: swap}} of the runs whose finders were swapped, by
+    extras/studies/addresses.py of commit dfca674, on 512 fresh sequences. A swap of a role, q or
+    kb, has
+
+    heads: its finders, heads of the first layer that has any. They need their own attention
+        pattern: its mean over the sequences raises a loss by SOLVED
+    pattern, written: if at this role they attend, or write, as in the next sequence, {each known
+        x_j after x_k: its error from that of the chain whose next pair stands where the next
+        sequence has it}, of the n queries for which this is another place"""
+    rows = rows_by(RESULTS / "figures/addresses.jsonl", "run")
+    return {run: row["swaps"] for run, row in rows.items()}
+
+
+def passes_on(swap, task):
+    """Return what a finder passes on: a place if the answer follows what it writes in another
+    sequence, a symbol if it follows its pattern alone."""
+    mean = {how: statistics.fmean(swap[how].values()) for how in ("written", "pattern")}
+    if mean["written"] < task.learned_below:
+        return "a place"
+    return "a symbol" if mean["pattern"] < task.learned_below else "neither"
+
+
 @claim("depth, README 2")
 def passes_on_a_place(row, flags):
     """Deeper models that beat the law pass on a place:
     that know x_D and were measured"""
-    found = measured().get(name_of(row))
-    if found and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
-        return "a place" in [passes_on(swap, row["task"]) for swap in found["swaps"].values()]
+    found = swaps().get(name_of(row))
+    if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
+        return "a place" in [passes_on(swap, row["task"]) for swap in found.values()]
 
 
 # ---- curriculum.md

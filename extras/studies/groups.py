@@ -1,8 +1,7 @@
 """Tables of groups of runs, which stand on the pages beside the claims."""
 
 from extras.studies import grouped, markdown, share, span, spread
-from extras.studies.addresses import measured, passes_on
-from extras.studies.claims import heads_of, holds_six_reads
+from extras.studies.claims import heads_of, holds_six_reads, passes_on, swaps
 from extras.studies.counts import count
 from extras.studies.rows import all_runs, committed, knows, name_of, same_run
 from extras.studies.theory import causal_depth
@@ -65,14 +64,14 @@ def layers():
 def places():
     """Return how many measured runs of two steps and two chains know x_2, and what their finders
     pass on, by layers and by the places where a pair may stand."""
-    rows, lines = [row for row in all_runs() if name_of(row) in measured()], []
+    rows, lines = [row for row in all_runs() if name_of(row) in swaps()], []
     rows = [row for row in rows if row["N"] == row["D"] == 2]
     for (places, layers), group in sorted(grouped(rows, "places", "layers").items()):
         losses, cells = span([row["losses"]["x_2"] for row in group]), []
         for role in "1b", "q":
             passed = []
             for row in group:
-                swap = measured()[name_of(row)]["swaps"].get(role) if knows(row, 2) else None
+                swap = swaps()[name_of(row)].get(role) if knows(row, 2) else None
                 if swap and swap["n"] >= ENOUGH and swap["heads"][0][:2] != f"L{layers - 1}":
                     passed.append(passes_on(swap, row["task"]))
             cells.append(", ".join(f"{passed.count(what)}: {what}" for what in sorted({*passed})))
