@@ -1,7 +1,6 @@
 """What is committed can be read, weights score what logs say, and pages say what they are printed
 from."""
 
-import functools
 import io
 import re
 from pathlib import Path
@@ -45,31 +44,21 @@ def test_committed_weights_score_what_their_log_says(run):
     assert abs(val - logged) < 0.3 * logged + 1e-3, (val, logged)  # on other sequences
 
 
-@functools.cache
-def lines_of(page):
-    """Return the lines that must stand on a page, each with one space between words."""
-    return [" ".join(line.split()) for piece in PAGES[page]() for line in piece.splitlines()]
-
-
-def faults_of(page, text):
-    """Return what is wrong with the text of a page: lines that it lacks, each named, and numbers
-    that stand there beside these lines and NUMBERS."""
-    faults, text = [], " ".join(text.split())
-    for line in sorted(lines_of(page), key=len, reverse=True):  # one may be a part of another
-        if line not in text:
-            name = line.strip("| ").partition(" | ")[0]
-            faults.append(f"{page}: {name}: python -m extras.studies {page} prints\n{line}")
-        text = text.replace(line, "", 1)
-    left = {*re.findall(r"\d[\d.,e-]*\d|\d", re.sub(NO_RESULT, "", text))}
-    by_hand = left - {*NUMBERS.get(page, " ".join(left)).split()}
-    return faults + [f"{page} has numbers that no code prints: {by_hand}"] * bool(by_hand)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_say_what_the_committed_rows_say(page, monkeypatch):
+    """Each printed line stands there, and no number beside these lines and NUMBERS."""
     monkeypatch.chdir(HERE)
-    faults = faults_of(page, Path(page).read_text(encoding="utf-8"))
-    assert not faults, "\n".join(faults)
+    text, missing = " ".join(Path(page).read_text(encoding="utf-8").split()), []
+    lines = [" ".join(line.split()) for piece in PAGES[page]() for line in piece.splitlines()]
+    for line in sorted(lines, key=len, reverse=True):  # one may be a part of another
+        if line not in text:
+            missing.append(line)
+        text = text.replace(line, "", 1)
+    missing = "\n".join(missing)
+    assert not missing, f"{page} lacks what python -m extras.studies {page} prints:\n{missing}"
+    left = {*re.findall(r"\d[\d.,e-]*\d|\d", re.sub(NO_RESULT, "", text))}
+    by_hand = left - {*NUMBERS.get(page, " ".join(left)).split()}
+    assert not by_hand, f"{page} has numbers that no code prints: {by_hand}"
 
 
 def test_results_readme_has_the_commands_that_trained_the_runs():
