@@ -1,4 +1,4 @@
-"""Questions put to many runs, one script each. What stands on the pages is printed by
+"""What is counted and measured over many runs. What stands on the pages is printed by
 
 python -m extras.studies results/depth.md
 """

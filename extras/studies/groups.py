@@ -15,7 +15,7 @@ READS = [  # of which kinds, which token, what it reads, what it gains; the firs
     ("1b reads 2b", "1b", "2b", "C, ahead"),
     ("q reads 3b", "query", "3b", "D"),
 ]
-USUAL = dict(task="chain", targets="all", causal=True, init="", N=4, width=128)
+WANTED = dict(task="chain", targets="all", causal=True, init="", N=4, width=128)
 FEWEST = 3  # a group of fewer runs stands in no table
 ENOUGH = 30  # of fewer queries nothing is said
 
@@ -48,7 +48,7 @@ def layers():
     """Return how many runs of long chains know each symbol at their end, by layers; bold where the
     flow of information has just become deep enough."""
     rows, lines = [row for row in all_runs() if row["D"] >= 5], []
-    rows = [row for row in rows if USUAL.items() <= vars(row["flags"]).items()]
+    rows = [row for row in rows if WANTED.items() <= vars(row["flags"]).items()]
     rows = {same_run(row): row for row in rows}.values()  # repeats elsewhere are no further runs
     groups = grouped(rows, "D", "layers", "heads", "steps")
     for (D, layers, heads, steps), group in sorted(groups.items()):
