@@ -98,8 +98,8 @@ def simplest(hard, possible):
 
 @torch.no_grad()
 def papers_test(model, task, count=256):
-    """The row of a model; {} if it has no possible reads. 32 sequences are searched; losses are
-    those of `count` others, means over symbols unless said otherwise.
+    """The row of a model. 32 sequences are searched; losses are those of `count` others, means over
+    symbols unless said otherwise.
 
     possible, paths: [[layer, head, reader, read], ...] before and after the search
     others: {head: how its tokens without a read attend}
@@ -109,8 +109,6 @@ def papers_test(model, task, count=256):
     mean, resample: {symbol: loss} in the tests of ablate.py, where these paths are kept"""
     hard = OneHotModel(model, task, task.draw("search", 32))
     possible = possible_reads(hard)
-    if not possible:
-        return {}
     paths, others = simplest(hard, possible)
     row = dict(possible=sorted(possible), paths=sorted(paths))
     row["others"] = {"L{}H{}".format(*head): other for head, other in others.items()}
@@ -187,14 +185,9 @@ def main():
     for run in args.run:
         model, task, _ = train.load(run)
         print(f"{run}: trained in {train.read_flags(run).dtype}, measured in float32", flush=True)
-        row = papers_test(model, task)
-        if row:
-            rows[run.name] = dict(run=run.name, **row)
-            print(f"{run}: {', '.join(str(Path(*path)) for path in row['paths'])}", flush=True)
-        else:
-            print(f"{run}: no token gives {ENOUGH} of its attention to a read of its own chain")
+        rows[run.name] = dict(run=run.name, **papers_test(model, task))
     train.write_file(file, [*rows.values()])
-    drawn = [run for run in args.run if run.name in rows]
+    drawn = [run for run in args.run if rows[run.name]["paths"]]
     if drawn:
         figure = figure_5(drawn, [rows[run.name] for run in drawn])
         analyze.save_figure(figure, args.out / "figure5.png")

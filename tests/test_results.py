@@ -1,7 +1,6 @@
 """What is committed can be read, weights score what logs say, and pages say what they are printed
 from."""
 
-import functools
 import io
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ import sweep
 import train
 from data import Task, describe
 from extras.studies import rows
-from extras.studies.__main__ import PAGES, pieces_of
+from extras.studies.__main__ import PAGES
 from tests.common import HERE
 
 import matplotlib
@@ -54,31 +53,21 @@ def test_committed_weights_score_what_their_log_says(run):
     assert abs(val - logged) < 0.3 * logged + 1e-3, (val, logged)  # on other sequences
 
 
-@functools.cache
-def lines_of(page):
-    """Return the lines that must stand on a page, each with one space between words."""
-    return [" ".join(line.split()) for piece in pieces_of(page) for line in piece.splitlines()]
-
-
-def faults_of(page, text):
-    """Return what is wrong with the text of a page: lines that it lacks, each named, and numbers
-    that stand there beside these lines and NUMBERS."""
-    faults, text = [], " ".join(text.split())
-    for line in sorted(lines_of(page), key=len, reverse=True):  # one may be a part of another
-        if line not in text:
-            name = line.strip("| ").partition(" | ")[0]
-            faults.append(f"{page}: {name}: python -m extras.studies {page} prints\n{line}")
-        text = text.replace(line, "", 1)
-    left = {*re.findall(r"\d[\d.,e-]*\d|\d", re.sub(NO_RESULT, "", text))}
-    by_hand = left - {*NUMBERS.get(page, " ".join(left)).split()}
-    return faults + [f"{page} has numbers that no code prints: {by_hand}"] * bool(by_hand)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_say_what_the_committed_rows_say(page, monkeypatch):
+    """Each printed line stands there, and no number beside these lines and NUMBERS."""
     monkeypatch.chdir(HERE)
-    faults = faults_of(page, Path(page).read_text(encoding="utf-8"))
-    assert not faults, "\n".join(faults)
+    text, missing = " ".join(Path(page).read_text(encoding="utf-8").split()), []
+    lines = [" ".join(line.split()) for piece in PAGES[page]() for line in piece.splitlines()]
+    for line in sorted(lines, key=len, reverse=True):  # one may be a part of another
+        if line not in text:
+            missing.append(line)
+        text = text.replace(line, "", 1)
+    missing = "\n".join(missing)
+    assert not missing, f"{page} lacks what python -m extras.studies {page} prints:\n{missing}"
+    left = {*re.findall(r"\d[\d.,e-]*\d|\d", re.sub(NO_RESULT, "", text))}
+    by_hand = left - {*NUMBERS.get(page, " ".join(left)).split()}
+    assert not by_hand, f"{page} has numbers that no code prints: {by_hand}"
 
 
 def test_results_readme_has_the_commands_that_trained_the_runs():
@@ -93,8 +82,7 @@ def test_results_readme_has_the_commands_that_trained_the_runs():
 
 
 def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, capsys):
-    """Each line of its text blocks begins one that is printed. The examples show that a head of
-    layer 3 carries B, C and D, and that D alone is read ahead."""
+    """Each line of its text blocks begins one that is printed."""
     readme, run = (HERE / "README.md").read_text(encoding="utf-8"), RESULTS / "main"
     flags, log = train.read_flags(run), train.read_log(run)
     task = train.task_of(flags)
@@ -109,14 +97,6 @@ def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, caps
     for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL):
         for line in block.splitlines():
             assert not line or any(each.startswith(line) for each in printed), f"README.md: {line}"
-
-    losses = {}
-    for line in printed:
-        name, _, numbers = line.partition(" tensor")
-        losses[name] = [*map(float, re.findall(r"\d\.\d+", numbers))]
-    assert min(losses["(3, 0)"]) > 0.5 > max(losses["(10, 0)"])
-    x_1, x_2, x_3 = losses["L3H0: 2b reads 3b"]
-    assert max(x_1, x_2) < 0.1 and x_3 > 0.3
 
 
 def test_links_of_pages_lead_somewhere():

@@ -1,4 +1,4 @@
-"""Questions put to many runs, one script each. What stands on the pages is printed by
+"""What is counted and measured over many runs. What stands on the pages is printed by
 
 python -m extras.studies results/depth.md
 """
@@ -15,6 +15,14 @@ RESULTS = Path("results")
 def rows_by(file, name):
     """Return {this field of a row: the row} of a file, {} without it, for others to be added."""
     return {row[name]: row for row in read_file(file, [])}
+
+
+def grouped(rows, *names):
+    """Return {(value, ...) of these fields: [row, ...]}, in the order of the rows."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
 
 
 # ---- text

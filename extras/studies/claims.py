@@ -8,19 +8,23 @@ which runs it counts. Repeats of the same settings and seed, on another machine 
 precision, are one run, which agrees if all of them do.
 """
 
+import itertools
 import math
+import statistics
+from collections import defaultdict
 from functools import cache
 
-from ablate import paths_in
-from extras.studies import RESULTS, addresses, circuits, curriculum
-from extras.studies.depth import SOLVED, solves
-from extras.studies.rows import all_runs, knows, load
+import analyze
+from ablate import mark_edges, paths_in
+from extras.studies import RESULTS, rows_by
+from extras.studies.rows import SOLVED, all_runs, continuations, knows, load, name_of, same_run
 from extras.studies.theory import causal_depth
 
 
 CLAIMS = []
-CONTINUED = "long_L3_H8_s1"  # a run that another goes on from, which counts for both
+FRESH = 110  # --qk-std was chosen on seeds below it
 INDUCTION = RESULTS / "figures/induction.jsonl"  # what x_1 needs when it is learned
+SIX = {"1b reads 1a", "2b reads 2a", "3b reads 3a", "q reads 1b", "2b reads 3b", "q reads 2b"}
 
 
 def claim(pages, by="", of=all_runs):
@@ -38,22 +42,26 @@ def claim(pages, by="", of=all_runs):
     return add
 
 
+# ---- circuits.md
+
+
 def is_circuit(row, flags):
     """Return whether a circuit of more than one layer was validated."""
     return flags.task == "chain" and row["circuit"] and flags.layers > 1
 
 
-def is_validated_under_both(row):
-    return row["report"].get("verdict", "").startswith("validated under both")
+def heads_of(row):
+    """Return {"q reads 1b": {(layer, head), ...}, ...}, which heads of a circuit read so."""
+    heads = defaultdict(set)
+    for path in paths_in(row["report"]):
+        heads[f"{path.reader} reads {path.read}"].add(path[:2])
+    return heads
 
 
-def asks_for_all(flags):
+def asks_for_all(row, flags):
     """Return whether a run asks for all symbols, and begins anew, or goes on from one that did."""
-    alone = not flags.init or flags.init.endswith(f"/{CONTINUED}")
+    alone = not flags.init or row["name"] in continuations()
     return flags.task == "chain" and flags.targets == "all" and alone
-
-
-# ---- circuits.md
 
 
 @claim("circuits, README 1", by="optimizer positions")
@@ -61,22 +69,30 @@ def holds_six_reads(row, flags):
     """Circuits hold the six reads of pointer doubling:
     12 layers of one head, D 3"""
     if is_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
-        return circuits.heads_of(row).keys() >= circuits.SIX
+        return heads_of(row).keys() >= SIX
 
 
 @claim("circuits, README 1", by="seed")
-def first_run_is_plain(row, flags):
-    """In float32, the main command ends with a validated circuit of the six reads:
-    seeds that were trained so"""
-    if flags.dtype == "float32" and not row["settings"]:
-        return row["circuit"] and circuits.heads_of(row).keys() >= circuits.SIX
+def main_command_is_plain(row, flags):
+    """The main command ends with a validated circuit of the six reads:
+    seeds on which nothing was chosen"""
+    if not row["settings"] and flags.seed >= FRESH:
+        return row["circuit"] and heads_of(row).keys() >= SIX
+
+
+@claim("circuits", by="seed")
+def larger_weights_are_plain(row, flags):
+    """With larger first weights it does:
+    --qk-std 0.1, in float32"""
+    if row["settings"] == ("qk_std=0.1",) and flags.dtype == "float32":
+        return row["circuit"] and heads_of(row).keys() >= SIX
 
 
 @claim("circuits")
 def one_head_does_both(row, flags):
     """A head that reads 1b for q reads 3b for 2b:
     circuits with both reads"""
-    heads = circuits.heads_of(row)
+    heads = heads_of(row)
     if is_circuit(row, flags) and heads.keys() >= {"q reads 1b", "2b reads 3b"}:
         return bool(heads["q reads 1b"] & heads["2b reads 3b"])
 
@@ -87,7 +103,7 @@ def in_order(row, flags):
     asked for all, learn several, no two between the same evaluations"""
     steps = [step for step in row["learned"].values() if step is not None]
     evaluations = {math.ceil(step / flags.eval_every) for step in steps}
-    if asks_for_all(flags) and len(steps) == len(evaluations) > 1:
+    if asks_for_all(row, flags) and len(steps) == len(evaluations) > 1:
         return steps == sorted(steps) == [*row["learned"].values()][: len(steps)]
 
 
@@ -104,9 +120,9 @@ def needs_both_reads(row, flags):
 def is_validated(row, flags):
     """A circuit is validated under both ablations:
     searched after the search was chosen, whose model answers"""
-    verdict = row["report"].get("verdict", "not searched")
-    if flags.task == "chain" and flags.seed >= 10 and not verdict.startswith("not searched"):
-        return is_validated_under_both(row)
+    was_searched = not row["verdict"].startswith("not searched")
+    if flags.task == "chain" and flags.seed >= 10 and was_searched:
+        return row["verdict"].startswith("validated under both")
 
 
 # ---- depth.md
@@ -116,8 +132,8 @@ def obeys(row, flags):
     """Return whether a model that knows all symbols that its layers allow by content knows no
     other; None if it does not know all these, or is not asked for another."""
     allowed = [k for k in range(1, flags.D + 1) if causal_depth(k) <= flags.layers]
-    may_disagree = asks_for_all(flags) and flags.causal and 1 < flags.layers < causal_depth(flags.D)
-    if may_disagree and all(knows(row, k) for k in allowed):
+    too_few = flags.causal and 1 < flags.layers < causal_depth(flags.D)
+    if too_few and asks_for_all(row, flags) and all(knows(row, k) for k in allowed):
         return len(row["known"]) == len(allowed)
 
 
@@ -125,22 +141,23 @@ def obeys(row, flags):
 def long_chains_obey(row, flags):
     """Four long chains: models need the law's layers:
     that know all that the law allows, and are asked for more"""
-    is_long = flags.N == 4 and flags.D >= 5 and row["name"] != CONTINUED
-    return obeys(row, flags) if is_long else None
+    if flags.N == 4 and flags.D >= 5 and row["name"] not in continuations().values():
+        return obeys(row, flags)
 
 
 @claim("depth, README 2, 7.2", by="layers")
 def other_chains_obey(row, flags):
     """Shorter, fewer or more chains: models need them:
     all others that know all that the law allows, and are asked for more"""
-    return None if flags.N == 4 and flags.D >= 5 else obeys(row, flags)
+    if not (flags.N == 4 and flags.D >= 5):
+        return obeys(row, flags)
 
 
 @claim("depth, README 2", by="D heads")
 def learns_the_last(row, flags):
     """Models with the law's layers learn the last symbol:
     asked for all"""
-    if asks_for_all(flags) and flags.causal and flags.layers == causal_depth(flags.D) >= 4:
+    if asks_for_all(row, flags) and flags.causal and flags.layers == causal_depth(flags.D) >= 4:
         return knows(row, flags.D)
 
 
@@ -148,14 +165,7 @@ def learns_the_last(row, flags):
 def two_heads_a_place(row, flags):
     """One layer with two heads a place solves x_1"""
     if flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
-        return solves(row)
-
-
-@cache
-def solved_somewhere():
-    """Return {(layers, D, places), ...} of the runs that solve the last symbol."""
-    rows = [row for row in all_runs() if solves(row)]
-    return {(row["flags"].layers, row["flags"].D, row["places"]) for row in rows}
+        return row["solved"]
 
 
 @claim("depth, README 3", by="places heads")
@@ -163,8 +173,9 @@ def a_layer_less_fails(row, flags):
     """With fewer heads than places, a layer less than the law fails:
     where other heads solve x_D"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
-    if few and (flags.layers, flags.D, row["places"]) in solved_somewhere():
-        return not solves(row)
+    for other in all_runs() if few else []:
+        if other["solved"] and all(other[x] == row[x] for x in ("layers", "D", "places")):
+            return not row["solved"]
 
 
 @claim("depth", by="places")
@@ -172,26 +183,58 @@ def moves_the_answer(row, flags):
     """In one layer, another address moves the answer:
     that solve x_1 and were measured"""
     how = row["config"].get("how")
-    if flags.layers == flags.D == 1 and how and row["losses"]["x_1"] < SOLVED:
+    if flags.layers == flags.D == 1 and how and row["solved"]:
         return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
+
+
+@cache
+def swaps():
+    """Return {run: {role: swap}} of the runs whose finders were swapped, by
+    extras/studies/addresses.py of commit dfca674, on 512 fresh sequences. A swap of a role, q or
+    kb, has
+
+    heads: its finders, heads of the first layer that has any. They need their own attention
+        pattern: its mean over the sequences raises a loss by SOLVED
+    pattern, written: if at this role they attend, or write, as in the next sequence, {each known
+        x_j after x_k: its error from that of the chain whose next pair stands where the next
+        sequence has it}, of the n queries for which this is another place"""
+    rows = rows_by(RESULTS / "figures/addresses.jsonl", "run")
+    return {run: row["swaps"] for run, row in rows.items()}
+
+
+def passes_on(swap, task):
+    """Return what a finder passes on: a place if the answer follows what it writes in another
+    sequence, a symbol if it follows its pattern alone."""
+    mean = {how: statistics.fmean(swap[how].values()) for how in ("written", "pattern")}
+    if mean["written"] < task.learned_below:
+        return "a place"
+    return "a symbol" if mean["pattern"] < task.learned_below else "neither"
 
 
 @claim("depth, README 2")
 def passes_on_a_place(row, flags):
     """Deeper models that beat the law pass on a place:
     that know x_D and were measured"""
-    if 1 < flags.layers < causal_depth(flags.D):
-        return addresses.passes_on_a_place(row)
+    found = swaps().get(name_of(row))
+    if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
+        return "a place" in [passes_on(swap, row["task"]) for swap in found.values()]
 
 
 # ---- curriculum.md
+
+
+def after_a_gap(row, flags):
+    """Return the names of the symbols of chains that a run is asked for, but not for all before
+    them; none if it starts from the weights of another run."""
+    targets = row["task"].targets if flags.task == "chain" and not flags.init else []
+    return [f"x_{k}" for k in targets if {*range(1, k)} - {*targets}]
 
 
 @claim("curriculum, README 4, 7.2")
 def not_learned_after_a_gap(row, flags):
     """No symbol is learned after one that is not asked for:
     that ask for such a symbol"""
-    if names := curriculum.after_a_gap(row):
+    if names := after_a_gap(row, flags):
         return not {*names} & {*row["known"]}
 
 
@@ -199,8 +242,12 @@ def not_learned_after_a_gap(row, flags):
 def learned_if_asked_for_all(row, flags):
     """Asked for all, the same seed learns it in no more steps:
     that ask for such a symbol, with such a run, of as long a chain or a longer one"""
-    if curriculum.after_a_gap(row):
-        return curriculum.learned_if_asked_for_all(row)
+    names, steps, but = after_a_gap(row, flags), [], ("D", "targets", "steps")
+    for other in all_runs() if names else []:
+        wanted = other["flags"].targets == "all" and other["flags"].D >= flags.D
+        if wanted and not other["flags"].init and same_run(other, *but) == same_run(row, *but):
+            steps += [other["learned"][name] or math.inf for name in names]
+    return max(steps) <= flags.steps if steps else None
 
 
 @claim("curriculum")
@@ -241,8 +288,8 @@ def ends_solved(row):
 @claim("README 5, 8.2")
 def the_main_command_is_solved(row, flags):
     """The main command ends solved:
-    by default flags"""
-    return ends_solved(row) if not row["settings"] and row["log"] else None
+    seeds on which nothing was chosen"""
+    return ends_solved(row) if not row["settings"] and flags.seed >= FRESH else None
 
 
 @claim("8.2")
@@ -265,9 +312,10 @@ def first_head_goes_back(row, flags):
     """The first head reads the token before:
     circuits of more than one layer"""
     if is_circuit(row, flags):
-        heads, place_of = circuits.by_head(paths_in(row["report"])), circuits.place_of
-        steps = [place_of(p.reader) - place_of(p.read) for p in heads[min(heads)]]
-        return {*steps} == {1}
+        paths, places = paths_in(row["report"]), row["task"].draw("circuits", 64).places
+        first = [path for path in paths if path[:2] == min(paths)[:2]]
+        _, reader, read = mark_edges(first, row["task"], places).nonzero().T
+        return (reader - read == 1).all().item()
 
 
 @claim("8.2 ii")
@@ -275,7 +323,7 @@ def has_four_heads(row, flags):
     """Circuits have four heads:
     D 3, of more than one layer"""
     if is_circuit(row, flags) and flags.D == 3:
-        return len(circuits.by_head(paths_in(row["report"]))) == 4
+        return len({path[:2] for path in paths_in(row["report"])}) == 4
 
 
 @claim("9.2 ii")
@@ -285,11 +333,23 @@ def one_induction_head(row, flags):
     if not is_circuit(row, flags):
         return None
     full, needed = row["report"]["full_model"], set()
-    for path, measured in paths_in(row["report"]).items():
-        losses = [full[name] + rise for name, rise in measured["cost"].items()]
+    for path, each in paths_in(row["report"]).items():
+        losses = [full[name] + rise for name, rise in each["cost"].items()]
         if min(losses) >= row["task"].learned_below:
             needed.add((path.reader, path.read))
     return needed >= {("q", "1b"), ("1b", "1a")}
+
+
+def new_heads(row):
+    """Return how many heads emerge before x_2, x_3, ... are learned and after the symbol before: as
+    the mean attention of their first path passes one half. Without a circuit, all measured paths
+    count."""
+    steps, first = analyze.emergence_steps(row["emergence"]), {}
+    for path in paths_in(row["report"]) or steps:
+        if steps.get(path) is not None:
+            first[path[:2]] = min(steps[path], first.get(path[:2], math.inf))
+    between = itertools.pairwise(row["learned"].values())
+    return [sum(a < step <= b for step in first.values()) for a, b in between]
 
 
 @claim("9.2 iii")
@@ -297,4 +357,4 @@ def one_new_head(row, flags):
     """Each later symbol brings one new head:
     with the emergence of their paths"""
     if flags.task == "chain" and row["emergence"]:
-        return {*circuits.new_heads(row)} == {1}
+        return {*new_heads(row)} == {1}

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from extras.studies import markdown, share, span
+from extras.studies import grouped, markdown, share, span
 from extras.studies.claims import CLAIMS
 from extras.studies.rows import same_run
 from train import DEFAULTS
@@ -16,20 +16,14 @@ USUAL = DEFAULTS | dict(head_dimension=128, places=4)
 
 @cache
 def count(claim):
-    """Return [(row, whether it agrees), ...] of the runs that could disagree with a claim."""
+    """Return the rows of the runs that could disagree with a claim, and whether each `agrees`."""
     found = {}
     for row in claim.of():
         agrees = claim(row, row["flags"])
         if agrees is not None:
-            first, before = found.get(same_run(row), (row, True))
-            found[same_run(row)] = first, before and agrees
+            first = found.setdefault(same_run(row), row | dict(agrees=True))
+            first["agrees"] &= agrees
     return [*found.values()]
-
-
-def value_of(row, name):
-    if name == "dtype":  # of the oldest rows it was not kept
-        return row["config"].get("dtype", "unknown")
-    return getattr(row["flags"], name) if name in DEFAULTS else row[name]
 
 
 def said(name, values):
@@ -41,9 +35,9 @@ def said(name, values):
 
 def which(claim):
     """Return which runs a claim counts: what it says of them, and their sizes."""
-    texts, rows = [claim.runs], [row for row, _ in count(claim)]
+    texts, rows = [claim.runs], count(claim)
     for name in VARYING:
-        values = sorted({value_of(row, name) for row in rows})
+        values = sorted({row[name] for row in rows})
         if values != [USUAL[name]]:
             texts.append(said(name, values))
     return "; ".join(filter(None, texts))
@@ -51,12 +45,10 @@ def which(claim):
 
 def fails(claim):
     """Return where runs disagree: "optimizer adamw, D 3: 2 of 3"."""
-    groups, texts = {}, []
-    for row, agrees in count(claim):
-        values = tuple(value_of(row, name) for name in claim.by)
-        groups.setdefault(values, []).append(not agrees)
-    for values, failed in sorted(groups.items()):
+    texts = []
+    for values, group in sorted(grouped(count(claim), *claim.by).items()):
         words = [said(name, [value]) for name, value in zip(claim.by, values, strict=True)]
+        failed = [not row["agrees"] for row in group]
         if any(failed):
             texts.append(f"{', '.join(words)}: {share(failed)}")
     return "; ".join(texts)
@@ -71,7 +63,7 @@ def on_page(page):
 
 def numbers_of(claim):
     """Return how many runs agree, and of how many."""
-    return sum(agrees for _, agrees in count(claim)), len(count(claim))
+    return sum(row["agrees"] for row in count(claim)), len(count(claim))
 
 
 def table(page):
@@ -86,10 +78,9 @@ def sections():
     for section in SECTIONS:
         for claim in on_page(section):
             papers, others = [], []
-            for row, agrees in count(claim):
-                flags = row["flags"]
-                is_papers = (flags.optimizer, flags.positions) == ("adamw", "appended")
-                (papers if is_papers else others).append(agrees)
+            for row in count(claim):
+                is_papers = (row["optimizer"], row["positions"]) == ("adamw", "appended")
+                (papers if is_papers else others).append(row["agrees"])
             cells = [share(part) if part else "" for part in (papers, others)]
             lines.append([section, claim.text, *cells])
     head = "section", "claim, as counted", "AdamW, positions appended", "Muon, RoPE, or both"

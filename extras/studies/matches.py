@@ -8,9 +8,11 @@ matches.png shows the reads of the first run; matches.jsonl has a row for each r
     letters: the k of the x_k that it matches; none if it reads by place
     pair, c: the tokens (u, v) whose M has the largest |c|, M as analyze.py has it
     share: of |M|^2 of this pair, what c I has
-    score, same: the mean score; what c |x|^2 of all pairs that show one symbol add to it, in nats
-    untrained, chains: the same of one symbol, with untrained weights; with v two chains further
+    score: the mean score, in nats
     common: whether reader and read can hold a common symbol by then (Assumption 1 of the paper)
+
+The committed rows have also what commit dfca674 measured: same, what c |x|^2 of all pairs that show
+one symbol adds to the score; and the same with untrained weights, and of symbols of two chains.
 
 emergence.jsonl, drawn in emergence.png, has a row for each read that matches a symbol:
 
@@ -25,10 +27,9 @@ import ablate
 import analyze
 import train
 from data import command_line
-from extras.studies import markdown, share, span, spread
+from extras.studies import grouped, markdown, share, span, spread
 from extras.studies.rows import rounded
 
-import torch
 from matplotlib.patches import Rectangle
 
 
@@ -37,62 +38,39 @@ def c_of(M):
     return M.diagonal(dim1=2, dim2=3).mean(-1)
 
 
-def largest(M):
-    """(u, v), the numbers of the roles of the pair of tokens with the largest |c|."""
-    return divmod(c_of(M).abs().argmax().item(), len(M))
-
-
 def measure(run, n=32):
-    """The rows of a run, and {path: M}."""
-    (model, task, flags), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
-    matches, batch = analyze.measure_matches(model, task, paths, n), task.draw("circuits", n)
-    torch.manual_seed(0)
-    untrained = analyze.measure_matches(train.build(flags).eval(), task, matches, n)
-    _, (q, _) = analyze.slopes_of(model, task, [*matches], batch)
-    _, (_, k) = analyze.slopes_of(model, task, [*matches], batch, further=2)
-    chains = torch.einsum("puins,pvjns->puvij", q, k) / n
+    """({path: its row} of a run, {path: M})."""
+    (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
+    rows, maps, roles = {}, {}, [*task.roles]
     arrived = itertools.pairwise(ablate.arrivals(paths, task))
     before = {layer: holds for (_, holds), (layer, _) in arrived}
-    square = batch.inputs.square().sum(-1).mean().item()
-
-    def of_symbols(M):  # the c |x|^2 of all pairs that show x_0, that of x_1, ...
-        return torch.stack([c.sum() * square for c in analyze.same_symbol(M, task).values()])
-
-    rows, roles, maps = [], [*task.roles], {path: M for path, (M, *_) in matches.items()}
-    for (path, (M, score, letters)), further in zip(matches.items(), chains, strict=True):
-        u, v = largest(M)
-        pair, c = (roles[u], roles[v]), c_of(M)[u, v].item()
-        row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=pair, c=c)
+    for path, (M, score, letters) in analyze.measure_matches(model, task, paths, n).items():
+        u, v = divmod(c_of(M).abs().argmax().item(), len(roles))
+        c, holds = c_of(M)[u, v].item(), before[path.layer]
+        row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=[roles[u], roles[v]])
+        row |= dict(c=c, score=score, common=bool(holds[path.reader] & holds[path.read]))
         row["share"] = c**2 * task.inputs / M[u, v].square().sum().clamp(min=1e-30).item()
-        row |= dict(score=score, same=of_symbols(M).sum().item())
-        row["untrained"] = of_symbols(untrained[path][0]).abs().max().item()
-        row["chains"] = of_symbols(further).abs().max().item()
-        row["common"] = bool(before[path.layer][path.reader] & before[path.layer][path.read])
-        rows.append(row)
-    return rounded(rows), maps
+        rows[path], maps[path] = row, M
+    return rows, maps
 
 
 def emerge(run, n=32):
     """The rows of a run in emergence.jsonl."""
-    (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
-    matches, batch = analyze.measure_matches(model, task, paths, n), task.draw("circuits", n)
-    square, rows, steps = batch.inputs.square().sum(-1).mean().item(), {}, []
-    roles, pairs = [*task.roles], {path: largest(M) for path, (M, *_) in matches.items()}
-    learned = analyze.crossings(train.read_log(run), task)
-    for path, (_, _, letters) in matches.items():
-        if letters:
-            pair = [roles[number] for number in pairs[path]]
-            row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=pair)
-            row["learned"] = learned.get(f"x_{task.roles[path.read]}")
-            rows[path] = row | dict(steps=steps, c=[])
-    for file in analyze.checkpoints_of(run):
-        steps.append(int(file.stem))
-        now = analyze.measure_matches(train.load(run, f"ckpt/{file.name}")[0], task, rows, n)
-        for path, row in rows.items():
-            row["c"].append(c_of(now[path][0])[pairs[path]].item())
+    task, log = train.task_of(train.read_flags(run)), train.read_log(run)
+    rows = {path: row for path, row in measure(run, n)[0].items() if row["letters"]}
+    files, learned = analyze.checkpoints_of(run), analyze.crossings(log, task)
+    steps, roles = [int(file.stem) for file in files], [*task.roles]
+    least = analyze.LEAST / task.draw("circuits", n).inputs.square().sum(-1).mean().item()
     for row in rows.values():
-        row["rises"] = analyze.first_below(steps, [-c for c in row["c"]], -analyze.LEAST / square)
-    return rounded([*rows.values()])
+        row |= dict(steps=steps, c=[], learned=learned.get(f"x_{task.roles[row['read']]}"))
+    for file in files:
+        model, _, _ = train.load(run, f"ckpt/{file.name}")
+        for path, (M, *_) in analyze.measure_matches(model, task, rows, n).items():
+            u, v = map(roles.index, rows[path]["pair"])
+            rows[path]["c"].append(c_of(M)[u, v].item())
+    for row in rows.values():
+        row["rises"] = analyze.first_below(steps, [-c for c in row["c"]], -least)
+    return rows
 
 
 def first_reads(rows):
@@ -103,23 +81,15 @@ def first_reads(rows):
     return [*found.values()]
 
 
-def names_of(row):
-    """The read of a row, and what it matches, as on its arrow in circuit.png."""
-    matched = " ".join(f"{letter}={letter}" for letter in ("ABCDEFGH"[k] for k in row["letters"]))
-    path = ablate.Path(row["layer"], row["head"], row["reader"], row["read"])
-    return str(path), matched or "place"
-
-
 def table(rows):
     """How many reads of each run match a symbol, and how much of M is then c I."""
     lines = []
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for (run,), own in grouped(rows, "run").items():
         by_symbol = [row for row in own if row["letters"]]
-        paired = [row for row in by_symbol if row["common"]]
-        shares, c = ([row[name] for row in by_symbol] for name in ("share", "c"))
-        counts = [len(own), len(by_symbol), len(paired), len(own) - len(by_symbol)]
-        lines.append([run, *counts, span(c, "{:.1f}"), span(shares, "{:.2f}")])
+        both_hold = sum(row["common"] for row in by_symbol)
+        counts = len(own), len(by_symbol), both_hold, len(own) - len(by_symbol)
+        c, shares = ([row[name] for row in by_symbol] for name in ("c", "share"))
+        lines.append([run, *counts, span(c, "{:.1f}"), span(shares)])
     head = "run", "reads", "match a symbol", "which both can hold", "by place", "c", "share of c I"
     return markdown(head, *lines)
 
@@ -142,18 +112,21 @@ def emergence_table(rows):
 def draw(run, rows, maps):
     """Each read: M of all pairs of tokens, and beside it that of the pair with the largest c."""
     flags, (figure, grid) = train.read_flags(run), analyze.panels(2 * len(rows), 8, 1.7, 2)
-    roles, limit = [*train.task_of(flags).roles], max(abs(row["c"]) for row in rows)
-    for row, M, left, right in zip(rows, maps.values(), grid[::2], grid[1::2], strict=True):
-        K, (u, v), (read, matched) = M.shape[-1], map(roles.index, row["pair"]), names_of(row)
-        left.imshow(M.transpose(1, 2).flatten(2).flatten(0, 1), "RdBu", vmin=-limit, vmax=limit)
-        right.imshow(M[u, v], "RdBu", vmin=-limit, vmax=limit)
+    task, limit = train.task_of(flags), max(abs(row["c"]) for row in rows.values())
+    roles, colors = [*task.roles], dict(cmap="RdBu", vmin=-limit, vmax=limit)
+    for (path, row), left, right in zip(rows.items(), grid[::2], grid[1::2], strict=True):
+        M, K, (u, v) = maps[path], task.inputs, map(roles.index, row["pair"])
+        left.imshow(M.transpose(1, 2).flatten(2).flatten(0, 1), **colors)
+        right.imshow(M[u, v], **colors)
         for axis in left.xaxis, left.yaxis:
             axis.set_ticks([K * (i + 0.5) - 0.5 for i in range(len(roles))], roles, size=6.5)
             axis.set_ticks([K * i - 0.5 for i in range(len(roles))], minor=True)
         left.grid(which="minor", color=analyze.FAINT, lw=0.5)
         left.add_patch(Rectangle((K * v - 0.5, K * u - 0.5), K, K, fill=False, ec=analyze.RED))
-        left.set_title(read, size=8, weight="bold")
-        fill = analyze.symbol_color(row["letters"][0]) if row["letters"] else analyze.INK
+        left.set_title(path, size=8, weight="bold")
+        letters = [task.labels[k][0] for k in row["letters"]]
+        matched = " ".join(f"{letter}={letter}" for letter in letters) or "place"
+        fill = analyze.symbol_color(row["letters"][0]) if letters else analyze.INK
         right.set_title(matched, size=9, weight="bold", color="white", backgroundcolor=fill)
         right.set(xticks=[], yticks=[], xlabel=f"{' with '.join(row['pair'])}: {row['c']:.2f}")
     caption = f"""One pair of tokens has a diagonal of one color, c I: the head compares a symbol \
@@ -185,20 +158,19 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories")
     p.add_argument("--emergence", action="store_true", help="over the checkpoints, instead")
     p.add_argument("--out", type=Path, default="out", help="the folder of the files")
-    args, rows = p.parse_args(), []
+    args = p.parse_args()
     name = "emergence" if args.emergence else "matches"
-    file = args.out / f"{name}.jsonl"
-    names = [run.name for run in args.run]
+    file, names = args.out / f"{name}.jsonl", {run.name for run in args.run}
+    rows = [row for row in train.read_file(file, []) if row["run"] not in names]
     for run in args.run:
         found, maps = (emerge(run), None) if args.emergence else measure(run)
-        if maps and not rows:
+        if maps and run == args.run[0]:
             analyze.save_figure(draw(run, found, maps), args.out / "matches.png")
-        rows += found
-    others = [row for row in train.read_file(file, []) if row["run"] not in {*names}]
-    train.write_file(file, others + rows)
+        rows += rounded([*found.values()])
+    train.write_file(file, rows)
     if args.emergence:
-        analyze.save_figure(draw_emergence(others + rows), args.out / "emergence.png")
-    print(emergence_table(others + rows) if args.emergence else table(rows))
+        analyze.save_figure(draw_emergence(rows), args.out / "emergence.png")
+    print(emergence_table(rows) if args.emergence else table(rows))
 
 
 if __name__ == "__main__":

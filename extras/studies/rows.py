@@ -22,6 +22,7 @@ from extras.studies import RESULTS, rows_by
 from train import DEFAULTS
 
 
+SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
 SAME = {"seed", "dtype", "stop_below", "eval_every", "save_every"}  # flags that are no settings
 
 
@@ -49,10 +50,10 @@ def load(sources):
     whose rows have no log and no report, with
 
     folder, group: the run directory, None for a row of a file; the name above the run's
-    flags, task: those of the run, and their data.Task
+    flags, task: those of the run, each also by its name, but task is their data.Task
     losses, learned: {symbol: its last loss}, {symbol: the step at which it was learned, or None}
-    known: the symbols that it knows at its end
-    circuit: whether its circuit is validated
+    known, solved: the symbols that it knows at its end; whether the last is solved then
+    circuit, verdict: whether its circuit is validated; what ablate.py says of it
     settings: ("width=64", ...), the flags that are not the defaults, but those in SAME
     places: at how many places the 1b of a query may stand
     head_dimension: of each head"""
@@ -77,14 +78,16 @@ def completed(row):
     """Return a row with all that load adds to it."""
     flags = Namespace(**DEFAULTS | row["config"], out=row["folder"] or Path(row["name"]))
     task, last = train.task_of(flags), (row["log"] or [row["config"]])[-1]
-    row = dict(report={}, emergence={}) | row | dict(flags=flags, task=task)
+    row = vars(flags) | dict(report={}, emergence={}) | row | dict(flags=flags, task=task)
+    row["dtype"] = row["config"].get("dtype", "unknown")  # of the oldest rows it was not kept
     row["losses"] = {name: last[name] for name in task.target_names if name in last}
+    row["learned"] = {name: last.get(f"{name}_learned") for name in row["losses"]}
     if row["log"]:
         row["learned"] = analyze.crossings(row["log"], task)
-    else:
-        row["learned"] = {name: last.get(f"{name}_learned") for name in row["losses"]}
     row["known"] = [name for name, loss in row["losses"].items() if loss < task.learned_below]
+    row["solved"] = row["losses"].get(f"x_{flags.D}", 1) < SOLVED
     row["circuit"] = bool(row["report"].get("validated"))
+    row["verdict"] = row["report"].get("verdict", "not searched")
     values = train.values_of(flags) | dict(task=flags.task.rpartition(":")[2])
     changed = [name for name in values if values[name] != DEFAULTS[name] and name not in SAME]
     row["settings"] = tuple(f"{name}={values[name]}" for name in changed)
@@ -117,9 +120,23 @@ def name_of(row):
     return row["name"] if row["group"] == "results" else f"{row['group']}/{row['name']}"
 
 
-def same_run(row):
-    """Return the settings and the seed, which a repeat elsewhere shares: it is no further run."""
-    return row["settings"], row["flags"].seed
+def same_run(row, *but):
+    """Return the settings and the seed, which a repeat elsewhere shares: it is no further run; or
+    the settings without these flags."""
+    settings = [text for text in row["settings"] if text.partition("=")[0] not in but]
+    return (*settings, row["flags"].seed)
+
+
+@functools.cache
+def continuations():
+    """Return {name: that of the run before} of the committed runs that go on from another, that is,
+    start from its weights (--init) with its settings, for as many steps as they like."""
+    rows, found, but = {row["name"]: row for row in all_runs()}, {}, ("init", "steps")
+    for name, row in rows.items():
+        before = rows.get(Path(row["init"]).name)
+        if before and same_run(before, *but) == same_run(row, *but):
+            found[name] = before["name"]
+    return found
 
 
 def main():

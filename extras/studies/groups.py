@@ -1,0 +1,80 @@
+"""Tables of groups of runs, which stand on the pages beside the claims."""
+
+from extras.studies import grouped, markdown, share, span, spread
+from extras.studies.claims import heads_of, holds_six_reads, passes_on, swaps
+from extras.studies.counts import count
+from extras.studies.rows import all_runs, committed, knows, name_of, same_run
+from extras.studies.theory import causal_depth
+
+
+READS = [  # of which kinds, which token, what it reads, what it gains; the first four are the six
+    ("1b reads 1a, 2b reads 2a, 3b reads 3a", "1b, 2b, 3b", "1a, 2a, 3a", "what it is found by"),
+    ("q reads 1b", "query", "1b", "B"),
+    ("2b reads 3b", "2b", "3b", "D, ahead"),
+    ("q reads 2b", "query", "2b", "C, and D with it"),
+    ("1b reads 2b", "1b", "2b", "C, ahead"),
+    ("q reads 3b", "query", "3b", "D"),
+]
+WANTED = dict(task="chain", targets="all", causal=True, init="", N=4, width=128)
+FEWEST = 3  # a group of fewer runs stands in no table
+ENOUGH = 30  # of fewer queries nothing is said
+
+
+def doubling():
+    """Return how many of the circuits of the first claim have each read."""
+    circuits, lines = [heads_of(row) for row in count(holds_six_reads)], []
+    for kinds, *cells in READS:
+        counts = [sum(kind in heads for heads in circuits) for kind in kinds.split(", ")]
+        lines.append([*cells, ", ".join(map(str, counts))])
+    return markdown(["token", "reads", "and gains", f"circuits of {len(circuits)}"], *lines)
+
+
+def targets():
+    """Return a row per set of targets, of fresh weights and D = 3: how many know each symbol at
+    their end, and when they learned it."""
+    rows, lines = committed("curriculum/*"), []
+    rows = [row for row in rows if row["D"] == 3 and not row["init"]]
+    for group in grouped(rows, "targets").values():
+        asked, cells = group[0]["task"].targets, []
+        for k in (1, 2, 3):
+            known = [row["learned"][f"x_{k}"] for row in group if knows(row, k)]
+            text = f"{len(known)}: {spread(known)}" if known else "0"
+            cells.append(text if k in asked else "")
+        lines.append([", ".join(f"x_{k}" for k in asked), len(group), *cells])
+    return markdown(["asked for", "runs", "x_1", "x_2", "x_3"], *lines)
+
+
+def layers():
+    """Return how many runs of long chains know each symbol at their end, by layers; bold where the
+    flow of information has just become deep enough."""
+    rows, lines = [row for row in all_runs() if row["D"] >= 5], []
+    rows = [row for row in rows if WANTED.items() <= vars(row["flags"]).items()]
+    rows = {same_run(row): row for row in rows}.values()  # repeats elsewhere are no further runs
+    groups = grouped(rows, "D", "layers", "heads", "steps")
+    for (D, layers, heads, steps), group in sorted(groups.items()):
+        cells = []
+        for k in range(1, D + 1):
+            known = sum(knows(row, k) for row in group)
+            cells.append(f"**{known}**" if causal_depth(k) == layers else f"{known}")
+        if len(group) >= FEWEST:
+            lines.append([D, f"{layers} x {heads}", f"{steps:,}", len(group), ", ".join(cells)])
+    return markdown(["D", "layers x heads", "steps", "runs", "know x_1, x_2, ..."], *lines)
+
+
+def places():
+    """Return how many measured runs of two steps and two chains know x_2, and what their finders
+    pass on, by layers and by the places where a pair may stand."""
+    rows, lines = [row for row in all_runs() if name_of(row) in swaps()], []
+    rows = [row for row in rows if row["N"] == row["D"] == 2]
+    for (places, layers), group in sorted(grouped(rows, "places", "layers").items()):
+        losses, cells = span([row["losses"]["x_2"] for row in group]), []
+        for role in "1b", "q":
+            passed = []
+            for row in group:
+                swap = swaps()[name_of(row)].get(role) if knows(row, 2) else None
+                if swap and swap["n"] >= ENOUGH and swap["heads"][0][:2] != f"L{layers - 1}":
+                    passed.append(passes_on(swap, row["task"]))
+            cells.append(", ".join(f"{passed.count(what)}: {what}" for what in sorted({*passed})))
+        lines.append([places, layers, share(knows(row, 2) for row in group), losses, *cells])
+    finders = "finder at 1b passes on", "at q"
+    return markdown(["places", "layers", "know x_2", "loss of x_2", *finders], *lines)
