@@ -1,19 +1,20 @@
-"""Models whose answer travels otherwise than a too simple circuit would say: at least one for each
-rule of ablate.py's definition of a circuit. Each solves N=4, D=1 and is called as a function."""
+"""Models whose answer travels otherwise than a too simple circuit would say. Each solves N=4, D=1
+and is called as a function."""
 
-from tests.planted import address_and_values, heads_of
+from tests.planted import heads_of
 
 import torch
 
 
 T = 12  # four pairs and four queries
 PREVIOUS = torch.eye(T)[(torch.arange(T) - 1).clamp(min=0)]
+MEMORY = torch.zeros(512, T, T)
 
 
 def attend(heads, head, pattern, values):
-    """Return what a head writes, with pattern (B or 1, T, T) for all tokens."""
-    pattern = pattern.expand(len(values), -1, -1)
-    return heads.get(head, torch.matmul)(pattern, values)
+    """Return what a head writes, with pattern (B or 1, T, T) for all tokens. The same memory holds
+    the pattern of each head in turn, as a model of your own may have it."""
+    return heads.get(head, torch.matmul)(MEMORY[: len(values)].copy_(pattern), values)
 
 
 def idle(heads, head, symbols):
@@ -32,25 +33,10 @@ def find(x, heads):
     return symbols, noted, scores.softmax(-1)
 
 
-def differs(key, own):
-    """Return whether a key (B, N, 4) says something, and it is not this."""
-    return (key.norm(dim=-1, keepdim=True) > 0.5) & ((key - own).norm(dim=-1, keepdim=True) > 0.1)
-
-
-# ---- what is a path
-
-
 def next_token(x, heads):
     """The query reads the token after 1b, which has noted x_1 in layer 0."""
     _, noted, found = find(x, heads)
     return attend(heads, (1, 0), found.roll(1, dims=-1), noted)[:, 8:]
-
-
-def faint(x, heads):
-    """Most of the attention stays on the query itself."""
-    symbols, _, found = find(x, heads)
-    read = attend(heads, (1, 0), 0.92 * torch.eye(T) + 0.08 * found, symbols)
-    return 12.5 * (read - 0.92 * symbols)[:, 8:]
 
 
 def canceller(x, heads):
@@ -61,49 +47,16 @@ def canceller(x, heads):
     return (2 * taken - attend(heads, (1, 1), first, symbols))[:, 8:]
 
 
-def canceller_of_two_notes(x, heads):
-    """That, where 1b is found by two notes, both of which must be right: a star can stand for each
-    plain path that brings one, and must not."""
-    symbols = x[..., :4]
-    notes = [attend(heads, (0, head), PREVIOUS, symbols) for head in (0, 1)]
-    scores = sum(-50 * torch.cdist(symbols, note).square() for note in notes)
-    scores = scores + torch.full((T, T), -torch.inf).triu(1)
-    scores[:, 1:, 0] = -torch.inf
-    first = torch.eye(T)[1].expand(T, T)
-    taken = attend(heads, (1, 0), (scores.softmax(-1) + first) / 2, symbols)
-    return (2 * taken - attend(heads, (1, 1), first, symbols))[:, 8:]
-
-
-# ---- what one of two ablations does not see
-
-
 def veiled(x, heads):
     """Head 1 reads all 1a; where these are of another sequence, there is no answer. The mean of all
     sequences is near zero, and does no harm."""
     symbols, _, found = find(x, heads)
     every = torch.zeros(T, T)
     every[:, 0:8:2] = 1 / 4
-    key, own = attend(heads, (1, 1), every, symbols), every @ symbols
-    answer = attend(heads, (1, 0), found, symbols)
-    return (answer * ~differs(4 * key, 4 * own))[:, 8:]
-
-
-def two_that_must_agree(x, heads):
-    """Where two heads differ there is no answer."""
-    symbols, _, found = find(x, heads)
-    first, second = (attend(heads, (1, head), found, symbols)[:, 8:] for head in (0, 1))
-    return first * ~differs(second, first)
-
-
-def star_with_a_checksum(x, heads):
-    """A star, and a head that reads a little of all tokens: of others, there is no answer."""
-    symbols, everything = x[..., :4], 0.98 * torch.eye(T) + 0.02 / T
-    reads = attend(heads, (0, 5), everything, symbols), everything @ symbols
-    key, own = (220 * (read - everything[0, 0] * symbols)[:, 8:] for read in reads)
-    return address_and_values(x, heads) * ~differs(key, own)
-
-
-# ---- what the losses of a circuit do not show
+    key, own = 4 * attend(heads, (1, 1), every, symbols), 4 * every @ symbols
+    answer, says = attend(heads, (1, 0), found, symbols), key.norm(dim=-1, keepdim=True) > 0.5
+    differs = (key - own).norm(dim=-1, keepdim=True) > 0.1
+    return (answer * ~(says & differs))[:, 8:]
 
 
 def follows_the_mask(x, heads):
@@ -117,26 +70,6 @@ def follows_the_mask(x, heads):
     choices = symbols[:, 1:8:2]  # (B, 4, 4)
     similar = torch.cosine_similarity(read[:, :, None], choices[:, None], dim=-1)
     return torch.nn.functional.one_hot(similar.argmax(-1), 4).float() @ choices
-
-
-def another_way_in_one_of_a_hundred(x, heads):
-    """Where the first number of a symbol is large, head 1 reads 1b instead of head 0."""
-    symbols, _, found = find(x, heads)
-    rare, itself = symbols[..., :1] > 2.3, torch.eye(T)
-    first = attend(heads, (1, 0), torch.where(rare, itself, found), symbols)
-    second = attend(heads, (1, 1), torch.where(rare, found, itself), symbols)
-    return torch.where(rare, second, first + 1e-3 * second)[:, 8:]
-
-
-def weight_on_itself(x, heads):
-    """Head 1 attends to 1b the more, the larger its first number, which is answered by the rest."""
-    symbols, _, found = find(x, heads)
-    share = (found @ symbols[..., :1]).sigmoid() * (torch.arange(T) >= 8)[:, None]
-    pattern = share * found + (1 - share) * torch.eye(T)
-    itself = torch.eye(T)[:, 8:].expand(len(x), -1, -1)  # which query a token is
-    weight = attend(heads, (1, 1), pattern, itself)[:, 8:].diagonal(dim1=1, dim2=2)[..., None]
-    answer = attend(heads, (1, 0), found, symbols)[:, 8:]
-    return torch.cat([(1 - weight).clamp(1e-6, 1 - 1e-6).logit(), answer[..., 1:]], -1)
 
 
 def backup(x, heads):
@@ -157,20 +90,12 @@ def convolution(x, heads):
     return attend(heads, (0, 0), same, symbols.roll(-1, dims=1))[:, 8:]
 
 
-STAR = "0 q 1a, 0.1 q 1b*, 0.2 q 1b*, 0.3 q 1b*, 0.4 q 1b*"
-MEAN_ALONE = "validated under mean ablation alone"
 BOTH = "validated under both ablations"
 ALL = [  # a model, its layers and heads, the circuit that is found, what the verdict says
     (next_token, 2, 1, "0 1b 1a, 0 1b+1 1b, 1 q 1b+1", BOTH),
-    (faint, 2, 1, "0 1b 1a, 1 q 1b", BOTH),
     (canceller, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", BOTH),
-    (canceller_of_two_notes, 2, 2, "0 1b 1a, 1 q 1b*, 1.1 q 1b*", MEAN_ALONE),  # without a note
-    (veiled, 2, 2, "0 1b 1a, 1 q 1b", MEAN_ALONE),  # without the star 1.1 q 1a*
+    (veiled, 2, 2, "0 1b 1a, 1 q 1b", "mean ablation alone"),  # without the star
     (follows_the_mask, 2, 2, "", "not validated: it answers a decoy"),
-    (two_that_must_agree, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", BOTH),
-    (star_with_a_checksum, 1, 6, STAR, MEAN_ALONE),  # it sees no key
-    (another_way_in_one_of_a_hundred, 2, 2, "", "not validated: on fresh sequences its score is"),
-    (weight_on_itself, 2, 2, "0 1b 1a, 1 q 1b, 1.1 q 1b", BOTH),
     (backup, 2, 2, "", "not validated: the full model does as well without it"),
     (convolution, 1, 1, "", "not validated: no paths lead from x_1 to the query"),
 ]  # fmt: skip
