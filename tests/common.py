@@ -44,14 +44,8 @@ def random_model(*words):
     return model, train.task_of(flags), flags
 
 
-def contents(folder):
-    """Return {path: bytes} of all files below a folder."""
-    files = (path for path in Path(folder).rglob("*") if path.is_file())
-    return {path.relative_to(folder): path.read_bytes() for path in files}
-
-
 def outcome_of(run):
     """Return the log of a run, without the seconds, and the bytes of all its weights."""
     rows = [dict(row, seconds=0) for row in train.read_log(run)]
-    weights = [path for path in contents(run) if path.suffix == ".pt" and path.stem != "state"]
-    return rows, {path: (run / path).read_bytes() for path in weights}
+    weights = (path for path in sorted(run.rglob("*.pt")) if path.stem != "state")
+    return rows, [(path.name, path.read_bytes()) for path in weights]

@@ -1,26 +1,14 @@
-"""Sequences; the weights of the transformer, optimizers, devices."""
+"""The weights of the transformer, optimizers, devices."""
 
-import itertools
 import math
 
 import train
-from data import Task
 from model import Muon, make_optimizers
 from tests.common import TINY, random_model
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-
-
-def test_batches_stay_what_they_are():
-    """By a sum that depends on the order of all numbers, within their last bits."""
-    total = 0.0
-    for D, K in itertools.product((1, 3, 8), (2, 4)):
-        for tensor in Task(4, D, K, targets=[D], seed=7).draw("training", 7):
-            weights = torch.arange(tensor.numel(), dtype=torch.float64).cos()
-            total += (tensor.flatten().double() @ weights).item()
-    assert total == pytest.approx(-612.5669, abs=0.01)
 
 
 def test_weights_start_as_gpt_2s():
@@ -68,43 +56,37 @@ def test_vectors_never_decay():
 def test_products_are_bfloat16_if_asked_but_attention_is_not():
     """A head reads rows that sum to 1 within float32; predictions differ, by a few percent."""
     model, task, _ = random_model("--positions", "rope")
-    x, said, sums = task.draw("validation", 64).inputs, [], []
+    x, said = task.draw("validation", 64).inputs, []
 
     def reads(pattern, values):
-        sums.append(pattern.sum(-1))
-        assert pattern.dtype == values.dtype == torch.float32
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(64, task.T))
+        assert values.dtype == torch.float32
         return pattern @ values
 
     for model.dtype in torch.float32, torch.bfloat16:
         said.append(model(x, dict.fromkeys(model.heads, reads)))
-    torch.testing.assert_close(torch.stack(sums), torch.ones(8, 64, task.T))
     difference = (said[0] - said[1]).norm() / said[0].norm()
     assert 1e-4 < difference < 0.05
 
 
 def test_hook_points_are_what_is_read_and_written():
-    """PyTorch's hooks see the pattern and the values that a head's function gets, and what it
-    writes; they may replace them."""
+    """PyTorch's hooks may replace patterns, values, and what heads write."""
     model, task, _ = random_model("--positions", "rope")
-    x, seen, read, layer = task.draw("validation", 5).inputs, {}, [], model.blocks[0]
+    x = task.draw("validation", 5).inputs
 
     def silent(pattern, values):
-        read.append((pattern, values))
         return 0 * values
 
-    for name in "pattern", "v", "z":
-        point = getattr(layer, name)
-        point.register_forward_hook(lambda _, __, y, n=name: seen.update({n: y.clone()}))
     silenced = model(x, {(0, 0): silent, (0, 1): silent})
-    for name, expected in zip(("pattern", "v"), zip(*read, strict=True), strict=True):
-        torch.testing.assert_close(seen[name], torch.stack(expected, 1))
-    assert not seen["z"].any()
-    for point in layer.pattern, layer.z:
+    for name in "pattern", "v", "z":
+        point = getattr(model.blocks[0], name)
         handle = point.register_forward_hook(lambda _, __, y: 0 * y)
         torch.testing.assert_close(model(x), silenced)
         handle.remove()
     with pytest.raises(ValueError, match="must write"):  # and not be broadcast
         model(x, {(0, 0): lambda pattern, values: values[:, :1]})
+    with pytest.raises(ValueError, match="no head"):
+        model(x, {(0, 2): silent})
 
 
 def test_no_tensor_is_on_a_wrong_device(monkeypatch):

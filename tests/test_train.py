@@ -1,32 +1,13 @@
-"""One run: its log and its flags; killed and resumed, to the same bits."""
+"""One run: its log and its flags; stopped and resumed, to the same bits."""
 
+import itertools
 import math
+from unittest import mock
 
-import data
 import train
-from tests.common import TINY, assert_refused, outcome_of, output_of
+from tests.common import TINY, outcome_of, output_of, run_main
 
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def fewer_sequences(monkeypatch):
-    """Evaluations of 256 sequences, which saves most of the time."""
-    evaluate = train.evaluate
-
-    def fewer(model, task, split, n, device):
-        return evaluate(model, task, split, 256, device)
-
-    monkeypatch.setattr(train, "evaluate", fewer)
-
-
-def test_losses_are_those_of_each_symbol():
-    task = data.Task(N=4, D=3, K=4)
-    batch = task.draw("validation", 5)
-    predictions = torch.randn(5, 4, 12)
-    expected = ((predictions - batch.answers) ** 2).view(5, 4, 3, 4).mean(3)
-    torch.testing.assert_close(task.losses(predictions, batch), expected)
 
 
 def test_learning_rate_rises_stays_and_falls():
@@ -38,58 +19,35 @@ def test_learning_rate_rises_stays_and_falls():
 
 
 def test_the_log_has_means_since_the_last_row(tmp_path):
-    """Of the training loss and the gradient's norm; in the first step they are by hand."""
-    run = tmp_path / "run"
-    words = [*TINY, "--D", 3, "--targets", "1,3", "--steps", 20]
-    output_of(train, *words, "--eval-every", 1, "--out", run)
-    model, task, _ = train.load(run, "ckpt/000000.pt")
+    """Of the training loss and the gradient's norm; those of the first step by hand."""
+    words = [*TINY, "--D", 3, "--targets", "1,3", "--steps", 20, "--out"]
+    output_of(train, *words, tmp_path / "tens")
+    output_of(train, *words, tmp_path / "ones", "--eval-every", 1)
+    tens, ones = (train.read_log(tmp_path / name) for name in ("tens", "ones"))
+    model, task, _ = train.load(tmp_path / "ones", "ckpt/000000.pt")
     batch = task.draw("training", 8)
     loss = (model(batch.inputs) - batch.answers).square().mean()
     loss.backward()
     norm = math.hypot(*(parameter.grad.norm() for parameter in model.parameters()))
-    untrained, first = train.read_log(run)[:2]
-    assert untrained["train"] is None and "x_2" not in first
-    assert first["val"] == (first["x_1"] + first["x_3"]) / 2
-    assert (first["train"], first["grad_norm"]) == pytest.approx((loss.item(), norm), rel=0.02)
-
-    output_of(train, *words, "--out", tmp_path / "tens")
-    for row in train.read_log(tmp_path / "tens")[1:]:
-        for name in "train", "grad_norm":
-            values = [each[name] for each in train.read_log(run)[row["step"] - 9 : row["step"] + 1]]
-            assert row[name] == pytest.approx(sum(values) / 10, rel=1e-5)
+    assert (ones[1]["train"], ones[1]["grad_norm"]) == pytest.approx((loss.item(), norm), rel=0.02)
+    assert ones[0]["train"] is None and ones[1]["val"] == (ones[1]["x_1"] + ones[1]["x_3"]) / 2
+    for row, name in itertools.product(tens[1:], ("train", "grad_norm")):
+        values = [each[name] for each in ones[row["step"] - 9 : row["step"] + 1]]
+        assert row[name] == pytest.approx(sum(values) / 10, rel=1e-5)
 
 
-class Killed(BaseException):
-    """Nothing catches it."""
-
-
-def test_a_kill_before_each_write(tmp_path, monkeypatch):
-    """Of config.json, 2 in ckpt/, 3 times state.pt and log.jsonl, model.pt."""
-    words, write_file = [*TINY, "--steps", 20, "--examples", 48], train.write_file
-    output_of(train, *words, "--out", tmp_path / "whole")
+@pytest.mark.parametrize("how", ["", "--optimizer adamw --dtype bfloat16"])
+def test_a_run_that_is_stopped_before_any_write_resumes_to_the_same_bits(how, tmp_path):
+    """By Ctrl-C before config.json, 2 in ckpt/, 3 times state.pt and log.jsonl, model.pt."""
+    words = [*TINY, *how.split(), "--steps", 20, "--examples", 48, "--out"]
+    output_of(train, *words, tmp_path / "whole")
     for number in range(10):
-        run, left = tmp_path / str(number), iter(range(number))
-
-        def unless_killed(path, content, left=left):
-            if next(left, None) is None:
-                raise Killed
-            write_file(path, content)
-
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(train, "write_file", unless_killed)
-            output_of(train, *words, "--out", run)
-        output_of(train, *words, "--out", run, "--resume")
-        assert outcome_of(run) == outcome_of(tmp_path / "whole"), f"killed before write {number}"
-
-
-def test_a_flag_that_did_not_exist_when_a_run_began_has_its_default(tmp_path, whole):
-    config = train.read_file(whole / "config.json")
-    del config["targets"]
-    train.write_file(tmp_path / "config.json", config)
-    assert train.read_flags(tmp_path).targets == "all"
-
-
-# ---- every flag
+        run, writes = tmp_path / str(number), [mock.DEFAULT] * number + [KeyboardInterrupt]
+        with mock.patch.object(train, "write_file", wraps=train.write_file, side_effect=writes):
+            code, _, err = run_main(train, *words, run)
+        assert code == 1 and "--resume goes on from step" in err
+        output_of(train, *words, run, "--resume")
+        assert outcome_of(run) == outcome_of(tmp_path / "whole"), f"stopped at write {number}"
 
 
 FEW = "--D 3 --steps 4 --eval-every 2 --warmup 1 --save-every 0"
@@ -106,11 +64,6 @@ def typed(name):
     """Return the words of the command line that change a flag from its default."""
     no = "no-" if train.DEFAULTS[name] is True else ""
     return f"--{no}{name.replace('_', '-')} {OTHER[name]}".split()
-
-
-def test_weights_of_another_shape_are_refused(tmp_path, whole):
-    words = [*TINY, "--init", whole, "--width", 32, "--out", tmp_path / "run"]
-    assert_refused(train, *words, says="is a model of another shape")
 
 
 def trained(run, *words):
