@@ -129,15 +129,15 @@ def queries_and_keys(model, inputs):
 
 
 @torch.no_grad()
-def slopes_of(model, task, paths, batch, further=0, step=0.01):
+def slopes_of(model, task, paths, batch, step=0.01):
     """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)), of one chain
     of each sequence. factors: q of the reader, and k of what it reads less that of the next chain,
     since the softmax sees differences alone. slopes: how both change with each number of the symbol
-    at each role of this chain, or of the chain `further` chains on; central differences."""
+    at each role of this chain, by central differences."""
     sequence = torch.arange(len(batch.inputs))
-    # chain b mod N of sequence b, the next one, and the one whose symbols change
-    chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1, further)]
-    own, other, changed = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
+    # chain b mod N of sequence b, and the next one
+    chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1)]
+    own, other = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
 
     def factors(inputs):
         found, both = queries_and_keys(model, inputs), []
@@ -149,7 +149,7 @@ def slopes_of(model, task, paths, batch, further=0, step=0.01):
         return torch.stack(both, 1)
 
     slopes = []
-    for places, i in itertools.product(changed.values(), range(task.inputs)):
+    for places, i in itertools.product(own.values(), range(task.inputs)):
         change = torch.zeros_like(batch.inputs)
         change[sequence, places, i] = step
         slopes.append(factors(batch.inputs + change) - factors(batch.inputs - change))
@@ -184,19 +184,14 @@ def measure_matches(model, task, paths, n=32):
     maps = torch.einsum("puins,pvjns->puvij", q, k) / n  # (paths, roles, roles, K, K)
     square = batch.inputs.square().sum(-1).mean().item()  # of a symbol, about K
     scores = factors.prod(0).sum(-1).mean(-1).tolist()
+    shown = torch.tensor([*task.roles.values()])  # the k of each role
     for path, M, score in zip(paths, maps, scores, strict=True):
         if not M.isfinite().all():
             raise FloatingPointError(f"{path} has scores that are not finite")
-        least = max(LEAST, SHARE * abs(score)) / square
-        sums = {k: c.sum().item() for k, c in same_symbol(M, task).items()}
+        c, least = M.diagonal(dim1=2, dim2=3).mean(-1), max(LEAST, SHARE * abs(score)) / square
+        sums = {k: c[shown == k][:, shown == k].sum().item() for k in sorted({*shown.tolist()})}
         matches[path] = M, score, {k: c for k, c in sums.items() if abs(c) >= least}
     return matches
-
-
-def same_symbol(M, task):
-    """{k: c (tokens, tokens)}, the c of M (roles, roles, K, K) of the pairs that both show x_k."""
-    shown, c = torch.tensor([*task.roles.values()]), M.diagonal(dim1=2, dim2=3).mean(-1)
-    return {k: c[shown == k][:, shown == k] for k in sorted({*task.roles.values()})}
 
 
 # ---- Figures 5 and 7, Appendix D: the circuit, and how its paths emerged
@@ -417,11 +412,10 @@ def symbol_color(k):
 
 def figures_of(run):
     """Yield (file name, figure) for all that this run directory has been through."""
-    flags, log = train.read_flags(run), train.read_log(run)
+    (model, task, flags), log = train.load(run), train.read_log(run)
     yield "curves.png", draw_curves(flags, log)
     report = read_report(run)
     paths = sorted(paths_in(report))
-    model, task, _ = train.load(run)
     yield "attention_maps.png", draw_attention_maps(model, flags, paths)
     if not paths:
         print("there is no circuit:", report.get("verdict", f"run python ablate.py {run} first"))
