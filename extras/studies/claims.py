@@ -24,6 +24,7 @@ from extras.studies.theory import causal_depth
 CLAIMS = []
 FRESH = 110  # --qk-std was chosen on seeds below it
 INDUCTION = RESULTS / "figures/induction.jsonl"  # what x_1 needs when it is learned
+SHAPE = "layers", "D", "places", "positions"  # of runs that can be compared
 SIX = {"1b reads 1a", "2b reads 2a", "3b reads 3a", "q reads 1b", "2b reads 3b", "q reads 2b"}
 
 
@@ -148,7 +149,7 @@ def long_chains_obey(row, flags):
 @claim("depth, README 2, 7.2", by="layers")
 def other_chains_obey(row, flags):
     """Shorter, fewer or more chains: models need them:
-    all others that know all that the law allows, and are asked for more"""
+    all others without distractors that know all that the law allows, and are asked for more"""
     if not (flags.N == 4 and flags.D >= 5):
         return obeys(row, flags)
 
@@ -161,30 +162,32 @@ def learns_the_last(row, flags):
         return knows(row, flags.D)
 
 
-@claim("depth, README 3", by="mlp positions head_dimension places")
+@claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
-    """One layer with two heads a place solves x_1"""
-    if flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
+    """One layer with two heads a place solves x_1:
+    with an MLP and appended positions"""
+    usual = flags.mlp and flags.positions == "appended"
+    if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
         return row["solved"]
 
 
 @claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
-    """With fewer heads than places, a layer less than the law fails:
-    where other heads solve x_D"""
+    """With fewer heads than places, a layer less than the law does not solve x_D:
+    where other heads do"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
     for other in all_runs() if few else []:
-        if other["solved"] and all(other[x] == row[x] for x in ("layers", "D", "places")):
+        if other["solved"] and all(other[x] == row[x] for x in SHAPE):
             return not row["solved"]
 
 
 @claim("depth", by="places")
 def moves_the_answer(row, flags):
     """In one layer, another address moves the answer:
-    that solve x_1 and were measured"""
+    that solve x_1 and have address heads, as far as measured"""
     how = row["config"].get("how")
-    if flags.layers == flags.D == 1 and how and row["solved"]:
-        return bool(how["address"]) and how["swap"][0] < how["full"] + SOLVED
+    if flags.layers == flags.D == 1 and how and how["address"] and row["solved"]:
+        return how["swap"][0] < how["full"] + SOLVED
 
 
 @cache
