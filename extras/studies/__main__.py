@@ -20,8 +20,8 @@ def readme():
     report = read_report(RESULTS / "main")
     ahead = {path: row for path, row in paths_in(report).items() if path[2:] == ("2b", "3b")}
     row = max(ahead.values(), key=lambda row: row["cost"]["x_3"])
-    runs = counts.count(claims.main_command_is_plain)
-    both = [run for run in runs if run["verdict"].startswith("validated under both")]
+    runs = counts.count(claims.fresh_is_validated)
+    both = [run for run in runs if claims.is_validated_under_both(run)]
     plain = sum("2b reads 3b" in claims.heads_of(run) for run in both)
     return [
         f"rises by {row['cost']['x_3']:.3f} in the full model",

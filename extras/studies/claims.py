@@ -51,6 +51,10 @@ def is_circuit(row, flags):
     return flags.task == "chain" and row["circuit"] and flags.layers > 1
 
 
+def is_validated_under_both(row):
+    return row["verdict"].startswith("validated under both")
+
+
 def heads_of(row):
     """Return {"q reads 1b": {(layer, head), ...}, ...}, which heads of a circuit read so."""
     heads = defaultdict(set)
@@ -73,20 +77,52 @@ def holds_six_reads(row, flags):
         return heads_of(row).keys() >= SIX
 
 
+def is_fresh(row):
+    """Return whether a run is the main command, with a seed on which nothing was chosen."""
+    return not row["settings"] and row["seed"] >= FRESH
+
+
+def is_larger(row):
+    """Return whether a run is the main command in float32, but for its larger first weights."""
+    return row["settings"] == ("qk_std=0.1",) and row["dtype"] == "float32"
+
+
 @claim("circuits, README 1", by="seed")
-def main_command_is_plain(row, flags):
-    """The main command ends with a validated circuit of the six reads:
+def fresh_is_validated(row, flags):
+    """The main command ends with a circuit validated under both ablations:
     seeds on which nothing was chosen"""
-    if not row["settings"] and flags.seed >= FRESH:
-        return row["circuit"] and heads_of(row).keys() >= SIX
+    return is_validated_under_both(row) if is_fresh(row) else None
+
+
+@claim("circuits, README 1", by="seed")
+def fresh_has_six_reads(row, flags):
+    """Its validated circuits hold the six reads:
+    seeds on which nothing was chosen"""
+    if is_fresh(row) and row["circuit"]:
+        return heads_of(row).keys() >= SIX
+
+
+@claim("circuits, README 1", by="seed")
+def fresh_reads_pair_by_pair(row, flags):
+    """In its others q reads 1b, 2b and 3b itself:
+    seeds on which nothing was chosen"""
+    if is_fresh(row) and row["circuit"] and not heads_of(row).keys() >= SIX:
+        return heads_of(row).keys() >= {"q reads 1b", "q reads 2b", "q reads 3b"}
 
 
 @claim("circuits", by="seed")
-def larger_weights_are_plain(row, flags):
-    """With larger first weights it does:
-    --qk-std 0.1, in float32"""
-    if row["settings"] == ("qk_std=0.1",) and flags.dtype == "float32":
-        return row["circuit"] and heads_of(row).keys() >= SIX
+def larger_is_validated(row, flags):
+    """With --qk-std 0.1, it ends with a circuit validated under both ablations:
+    in float32"""
+    return is_validated_under_both(row) if is_larger(row) else None
+
+
+@claim("circuits", by="seed")
+def larger_has_six_reads(row, flags):
+    """With --qk-std 0.1, its validated circuits hold the six reads:
+    in float32"""
+    if is_larger(row) and row["circuit"]:
+        return heads_of(row).keys() >= SIX
 
 
 @claim("circuits")
@@ -123,7 +159,7 @@ def is_validated(row, flags):
     searched after the search was chosen, whose model answers"""
     was_searched = not row["verdict"].startswith("not searched")
     if flags.task == "chain" and flags.seed >= 10 and was_searched:
-        return row["verdict"].startswith("validated under both")
+        return is_validated_under_both(row)
 
 
 # ---- depth.md
@@ -292,7 +328,7 @@ def ends_solved(row):
 def the_main_command_is_solved(row, flags):
     """The main command ends solved:
     seeds on which nothing was chosen"""
-    return ends_solved(row) if not row["settings"] and flags.seed >= FRESH else None
+    return ends_solved(row) if is_fresh(row) else None
 
 
 @claim("8.2")
