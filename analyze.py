@@ -300,9 +300,9 @@ def draw_circuit(flags, report, matches):
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
     more = "" if {*paths} == {*matches} else " ?: not measured."
     more += " Dashed: reads all chains." if any("*" in path.read for path in paths) else ""
-    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold; \
-two such boxes: both letters.
-place: it looks where the token stands.{more} The wider, the more the loss rises without it.
+    more += " Two boxes: both." if any(len(boxes) > 1 for boxes, *_ in looks.values()) else ""
+    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold.
+place: it looks at positions.{more} The wider, the more the loss rises without it.
 Red: reads ahead, what comes later in the chain than what the reader shows.
 Gray: brings what has arrived before once more.
 {LETTERS}

@@ -26,7 +26,7 @@ def readme():
     return [
         f"rises by {row['cost']['x_3']:.3f} in the full model",
         f"to {row['without']['x_3']:.3f} in the circuit",
-        f"Of {len(runs)} fresh seeds {len(both)} end so, {plain} with this read",
+        f"Of {len(runs)} fresh seeds {len(both)} end validated, {plain} with this read",
         *(counts.readme_table(finding) for finding in range(1, 6)),
     ]
 

@@ -71,7 +71,7 @@ def asks_for_all(row, flags):
 
 @claim("circuits, README 1", by="optimizer positions")
 def holds_six_reads(row, flags):
-    """Circuits hold the six reads of pointer doubling:
+    """Validated circuits hold the six reads of pointer doubling:
     12 layers of one head, D 3"""
     if is_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
         return heads_of(row).keys() >= SIX
@@ -96,7 +96,7 @@ def fresh_is_validated(row, flags):
 
 @claim("circuits, README 1", by="seed")
 def fresh_has_six_reads(row, flags):
-    """Its validated circuits hold the six reads:
+    """The validated circuits of the main command hold the six reads:
     seeds on which nothing was chosen"""
     if is_fresh(row) and row["circuit"]:
         return heads_of(row).keys() >= SIX
@@ -104,7 +104,7 @@ def fresh_has_six_reads(row, flags):
 
 @claim("circuits, README 1", by="seed")
 def fresh_reads_pair_by_pair(row, flags):
-    """In its others q reads 1b, 2b and 3b itself:
+    """In its other validated circuits q reads 1b, 2b and 3b itself:
     seeds on which nothing was chosen"""
     if is_fresh(row) and row["circuit"] and not heads_of(row).keys() >= SIX:
         return heads_of(row).keys() >= {"q reads 1b", "q reads 2b", "q reads 3b"}
@@ -119,7 +119,7 @@ def larger_is_validated(row, flags):
 
 @claim("circuits", by="seed")
 def larger_has_six_reads(row, flags):
-    """With --qk-std 0.1, its validated circuits hold the six reads:
+    """With --qk-std 0.1, the validated circuits hold the six reads:
     in float32"""
     if is_larger(row) and row["circuit"]:
         return heads_of(row).keys() >= SIX
@@ -184,7 +184,7 @@ def long_chains_obey(row, flags):
 
 @claim("depth, README 2, 7.2", by="layers")
 def other_chains_obey(row, flags):
-    """Shorter, fewer or more chains: models need them:
+    """Other chains: models need them:
     all others without distractors that know all that the law allows, and are asked for more"""
     if not (flags.N == 4 and flags.D >= 5):
         return obeys(row, flags)
@@ -192,7 +192,7 @@ def other_chains_obey(row, flags):
 
 @claim("depth, README 2", by="D heads")
 def learns_the_last(row, flags):
-    """Models with the law's layers learn the last symbol:
+    """With exactly the law's layers models learn the last symbol:
     asked for all"""
     if asks_for_all(row, flags) and flags.causal and flags.layers == causal_depth(flags.D) >= 4:
         return knows(row, flags.D)
@@ -200,7 +200,7 @@ def learns_the_last(row, flags):
 
 @claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
-    """One layer with two heads a place solves x_1:
+    """One layer with two heads per place solves x_1:
     with an MLP and appended positions"""
     usual = flags.mlp and flags.positions == "appended"
     if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
@@ -209,7 +209,7 @@ def two_heads_a_place(row, flags):
 
 @claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
-    """With fewer heads than places, a layer less than the law does not solve x_D:
+    """With fewer heads than places, one layer fewer than the law's does not solve the last symbol:
     where other heads do"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
     for other in all_runs() if few else []:
@@ -217,9 +217,9 @@ def a_layer_less_fails(row, flags):
             return not row["solved"]
 
 
-@claim("depth", by="places")
+@claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer, another address moves the answer:
+    """In one layer, swapping address heads moves the answer to the other place:
     that solve x_1 and have address heads, as far as measured"""
     how = row["config"].get("how")
     if flags.layers == flags.D == 1 and how and how["address"] and row["solved"]:
@@ -250,9 +250,9 @@ def passes_on(swap, task):
     return "a symbol" if mean["pattern"] < task.learned_below else "neither"
 
 
-@claim("depth, README 2")
+@claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Deeper models that beat the law pass on a place:
+    """Models of two and three layers that beat the law pass on where a pair stands:
     that know x_D and were measured"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
@@ -279,7 +279,7 @@ def not_learned_after_a_gap(row, flags):
 
 @claim("curriculum, README 4, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
-    """Asked for all, the same seed learns it in no more steps:
+    """Asked for all, the same seed learns it within those steps:
     that ask for such a symbol, with such a run, of as long a chain or a longer one"""
     names, steps, but = after_a_gap(row, flags), [], ("D", "targets", "steps")
     for other in all_runs() if names else []:
@@ -340,10 +340,10 @@ def the_papers_optimizer_is_solved(row, flags):
 
 
 @claim("README 5, 8.2")
-def literal_settings_are_solved(row, flags):
-    """Without warm-up, decay and clipping, runs end solved:
+def literal_settings_end_unsolved(row, flags):
+    """Without warm-up, falling rate and clipping, AdamW ends unsolved:
     no clipping, beta2 0.999"""
-    return ends_solved(row) if flags.clip == 0 and flags.beta2 == 0.999 else None
+    return not ends_solved(row) if flags.clip == 0 and flags.beta2 == 0.999 else None
 
 
 @claim("8.2 i")

@@ -8,7 +8,7 @@ from extras.studies.theory import causal_depth
 
 
 READS = [  # of which kinds, which token, what it reads, what it gains; the first four are the six
-    ("1b reads 1a, 2b reads 2a, 3b reads 3a", "1b, 2b, 3b", "1a, 2a, 3a", "what it is found by"),
+    ("1b reads 1a, 2b reads 2a, 3b reads 3a", "1b, 2b, 3b", "1a, 2a, 3a", "its key"),
     ("q reads 1b", "query", "1b", "B"),
     ("2b reads 3b", "2b", "3b", "D, ahead"),
     ("q reads 2b", "query", "2b", "C, and D with it"),
