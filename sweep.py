@@ -146,14 +146,14 @@ def figure_4(rows):
     left.set_title("Asked for all symbols, or for the last alone")
     left.set_ylabel(f"final validation loss, {Task.loss_name}")
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
-        label = f"{shown_name(f'x_{k}')}: {k.bit_length() + 1} layers"
+        label = f"{shown_name(f'x_{k}')}: {k.bit_length() + 1} layers by the law"
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
     right.set_title("Each symbol, with IC")
     for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
         axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"averages {N} candidates")
         axes.set(xlabel=", ".join(varying), ylim=(-0.02, 1))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.supxlabel(f"""Dots are runs, lines means. Layers: floor(log2 k) + 2, what $x_k$ takes if
+    figure.supxlabel(f"""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers if
 tokens are found by what they show, not by their places.
 Here (in the paper): {listed(rows, "optimizer")} (adam), batch {listed(rows, "batch")} (512),
 {listed(rows, "steps")} steps (10000), or until the loss is below {listed(rows, "stop_below")}.""")

@@ -184,7 +184,7 @@ def long_chains_obey(row, flags):
 
 @claim("depth, README 2, 7.2", by="layers")
 def other_chains_obey(row, flags):
-    """Other chains: models need them:
+    """Other chains: models need the law's layers:
     all others without distractors that know all that the law allows, and are asked for more"""
     if not (flags.N == 4 and flags.D >= 5):
         return obeys(row, flags)
@@ -209,7 +209,7 @@ def two_heads_a_place(row, flags):
 
 @claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
-    """With fewer heads than places, one layer fewer than the law's does not solve the last symbol:
+    """With fewer heads than places, models one layer below the law do not solve x_D:
     where other heads do"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
     for other in all_runs() if few else []:
@@ -219,7 +219,7 @@ def a_layer_less_fails(row, flags):
 
 @claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer, swapping address heads moves the answer to the other place:
+    """In one layer, swapping what place-finding heads write moves the answer:
     that solve x_1 and have address heads, as far as measured"""
     how = row["config"].get("how")
     if flags.layers == flags.D == 1 and how and how["address"] and row["solved"]:
@@ -252,7 +252,7 @@ def passes_on(swap, task):
 
 @claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Models of two and three layers that beat the law pass on where a pair stands:
+    """Models of two and three layers that beat the law transmit where a pair stands:
     that know x_D and were measured"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
@@ -271,7 +271,7 @@ def after_a_gap(row, flags):
 
 @claim("curriculum, README 4, 7.2")
 def not_learned_after_a_gap(row, flags):
-    """No symbol is learned after one that is not asked for:
+    """No symbol is learned if an earlier one is not asked for:
     that ask for such a symbol"""
     if names := after_a_gap(row, flags):
         return not {*names} & {*row["known"]}
@@ -279,7 +279,7 @@ def not_learned_after_a_gap(row, flags):
 
 @claim("curriculum, README 4, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
-    """Asked for all, the same seed learns it within those steps:
+    """Asked for all, the same seed learns it in as many steps:
     that ask for such a symbol, with such a run, of as long a chain or a longer one"""
     names, steps, but = after_a_gap(row, flags), [], ("D", "targets", "steps")
     for other in all_runs() if names else []:
