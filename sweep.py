@@ -153,8 +153,8 @@ def figure_4(rows):
         axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"averages {N} candidates")
         axes.set(xlabel=", ".join(varying), ylim=(-0.02, 1))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.supxlabel(f"""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers if
-tokens are found by what they show, not by their places.
+    figure.supxlabel(f"""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers
+if tokens are found by what they show, not by their places.
 Here (in the paper): {listed(rows, "optimizer")} (adam), batch {listed(rows, "batch")} (512),
 {listed(rows, "steps")} steps (10000), or until the loss is below {listed(rows, "stop_below")}.""")
     return figure

@@ -156,9 +156,10 @@ def needs_both_reads(row, flags):
 @claim("circuits", by="positions")
 def is_validated(row, flags):
     """A circuit is validated under both ablations:
-    searched after the search was chosen, whose model answers"""
+    searched after the search was chosen, whose model knows all symbols"""
     was_searched = not row["verdict"].startswith("not searched")
-    if flags.task == "chain" and flags.seed >= 10 and was_searched:
+    knows_all = len(row["known"]) == len(row["task"].targets)
+    if flags.task == "chain" and flags.seed >= 10 and was_searched and knows_all:
         return is_validated_under_both(row)
 
 
@@ -182,7 +183,7 @@ def long_chains_obey(row, flags):
         return obeys(row, flags)
 
 
-@claim("depth, README 2, 7.2", by="layers")
+@claim("depth, README 2, 7.2", by="heads")
 def other_chains_obey(row, flags):
     """Other chains: models need the law's layers:
     all others without distractors that know all that the law allows, and are asked for more"""
@@ -192,7 +193,7 @@ def other_chains_obey(row, flags):
 
 @claim("depth, README 2", by="D heads")
 def learns_the_last(row, flags):
-    """With exactly the law's layers models learn the last symbol:
+    """With exactly the law's layers, models of long chains learn the last symbol:
     asked for all"""
     if asks_for_all(row, flags) and flags.causal and flags.layers == causal_depth(flags.D) >= 4:
         return knows(row, flags.D)
@@ -252,7 +253,7 @@ def passes_on(swap, task):
 
 @claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Models of two and three layers that beat the law transmit where a pair stands:
+    """Measured models that beat the law transmit where a pair stands:
     that know x_D and were measured"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
@@ -300,7 +301,7 @@ def the_last_alone_is_not_learned(row, flags):
 @claim("curriculum")
 def z_is_last(row, flags):
     """Of x, y and z, z is learned last:
-    conditional retrieval, that learn all three"""
+    conditional retrieval, that learn all three; two are one training of two lengths"""
     steps = [*row["learned"].values()]
     if flags.task.endswith("Conditional") and flags.targets == "all" and None not in steps:
         return steps[2] >= max(steps[:2])

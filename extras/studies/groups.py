@@ -2,7 +2,6 @@
 
 from extras.studies import grouped, markdown, share, span, spread
 from extras.studies.claims import heads_of, holds_six_reads, passes_on, swaps
-from extras.studies.counts import count
 from extras.studies.rows import all_runs, committed, knows, name_of, same_run
 from extras.studies.theory import causal_depth
 
@@ -22,9 +21,13 @@ ENOUGH = 30  # of fewer queries nothing is said
 
 def doubling():
     """Return how many of the circuits of the first claim have each read."""
-    circuits, lines = [heads_of(row) for row in count(holds_six_reads)], []
+    circuits, lines = {}, []
+    for row in all_runs():
+        if holds_six_reads(row, row["flags"]) is not None:
+            found = {*heads_of(row)}  # a repeat must agree
+            circuits[same_run(row)] = circuits.get(same_run(row), found) & found
     for kinds, *cells in READS:
-        counts = [sum(kind in heads for heads in circuits) for kind in kinds.split(", ")]
+        counts = [sum(kind in heads for heads in circuits.values()) for kind in kinds.split(", ")]
         lines.append([*cells, ", ".join(map(str, counts))])
     return markdown(["token", "reads", "and gains", f"circuits of {len(circuits)}"], *lines)
 

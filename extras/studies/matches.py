@@ -90,8 +90,8 @@ def table(rows):
         counts = len(own), len(by_symbol), both_hold, len(own) - len(by_symbol)
         c, shares = ([row[name] for row in by_symbol] for name in ("c", "share"))
         lines.append([run, *counts, span(c, "{:.1f}"), span(shares)])
-    head = "run", "reads", "match a symbol", "which both can hold", "by place", "c", "share of c I"
-    return markdown(head, *lines)
+    head = "run", "reads between roles", "match a symbol", "which both can hold"
+    return markdown([*head, "by place", "c", "share of c I"], *lines)
 
 
 def emergence_table(rows):
