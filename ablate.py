@@ -401,8 +401,8 @@ def main():
     p = command_line("ablate.py", __doc__)
     p.add_argument("run", type=train.run_directory, help="finished run directory of train.py")
     run = p.parse_args().run
-    model, task, _ = train.load(run)
-    print(f"trained in {train.read_flags(run).dtype}, measured in float32")
+    model, task, flags = train.load(run)
+    print(f"trained in {flags.dtype}, measured in float32")
     report = find_circuit(model, task)
     print_report(report)
     train.write_file(run / "circuit.json", report)

@@ -188,10 +188,15 @@ def measure_matches(model, task, paths, n=32):
     for path, M, score in zip(paths, maps, scores, strict=True):
         if not M.isfinite().all():
             raise FloatingPointError(f"{path} has scores that are not finite")
-        c, least = M.diagonal(dim1=2, dim2=3).mean(-1), max(LEAST, SHARE * abs(score)) / square
+        c, least = c_of(M), max(LEAST, SHARE * abs(score)) / square
         sums = {k: c[shown == k][:, shown == k].sum().item() for k in sorted({*shown.tolist()})}
         matches[path] = M, score, {k: c for k, c in sums.items() if abs(c) >= least}
     return matches
+
+
+def c_of(M):
+    """(roles, roles): of each map M[u, v] the c of c I, trace(M[u, v]) / K."""
+    return M.diagonal(dim1=2, dim2=3).mean(-1)
 
 
 # ---- Figures 5 and 7, Appendix D: the circuit, and how its paths emerged

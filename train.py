@@ -213,11 +213,10 @@ def made_by(device):
 
 
 def load(run, weights="model.pt"):
-    """Return (model, task, flags) of a run directory, ready to evaluate on the CPU in float32;
-    `weights` may name a checkpoint, "ckpt/000080.pt"."""
+    """Return (model, task, flags) of a run directory, ready to evaluate on the CPU in float32,
+    whatever it was trained in; `weights` may name a checkpoint, "ckpt/000080.pt"."""
     flags = read_flags(run)
-    flags.dtype = "float32"
-    model = build(flags)
+    model = build(argparse.Namespace(**vars(flags) | dict(dtype="float32")))
     model.load_state_dict(read_file(pathlib.Path(run, weights)))
     return model.eval(), task_of(flags), flags
 

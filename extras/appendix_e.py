@@ -183,8 +183,8 @@ def main():
     file = args.out / "appendix_e.jsonl"
     rows = rows_by(file, "run")
     for run in args.run:
-        model, task, _ = train.load(run)
-        print(f"{run}: trained in {train.read_flags(run).dtype}, measured in float32", flush=True)
+        model, task, flags = train.load(run)
+        print(f"{run}: trained in {flags.dtype}, measured in float32", flush=True)
         rows[run.name] = dict(run=run.name, **papers_test(model, task))
     train.write_file(file, [*rows.values()])
     drawn = [run for run in args.run if rows[run.name]["paths"]]

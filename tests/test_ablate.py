@@ -88,6 +88,11 @@ def test_ablation_against_loops(patched, by, keep):
     assert 0 < patched.model.blocks[0].qkv.weight.grad.norm() < math.inf
 
 
+def test_an_unknown_ablation_is_refused(patched):
+    with pytest.raises(ValueError, match="ablation must be"):
+        patched.keep_only(paths_from("0 q 1b"), "zero")
+
+
 def test_an_answer_is_lost_above_half_of_chance_if_the_full_model_has_it(patched, monkeypatch):
     """With N=3 above 1/3; a score of 1 is at a mean of 0.05, or where 1% are lost."""
     full = torch.tensor([[[0.1, 0.1], [0.4, 0.1], [0.1, 0.1]]])  # (B=1, N=3, symbols=2)

@@ -136,7 +136,9 @@ def test_the_command_adds_rows_to_a_file(tmp_path, monkeypatch):
     assert task.losses(sums_up(batch.inputs), batch).mean() < 1e-4
     for name, model in ("one", test_all.planted), ("two", sums_up):
         output_of(train, *TINY, "--out", tmp_path / name)
-        monkeypatch.setattr(train, "load", lambda run, model=model: (model, task, None))
+        monkeypatch.setattr(
+            train, "load", lambda run, model=model: (model, task, train.read_flags(run))
+        )
         said = output_of(appendix_e, tmp_path / name, "--out", out)
     lines = [line for line in said.splitlines() if line.startswith(("| one |", "| two |"))]
     assert ["not held" in line for line in lines] == [False, True]

@@ -33,11 +33,6 @@ from extras.studies.rows import rounded
 from matplotlib.patches import Rectangle
 
 
-def c_of(M):
-    """(roles, roles), trace(M) / K."""
-    return M.diagonal(dim1=2, dim2=3).mean(-1)
-
-
 def measure(run, n=32):
     """({path: its row} of a run, {path: M})."""
     (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
@@ -45,8 +40,9 @@ def measure(run, n=32):
     arrived = itertools.pairwise(ablate.arrivals(paths, task))
     before = {layer: holds for (_, holds), (layer, _) in arrived}
     for path, (M, score, letters) in analyze.measure_matches(model, task, paths, n).items():
-        u, v = divmod(c_of(M).abs().argmax().item(), len(roles))
-        c, holds = c_of(M)[u, v].item(), before[path.layer]
+        all_c, holds = analyze.c_of(M), before[path.layer]
+        u, v = divmod(all_c.abs().argmax().item(), len(roles))
+        c = all_c[u, v].item()
         row = dict(run=run.name, **path._asdict(), letters=[*letters], pair=[roles[u], roles[v]])
         row |= dict(c=c, score=score, common=bool(holds[path.reader] & holds[path.read]))
         row["share"] = c**2 * task.inputs / M[u, v].square().sum().clamp(min=1e-30).item()
@@ -67,7 +63,7 @@ def emerge(run, n=32):
         model, _, _ = train.load(run, f"ckpt/{file.name}")
         for path, (M, *_) in analyze.measure_matches(model, task, rows, n).items():
             u, v = map(roles.index, rows[path]["pair"])
-            rows[path]["c"].append(c_of(M)[u, v].item())
+            rows[path]["c"].append(analyze.c_of(M)[u, v].item())
     for row in rows.values():
         row["rises"] = analyze.first_below(steps, [-c for c in row["c"]], -least)
     return rows
