@@ -12,7 +12,9 @@ import pathlib
 import re
 
 import train
-from ablate import REACH, arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads
+from ablate import (
+    arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads, tokens_of,
+)  # fmt: skip
 from data import command_line, progress
 from model import rotate
 
@@ -202,12 +204,10 @@ def c_of(M):
 # ---- Figures 5 and 7, Appendix D: the circuit, and how its paths emerged
 
 
-def tokens_of(task, paths):
-    """All roles as they stand in a sequence, and those 1b+1 that some path has."""
-    used, tokens = {*task.roles, *(token for path in paths for token in path[2:])}, []
-    for slot in task.chain_slots:
-        tokens += [*slot, *(f"{slot[-1]}+{i}" for i in range(1, REACH + 1))]
-    return [token for token in tokens if token in used]
+def columns_of(task, paths):
+    """The tokens of a diagram, from left to right: all roles, and those 1b+1 that some path has."""
+    used = {*task.roles, *(token for path in paths for token in path[2:])}
+    return [token for token in tokens_of(task) if token in used]
 
 
 def draw_diagram(axes, flags, looks):
@@ -216,7 +216,7 @@ def draw_diagram(axes, flags, looks):
     looks: {path: ([(text, color of its box), ...], color, width)}."""
     task, paths = train.task_of(flags), sorted(looks)
     apart = max(1, 0.2 * len({*task.roles.values()}))  # room for all letters at each token
-    x_of = {token: apart * i for i, token in enumerate(tokens_of(task, paths))}
+    x_of = {token: apart * i for i, token in enumerate(columns_of(task, paths))}
     for slot in task.chain_slots:
         ends = x_of[slot[0]] - 0.15, x_of[slot[-1]] + 0.15
         axes.plot(ends, [0, 0], color=PALE, lw=30, solid_capstyle="round", zorder=0)

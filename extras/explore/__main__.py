@@ -97,7 +97,7 @@ def data_of(run):
     roles[sequence, batch.places] = torch.arange(len(task.roles))
 
     # the columns of the diagram: role and letter
-    columns, ends = [], analyze.tokens_of(task, paths)
+    columns, ends = [], analyze.columns_of(task, paths)
     for end in ends:
         columns.append([end, task.labels[task.roles[end]][0] if end in task.roles else ""])
 
