@@ -131,17 +131,15 @@ def queries_and_keys(model, inputs):
 
 
 @torch.no_grad()
-def slopes_of(model, task, paths, batch, step=0.01):
-    """(factors (2, paths, B, head_size), slopes (2, paths, roles, K, B, head_size)), of one chain
-    of each sequence. factors: q of the reader, and k of what it reads less that of the next chain,
-    since the softmax sees differences alone. slopes: how both change with each number of the symbol
-    at each role of this chain, by central differences."""
+def scores_and_maps(model, task, paths, batch):
+    """The scores (paths,), and their maps M (paths, roles, roles, K, K), as in measure_matches, of
+    one chain in each sequence."""
     sequence = torch.arange(len(batch.inputs))
-    # chain b mod N of sequence b, and the next one
+    # chain b mod N of sequence b, and the next one: where its roles stand, {role: (B,)}
     chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1)]
-    own, other = (dict(zip(task.roles, at, strict=True)) for at in chains)  # {role: (B,)}
+    own, other = (dict(zip(task.roles, places, strict=True)) for places in chains)
 
-    def factors(inputs):
+    def q_and_k(inputs):  # (2, paths, B, head_size)
         found, both = queries_and_keys(model, inputs), []
         for path in paths:
             q, k = (found[path.layer, name][:, path.head] for name in "qk")  # (B, T, head_size)
@@ -150,49 +148,52 @@ def slopes_of(model, task, paths, batch, step=0.01):
             both.append(torch.stack([q, k]))
         return torch.stack(both, 1)
 
+    # the derivatives of q and k by each number of the symbol at each role
     slopes = []
     for places, i in itertools.product(own.values(), range(task.inputs)):
         change = torch.zeros_like(batch.inputs)
-        change[sequence, places, i] = step
-        slopes.append(factors(batch.inputs + change) - factors(batch.inputs - change))
-    slopes = torch.stack(slopes, 2).unflatten(2, (len(own), -1)) / (2 * step)
-    return factors(batch.inputs), slopes
+        change[sequence, places, i] = 1
+        qk, slope = torch.func.jvp(q_and_k, (batch.inputs,), (change,))
+        slopes.append(slope)
+    dq, dk = torch.stack(slopes, 2).unflatten(2, (len(own), -1))  # (paths, roles, K, B, head_size)
+    maps = torch.einsum("puins,pvjns->puvij", dq, dk) / len(sequence)
+    return qk.prod(0).sum(-1).mean(-1), maps
 
 
-# A read matches a symbol x if the part of its score that compares two copies of x, c |x|^2, is a
-# third of the score, and 1 nat at least, which multiplies the odds by e. Both are far from what was
-# found in results/figures/matches.jsonl: reads that match have 0.88 to 1.33 of their score from
-# symbols, others at most 0.08; untrained weights, and symbols of two chains, give 0.1 nats
+# A head compares two copies of a symbol x if that part of its score, c |x|^2, is a third of it, and
+# 1 nat at least, which multiplies the odds by e. Both are far from what was found in
+# results/figures/matches.jsonl: reads that match have 0.88 to 1.33 of their score from symbols,
+# others at most 0.08; untrained weights, and symbols of two chains, give 0.1 nats
 SHARE, LEAST = 1 / 3, 1.0
 
 
 def measure_matches(model, task, paths, n=32):
-    """{path: (M, score, letters)} of the paths between roles, if there is another chain.
+    """{path: (M, score, matched)} of the paths between roles, if there is another chain.
 
-    The score of a read before the softmax, less that of the same token of the next chain, is a
-    product q k: what the reader and what the tokens it may read make of the inputs x. By the symbol
-    of token u in q and that of token v in k it has the second derivative (K, K)
+    The score of a read is q k before the softmax, with the k of what it reads less that of the same
+    token of the next chain, since the softmax sees differences alone. By the symbol x_u of token u
+    in q, and the x_v of token v in k, it has the second derivative (K, K)
 
         M[u, v] = dq/dx_u dk/dx_v        mean over n sequences
 
     If that is c I, the score holds c x_u x_v: the head compares two symbols. In the tuples are M
-    (roles, roles, K, K), the mean score, and matched {k: c} of the x_k that it matches, c summed
-    over the pairs of tokens that show it; {} if the head looks by place."""
+    (roles, roles, K, K), the mean score, and matched {k: c} of the x_k that the head compares, with
+    c summed over the pairs of tokens that show it; {} if it looks by place."""
     paths = [path for path in paths if {*path[2:]} <= task.roles.keys() and task.N > 1]
     if not paths:
         return {}
     batch, matches = task.draw("circuits", n), {}
-    factors, (q, k) = slopes_of(model, task, paths, batch)
-    maps = torch.einsum("puins,pvjns->puvij", q, k) / n  # (paths, roles, roles, K, K)
-    square = batch.inputs.square().sum(-1).mean().item()  # of a symbol, about K
-    scores = factors.prod(0).sum(-1).mean(-1).tolist()
+    square = batch.inputs.square().sum(-1).mean().item()  # |x|^2 of a symbol, about K
     shown = torch.tensor([*task.roles.values()])  # the k of each role
-    for path, M, score in zip(paths, maps, scores, strict=True):
+    for path, score, M in zip(paths, *scores_and_maps(model, task, paths, batch), strict=True):
         if not M.isfinite().all():
             raise FloatingPointError(f"{path} has scores that are not finite")
-        c, least = c_of(M), max(LEAST, SHARE * abs(score)) / square
-        sums = {k: c[shown == k][:, shown == k].sum().item() for k in sorted({*shown.tolist()})}
-        matches[path] = M, score, {k: c for k, c in sums.items() if abs(c) >= least}
+        matched = {}
+        for k in sorted({*task.roles.values()}):
+            c = c_of(M)[shown == k][:, shown == k].sum().item()
+            if abs(c) * square >= max(LEAST, SHARE * abs(score)):
+                matched[k] = c
+        matches[path] = M, score.item(), matched
     return matches
 
 

@@ -41,9 +41,9 @@ from data import Task, command_line
 
 def grid(flags, folder):
     """Return {run directory: command line of train.py}, one for each choice of a value per flag of
-    {flag: [value, ...]}. FileExistsError if a directory has another run."""
+    {flag: [value, ...]}. FileExistsError if a directory would have two runs, or has another."""
     flags = {"--save-every": ["0"]} | flags
-    # a flag without values, --no-mlp or --lr=1e-3, is one choice
+    # the words that choose a value; a flag without values, --no-mlp or --lr=1e-3, is one choice
     choices = [[[flag, value] for value in flags[flag]] or [[flag]] for flag in flags]
     runs = {}
     for chosen in itertools.product(*choices):
@@ -125,15 +125,13 @@ def figure_4(rows):
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
     varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
     rows = sorted(rows, key=lambda row: [row[name] for name in varying])
-    with_ic = [row for row in rows if row["targets"] == "all"]
-    without = [row for row in rows if row["targets"] == "last"]
+    columns = {row["run"]: "\n".join(str(row[name]) for name in varying) for row in rows}
 
     def draw(axes, runs, name, color, label):
         """A loss of each of these runs as a pale dot, and a line through the means."""
         losses = {}  # {column: [loss of a run, ...]}
         for row in runs:
-            column = "\n".join(str(row[name]) for name in varying)
-            losses.setdefault(column, []).append(row[name])
+            losses.setdefault(columns[row["run"]], []).append(row[name])
         for column, group in losses.items():
             axes.plot([column] * len(group), group, "o", color=color, ms=4, alpha=0.3)
         means = [statistics.fmean(group) for group in losses.values()]
@@ -141,8 +139,12 @@ def figure_4(rows):
         axes.plot([*losses], means, ".-", color=color, label=label)
 
     figure, (left, right) = panels(2, 2, 6.5, 4, sharey=True)
+    for axes in left, right:
+        axes.xaxis.update_units([*columns.values()])  # the columns, in this order
+    with_ic = [row for row in rows if row["targets"] == "all"]
     draw(left, with_ic, "val", INK, "all symbols, with IC")
-    draw(left, without, "val", RED, "the last, without IC")
+    if without := [row for row in rows if row["targets"] == "last"]:
+        draw(left, without, "val", RED, "the last, without IC")
     left.set_title("Asked for all symbols, or for the last alone")
     left.set_ylabel(f"final validation loss, {Task.loss_name}")
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):

@@ -39,8 +39,9 @@ def run_once(flags):
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
     if flags.init and not (run / "state.pt").exists():
+        weights = read_file(pathlib.Path(flags.init, "model.pt"))
         try:
-            model.load_state_dict(read_file(pathlib.Path(flags.init, "model.pt")))
+            model.load_state_dict(weights)
         except RuntimeError:  # its message has many lines
             raise OSError(f"--init {flags.init} is a model of another shape") from None
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
@@ -155,7 +156,7 @@ def print_row(flags, task, rows):
 def task_of(flags):
     """Return the data.Task of these flags. ValueError if there is none."""
     targets = {"all": [], "last": [flags.D]}.get(flags.targets)  # [] stands for all
-    if targets is None:  # 0 is refused
+    if targets is None:  # what is no number becomes 0, which no task has
         targets = [int(k) if k.isdecimal() else 0 for k in flags.targets.split(",")]
     return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
 
@@ -279,7 +280,7 @@ def read_file(path, default=None, device="cpu"):
 
 DTYPES, DEVICES = ["float32", "bfloat16"], ["cuda"] * torch.cuda.is_available() + ["cpu"]
 POSITIVE = "layers", "heads", "width", "batch", "eval_every", "examples"
-SHARES = "decay", "beta2", "ema"  # at most 1
+HIGHEST = dict(decay=1, beta2=0.9999, ema=0.9999)
 
 
 def parser():
@@ -350,7 +351,7 @@ def parse_flags(words=None, folder="out"):
     )  # fmt: skip
     flags = p.parse_args(words)
     for name, value in values_of(flags).items():
-        lowest, highest = int(name in POSITIVE), 1 if name in SHARES else 2**63 - 1
+        lowest, highest = int(name in POSITIVE), HIGHEST.get(name, 2**63 - 1)
         if isinstance(value, (int, float)) and not lowest <= value <= highest:
             p.error(f"--{name.replace('_', '-')} must be a number from {lowest} to {highest}")
     try:
