@@ -11,10 +11,9 @@ import itertools
 import pathlib
 import re
 
+import ablate
 import train
-from ablate import (
-    arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads, tokens_of,
-)  # fmt: skip
+from ablate import arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads
 from data import command_line, progress
 from model import rotate
 
@@ -44,10 +43,9 @@ def first_below(steps, losses, level):
 
 def crossings(rows, task):
     """{x_1: the step at which it was learned, or None, ...} from the rows of a log."""
-    steps, found = [row["step"] for row in rows], {}
-    for name in task.target_names:
-        found[name] = first_below(steps, [row[name] for row in rows], task.learned_below)
-    return found
+    steps, level = [row["step"] for row in rows], task.learned_below
+    losses = {name: [row[name] for row in rows] for name in task.target_names}
+    return {name: first_below(steps, losses[name], level) for name in losses}
 
 
 def draw_curves(flags, rows):
@@ -208,7 +206,7 @@ def c_of(M):
 def columns_of(task, paths):
     """The tokens of a diagram, from left to right: all roles, and those 1b+1 that some path has."""
     used = {*task.roles, *(token for path in paths for token in path[2:])}
-    return [token for token in tokens_of(task) if token in used]
+    return [token for token in ablate.tokens_of(task) if token in used]
 
 
 def draw_diagram(axes, flags, looks):
@@ -304,9 +302,7 @@ def draw_circuit(flags, report, matches):
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
-    more = "" if {*paths} == {*matches} else " ?: not measured."
-    more += " Dashed: reads all chains." if any("*" in path.read for path in paths) else ""
-    more += " Two boxes: both." if any(len(boxes) > 1 for boxes, *_ in looks.values()) else ""
+    more = "" if {*paths} == {*matches} else " ?: not measured. Dashed: reads all chains."
     caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold.
 place: it looks at positions.{more} The wider, the more the loss rises without it.
 Red: reads ahead, what comes later in the chain than what the reader shows.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-# before torch: its threads sleep early when they wait, or other busy processes slow them down
+# PyTorch reads it when it is imported: threads that wait shall sleep soon, since beside other busy
+# processes they would slow one another down
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import numpy as np
@@ -82,13 +83,13 @@ class Task:
         return self.chance * 2 / 3
 
     def draw(self, split, size, number=0):
-        """Batch `number` of a split, of `size` sequences: the same for the same arguments. One of
-        another size shares symbols with it, not sequences."""
+        """Batch `number` of a split, of `size` sequences: the same for the same arguments. With
+        another size all sequences are others, though some of their symbols are the same."""
         return self.batch(size, np.random.default_rng((self.seed, SPLITS.index(split), number)))
 
     def batch(self, size, rng):
-        """A Batch of `size` sequences drawn by a NumPy generator. The comments follow one with
-        N = 3, D = 1, which shows A3 B3  A1 B1  A2 B2  A3 A2 A1."""
+        """A Batch of `size` sequences drawn by a NumPy generator. At the right of the code stands
+        what one has with N = 3 and D = 1, which shows A3 B3  A1 B1  A2 B2  A3 A2 A1."""
         N, D, row = self.N, self.D, np.arange(size)[:, None]
         vectors = rng.standard_normal((size, N * (D + 1), self.K), dtype=np.float32)
 
@@ -99,7 +100,7 @@ class Task:
 
         # what they show, and where 1a and 1b of each query stand
         shown = []
-        places = {"q": np.arange(self.T - N, self.T) + 0 * queries}  #     6 7 8
+        places = {"q": np.broadcast_to(np.arange(self.T - N, self.T), (size, N))}  # 6 7 8
         for i, k in enumerate(range(D, 0, -1)):
             symbol = order[:, i] * (D + 1) + k  # (B, N) x_k of each pair  5 1 3
             shown += [np.stack([symbol - 1, symbol], 2).reshape(size, -1)]
