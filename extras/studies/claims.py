@@ -72,7 +72,7 @@ def asks_for_all(row, flags):
 @claim("circuits, README 1", by="optimizer positions")
 def holds_six_reads(row, flags):
     """Validated circuits hold the six reads of pointer doubling:
-    12 layers of one head, D 3"""
+    under both ablations or the mean alone; 12 layers of one head, D 3"""
     if is_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
         return heads_of(row).keys() >= SIX
 
@@ -177,7 +177,7 @@ def obeys(row, flags):
 
 @claim("depth, README 2, 7.2", by="layers init")
 def long_chains_obey(row, flags):
-    """Four long chains: models need the law's layers:
+    """Four chains of five steps or more: models need the law's layers:
     that know all that the law allows, and are asked for more"""
     if flags.N == 4 and flags.D >= 5 and row["name"] not in continuations().values():
         return obeys(row, flags)
@@ -185,15 +185,23 @@ def long_chains_obey(row, flags):
 
 @claim("depth, README 2, 7.2", by="heads")
 def other_chains_obey(row, flags):
-    """Other chains: models need the law's layers:
-    all others without distractors that know all that the law allows, and are asked for more"""
+    """Fewer or shorter chains: models need the law's layers:
+    without distractors, that know all that the law allows, and are asked for more"""
     if not (flags.N == 4 and flags.D >= 5):
+        return obeys(row, flags)
+
+
+@claim("depth", by="steps")
+def longer_training_decides(row, flags):
+    """Of these, four chains of three or four steps: models need the law's layers:
+    asked as above"""
+    if flags.N == 4 and flags.D in (3, 4):
         return obeys(row, flags)
 
 
 @claim("depth, README 2", by="D heads")
 def learns_the_last(row, flags):
-    """With exactly the law's layers, models of long chains learn the last symbol:
+    """With exactly the law's layers, models of five steps or more learn the last symbol:
     asked for all"""
     if asks_for_all(row, flags) and flags.causal and flags.layers == causal_depth(flags.D) >= 4:
         return knows(row, flags.D)
@@ -201,8 +209,8 @@ def learns_the_last(row, flags):
 
 @claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
-    """One layer with two heads per place solves x_1:
-    with an MLP and appended positions"""
+    """One layer with an MLP, appended positions and two heads per place solves x_1:
+    with as many heads or more"""
     usual = flags.mlp and flags.positions == "appended"
     if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
         return row["solved"]
@@ -211,9 +219,9 @@ def two_heads_a_place(row, flags):
 @claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
     """With fewer heads than places, models one layer below the law do not solve x_D:
-    where other heads do"""
+    with a mask, where models with more heads do; some know it in part"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
-    for other in all_runs() if few else []:
+    for other in all_runs() if few and flags.causal else []:
         if other["solved"] and all(other[x] == row[x] for x in SHAPE):
             return not row["solved"]
 
@@ -265,15 +273,16 @@ def passes_on_a_place(row, flags):
 
 def after_a_gap(row, flags):
     """Return the names of the symbols of chains that a run is asked for, but not for all before
-    them; none if it starts from the weights of another run."""
+    them, if it has the law's layers for them; none if it starts from the weights of another run."""
     targets = row["task"].targets if flags.task == "chain" and not flags.init else []
-    return [f"x_{k}" for k in targets if {*range(1, k)} - {*targets}]
+    deep_enough = [k for k in targets if causal_depth(k) <= flags.layers]
+    return [f"x_{k}" for k in deep_enough if {*range(1, k)} - {*targets}]
 
 
 @claim("curriculum, README 4, 7.2")
 def not_learned_after_a_gap(row, flags):
     """No symbol is learned if an earlier one is not asked for:
-    that ask for such a symbol"""
+    that ask for such a symbol, and have the law's layers for it"""
     if names := after_a_gap(row, flags):
         return not {*names} & {*row["known"]}
 
@@ -281,7 +290,7 @@ def not_learned_after_a_gap(row, flags):
 @claim("curriculum, README 4, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
     """Asked for all, the same seed learns it in as many steps:
-    that ask for such a symbol, with such a run, of as long a chain or a longer one"""
+    beside which such a run was trained, of as long a chain or a longer one; some share it"""
     names, steps, but = after_a_gap(row, flags), [], ("D", "targets", "steps")
     for other in all_runs() if names else []:
         wanted = other["flags"].targets == "all" and other["flags"].D >= flags.D
@@ -334,8 +343,8 @@ def the_main_command_is_solved(row, flags):
 
 @claim("8.2")
 def the_papers_optimizer_is_solved(row, flags):
-    """With A's flags, runs end solved on each machine:
-    seeds of A, B, C and one more, two of them on two machines"""
+    """With A's flags, runs end solved on each machine that was tried:
+    the seeds of A and B on two, that of C on one"""
     shape = flags.layers, flags.D, flags.optimizer, flags.positions, flags.steps
     return ends_solved(row) if shape == (12, 3, "adamw", "appended", 3000) else None
 
