@@ -28,7 +28,7 @@ class Path(NamedTuple):
     reads the token 1b of its own chain. The tokens are
 
         q, 1b    roles
-        1b+1     the token right after 1b, of any chain. Some models pass on what 1b holds there
+        1b+1     the token right after 1b, whichever chain's: some models keep there what 1b held
         1b*      a star: the tokens 1b of all chains, all read by one reader"""
 
     layer: int
@@ -120,17 +120,17 @@ class PatchedModel:
             clean                        .1 v0     .6 v1     .1 v2     .2 v3
             corrupted                    .2 u0     .1 u1     .4 u2     .3 u3
 
-        and write the sum of a row. Chains stand elsewhere in the corrupted sequence: a path may
-        lead to token 1 here, and to token 2 there. The row becomes, with that path, and with none:
+        and write the sum of a row. Let a path lead to token 1 in the clean sequence, and to token 2
+        in the corrupted one, in which chains stand elsewhere. The row becomes
 
-            keeps 1, and there 2         .2 u0     .6 v1 + .1 u1       .2 v3
-            keeps none                   .2 u0     .1 u1     .4 u2     .3 v3
+            if it keeps that path        .2 u0     .6 v1 + .1 u1       .2 v3
+            if it keeps none             .2 u0     .1 u1     .4 u2     .3 v3
 
-        1. Over kept edges and of itself a token reads what it reads in the clean sequence
-        2. but if it keeps no edge, its attention to itself is the corrupted one too (.3, not .2),
-           since the clean one tells how much it attends to the others
-        3. What it reads of others in the corrupted sequence is added, except along the paths that
-           are kept. So the weights of a row need not sum to 1"""
+        1. Along kept paths, and of itself, a token reads as in the clean sequence
+        2. but without a kept edge it attends to itself as in the corrupted one (.3, not .2): how
+           much it does so in the clean one tells how much it attends to others
+        3. Of others it also reads as in the corrupted sequence, but along kept paths. So the
+           weights of a row need not sum to 1"""
         if ablation not in BOTH:
             raise ValueError(f"ablation must be one of {BOTH}, not {ablation!r}")
         paths = [path for path in paths if path[:2] == head]
@@ -170,8 +170,8 @@ EACH = 128  # fresh sequences on which each path is measured
 
 def measure(patched, losses):
     """({symbol: mean}, {symbol: share of lost answers}, score) of losses (B, N, targets). An answer
-    is lost if the loss is above half of chance, but not in the full model. The score is below 1 if
-    the worst mean is below task.faithful_below and the worst share below LOST."""
+    is lost if the loss is above half of chance, but not in the full model. The score, the lower the
+    better, is worst mean / task.faithful_below or worst share / LOST, whichever is larger."""
     task, limit = patched.task, patched.task.chance / 2
     lost = (losses > limit) & (patched.full <= limit)
     worst = [x.mean((0, 1)).max() for x in (losses, lost.float())]  # NaN, if one is NaN
@@ -180,8 +180,8 @@ def measure(patched, losses):
 
 
 def attention_by_chain(patterns, reader, token, task, places):
-    """(own - mean of others, own + others), (heads,) each: the mean attention of a reader in
-    patterns (heads, B, T, T) to this token of its own chain, and of the other chains."""
+    """(surplus, total), (heads,) each: the mean attention of a reader in patterns (heads, B, T, T)
+    to this token of its own chain, less the mean to that of other chains; and to that of all."""
     paths = [Path(0, 0, reader, read) for read in (token, f"{token}*")]
     own, to_all = (mean_attention(patterns, path, task, places) for path in paths)
     return own - (to_all - own) / max(task.N - 1, 1), to_all
@@ -189,8 +189,8 @@ def attention_by_chain(patterns, reader, token, task, places):
 
 def candidates(patched):
     """The paths with enough attention in the corrupted sequences, by rank: those between roles
-    first, then those with a 1b+1, then stars between roles; of each the most attended. What must be
-    enough is
+    first, then those with a 1b+1, then stars between roles; of each kind the most attended first.
+    What must be enough is
 
         q reads 1b     the attention to 1b of its own chain, less the mean to that of other chains
         q reads 1b*    that to the 1b of all chains
@@ -237,7 +237,7 @@ def search(ranked, answer):
     together answer(paths) is true, and not without any of them. Of two that can stand for each
     other, the one that is ranked first stays. None if not even all together answer.
 
-    It tries to drop the last one, and then twice as many if they could go, half as many if not. One
+    It drops 1, 2, 4, ... from the end, as long as they can go, and else tries half as many. A path
     that alone cannot go is needed. It starts again from those that were needed, since beside fewer
     others one may go."""
     if not answer(ranked):
@@ -278,8 +278,8 @@ def arrivals(paths, task):
 
 def decoy_losses(fresh, paths):
     """The losses of a circuit, under mean ablation, if the paths lead each query to the tokens of
-    another chain as well as to its own. Heads that find the right tokens still answer. If the paths
-    alone have told the model which tokens are right, it is lost between two."""
+    another chain as well as to its own. Heads that find the right tokens still answer. If only the
+    paths have told the model which tokens are right, it cannot choose between the two chains."""
     clean, q = fresh.clean, [*fresh.task.roles].index("q")
     others = clean.places.roll(1, 1)
     others[:, :, q] = clean.places[:, :, q]
@@ -293,19 +293,19 @@ def validate(fresh, paths):
     1. it answers under mean ablation; better if it does under both
     2. the full model no longer does when these paths are ablated by their mean
     3. the paths lead from each target to the query
-    4. it still answers if each query may read another chain too, if there is one"""
+    4. its losses stay below half of chance if each query may read another chain too"""
     task, report, scores = fresh.task, dict(lost={}, paths=[]), {}
     for by in BOTH:
         losses = fresh.keep_only(paths, by)
         report[by], report["lost"][by], scores[by] = measure(fresh, losses)
     ablation = RESAMPLE if max(scores.values()) < 1 else MEAN
-    report["knocked_out"], _, without = measure(fresh, fresh.knock_out(paths))
-    report["decoy"] = symbol_means(decoy_losses(fresh, paths), task)
-    misled = max(report["decoy"].values())
+    report["knocked_out"], _, score_without = measure(fresh, fresh.knock_out(paths))
+    beside = decoy_losses(fresh, paths)
+    report["decoy"], misled = symbol_means(beside, task), beside.mean((0, 1)).max().item()
     _, holds = arrivals(paths, task)[-1]
     if not scores[MEAN] < 1:
         said = f"not validated: on fresh sequences its score is {scores[MEAN]:.2f}, not below 1"
-    elif without < 1:
+    elif score_without < 1:
         said = "not validated: the full model does as well without it"
     elif unread := {*task.targets} - holds["q"]:
         said = f"not validated: no paths lead from x_{min(unread)} to the query"
@@ -320,8 +320,7 @@ def validate(fresh, paths):
     small = PatchedModel(fresh.model, task, task.draw("circuits", EACH, 1))
     reads = record_reads(small.model, small.clean.inputs)
     for path in progress("paths measured", sorted(paths)):
-        pattern, _ = reads[path[:2]]
-        attention = mean_attention(pattern, path, task, small.clean.places).item()
+        attention = mean_attention(reads[path[:2]][0], path, task, small.clean.places).item()
         row = dict(path._asdict(), attention=round(attention, 4))
         row["cost"] = symbol_means(small.knock_out([path]) - small.full, task)
         rest = [other for other in paths if other != path]
@@ -341,8 +340,8 @@ def find_circuit(model, task, count=512):
     paths: rows of the paths, on EACH sequences, each with its attention in the full model;
         cost, the rise of the full model's loss without it, by mean ablation;
         without, the loss of the circuit without it, under `ablation`
-    ablation: resample if the circuit answers under it, else mean
-    validated, verdict, sequences
+    ablation: resample if the circuit answers under both, else mean
+    validated, verdict, sequences; these and full_model are all there is if the search finds nothing
 
     model: anything on the CPU that has `heads`, the list of its (layer, head), and can be called
     like model.Transformer: model(inputs, heads={(layer, head): f}) -> (B, N, task.outputs)."""
@@ -353,10 +352,8 @@ def find_circuit(model, task, count=512):
     def answer(paths, ablations):
         """Whether their score is below 0.9 on 256 sequences, a margin for fresh ones. First a score
         above 3 on 64 sequences refuses what is far from it, in less time."""
-        for (patched, limit), by in itertools.product(((few, 3), (many, 0.9)), ablations):
-            if not measure(patched, patched.keep_only(paths, by))[-1] < limit:
-                return False
-        return True
+        tests = itertools.product(((few, 3), (many, 0.9)), ablations)
+        return all(measure(p, p.keep_only(paths, by))[-1] < limit for (p, limit), by in tests)
 
     ranked = candidates(many)
     said = f"not validated: all {len(ranked)} candidates together do not answer"
@@ -398,10 +395,10 @@ def print_report(report):
     if rows := paths_in(report):
         by = f"{EACH} sequences; circuit under {report['ablation']} ablation"
         print(f"\nthe loss of the worst symbol without a path ({by})")
-        print("path                     attention   full model rises by   circuit rises to")
+        print("path                     attention   full model: rise   circuit: loss")
         for path, row in rows.items():
             cost, without = max(row["cost"].values()), max(row["without"].values())
-            print(f"{path!s:25s}{row['attention']:9.2f}{cost:22.3f}{without:19.3f}")
+            print(f"{path!s:25s}{row['attention']:9.2f}{cost:19.3f}{without:16.3f}")
     print(f"---\nvalidated: {report['validated']}\nverdict: {report['verdict']}")
 
 

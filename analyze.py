@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 RED, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
 SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
-LETTERS = "At tokens: the symbols that can have arrived there over the paths of the final circuit."
+LETTERS = "Letters at tokens: the symbols that the arrows up to there can have brought."
 
 
 # ---- Figure 6: losses
@@ -44,8 +44,7 @@ def first_below(steps, losses, level):
 def crossings(rows, task):
     """{x_1: the step at which it was learned, or None, ...} from the rows of a log."""
     steps, level = [row["step"] for row in rows], task.learned_below
-    losses = {name: [row[name] for row in rows] for name in task.target_names}
-    return {name: first_below(steps, losses[name], level) for name in losses}
+    return {x: first_below(steps, [row[x] for row in rows], level) for x in task.target_names}
 
 
 def draw_curves(flags, rows):
@@ -74,7 +73,6 @@ def draw_curves(flags, rows):
 # ---- Appendix C: attention maps
 
 
-@torch.no_grad()
 def draw_attention_maps(model, flags, paths):
     """The attention of every head on one held-out sequence, first of those in the circuit, with
     frames around its paths. The tokens are sorted by chain."""
@@ -133,7 +131,7 @@ def scores_and_maps(model, task, paths, batch):
     """The scores (paths,), and their maps M (paths, roles, roles, K, K), as in measure_matches, of
     one chain in each sequence."""
     sequence = torch.arange(len(batch.inputs))
-    # chain b mod N of sequence b, and the next one: where its roles stand, {role: (B,)}
+    # of sequence b the chain of query b mod N, and of the next: where its roles stand, {role: (B,)}
     chains = [batch.places[sequence, (sequence + i) % task.N].T for i in (0, 1)]
     own, other = (dict(zip(task.roles, places, strict=True)) for places in chains)
 
@@ -158,10 +156,10 @@ def scores_and_maps(model, task, paths, batch):
     return qk.prod(0).sum(-1).mean(-1), maps
 
 
-# A head compares two copies of a symbol x if that part of its score, c |x|^2, is a third of it, and
-# 1 nat at least, which multiplies the odds by e. Both are far from what was found in
-# results/figures/matches.jsonl: reads that match have 0.88 to 1.33 of their score from symbols,
-# others at most 0.08; untrained weights, and symbols of two chains, give 0.1 nats
+# A head compares two copies of a symbol x if c |x|^2 is at least a third of its score, and at least
+# 1 nat, which multiplies the odds by e. Both are far from what results/figures/matches.jsonl has:
+# reads that match have 0.88 to 1.33 of their score from symbols, others at most 0.08; untrained
+# weights, and symbols of two chains, give 0.1 nats
 SHARE, LEAST = 1 / 3, 1.0
 
 
@@ -174,9 +172,9 @@ def measure_matches(model, task, paths, n=32):
 
         M[u, v] = dq/dx_u dk/dx_v        mean over n sequences
 
-    If that is c I, the score holds c x_u x_v: the head compares two symbols. In the tuples are M
-    (roles, roles, K, K), the mean score, and matched {k: c} of the x_k that the head compares, with
-    c summed over the pairs of tokens that show it; {} if it looks by place."""
+    If that is c I, the score holds c x_u x_v: the head compares the symbols of u and v. In the
+    tuples are M (roles, roles, K, K), the mean score, and matched {k: c} of the x_k that the head
+    compares, with c summed over the pairs of tokens that show it; {} if it looks by place."""
     paths = [path for path in paths if {*path[2:]} <= task.roles.keys() and task.N > 1]
     if not paths:
         return {}
@@ -287,7 +285,7 @@ def draw_circuit(flags, report, matches):
     # {layer: {token: what has arrived there before this layer}}
     before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
     for path, row in paths.items():
-        # red: 2b, which shows x_2, reads an x_3 or beyond
+        # red: a token other than q reads what is beyond its own symbol; gray: nothing new
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
         ahead = path.reader in task.roles and max(brought, default=0) > task.roles[path.reader]
         color = RED if ahead and path.reader != "q" else GRAY if brought <= has else INK
@@ -302,14 +300,18 @@ def draw_circuit(flags, report, matches):
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
-    more = "" if {*paths} == {*matches} else " ?: not measured. Dashed: reads all chains."
-    caption = f"""Arrows: how a head finds what it reads. A=A: it compares the A that both hold.
-place: it looks at positions.{more} The wider, the more the loss rises without it.
-Red: reads ahead, what comes later in the chain than what the reader shows.
-Gray: brings what has arrived before once more.
+    notes = {
+        " ?: not measured.": {*paths} != {*matches},
+        " Two labels: by both.": any(len(boxes) > 1 for boxes, *_ in looks.values()),
+        " Dashed: reads all chains.": any("*" in path.read for path in paths),
+    }
+    caption = f"""Arrow: from the token that is read to its reader. Label: how it is found.
+A=A: by the A that both hold. place: by position.{"".join(filter(notes.get, notes))}
+Wide: the loss rises much without it. Gray: brings no new symbol.
+Red: a token of a pair fetches what comes later in the chain. Dotted: layers without paths.
 {LETTERS}
-Circuit {verdict}; the worst target has a loss of {max(report[ablation].values()):.3f} \
-under {ablation} ablation (n = {report["sequences"]})."""
+Circuit {verdict}; the loss of the worst symbol is {max(report[ablation].values()):.3f} under \
+{ablation} ablation (n = {report["sequences"]} sequences)."""
     add_title(figure, flags, "what it learned", caption)
     return figure
 
@@ -319,7 +321,6 @@ def checkpoints_of(run):
     return sorted(pathlib.Path(run, "ckpt").glob("*.pt"), key=lambda file: int(file.stem))
 
 
-@torch.no_grad()
 def measure_emergence(run, paths, n=32):
     """What emergence.json holds: each path's attention in n sequences at each checkpoint."""
     files, rows = checkpoints_of(run), [dict(path._asdict(), mean=[]) for path in paths]
@@ -328,8 +329,7 @@ def measure_emergence(run, paths, n=32):
         batch = task.draw("emergence", n)
         reads = record_reads(model, batch.inputs)
         for path, row in zip(paths, rows, strict=True):
-            pattern, _ = reads[path[:2]]
-            attention = mean_attention(pattern, path, task, batch.places).item()
+            attention = mean_attention(reads[path[:2]][0], path, task, batch.places).item()
             row["mean"].append(round(attention, 4))
     return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
 

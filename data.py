@@ -84,7 +84,7 @@ class Task:
 
     def draw(self, split, size, number=0):
         """Batch `number` of a split, of `size` sequences: the same for the same arguments. With
-        another size all sequences are others, though some of their symbols are the same."""
+        another size it shuffles otherwise: a larger batch does not begin with the smaller one."""
         return self.batch(size, np.random.default_rng((self.seed, SPLITS.index(split), number)))
 
     def batch(self, size, rng):
@@ -95,7 +95,7 @@ class Task:
 
         # which chain stands where, from 0, in the pairs of step D, D - 1, ..., 1 and the queries
         order = rng.random((size, D + 1, N)).argsort(-1)  # (B, D + 1, N)  2 0 1  2 1 0
-        place_of = order.argsort(-1)  # where each chain stands there      1 2 0  2 1 0
+        rank = order.argsort(-1)  # at which of N each chain stands there  1 2 0  2 1 0
         queries = order[:, D]  # (B, N) the chain of each                  2 1 0
 
         # what they show, and where 1a and 1b of each query stand
@@ -104,7 +104,7 @@ class Task:
         for i, k in enumerate(range(D, 0, -1)):
             symbol = order[:, i] * (D + 1) + k  # (B, N) x_k of each pair  5 1 3
             shown += [np.stack([symbol - 1, symbol], 2).reshape(size, -1)]
-            first = 2 * N * i + 2 * place_of[row, i, queries]  # (B, N)    0 4 2
+            first = 2 * N * i + 2 * rank[row, i, queries]  # (B, N)        0 4 2
             places |= {f"{k}a": first, f"{k}b": first + 1}
         symbols = np.concatenate([*shown, queries * (D + 1)], 1)  # (B, T) 4 5 0 1 2 3  4 2 0
         inputs = vectors[row, symbols]  # (B, T, K)
@@ -158,7 +158,7 @@ def make_task(name, *values):
     for what, tensor, shape, dtype in (
         ("inputs", batch.inputs, (64, task.T, task.inputs), torch.float32),
         ("places", batch.places, (*queries, len(task.roles)), torch.int64),
-        ("losses", losses, (*queries, len(task.target_names)), torch.float32),
+        ("losses", losses, (*queries, len(task.targets)), torch.float32),
     ):
         if (tensor.shape, tensor.dtype) != (shape, dtype) or not tensor.isfinite().all():
             found = f"{tuple(tensor.shape)}, {tensor.dtype}, or not finite"

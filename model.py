@@ -59,7 +59,7 @@ class Layer(nn.Module):
             pattern = scores.softmax(-1).unflatten(0, (len(x), -1))  # (B, heads, n_out, T)
             pattern = self.pattern(pattern)
             written = pattern @ v  # (B, heads, n_out, head_size)
-            for head, f in functions.items():  # then n_out is T
+            for head, f in functions.items():  # if there are some, forward passes n_out = T
                 z = f(pattern[:, head], v[:, head])
                 if z.shape != v[:, head].shape:
                     raise ValueError(f"head {head} must write {tuple(v[:, head].shape)}")
@@ -161,12 +161,10 @@ class Transformer(nn.Module):
 def make_optimizers(model, kind, lr, beta2, weight_decay):
     """The optimizers of a Transformer: [AdamW], or with kind "muon" [AdamW, Muon], where Muon has
     the matrices inside the layers. Only matrices have weight decay."""
-    if kind not in ("muon", "adamw"):
-        raise ValueError(f"--optimizer must be muon or adamw, not {kind}")
+    inside = [p for p in model.blocks.parameters() if p.ndim > 1]
+    inside = {"muon": inside, "adamw": []}[kind]
+    matrices = [p for p in model.parameters() if p.ndim > 1 and p not in {*inside}]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    inside = [p for p in model.blocks.parameters() if p.ndim > 1] if kind == "muon" else []
-    matrices = [p for p in matrices if p not in {*inside}]
     groups = [dict(params=matrices, weight_decay=weight_decay)]
     groups.append(dict(params=vectors, weight_decay=0.0))
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)

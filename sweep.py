@@ -43,7 +43,7 @@ def grid(flags, folder):
     """Return {run directory: command line of train.py}, one for each choice of a value per flag of
     {flag: [value, ...]}. FileExistsError if a directory would have two runs, or has another."""
     flags = {"--save-every": ["0"]} | flags
-    # the words that choose a value; a flag without values, --no-mlp or --lr=1e-3, is one choice
+    # --lr 1 2 becomes [["--lr", "1"], ["--lr", "2"]], and --no-mlp or --lr=1 a single choice
     choices = [[[flag, value] for value in flags[flag]] or [[flag]] for flag in flags]
     runs = {}
     for chosen in itertools.product(*choices):
@@ -178,7 +178,7 @@ def main():
     p.add_argument("--scheduler", help="address of a Dask cluster, instead of this machine")
 
     # [flag, value, ...] for each, since those of train.py take several here: ours, and the others
-    groups = [[]]
+    groups = [[]]  # the first: words before any flag, mostly none
     for word in sys.argv[1:]:
         if word.startswith(("--", "-h")):
             groups.append([])

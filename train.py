@@ -21,8 +21,7 @@ import subprocess
 import sys
 import time
 
-import data  # before torch, which reads the GOMP_SPINCOUNT that it sets
-from data import command_line
+from data import command_line, make_task  # before torch, since it sets GOMP_SPINCOUNT
 from model import Transformer, make_optimizers
 
 import numpy
@@ -77,7 +76,7 @@ def run_once(flags):
             if not math.isfinite(row["val"]):  # state.pt stays the last good one
                 raise FloatingPointError(f"the loss is not finite at step {step}: lower --lr?")
 
-            # save the state before this row: --resume evaluates again, and decides alike
+            # save the state without this row: --resume makes it again, to the same bits
             state = dict(step=step, seconds=seconds, rows=rows, recent=recent)
             state["parts"] = [part.state_dict() for part in parts]
             write_file(run / "state.pt", state)
@@ -158,7 +157,7 @@ def task_of(flags):
     targets = {"all": [], "last": [flags.D]}.get(flags.targets)  # [] stands for all
     if targets is None:  # what is no number becomes 0, which no task has
         targets = [int(k) if k.isdecimal() else 0 for k in flags.targets.split(",")]
-    return data.make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
+    return make_task(flags.task, flags.N, flags.D, flags.K, targets, flags.seed)
 
 
 def build(flags):
@@ -234,7 +233,7 @@ def run_directory(text):
 
 
 def read_flags(run):
-    """Return the flags of a run, with MADE_BY; one that did not exist when it began has its
+    """Return the flags of a run, with MADE_BY; one that is newer than the run has its
     default. FileExistsError if it has flags that do not exist now."""
     run = pathlib.Path(run)
     config = read_file(run / "config.json")
@@ -355,10 +354,9 @@ def parse_flags(words=None, folder="out"):
         if isinstance(value, (int, float)) and not lowest <= value <= highest:
             p.error(f"--{name.replace('_', '-')} must be a number from {lowest} to {highest}")
     try:
-        build(flags)
+        task, _ = task_of(flags), build(flags)
     except ValueError as error:  # of the task, or the shape
         p.error(error)
-    task = task_of(flags)
     if flags.stop_below >= task.chance:
         p.error(f"--stop-below must be below chance, {task.chance:.3g}")
 

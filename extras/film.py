@@ -4,7 +4,6 @@ python -m extras.film results/main    # a run with emergence.json, which analyze
 """
 
 import io
-import itertools
 
 import analyze
 import train
@@ -22,8 +21,7 @@ def draw_frames(flags, log, emergence, count=50):
     paths, steps, n = paths_in(emergence), emergence["steps"], emergence["sequences"]
     figure, task = Figure(dpi=100, layout="constrained"), train.task_of(flags)
     above, below = figure.subplots(2, 1)
-    ks = itertools.chain(task.targets, itertools.count())  # the colors of curves.png
-    for k, (name, step) in zip(ks, analyze.crossings(log, task).items(), strict=False):
+    for k, (name, step) in zip(task.targets, analyze.crossings(log, task).items(), strict=True):
         losses, color = [row[name] for row in log], analyze.symbol_color(k)
         below.plot([row["step"] for row in log], losses, color=color, lw=2)
         x, y = steps[-1], losses[-1]  # the name stands where it is learned, or at the end

@@ -20,7 +20,7 @@ def readme():
     both = [run for run in runs if claims.is_validated_under_both(run)]
     plain = sum("2b reads 3b" in claims.heads_of(run) for run in both)
     return [
-        f"Of {len(runs)} fresh seeds {len(both)} end validated, {plain} with this read",
+        f"Of {len(runs)} other seeds {len(both)} end validated, {plain} of them with this read",
         *(counts.readme_table(finding) for finding in range(1, 6)),
     ]
 

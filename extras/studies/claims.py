@@ -71,7 +71,7 @@ def asks_for_all(row, flags):
 
 @claim("circuits, README 1", by="optimizer positions")
 def holds_six_reads(row, flags):
-    """Validated circuits hold the six reads of pointer doubling:
+    """Validated circuits of all settings tried hold the six reads of pointer doubling:
     under both ablations or the mean alone; 12 layers of one head, D 3"""
     if is_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
         return heads_of(row).keys() >= SIX
@@ -177,7 +177,7 @@ def obeys(row, flags):
 
 @claim("depth, README 2, 7.2", by="layers init")
 def long_chains_obey(row, flags):
-    """Four chains of five steps or more: models need the law's layers:
+    """Four chains of five steps or more: models know no more than the law allows:
     that know all that the law allows, and are asked for more"""
     if flags.N == 4 and flags.D >= 5 and row["name"] not in continuations().values():
         return obeys(row, flags)
@@ -185,7 +185,7 @@ def long_chains_obey(row, flags):
 
 @claim("depth, README 2, 7.2", by="heads")
 def other_chains_obey(row, flags):
-    """Fewer or shorter chains: models need the law's layers:
+    """Fewer or shorter chains: models know no more than the law allows:
     without distractors, that know all that the law allows, and are asked for more"""
     if not (flags.N == 4 and flags.D >= 5):
         return obeys(row, flags)
@@ -193,7 +193,7 @@ def other_chains_obey(row, flags):
 
 @claim("depth", by="steps")
 def longer_training_decides(row, flags):
-    """Of these, four chains of three or four steps: models need the law's layers:
+    """Of these, four chains of three or four steps: they know no more than it allows:
     asked as above"""
     if flags.N == 4 and flags.D in (3, 4):
         return obeys(row, flags)
@@ -209,7 +209,7 @@ def learns_the_last(row, flags):
 
 @claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
-    """One layer with an MLP, appended positions and two heads per place solves x_1:
+    """One layer with an MLP, positions appended to tokens and two heads per place solves x_1:
     with as many heads or more"""
     usual = flags.mlp and flags.positions == "appended"
     if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
@@ -218,7 +218,7 @@ def two_heads_a_place(row, flags):
 
 @claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
-    """With fewer heads than places, models one layer below the law do not solve x_D:
+    """With fewer heads than places, models one layer below the law do not solve the last symbol:
     with a mask, where models with more heads do; some know it in part"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
     for other in all_runs() if few and flags.causal else []:
@@ -261,7 +261,7 @@ def passes_on(swap, task):
 
 @claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Measured models that beat the law transmit where a pair stands:
+    """Measured models that beat the law pass on where a pair stands:
     that know x_D and were measured"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
