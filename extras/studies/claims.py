@@ -69,7 +69,7 @@ def asks_for_all(row, flags):
     return flags.task == "chain" and flags.targets == "all" and alone
 
 
-@claim("circuits, README 1", by="optimizer positions")
+@claim("circuits, README 1", by="optimizer positions qk_std")
 def holds_six_reads(row, flags):
     """Validated circuits of all settings tried hold the six reads of pointer doubling:
     under both ablations or the mean alone; 12 layers of one head, D 3"""
@@ -127,7 +127,7 @@ def larger_has_six_reads(row, flags):
 
 @claim("circuits")
 def one_head_does_both(row, flags):
-    """A head that reads 1b for q reads 3b for 2b:
+    """One head reads both 1b for q and 3b for 2b:
     circuits with both reads"""
     heads = heads_of(row)
     if is_circuit(row, flags) and heads.keys() >= {"q reads 1b", "2b reads 3b"}:
@@ -147,7 +147,7 @@ def in_order(row, flags):
 @claim("circuits, 9.2 i", by="positions seed", of=lambda: load([INDUCTION]))
 def needs_both_reads(row, flags):
     """When x_1 is learned, it needs both reads of an induction head:
-    runs with checkpoints; without either read, half of what was learned is lost"""
+    12 layers of one head, D 3, with checkpoints; without either, half of the gain is lost"""
     learned = row["task"].chance - row["losses"]["x_1"]
     rises = row["config"]["kinds"]
     return min(rises["q reads 1b"], rises["1b reads 1a"]) >= learned / 2
@@ -228,8 +228,23 @@ def a_layer_less_fails(row, flags):
 
 @claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer, swapping what place-finding heads write moves the answer:
+    """In one layer without distractors, swapping what place-finding heads write moves the answer:
     that solve x_1 and have address heads, as far as measured"""
+    if flags.task == "chain":
+        return is_moved(row, flags)
+
+
+@claim("depth", by="places")
+def stays_among_distractors(row, flags):
+    """With distractors, it does not:
+    of these runs"""
+    if flags.task != "chain":
+        return None if is_moved(row, flags) is None else not is_moved(row, flags)
+
+
+def is_moved(row, flags):
+    """Return whether the answer of one layer follows what its address heads write in another
+    sequence; None if it was not measured."""
     how = row["config"].get("how")
     if flags.layers == flags.D == 1 and how and how["address"] and row["solved"]:
         return how["swap"][0] < how["full"] + SOLVED
@@ -336,7 +351,7 @@ def ends_solved(row):
 
 @claim("README 5, 8.2")
 def the_main_command_is_solved(row, flags):
-    """The main command ends solved:
+    """The main command, with Muon, ends solved:
     seeds on which nothing was chosen"""
     return ends_solved(row) if is_fresh(row) else None
 
