@@ -276,32 +276,21 @@ def arrivals(paths, task):
     return after
 
 
-def decoy_losses(fresh, paths):
-    """The losses of a circuit, under mean ablation, if the paths lead each query to the tokens of
-    another chain as well as to its own. Heads that find the right tokens still answer. If only the
-    paths have told the model which tokens are right, it cannot choose between the two chains."""
-    clean, q = fresh.clean, [*fresh.task.roles].index("q")
-    others = clean.places.roll(1, 1)
-    others[:, :, q] = clean.places[:, :, q]
-    both = clean._replace(places=torch.cat([clean.places, others], 1))  # (B, 2N, roles)
-    return PatchedModel(fresh.model, fresh.task, both).keep_only(paths)
-
-
 def validate(fresh, paths):
     """What the report says of a circuit. It is validated if on fresh sequences
 
     1. it answers under mean ablation; better if it does under both
     2. the full model no longer does when these paths are ablated by their mean
     3. the paths lead from each target to the query
-    4. its losses stay below half of chance if each query may read another chain too"""
+    4. it finds the right chain: its losses stay below half of chance if its paths lead to all"""
     task, report, scores = fresh.task, dict(lost={}, paths=[]), {}
     for by in BOTH:
         losses = fresh.keep_only(paths, by)
         report[by], report["lost"][by], scores[by] = measure(fresh, losses)
     ablation = RESAMPLE if max(scores.values()) < 1 else MEAN
     report["knocked_out"], _, score_without = measure(fresh, fresh.knock_out(paths))
-    beside = decoy_losses(fresh, paths)
-    report["decoy"], misled = symbol_means(beside, task), beside.mean((0, 1)).max().item()
+    beside = fresh.keep_only([path._replace(read=path.read.rstrip("*") + "*") for path in paths])
+    report["all_chains"], misled = symbol_means(beside, task), beside.mean((0, 1)).max().item()
     _, holds = arrivals(paths, task)[-1]
     if not scores[MEAN] < 1:
         said = f"not validated: on fresh sequences its score is {scores[MEAN]:.2f}, not below 1"
@@ -309,8 +298,8 @@ def validate(fresh, paths):
         said = "not validated: the full model does as well without it"
     elif unread := {*task.targets} - holds["q"]:
         said = f"not validated: no paths lead from x_{min(unread)} to the query"
-    elif task.N > 1 and not misled < task.chance / 2:
-        said = f"not validated: beside another chain it has a loss of {misled:.3f}"
+    elif not misled < task.chance / 2:
+        said = f"not validated: with paths to all chains it has a loss of {misled:.3f}"
     else:
         kind = "both ablations" if ablation == RESAMPLE else "mean ablation alone"
         said = f"validated under {kind}"
@@ -334,8 +323,9 @@ def find_circuit(model, task, count=512):
     """Find the circuit of a model, validate it on `count` sequences, and return the report, a dict
     that main writes into circuit.json:
 
-    full_model, mean, resample, knocked_out, decoy: {symbol: loss} of the full model, of the circuit
-        under each ablation, of the full model with its paths ablated, of the circuit beside a decoy
+    full_model, mean, resample, knocked_out, all_chains: {symbol: loss} of the full model, of the
+        circuit under each ablation, of the full model with its paths ablated, of the circuit with
+        paths to all chains, under mean ablation
     lost: {ablation: {symbol: share of lost answers}}
     paths: rows of the paths, on EACH sequences, each with its attention in the full model;
         cost, the rise of the full model's loss without it, by mean ablation;
@@ -389,7 +379,7 @@ def paths_in(report):
 def print_report(report):
     """Print the report in lines that explain themselves."""
     print(f"losses on {report['sequences']} fresh sequences")
-    for key in "full_model", MEAN, RESAMPLE, "knocked_out", "decoy":
+    for key in "full_model", MEAN, RESAMPLE, "knocked_out", "all_chains":
         if key in report:
             print(f"  {key:12s}", *(f"{name} {loss:.4f}" for name, loss in report[key].items()))
     if rows := paths_in(report):

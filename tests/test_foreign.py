@@ -60,7 +60,6 @@ def test_a_circuit_is_validated_on_fresh_sequences(monkeypatch):
         return PatchedModel(model, task, clean, *corrupted)
 
     monkeypatch.setattr(ablate, "PatchedModel", spy)
-    monkeypatch.setattr(ablate, "decoy_losses", lambda fresh, *_: fresh.full)
     ablate.find_circuit(planted, TASK, count=256)
     many, few, fresh, measured = batches
     assert len(fresh) == 256 and not (few | many) & (fresh | measured)
