@@ -384,7 +384,7 @@ def print_report(report):
             print(f"  {key:12s}", *(f"{name} {loss:.4f}" for name, loss in report[key].items()))
     if rows := paths_in(report):
         by = f"{EACH} sequences; circuit under {report['ablation']} ablation"
-        print(f"\nthe loss of the worst symbol without a path ({by})")
+        print(f"\nthe worst symbol's loss without one path ({by})")
         print("path                     attention   full model: rise   circuit: loss")
         for path, row in rows.items():
             cost, without = max(row["cost"].values()), max(row["without"].values())

@@ -177,7 +177,7 @@ def obeys(row, flags):
 
 @claim("depth, README 2, 7.2", by="layers init")
 def long_chains_obey(row, flags):
-    """Four chains of five steps or more: models know no more than the law allows:
+    """Four chains of five steps or more: models learn no more than the law allows:
     that know all that the law allows, and are asked for more"""
     if flags.N == 4 and flags.D >= 5 and row["name"] not in continuations().values():
         return obeys(row, flags)
@@ -185,7 +185,7 @@ def long_chains_obey(row, flags):
 
 @claim("depth, README 2, 7.2", by="heads")
 def other_chains_obey(row, flags):
-    """Fewer or shorter chains: models know no more than the law allows:
+    """Fewer or shorter chains: models learn no more than the law allows:
     without distractors, that know all that the law allows, and are asked for more"""
     if not (flags.N == 4 and flags.D >= 5):
         return obeys(row, flags)
@@ -193,7 +193,7 @@ def other_chains_obey(row, flags):
 
 @claim("depth", by="steps")
 def longer_training_decides(row, flags):
-    """Of these, four chains of three or four steps: they know no more than it allows:
+    """Of these, four chains of three or four steps: they learn no more than it allows:
     asked as above"""
     if flags.N == 4 and flags.D in (3, 4):
         return obeys(row, flags)
@@ -209,7 +209,7 @@ def learns_the_last(row, flags):
 
 @claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
-    """One layer with an MLP, positions appended to tokens and two heads per place solves x_1:
+    """One layer solves x_1, given an MLP, appended positions and two heads per place of the answer:
     with as many heads or more"""
     usual = flags.mlp and flags.positions == "appended"
     if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
@@ -228,8 +228,8 @@ def a_layer_less_fails(row, flags):
 
 @claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer without distractors, swapping what place-finding heads write moves the answer:
-    that solve x_1 and have address heads, as far as measured"""
+    """In one layer, what place-finding heads write in another sequence moves the answer:
+    without distractors, that solve x_1 and have address heads, as far as measured"""
     if flags.task == "chain":
         return is_moved(row, flags)
 
@@ -237,7 +237,7 @@ def moves_the_answer(row, flags):
 @claim("depth", by="places")
 def stays_among_distractors(row, flags):
     """With distractors, it does not:
-    of these runs"""
+    other such runs"""
     if flags.task != "chain":
         return None if is_moved(row, flags) is None else not is_moved(row, flags)
 
@@ -276,7 +276,7 @@ def passes_on(swap, task):
 
 @claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Measured models that beat the law pass on where a pair stands:
+    """Models that beat the law, where measured, hand on where a pair stands:
     that know x_D and were measured"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
@@ -296,7 +296,7 @@ def after_a_gap(row, flags):
 
 @claim("curriculum, README 4, 7.2")
 def not_learned_after_a_gap(row, flags):
-    """No symbol is learned if an earlier one is not asked for:
+    """Of four chains, no symbol is learned if an earlier one is not asked for:
     that ask for such a symbol, and have the law's layers for it"""
     if names := after_a_gap(row, flags):
         return not {*names} & {*row["known"]}
@@ -304,7 +304,7 @@ def not_learned_after_a_gap(row, flags):
 
 @claim("curriculum, README 4, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
-    """Asked for all, the same seed learns it in as many steps:
+    """Asked for all symbols, the same seed learns it within as many steps:
     beside which such a run was trained, of as long a chain or a longer one; some share it"""
     names, steps, but = after_a_gap(row, flags), [], ("D", "targets", "steps")
     for other in all_runs() if names else []:
