@@ -37,6 +37,7 @@ def test_the_page_is_right_and_a_browser_draws_it(tmp_path):
         expected += [patched.knock_out([removed]), patched.keep_only([left])]
     errors = torch.tensor(data["answers"])[-1, ..., 1].flatten(0, 1)  # of the final weights
     torch.testing.assert_close(errors, torch.stack(expected), atol=6e-4, rtol=0)
+    assert -1 in torch.tensor(data["answers"])[..., 0]  # an answer that is near no symbol
     for name, found in zip(data["names"], batch.places.unbind(2), strict=True):
         for sequence, chains, roles in zip(found, data["chains"], data["roles"], strict=True):
             assert [chains[token] for token in sequence] == [0, 1]
