@@ -18,6 +18,7 @@ sweep larger --seed $(seq 10 19) $(seq 30 39)
 plain="--ema 0 --qk-std 0.02"
 adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
+sweep adamw $adamw --steps 10000 --stop-below 0 --eval-every 100 --heads 8 --D 5 --layers 2 3
 circuits "$out"/{main,larger}/*_s* "$out"/adamw/*_s?
 # other first weights, averages, decay and lengths
 sweep others --qk-std 0.02 --seed $(seq 0 8)
@@ -113,6 +114,7 @@ for name in memories recall bigrams attention joint noise hops; do python -m ext
 D="--layers 24 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --stop-below 0 --eval-every 40 --save-every 20"
 literal="--stop-below 0 --decay 0 --beta2 0.999 --clip 0 --warmup 0"
 sweep D $adamw $D --steps 6400
+sweep adamw $adamw $D --steps 6400 --examples 2048
 sweep rope $rope $D --steps 3000
 sweep others $adamw $D --steps 6400 $literal
 sweep others $adamw --steps 24000 --eval-every 100 $literal --seed 0 1 2
