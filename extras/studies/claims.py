@@ -71,8 +71,8 @@ def asks_for_all(row, flags):
 
 @claim("circuits, README 1", by="optimizer positions qk_std")
 def holds_six_reads(row, flags):
-    """Validated circuits of all settings tried hold the six reads of pointer doubling:
-    under both ablations or the mean alone; 12 layers of one head, D 3"""
+    """Validated circuits of 12 one-head layers and three steps hold the six reads:
+    under both ablations or the mean alone"""
     if is_circuit(row, flags) and (flags.layers, flags.heads, flags.D) == (12, 1, 3):
         return heads_of(row).keys() >= SIX
 
@@ -218,7 +218,7 @@ def two_heads_a_place(row, flags):
 
 @claim("depth, README 3", by="places heads")
 def a_layer_less_fails(row, flags):
-    """With fewer heads than places, models one layer below the law do not solve the last symbol:
+    """With fewer heads than places, a layer less than the law does not solve x_1 or x_2:
     with a mask, where models with more heads do; some know it in part"""
     few = flags.D <= 2 and flags.layers == causal_depth(flags.D) - 1 and flags.heads < row["places"]
     for other in all_runs() if few and flags.causal else []:
@@ -228,8 +228,8 @@ def a_layer_less_fails(row, flags):
 
 @claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer, what place-finding heads write in another sequence moves the answer:
-    without distractors, that solve x_1 and have address heads, as far as measured"""
+    """In one layer without distractors, what place-finders write elsewhere moves the answer:
+    in another sequence; runs that solve x_1 and have address heads, as far as measured"""
     if flags.task == "chain":
         return is_moved(row, flags)
 
@@ -366,8 +366,8 @@ def the_papers_optimizer_is_solved(row, flags):
 
 @claim("README 5, 8.2")
 def literal_settings_end_unsolved(row, flags):
-    """Without warm-up, falling rate and clipping, AdamW ends unsolved:
-    no clipping, beta2 0.999"""
+    """Without warm-up, falling rate and clipping, with beta2 0.999, AdamW ends unsolved:
+    of A's size and D's"""
     return not ends_solved(row) if flags.clip == 0 and flags.beta2 == 0.999 else None
 
 
