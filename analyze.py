@@ -184,9 +184,9 @@ def measure_matches(model, task, paths, n=32):
     for path, score, M in zip(paths, *scores_and_maps(model, task, paths, batch), strict=True):
         if not M.isfinite().all():
             raise FloatingPointError(f"{path} has scores that are not finite")
-        matched = {}
+        all_c, matched = c_of(M), {}
         for k in sorted({*task.roles.values()}):
-            c = c_of(M)[shown == k][:, shown == k].sum().item()
+            c = all_c[shown == k][:, shown == k].sum().item()
             if abs(c) * square >= max(LEAST, SHARE * abs(score)):
                 matched[k] = c
         matches[path] = M, score.item(), matched

@@ -125,13 +125,15 @@ def figure_4(rows):
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
     varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
     rows = sorted(rows, key=lambda row: [row[name] for name in varying])
-    columns = {row["run"]: "\n".join(str(row[name]) for name in varying) for row in rows}
+
+    def column_of(row):
+        return "\n".join(str(row[name]) for name in varying)
 
     def draw(axes, runs, name, color, label):
         """A loss of each of these runs as a pale dot, and a line through the means."""
         losses = {}  # {column: [loss of a run, ...]}
         for row in runs:
-            losses.setdefault(columns[row["run"]], []).append(row[name])
+            losses.setdefault(column_of(row), []).append(row[name])
         for column, group in losses.items():
             axes.plot([column] * len(group), group, "o", color=color, ms=4, alpha=0.3)
         means = [statistics.fmean(group) for group in losses.values()]
@@ -140,7 +142,7 @@ def figure_4(rows):
 
     figure, (left, right) = panels(2, 2, 6.5, 4, sharey=True)
     for axes in left, right:
-        axes.xaxis.update_units([*columns.values()])  # the columns, in this order
+        axes.xaxis.update_units([column_of(row) for row in rows])  # the columns, in this order
     with_ic = [row for row in rows if row["targets"] == "all"]
     draw(left, with_ic, "val", INK, "all symbols, with IC")
     if without := [row for row in rows if row["targets"] == "last"]:

@@ -15,18 +15,17 @@ circuits() { for run in "$@"; do [ -e "$run/circuit.json" ] || { python ablate.p
 sweep main --qk-std 0.05 --seed 0 1 103 107 108 $(seq 110 119)
 sweep larger --seed $(seq 0 9) --save-every 10
 sweep larger --seed $(seq 10 19) $(seq 30 39)
-plain="--ema 0 --qk-std 0.02"
-adamw="$plain --optimizer adamw"
+plain="--ema 0 --qk-std 0.02"; adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
-sweep adamw $adamw --steps 10000 --stop-below 0 --eval-every 100 --heads 8 --D 5 --layers 2 3
+flags="$adamw --steps 10000 --stop-below 0 --eval-every 100 --save-every 0 --heads 8 --D 5 --resume"  # Figure 4
+for layers in 2 3; do python train.py $flags --layers $layers --out "$out/adamw/fig4_L$layers"; done
 circuits "$out"/{main,larger}/*_s* "$out"/adamw/*_s?
 # other first weights, averages, decay and lengths
 sweep others --qk-std 0.02 --seed $(seq 0 8)
 sweep others $plain --seed $(seq 0 10) --save-every 20
 sweep others $plain --weight-decay 1 --seed $(seq 0 4) --save-every 25
 sweep others $plain --steps 1050 --decay 0.4 --weight-decay 0.1 0.4 --seed 0 3 7 8 9
-# RoPE
-rope="$adamw --positions rope"
+rope="$adamw --positions rope"  # RoPE
 sweep rope $rope --steps 1600 --eval-every 20 --seed $(seq 0 15) --save-every 20
 sweep rope $rope --steps 3000
 sweep others $rope --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8 --seed $(seq 0 9)
@@ -114,7 +113,7 @@ for name in memories recall bigrams attention joint noise hops; do python -m ext
 D="--layers 24 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --stop-below 0 --eval-every 40 --save-every 20"
 literal="--stop-below 0 --decay 0 --beta2 0.999 --clip 0 --warmup 0"
 sweep D $adamw $D --steps 6400
-sweep adamw $adamw $D --steps 6400 --examples 2048
+python train.py $adamw $D --steps 6400 --examples 2048 --save-every 0 --resume --out "$out/adamw/D_2048"
 sweep rope $rope $D --steps 3000
 sweep others $adamw $D --steps 6400 $literal
 sweep others $adamw --steps 24000 --eval-every 100 $literal --seed 0 1 2

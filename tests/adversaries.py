@@ -129,9 +129,9 @@ def chooses(x, heads):
 def counts(x, heads):
     """The query reads every 1b, the right one most, and answers if all that it reads weighs 1."""
     symbols, _, found = find(x, heads)
-    pattern, ones = 0.28 * EVERY_1B + 0.72 * found, torch.ones(len(x), T, 1)
-    read = attend(heads, (1, 0), pattern, torch.cat([symbols, ones], -1))[:, 8:]
-    read = read + idle(heads, (1, 1), torch.cat([symbols, ones], -1))[:, 8:]
+    values = torch.cat([symbols, torch.ones(len(x), T, 1)], -1)
+    read = attend(heads, (1, 0), 0.28 * EVERY_1B + 0.72 * found, values)[:, 8:]
+    read = read + idle(heads, (1, 1), values)[:, 8:]
     return read[..., :4] / 0.79 * ((read[..., 4:] - 1).abs() < 0.05)
 
 

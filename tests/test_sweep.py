@@ -139,7 +139,7 @@ def test_figure_4_has_a_column_for_each_point_of_a_grid():
     """In the order of its values, also where only the last symbol was asked for."""
     row, rows = train.DEFAULTS | dict(D=1, layers=2, x_1=0.5, seed=1), []
     for heads, targets in (8, "all"), (16, "all"), (4, "last"), (1, "all"):
-        rows.append(row | dict(run=str(heads), heads=heads, val=heads / 20, targets=targets))
+        rows.append(row | dict(heads=heads, val=heads / 20, targets=targets))
     left = sweep.figure_4(rows).axes[0]
     assert points(left, sweep.INK, "o") == [(0, 0.05), (2, 0.4), (3, 0.8)]
     assert points(left, sweep.RED, "o") == [(1, 0.2)]

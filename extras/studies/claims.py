@@ -238,8 +238,8 @@ def moves_the_answer(row, flags):
 def stays_among_distractors(row, flags):
     """With distractors, it does not:
     other such runs"""
-    if flags.task != "chain":
-        return None if is_moved(row, flags) is None else not is_moved(row, flags)
+    moved = None if flags.task == "chain" else is_moved(row, flags)
+    return None if moved is None else not moved
 
 
 def is_moved(row, flags):
