@@ -35,7 +35,8 @@ def row_of(run, flags="", **losses):
 
 
 def test_a_row_says_what_the_run_directory_says(tmp_path):
-    """From a directory and from a file alike; a run replaces the row of the same name."""
+    """From a directory and from a file alike; a run replaces the row of the same name, but not that
+    of other settings."""
     automatic = train.run_name(train.parse_flags(["--D", "2", "--seed", "7"]))
     run = write_run(tmp_path / automatic, "--D 2 --seed 7", **FALLING)
     other = write_run(tmp_path / "other", "--D 2", **FALLING)
@@ -52,6 +53,12 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     row = of_file["s7"]
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"] and row["solved"]
     assert row["learned"] == dict(x_1=150, x_2=250) and row["losses"] == dict(x_1=0, x_2=0)
+
+    wide = "--D 2 --seed 7 --width 64"
+    run = write_run(tmp_path / train.run_name(train.parse_flags(wide.split())), wide, **FALLING)
+    assert "3 runs" in output_of(rows, "mine", run, "--out", tmp_path / "rows")
+    assert "3 runs" in output_of(rows, "mine", run, "--out", tmp_path / "rows")
+
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 
 

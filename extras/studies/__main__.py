@@ -28,7 +28,7 @@ def readme():
 def paper():
     """The claims of the paper, and the numbers of two trainings in the table of verdicts."""
     [D], [few] = committed("D"), committed("adamw/D_2048")
-    lowest = min(entry["val"] for row in committed("literal/*") for entry in row["log"])
+    lowest = min(entry["val"] for row in committed("others/literal_*") for entry in row["log"])
     never_below = min(entry["x_1"] for entry in few["log"])
     return [
         counts.sections(),

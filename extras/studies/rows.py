@@ -2,9 +2,9 @@
 
     python -m extras.studies.rows main out/L12_H1_D3_s*    # into results/runs/main.jsonl
 
-A row replaces the one of the same name; out/L12_H1_D3_s0 is called s0. It has, with five
-significant digits, what config.json and log.jsonl hold, and, if they are there, circuit.json
-(report) and emergence.json.
+out/L12_H1_D3_s0 is called s0, unless s0 has other settings. A row replaces the one of the same
+name. It has, with five significant digits, what config.json and log.jsonl hold, and, if they are
+there, circuit.json (report) and emergence.json.
 """
 
 import functools
@@ -67,10 +67,7 @@ def load(sources):
         for row in rows:
             if "config" not in row:  # of a table
                 row |= dict(name=row["run"], config=row.copy(), log=[])
-            row |= dict(folder=folder, group=group)
-            if group == "others":  # which holds small groups
-                row["group"], row["name"] = row["name"].split("/")
-            found.append(completed(row))
+            found.append(completed(row | dict(folder=folder, group=group)))
     return found
 
 
@@ -146,7 +143,12 @@ def main():
     p.add_argument("--out", type=Path, default=RESULTS / "runs", help="the folder of the file")
     args = p.parse_args()
     file = args.out / f"{args.group}.jsonl"
-    rows = rows_by(file, "name") | {row["name"]: row for row in map(row_of, args.run)}
+    rows = rows_by(file, "name")
+    for run, row in zip(args.run, map(row_of, args.run), strict=True):
+        taken = rows.get(row["name"], row)
+        if len({completed(each | dict(folder=None))["settings"] for each in (taken, row)}) > 1:
+            row["name"] = run.name
+        rows[row["name"]] = row
     names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
     train.write_file(file, [rows[name] for name in names])
     print(f"{file}: {len(rows)} runs")
