@@ -8,7 +8,7 @@ import torch
 
 
 def paths_from(*texts):
-    """[Path, ...] of texts such as "1 q 1b", in head 0 of layer 1, and "1.2 q 1b+1", in head 2."""
+    """[Path, ...] of texts such as "1 q 1b", in head 0 of layer 1, and "1.2 q 1b", in head 2."""
     paths = []
     for text in texts:
         where, *ends = text.split()
@@ -35,19 +35,11 @@ def heads_of(layers, heads=1):
     return [*itertools.product(range(layers), range(heads))]
 
 
-def lane_of(token):
-    """2 of 1b+2: how many tokens behind its role it is."""
-    return int(token.partition("+")[2] or 0)
-
-
-LANES = 3  # of what a token holds: its own symbols, those of the token before, of the one before it
-
-
 class Planted:
     """A model whose circuit these paths are. Every token holds an amount, from 0 to 1, of every
-    symbol of every chain, in lanes, at first 1 of what it shows in lane 0; a head adds what is held
-    where it attends; a query says its symbols by their amounts in lane 0, from a quarter on. Values
-    are amounts times a random sign for each symbol, with a mean near zero as in a trained model."""
+    symbol of every chain, at first 1 of what it shows; a head adds what is held where it attends; a
+    query says its symbols by their amounts, from a quarter on. Values are amounts times a random
+    sign for each symbol, with a mean near zero as in a trained model."""
 
     def __init__(self, task, texts, layers, heads=1):
         self.task, self.paths = task, paths_from(*texts)
@@ -55,17 +47,16 @@ class Planted:
 
     def marks(self, token, places):
         """1 at [b, n, t] of (B, N, T) if t is this token of chain n."""
-        place = places[..., [*self.task.roles].index(token.partition("+")[0])] + lane_of(token)
-        return (place[..., None] == torch.arange(self.task.T)).float()
+        place = places[..., [*self.task.roles].index(token), None]
+        return (place == torch.arange(self.task.T)).float()
 
     def evidence(self, path, holds, places):
         """The attention (B, N) that a reader alone would give along a path: all of it in its own
         pair, else as much as it shares a symbol with what it reads (Assumption 1 of Section 5)."""
-        marks, held = [self.marks(end, places) for end in path[2:]], []  # (B, N, T) each
+        marks = [self.marks(end, places) for end in path[2:]]  # (B, N, T) each
         if path.reader[0] == path.read[0]:
             return marks[0].sum(-1) * marks[1].sum(-1)
-        for mark, token in zip(marks, path[2:], strict=True):
-            held.append(torch.einsum("bnt,btnk->bnk", mark, holds[:, :, lane_of(token)]))
+        held = [torch.einsum("bnt,btnk->bnk", mark, holds) for mark in marks]
         return torch.minimum(*held).amax(-1)  # of symbols
 
     def attend(self, paths, holds, places):
@@ -87,9 +78,8 @@ class Planted:
         places = find_places(x, task)
         first = [0, *range(2, 2 * task.D + 1, 2)]  # the roles q, 1b, 2b, ..., which show all x_k
         symbols = x[torch.arange(len(x))[:, None, None], places[:, :, first]]
-        signs = symbols[..., 0].sign()[:, None, None]  # (B, 1, 1, N, symbols)
-        shown = (x[:, :, None, None] == symbols[:, None]).all(-1).float()
-        holds = torch.stack([shown] + [0 * shown] * (LANES - 1), 2)  # (B, T, lanes, N, symbols)
+        signs = symbols[..., 0].sign()[:, None]  # (B, 1, N, symbols)
+        holds = (x[:, :, None, None] == symbols[:, None]).all(-1).float()  # (B, T, N, symbols)
 
         for layer in range(self.layers):
             added = torch.zeros_like(holds)
@@ -97,24 +87,17 @@ class Planted:
                 paths = [path for path in self.paths if path[:2] == (layer, head)]
                 pattern = self.attend(paths, holds, places)
                 write = functions.get((layer, head), torch.matmul)
-                read = signs * write(pattern, (signs * holds).flatten(2)).view_as(holds)
-                lanes = {(lane_of(path.read), lane_of(path.reader)) for path in paths}
-                for source, target in lanes:
-                    added[:, :, target] += read[:, :, source]
+                added += signs * write(pattern, (signs * holds).flatten(2)).view_as(holds)
             holds = (holds + added).clamp(0, 1)
 
         # of all chains: what a query holds of another, it says too
-        amounts = (2 * holds[:, -task.N :, 0, :, 1:] - 0.5).clamp(0, 1)
+        amounts = (2 * holds[:, -task.N :, :, 1:] - 0.5).clamp(0, 1)
         return torch.einsum("bqns,bnsk->bqsk", amounts, symbols[:, :, 1:]).flatten(2)
 
 
-PAIRS = ["0 1b 1a", "0 2b 2a", "0 3b 3a"]  # layer 0 lets every b know its a
-CIRCUITS = [  # D, heads, paths
-    (2, 1, [*PAIRS[:2], "2 1b 2b", "3 q 1b"]),
-    (2, 3, ["0.0 1b 1a", "0.1 2b 2a", "1.2 q 1b", "2.0 q 2b"]),
+CIRCUITS = [  # D, heads, paths; layer 0 lets every b know its a
     (2, 3, ["0.1 1b 1a", "0.1 2b 2a", "2.0 1b 2b", "3.1 q 1b"]),
-    (3, 1, [*PAIRS, "1 q 1b", "1 2b 3b", "3 q 2b"]),
-    (2, 1, [*PAIRS[:2], "1 2b+1 2b", "1 q 1b", "2 2b+2 2b+1", "3 q 2b+2"]),  # intermediate tokens
+    (3, 1, ["0 1b 1a", "0 2b 2a", "0 3b 3a", "1 q 1b", "1 2b 3b", "3 q 2b"]),
 ]
 
 

@@ -153,7 +153,7 @@ def test_no_path_that_is_left_can_go(monotone):
             assert left == one_by_one
 
 
-@pytest.mark.parametrize("D, heads, texts", CIRCUITS[2:4])
+@pytest.mark.parametrize("D, heads, texts", CIRCUITS)
 def test_planted_circuits_are_validated(D, heads, texts):
     """Without a path is lost what the model planted without it cannot predict."""
     layers, task = 1 + max(int(text[0]) for text in texts), data.Task(D=D)
