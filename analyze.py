@@ -13,7 +13,6 @@ import re
 
 import ablate
 import train
-from ablate import arrivals, mark_edges, mean_attention, paths_in, read_report, record_reads
 from data import command_line, progress
 from model import rotate
 
@@ -78,7 +77,7 @@ def draw_attention_maps(model, flags, paths):
     frames around its paths. The tokens are sorted by chain."""
     task = train.task_of(flags)
     batch = task.draw("validation", 1)
-    reads = record_reads(model, batch.inputs)
+    reads = ablate.record_reads(model, batch.inputs)
     order = batch.places[0].flatten()  # the tokens of each chain together, (N * roles)
     names, n = [*task.roles] * task.N, len(order)
     chains = np.arange(0, n, len(task.roles)) - 0.5  # where they begin
@@ -97,7 +96,7 @@ def draw_attention_maps(model, flags, paths):
         axes.hlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         axes.vlines(chains, -0.5, n - 0.5, GRAY, lw=0.5)
         own = [path for path in paths if path[:2] == (layer, head)]
-        edges = mark_edges(own, task, batch.places)[0, order][:, order]
+        edges = ablate.mark_edges(own, task, batch.places)[0, order][:, order]
         # x: what is read, y: its reader
         axes.plot(*edges.T.nonzero().T, "s", ms=250 / n, mfc="none", mec=RED)
     caption = f"""Heads of the circuit come first. Rows attend to columns. Tokens between lines: \
@@ -229,7 +228,7 @@ def draw_diagram(axes, flags, looks):
         lane[path] = min({*range(len(paths))} - taken)
 
     # from the input, layer -1, to the last: where each layer is that has paths, dots between others
-    rows, y_of, ticks, below = arrivals(paths, task), {-1: 0}, {0: "input"}, {}
+    rows, y_of, ticks, below = ablate.arrivals(paths, task), {-1: 0}, {0: "input"}, {}
     for (lower, _), (layer, _) in itertools.pairwise(rows):
         lanes = max(lane[path] for path in paths if path.layer == layer)
         y_of[layer], below[layer] = y_of[lower] + 1 + 0.35 * lanes, lower
@@ -281,9 +280,10 @@ def write_boxes(axes, x, y, boxes):
 def draw_circuit(flags, report, matches):
     """Figure 5: the circuit, and what each read matches; the more the loss rises without a path,
     the wider its arrow."""
-    task, paths, looks = train.task_of(flags), paths_in(report), {}
+    task, paths, looks = train.task_of(flags), ablate.paths_in(report), {}
     # {layer: {token: what has arrived there before this layer}}
-    before = {layer: holds for (_, holds), (layer, _) in itertools.pairwise(arrivals(paths, task))}
+    arrived = itertools.pairwise(ablate.arrivals(paths, task))
+    before = {layer: holds for (_, holds), (layer, _) in arrived}
     for path, row in paths.items():
         # red: a token other than q reads what is beyond its own symbol; gray: nothing new
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
@@ -327,23 +327,23 @@ def measure_emergence(run, paths, n=32):
     for file in progress("checkpoints", files):
         model, task, _ = train.load(run, f"ckpt/{file.name}")
         batch = task.draw("emergence", n)
-        reads = record_reads(model, batch.inputs)
+        reads = ablate.record_reads(model, batch.inputs)
         for path, row in zip(paths, rows, strict=True):
-            attention = mean_attention(reads[path[:2]][0], path, task, batch.places).item()
+            attention = ablate.mean_attention(reads[path[:2]][0], path, task, batch.places).item()
             row["mean"].append(round(attention, 4))
     return dict(sequences=n, steps=[int(file.stem) for file in files], paths=rows)
 
 
 def emergence_steps(emergence):
     """{path: the step, interpolated, at which its mean attention first passes 0.5, or None}."""
-    steps, rows = emergence["steps"], paths_in(emergence)
+    steps, rows = emergence["steps"], ablate.paths_in(emergence)
     # x first passes 0.5 where -x first is below -0.5
     return {path: first_below(steps, [-x for x in rows[path]["mean"]], -0.5) for path in rows}
 
 
 def draw_emergence(flags, emergence, log):
     """Figure 7: the step at which each path emerged; the later, the darker."""
-    rows, steps, n = paths_in(emergence), emergence_steps(emergence), emergence["sequences"]
+    rows, steps, n = ablate.paths_in(emergence), emergence_steps(emergence), emergence["sequences"]
     looks = {path: ([(f"({rows[path]['mean'][-1]:.2f})", "white")], GRAY, 1) for path in rows}
     passed = sorted((step, path) for path, step in steps.items() if step is not None)
     for rank, (step, path) in enumerate(passed, 1):
@@ -364,7 +364,7 @@ Learned at step: {", ".join(learned) or "nothing"}."""
 def draw_paths(flags, emergence):
     """Appendix D: the attention of each path over training."""
     figure, grid = panels(len(emergence["paths"]), 4, 2.5, 1.8, sharey=True)
-    for axes, (path, row) in zip(grid, paths_in(emergence).items(), strict=True):
+    for axes, (path, row) in zip(grid, ablate.paths_in(emergence).items(), strict=True):
         axes.plot(emergence["steps"], row["mean"], color=INK)
         axes.set_title(path, size=9)
         axes.axhline(0.5, color=RED, lw=0.5)
@@ -416,8 +416,8 @@ def figures_of(run):
     """Yield (file name, figure) for all that this run directory has been through."""
     (model, task, flags), log = train.load(run), train.read_log(run)
     yield "curves.png", draw_curves(flags, log)
-    report = read_report(run)
-    paths = sorted(paths_in(report))
+    report = ablate.read_report(run)
+    paths = sorted(ablate.paths_in(report))
     yield "attention_maps.png", draw_attention_maps(model, flags, paths)
     if not paths:
         print("there is no circuit:", report.get("verdict", f"run python ablate.py {run} first"))
@@ -425,8 +425,8 @@ def figures_of(run):
     yield "circuit.png", draw_circuit(flags, report, measure_matches(model, task, paths))
     if checkpoints_of(run):
         train.write_file(run / "emergence.json", measure_emergence(run, paths))
-    emergence = read_report(run, "emergence.json")
-    if sorted(paths_in(emergence)) != paths:
+    emergence = ablate.read_report(run, "emergence.json")
+    if sorted(ablate.paths_in(emergence)) != paths:
         print("no emergence of this circuit: there are no checkpoints (train.py --save-every)")
         return
     yield "emergence.png", draw_emergence(flags, emergence, log)
