@@ -52,7 +52,7 @@ def draw_curves(flags, rows):
     figure, (left, right) = panels(2, 2, 5, 3)
     # the first row has no training loss, which is None
     left.plot(steps, [row["train"] for row in rows], color=GRAY, label="training")
-    left.plot(steps, [row["val"] for row in rows], color=INK, label="validation, 1024 sequences")
+    left.plot(steps, [row["val"] for row in rows], color=INK, label="validation")
     left.set(xlabel="training step", ylabel=task.loss_name, yscale="log")
     learned = crossings(rows, task)
     for k, (name, step) in zip(task.targets, learned.items(), strict=True):
@@ -60,11 +60,12 @@ def draw_curves(flags, rows):
         label, color = shown_name(name) + text, symbol_color(k)
         right.plot(steps, [row[name] for row in rows], color=color, label=label)
         right.plot([step], [task.learned_below], "o", color=color)  # none if step is None
-    right.axhline(task.chance, color=GRAY, ls=":", label=f"{task.chance:.3g}: cannot tell chains")
+    right.axhline(task.chance, color=GRAY, ls=":", label=f"{task.chance:.3g}: chance")
     end = min(steps[-1], 1.5 * max(step or steps[-1] for step in learned.values()))
     right.set(xlabel="training step", ylabel="validation loss of each", xlim=(0, end), ylim=0)
     figure.legend(loc="outside right center")
-    caption = f"Dots: the loss passes {task.learned_below:.3g}, and the target counts as learned."
+    caption = f"""Training: mean since the last row. Validation: averaged weights, 1024 sequences.
+Dots: the loss passes {task.learned_below:.3g}, and the target counts as learned."""
     add_title(figure, flags, "how it learned", caption)
     return figure
 
@@ -148,7 +149,7 @@ def scores_and_maps(model, task, paths, batch):
     for places, i in itertools.product(own.values(), range(task.inputs)):
         change = torch.zeros_like(batch.inputs)
         change[sequence, places, i] = 1
-        qk, slope = torch.func.jvp(q_and_k, (batch.inputs,), (change,))
+        qk, slope = torch.func.jvp(q_and_k, (batch.inputs,), (change,))  # qk: always the same
         slopes.append(slope)
     dq, dk = torch.stack(slopes, 2).unflatten(2, (len(own), -1))  # (paths, roles, K, B, head_size)
     maps = torch.einsum("puins,pvjns->puvij", dq, dk) / len(sequence)
@@ -278,17 +279,17 @@ def write_boxes(axes, x, y, boxes):
 
 
 def draw_circuit(flags, report, matches):
-    """Figure 5: the circuit, and what each read matches; the more the loss rises without a path,
+    """Figure 5: the circuit, and what each read matches; the higher the worst loss without a path,
     the wider its arrow."""
     task, paths, looks = train.task_of(flags), ablate.paths_in(report), {}
     # {layer: {token: what has arrived there before this layer}}
     arrived = itertools.pairwise(ablate.arrivals(paths, task))
     before = {layer: holds for (_, holds), (layer, _) in arrived}
     for path, row in paths.items():
-        # red: a token other than q reads what is beyond its own symbol; gray: nothing new
+        # gray: nothing new; red: a token other than q reads what is beyond its own symbol
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
         ahead = path.reader in task.roles and max(brought, default=0) > task.roles[path.reader]
-        color = RED if ahead and path.reader != "q" else GRAY if brought <= has else INK
+        color = GRAY if brought <= has else RED if ahead and path.reader != "q" else INK
         boxes = [("?", "white")]
         if path in matches:
             boxes = []
@@ -300,14 +301,16 @@ def draw_circuit(flags, report, matches):
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)
     verdict, ablation = report["verdict"].split(":")[0], report["ablation"]
+    signs = [c for *_, matched in matches.values() for c in matched.values()]
     notes = {
         " ?: not measured.": {*paths} != {*matches},
+        " A\N{NOT EQUAL TO}A: away from it.": min(signs, default=0) < 0,
         " Two labels: by both.": any(len(boxes) > 1 for boxes, *_ in looks.values()),
         " Dashed: reads all chains.": any("*" in path.read for path in paths),
     }
     caption = f"""Arrow: from the token that is read to its reader. Label: how it is found.
-A=A: by the A that both hold. place: by position.{"".join(filter(notes.get, notes))}
-Wide: the loss rises much without it. Gray: brings no new symbol.
+A=A: by the A that both hold. place: by no symbol.{"".join(filter(notes.get, notes))}
+The wider, the higher the worst loss without it, up to 1. Gray: brings no new symbol.
 Red: a token of a pair fetches what comes later in the chain. Dotted: layers without paths.
 {LETTERS}
 Circuit {verdict}; the loss of the worst symbol is {max(report[ablation].values()):.3f} under \
@@ -368,7 +371,7 @@ def draw_paths(flags, emergence):
         axes.plot(emergence["steps"], row["mean"], color=INK)
         axes.set_title(path, size=9)
         axes.axhline(0.5, color=RED, lw=0.5)
-    caption = f"Mean attention (n = {emergence['sequences']}) by training step"
+    caption = f"Mean attention (n = {emergence['sequences']}) by training step. Red: 0.5."
     add_title(figure, flags, "how it learned its paths", caption)
     return figure
 

@@ -201,9 +201,10 @@ def describe(task, batch):
         shown = [" ".join(names[place] for place in slot) for slot in slots]
         lines.append(f"{' '.join(roles):8s}  {'  '.join(shown)}")
     lines += ["", "What the model must predict at each query:"]
-    for query in batch.symbols[0, -task.N :].tolist():  # the symbol x_0 of its chain
-        answer = [task.labels[query + k] for k in task.targets]
-        lines.append(f"  {task.labels[query]}: {' '.join(answer)}")
+    role_of = {k: role for role, k in task.roles.items()}  # one that shows x_k
+    for n, query in enumerate(place_of["q"]):
+        answer = [names[place_of[role_of[k]][n]] for k in task.targets]
+        lines.append(f"  {names[query]}: {' '.join(answer)}")
     return "\n".join(lines)
 
 

@@ -75,7 +75,7 @@ class Layer(nn.Module):
 def rotary_angles(T, size):
     """(T, size/2) the angles of each token at the RoPE frequencies 10000^(-2i/size)."""
     if size % 2:
-        raise ValueError(f"positions take pairs of numbers: --K or --head-size {size} is not even")
+        raise ValueError(f"positions take pairs: {size} (--K or --head-size) is not even")
     evens = torch.arange(0, size, 2, dtype=torch.float32)
     return torch.arange(T)[:, None] * 10000.0 ** (-evens / size)
 

@@ -14,7 +14,8 @@ RUN.txt; if one fails, the others go on. The same command continues what has not
 keeps the runs whose directories are gone.
 
 On a Dask cluster (pip install distributed) all machines see --out under one name, and each command
-starts in a clone of this repository. Keep it private: whoever reaches it can run any code there.
+starts in a clone of this repository. If you stop it, what has begun there goes on. Keep the cluster
+private: whoever reaches it can run any code there.
 
     python -m dask scheduler --host tcp://10.0.0.1:8786 --dashboard-address 127.0.0.1:8787
     python -m dask worker tcp://10.0.0.1:8786 --nthreads 16    # so many runs at once
@@ -40,7 +41,7 @@ from data import Task, command_line
 
 
 def grid(flags, folder):
-    """Return {run directory: command line of train.py}, one for each choice of a value per flag of
+    """{run directory: command line of train.py}, one for each choice of a value per flag of
     {flag: [value, ...]}. FileExistsError if a directory would have two runs, or has another."""
     flags = {"--save-every": ["0"]} | flags
     # --lr 1 2 becomes [["--lr", "1"], ["--lr", "2"]], and --no-mlp or --lr=1 a single choice
@@ -82,7 +83,7 @@ def train_all(runs, pool):
             left = f"about {(time.time() - began) * (len(runs) / ended - 1) / 60:.0f} min left"
             print(f"{ended}/{len(runs)}, {left}: {waiting[future].name} {said}", flush=True)
     finally:
-        for future in waiting:  # after Ctrl-C or SIGTERM, start no other, and stop those that run
+        for future in waiting:  # after Ctrl-C or SIGTERM start no other, stop those here
             future.cancel()
         for process in STARTED:
             process.terminate()
@@ -93,7 +94,7 @@ def train_all(runs, pool):
 
 
 def row_of(run):
-    """Return the row of a finished run: its flags, the last row of its log, and the step at which
+    """The row of a finished run: its flags, the last row of its log, and the step at which
     each symbol was learned."""
     flags, log = train.read_flags(run), train.read_log(run)
     learned = crossings(log, train.task_of(flags)).items()
@@ -121,7 +122,7 @@ def update_table(table):
 def figure_4(rows):
     """Final losses by number of layers. Left: the mean of all symbols in runs asked for all, with
     the implicit curriculum (IC), and x_D in runs asked for it alone. Right: each symbol, with IC.
-    If other flags vary too, each choice of their values is a column."""
+    If flags other than D vary too, each choice of their values is a column."""
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
     varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
     rows = sorted(rows, key=lambda row: [row[name] for name in varying])
@@ -154,8 +155,8 @@ def figure_4(rows):
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
     right.set_title("Each symbol, with IC")
     for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
-        axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"averages {N} candidates")
-        axes.set(xlabel=", ".join(varying), ylim=(-0.02, 1))
+        axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"chance with {N} chains")
+        axes.set(xlabel=", ".join(varying), ylim=(-0.02, None))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.supxlabel(f"""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers
 if tokens are found by what they show, not by their places.
@@ -165,7 +166,7 @@ Here (in the paper): {listed(rows, "optimizer")} (adam), batch {listed(rows, "ba
 
 
 def listed(rows, name):
-    """Return the values of a flag as text: "3", or "3 or 5"."""
+    """The values of a flag as text: "3", or "3 or 5"."""
     return " or ".join(map(str, sorted({row[name] for row in rows})))
 
 
@@ -204,7 +205,8 @@ def main():
     # train what has not ended
     ended = [out for out in runs if (out / "model.pt").exists()]
     missing = {out: line for out, line in runs.items() if out not in ended}
-    print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt", flush=True)
+    if runs:
+        print(f"{len(missing)} of {len(runs)} runs to do: see {folder}/*.txt", flush=True)
     if ended:
         commits = sorted({str(train.read_flags(out).git) for out in ended})
         print(f"the others are by the code of {', '.join(commits)}", flush=True)

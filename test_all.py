@@ -50,7 +50,7 @@ def run_main(module, arguments):
 
 
 def follow(tokens, N, D):
-    """Return the right answers (N, D*K) to one sequence of tokens (T, K): follow each query through
+    """The right answers (N, D*K) to one sequence of tokens (T, K): follow each query through
     the pairs by comparing symbols."""
     symbols = [tuple(token) for token in tokens.tolist()]
     pairs, current = symbols[:-N], symbols[-N:]
@@ -63,7 +63,7 @@ def follow(tokens, N, D):
 
 
 def angles_by_hand(size):
-    """Return (12, size/2): the position times 10000^(-2i/size)."""
+    """(12, size/2): the position times 10000^(-2i/size)."""
     return torch.tensor([[t / 1e4 ** (2 * i / size) for i in range(size // 2)] for t in range(12)])
 
 
@@ -91,7 +91,7 @@ planted.heads = [(0, 0), (1, 0)]
 class Stages(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        """A folder for all, and in it a trained run, whose files no test changes."""
+        """A folder for all, and in it a trained run, whose model no test changes."""
         cls.folder = pathlib.Path(tempfile.mkdtemp())
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.trained = cls.folder / "trained"

@@ -119,7 +119,7 @@ def run_once(flags):
 
 
 def schedule(step, flags):
-    """Return the factor of the learning rate: linear warm-up, constant, then linear decay to 0."""
+    """The factor of the learning rate: linear warm-up, constant, then linear decay to 0."""
     warmup = (step + 1) / max(flags.warmup, 1)
     decay = (flags.steps - step) / max(flags.decay * flags.steps, 1)
     return min(warmup, 1, decay)
@@ -127,7 +127,7 @@ def schedule(step, flags):
 
 @torch.no_grad()
 def evaluate(model, task, split, n, device):
-    """Return {"val": the mean loss, "x_1": that of each target, ...} on n sequences, a multiple of
+    """{"val": the mean loss, "x_1": that of each target, ...} on n sequences, a multiple of
     256, never trained on."""
     losses = []
     for number in range(n // 256):
@@ -153,7 +153,7 @@ def print_row(flags, task, rows):
 
 
 def task_of(flags):
-    """Return the data.Task of these flags. ValueError if there is none."""
+    """The data.Task of these flags. ValueError if there is none."""
     targets = {"all": [], "last": [flags.D]}.get(flags.targets)  # [] stands for all
     if targets is None:  # what is no number becomes 0, which no task has
         targets = [int(k) if k.isdecimal() else 0 for k in flags.targets.split(",")]
@@ -161,7 +161,7 @@ def task_of(flags):
 
 
 def build(flags):
-    """Return the untrained transformer of these flags, on the CPU."""
+    """The untrained transformer of these flags, on the CPU."""
     task, head_size = task_of(flags), flags.head_size or flags.width // flags.heads
     return Transformer(
         task.T, task.N, task.inputs, task.outputs,
@@ -183,6 +183,9 @@ def open_run(flags):
     refuse_another(flags)
     if not flags.resume:
         raise FileExistsError(f"{run} was begun before: add --resume, or choose another --out")
+    saved = vars(read_flags(run))
+    if other := [name for name, value in made_by(flags.device).items() if saved[name] != value]:
+        print(f"{run} was begun with another {', '.join(other)}: bits may differ")
 
 
 def refuse_another(flags):
@@ -197,7 +200,7 @@ MADE_BY = "device", "hardware", "threads", "torch", "numpy", "git"
 
 
 def made_by(device):
-    """Return what config.json says beside the flags: {name: value} of MADE_BY."""
+    """What config.json says beside the flags: {name: value} of MADE_BY."""
     # older versions of PyTorch do not know the processor's name
     hardware = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", platform.machine())
     if device == "cuda":
@@ -213,7 +216,7 @@ def made_by(device):
 
 
 def load(run, weights="model.pt"):
-    """Return (model, task, flags) of a run directory, ready to evaluate on the CPU in float32,
+    """(model, task, flags) of a run directory, ready to evaluate on the CPU in float32,
     whatever it was trained in; `weights` may name a checkpoint, "ckpt/000080.pt"."""
     flags = read_flags(run)
     model = build(argparse.Namespace(**vars(flags) | dict(dtype="float32")))
@@ -233,7 +236,7 @@ def run_directory(text):
 
 
 def read_flags(run):
-    """Return the flags of a run, with MADE_BY; one that is newer than the run has its
+    """The flags of a run, with MADE_BY; one that is newer than the run has its
     default. FileExistsError if it has flags that do not exist now."""
     run = pathlib.Path(run)
     config = read_file(run / "config.json")
@@ -245,7 +248,7 @@ def read_flags(run):
 
 
 def read_log(run):
-    """Return the rows of log.jsonl, a list with one dict per evaluation."""
+    """The rows of log.jsonl, a list with one dict per evaluation."""
     return read_file(pathlib.Path(run, "log.jsonl"))
 
 
@@ -265,7 +268,7 @@ def write_file(path, content):
 
 
 def read_file(path, default=None, device="cpu"):
-    """Return what write_file wrote, or `default` if there is one and no such file."""
+    """What write_file wrote, or `default` if there is one and no such file."""
     if default is not None and not path.exists():
         return default
     if path.suffix == ".pt":
@@ -283,7 +286,7 @@ HIGHEST = dict(decay=1, beta2=0.9999, ema=0.9999)
 
 
 def parser():
-    """Return the ArgumentParser of the flags of a run. To add a flag, add a line."""
+    """The ArgumentParser of the flags of a run. To add a flag, add a line."""
     p = command_line(None, __doc__)  # named by what runs: train.py, sweep.py
 
     def add(name, default, meaning, **more):
@@ -312,7 +315,7 @@ def parser():
 
     # training
     add("--optimizer", "muon", "the paper takes adamw", choices=["muon", "adamw"])
-    add("--steps", 1200, "the most steps; at their end the learning rate is 0")
+    add("--steps", 1200, "the most steps")
     add("--stop-below", 0.01, "stop at a loss below it, confirmed on others; 0 = never")
     add("--batch", 128, "sequences per step")
     add("--lr", 1e-3, "learning rate, of Muon and of AdamW")
@@ -335,12 +338,12 @@ DEFAULTS = vars(parser().parse_args([]))
 
 
 def values_of(flags):
-    """Return {flag: value} of all flags but the device, the directory and --resume."""
+    """{flag: value} of all flags but the device, the directory and --resume."""
     return {name: getattr(flags, name) for name in DEFAULTS}
 
 
 def parse_flags(words=None, folder="out"):
-    """Return the flags of a command line, with the run directory chosen."""
+    """The flags of a command line, with the run directory chosen."""
     p = parser()
     p.add_argument("--device", default=DEVICES[0], choices=DEVICES, help="what computes")
     p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
@@ -368,7 +371,7 @@ def parse_flags(words=None, folder="out"):
 
 
 def run_name(flags):
-    """Return L12_H1_D3_s0, with all other flags that differ from their defaults before the seed,
+    """L12_H1_D3_s0, with all other flags that differ from their defaults before the seed,
     but for --save-every, which changes no result."""
     name = f"L{flags.layers}_H{flags.heads}_D{flags.D}"
     for key, value in values_of(flags).items():

@@ -131,7 +131,7 @@ def papers_test(model, task, count=256):
 COLUMNS = {  # and what the paper says of A to D
     "run": "the paper's A to D",
     "reads that are left": "",
-    "heads along paths": 4,
+    "heads along paths": "4; D 5",
     "loss with all ablations together": "below 0.05",
     "first useful layer uniform too": "0.05-0.1",
     "without one later path": "0.17-0.89, observed",
@@ -139,16 +139,21 @@ COLUMNS = {  # and what the paper says of A to D
 }
 
 
+def later_losses(row):
+    """The losses without each path above the first useful layer."""
+    layers = [layer for layer, *_ in row["paths"]]
+    pairs = zip(layers, row["removed"], strict=True)
+    return [loss for layer, loss in pairs if layer > min(layers)]
+
+
 def table(rows):
     """Rows in the paper's words, a line each."""
     lines = [COLUMNS.values()]
     for row in rows:
         paths = [Path(*path) for path in row["paths"]]
-        removed = zip(paths, row["removed"], strict=True)
-        later = [loss for path, loss in removed if path.layer > paths[0].layer]
         reads = f"{len(paths)} of {len(row['possible'])}", len({path[:2] for path in paths})
         held = f"{row['held']:.3f}" + ", not held" * (not row["holds"])
-        losses = held, f"{row['first_uniform']:.3f}", span(later, "{:.3f}")
+        losses = held, f"{row['first_uniform']:.3f}", span(later_losses(row), "{:.3f}")
         answers = ", ".join(f"{max(row[by].values()):.2f}" for by in BOTH)
         lines.append([row["run"], *reads, *losses, answers])
     return markdown(COLUMNS, *lines)

@@ -83,11 +83,12 @@ def table(rows):
     for (run,), own in grouped(rows, "run").items():
         by_symbol = [row for row in own if row["letters"]]
         both_hold = sum(row["common"] for row in by_symbol)
-        counts = len(own), len(by_symbol), both_hold, len(own) - len(by_symbol)
+        by_place = [row["reader"][:-1] == row["read"][:-1] for row in own if not row["letters"]]
+        counts = len(own), len(by_symbol), both_hold, sum(by_place), by_place.count(False)
         c, shares = ([row[name] for row in by_symbol] for name in ("c", "share"))
         lines.append([run, *counts, span(c, "{:.1f}"), span(shares)])
     head = "run", "reads between roles", "match a symbol", "which both can hold"
-    return markdown([*head, "by place", "c", "share of c I"], *lines)
+    return markdown([*head, "by place in its own pair", "elsewhere", "c", "share of c I"], *lines)
 
 
 def emergence_table(rows):
