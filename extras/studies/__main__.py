@@ -56,14 +56,22 @@ def paper():
 
 def circuits():
     """The claims, what their circuits read, and the tables of three studies."""
-    found = [counts.table("circuits"), groups.doubling()]
-    for name, table in (
-        ("matches", matches.table),
-        ("emergence", matches.emergence_table),
-        ("appendix_e", appendix_e.table),
-    ):
+    found = [counts.table("circuits"), groups.doubling(), matches.table(matched(swapped=False))]
+    for name, table in ("emergence", matches.emergence_table), ("appendix_e", appendix_e.table):
         found.append(table(read_file(RESULTS / f"figures/{name}.jsonl")))
     return found
+
+
+def matched(swapped):
+    """What the reads of models match whose finders were swapped (depth.md), or of all others."""
+    rows = read_file(RESULTS / "figures/matches.jsonl")
+    return [row for row in rows if (f"addresses/{row['run']}" in claims.swaps()) == swapped]
+
+
+def depth():
+    """The claims, which symbols runs know by layers, and how those beyond the law find them."""
+    by_match = matches.table(matched(swapped=True))
+    return [counts.table("depth"), groups.layers(), by_match, groups.places()]
 
 
 def language_models():
@@ -86,7 +94,7 @@ PAGES = {  # page: the function that returns the pieces of text that must stand 
     "results/paper.md": paper,
     "results/circuits.md": circuits,
     "results/curriculum.md": lambda: [counts.table("curriculum"), groups.targets()],
-    "results/depth.md": lambda: [counts.table("depth"), groups.layers(), groups.places()],
+    "results/depth.md": depth,
     "extras/llm/README.md": language_models,
     "extras/mechanisms/README.md": mechanisms,
 }
