@@ -125,7 +125,7 @@ def larger_has_six_reads(row, flags):
         return heads_of(row).keys() >= SIX
 
 
-@claim("circuits")
+@claim("circuits", by="N heads")
 def one_head_does_both(row, flags):
     """One head reads both 1b for q and 3b for 2b:
     circuits with both reads"""
