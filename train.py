@@ -58,7 +58,9 @@ def run_once(flags):
         step, seconds, rows, recent = (state[key] for key in ("step", "seconds", "rows", "recent"))
         for part, saved in zip(parts, state["parts"], strict=True):
             part.load_state_dict(saved)
-        print(f"resumed {run} at step {step}")
+        begun, now = vars(read_flags(run)), made_by(flags.device)
+        other = ", ".join(name for name in now if now[name] != begun[name])
+        print(f"resumed {run} at step {step}" + (other and f", with another {other} than before"))
     start = time.monotonic() - seconds
 
     while True:  # here `step` steps are done
@@ -183,9 +185,6 @@ def open_run(flags):
     refuse_another(flags)
     if not flags.resume:
         raise FileExistsError(f"{run} was begun before: add --resume, or choose another --out")
-    saved = vars(read_flags(run))
-    if other := [name for name, value in made_by(flags.device).items() if saved[name] != value]:
-        print(f"{run} was begun with another {', '.join(other)}: bits may differ")
 
 
 def refuse_another(flags):

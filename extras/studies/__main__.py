@@ -71,7 +71,7 @@ def matched(swapped):
 def depth():
     """The claims, which symbols runs know by layers, and how those beyond the law find them."""
     by_match = matches.table(matched(swapped=True))
-    return [counts.table("depth"), groups.layers(), by_match, groups.places()]
+    return [counts.table("depth"), groups.layers(), by_match, groups.longer(), groups.places()]
 
 
 def language_models():

@@ -64,6 +64,18 @@ def layers():
     return markdown(["D", "layers x heads", "steps", "runs", "know x_1, x_2, ..."], *lines)
 
 
+def longer():
+    """Return the last losses of three layers that were trained for 10,000 steps or more."""
+    lines = []
+    for row in committed("ahead/long_*"):
+        begun = f", begun from {row['init'].rpartition('/')[2]}" if row["init"] else ""
+        shape = f"{row['heads']} x {row['head_dimension']}", f"{row['steps']:,}{begun}"
+        losses = [f"{loss:.3f}" for loss in row["losses"].values()]
+        lines.append([row["name"], *shape, row["dtype"], *losses])
+    names = [f"x_{k}" for k in range(1, 6)]
+    return markdown(["run", "heads x size", "steps", "precision", *names], *lines)
+
+
 def places():
     """Return how many measured runs of two steps and two chains know x_2, and what their finders
     pass on, by layers and by the places where a pair may stand."""
