@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 RED, INK, GRAY, FAINT, PALE = "#e63946", "#22223b", "#a3a3b3", "#d8d8e0", "#f0f0f5"
 SYMBOLS = "#8d99ae #4361ee #2a9d8f #f4a261 #9d4edd #588157 #a44a3f #a3a3b3".split()  # of x_0, ...
-LETTERS = "Letters at tokens: the symbols that the arrows up to there can have brought."
+LETTERS = "Letters: the symbols that the arrows up to there can have brought. Layers count from 0."
 
 
 # ---- Figure 6: losses
@@ -307,11 +307,12 @@ def draw_circuit(flags, report, matches):
         " A\N{NOT EQUAL TO}A: away from it.": min(signs, default=0) < 0,
         " Two labels: by both.": any(len(boxes) > 1 for boxes, *_ in looks.values()),
         " Dashed: reads all chains.": any("*" in path.read for path in paths),
+        " 1b+1: the token after 1b.": any("+" in str(path) for path in paths),
     }
     caption = f"""Arrow: from the token that is read to its reader. Label: how it is found.
 A=A: by the A that both hold. place: by no symbol.{"".join(filter(notes.get, notes))}
 The wider, the higher the worst loss without it, up to 1. Gray: brings no new symbol.
-Red: a token of a pair fetches what comes later in the chain. Dotted: layers without paths.
+Red: a token of a pair fetches what comes later in the chain. Dotted: skips layers without paths.
 {LETTERS}
 Circuit {verdict}; the loss of the worst symbol is {max(report[ablation].values()):.3f} under \
 {ablation} ablation (n = {report["sequences"]} sequences)."""

@@ -40,7 +40,7 @@ def paper():
     later = [loss for row in tests if row["holds"] for loss in appendix_e.later_losses(row)]
     return [
         counts.sections(),
-        f"of four to {span(led)}",
+        f"that of four to {span(led)}",
         f"have {span(heads, '{}')} of 12 heads: A {A}, B {B}, C {C}; D has {of_D} of 24",
         f"two learn all symbols after {late[1][-1]:,.0f} and {late[2][-1]:,.0f} steps",
         f"as low as {lowest[1]:.3f} and {lowest[2]:.3f}",
@@ -48,7 +48,7 @@ def paper():
         f"{sum(loss >= 0.17 for loss in later)} of them 0.17 or more",
         f"Ours knows it at step {learned[0]}, or {late[0][0]:.0f} without these aids",
         f"A's size takes {late[1][0]:,.0f} and {late[2][0]:,.0f} steps",
-        f"its x_1 never falls below {min(entry['x_1'] for entry in few['log']):.2f}",
+        f"x_1 never falls below {min(entry['x_1'] for entry in few['log']):.2f}",
         f"heads of D pass half of their attention at steps {', '.join(first)}",
         f"x_1 to x_4 are learned at {', '.join(learned)}",
     ]

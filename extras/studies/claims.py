@@ -228,8 +228,8 @@ def a_layer_less_fails(row, flags):
 
 @claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer without distractors, what place-finders write elsewhere moves the answer:
-    in another sequence; runs that solve x_1 and have address heads, as far as measured"""
+    """In one layer without distractors, place-finders' output in another sequence moves the answer:
+    runs that solve x_1 and have address heads, as far as measured"""
     if flags.task == "chain":
         return is_moved(row, flags)
 
@@ -276,7 +276,7 @@ def passes_on(swap, task):
 
 @claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Models that beat the law, where measured, hand on where a pair stands:
+    """Models that beat the law, where measured, pass on where a pair stands:
     that know x_D and were measured"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
@@ -312,7 +312,7 @@ def last_alone_stays_high(row, flags):
 
 @claim("curriculum, README 4, 7.2", by="D layers optimizer")
 def learned_if_asked_for_all(row, flags):
-    """Asked for all symbols, the same seed learns it within as many steps:
+    """Asked for all symbols, the same seed learns that symbol within as many steps:
     beside which such a run was trained, of as long a chain or a longer one; some share it"""
     names, steps, but = after_a_gap(row, flags), [], ("D", "targets", "steps")
     for other in all_runs() if names else []:
@@ -404,7 +404,7 @@ def most_heads_are_useless(row, flags):
 
 @claim("8.2 i")
 def first_head_goes_back(row, flags):
-    """The first head connects the tokens of each pair, and nothing else but neighbours:
+    """The first head connects the tokens of each pair, and all its reads go one token back:
     circuits of more than one layer"""
     if is_circuit(row, flags):
         paths, places = paths_in(row["report"]), row["task"].draw("circuits", 64).places
