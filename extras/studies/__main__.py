@@ -20,7 +20,7 @@ def readme():
     both = [run for run in runs if claims.is_validated_under_both(run)]
     plain = sum("2b reads 3b" in claims.heads_of(run) for run in both)
     return [
-        f"Of {len(runs)} other seeds {len(both)} end validated, {plain} of them with this read",
+        f"{len(both)} of {len(runs)} other seeds end validated; in {plain} of these 2b reads 3b",
         *(counts.readme_table(finding) for finding in range(1, 6)),
     ]
 
@@ -44,8 +44,8 @@ def paper():
         f"have {span(heads, '{}')} of 12 heads: A {A}, B {B}, C {C}; D has {of_D} of 24",
         f"two learn all symbols after {late[1][-1]:,.0f} and {late[2][-1]:,.0f} steps",
         f"as low as {lowest[1]:.3f} and {lowest[2]:.3f}",
-        f"{sum(loss > 0.05 for loss in later)} of {len(later)} later reads cost more than 0.05, "
-        f"{sum(loss >= 0.17 for loss in later)} of them 0.17 or more",
+        f"above 0.05 without {sum(loss > 0.05 for loss in later)} of {len(later)} later reads, and "
+        f"without {sum(loss >= 0.17 for loss in later)} of them 0.17 or more",
         f"Ours knows it at step {learned[0]}, or {late[0][0]:.0f} without these aids",
         f"A's size takes {late[1][0]:,.0f} and {late[2][0]:,.0f} steps",
         f"x_1 never falls below {min(entry['x_1'] for entry in few['log']):.2f}",

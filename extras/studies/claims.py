@@ -97,7 +97,7 @@ def fresh_is_validated(row, flags):
 @claim("circuits, README 1", by="seed")
 def fresh_has_six_reads(row, flags):
     """The validated circuits of the main command hold the six reads:
-    seeds on which nothing was chosen"""
+    seeds on which no setting was chosen"""
     if is_fresh(row) and row["circuit"]:
         return heads_of(row).keys() >= SIX
 
@@ -105,7 +105,7 @@ def fresh_has_six_reads(row, flags):
 @claim("circuits, README 1", by="seed")
 def fresh_reads_pair_by_pair(row, flags):
     """In its other validated circuits q reads 1b, 2b and 3b itself:
-    seeds on which nothing was chosen"""
+    seeds on which no setting was chosen"""
     if is_fresh(row) and row["circuit"] and not heads_of(row).keys() >= SIX:
         return heads_of(row).keys() >= {"q reads 1b", "q reads 2b", "q reads 3b"}
 
@@ -209,8 +209,8 @@ def learns_the_last(row, flags):
 
 @claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
-    """One layer solves x_1, given an MLP, appended positions and two heads per place of the answer:
-    with as many heads or more"""
+    """One layer solves x_1 (below 0.05), given an MLP, appended positions, two heads per place:
+    of the answer; with as many heads or more"""
     usual = flags.mlp and flags.positions == "appended"
     if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
         return row["solved"]
@@ -369,7 +369,7 @@ def ends_solved(row):
 @claim("README 5, 8.2")
 def the_main_command_is_solved(row, flags):
     """The main command, with Muon, ends solved:
-    seeds on which nothing was chosen"""
+    seeds on which no setting was chosen"""
     return ends_solved(row) if is_fresh(row) else None
 
 
