@@ -19,6 +19,7 @@ plain="--ema 0 --qk-std 0.02"; adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
 flags="$adamw --steps 10000 --stop-below 0 --eval-every 100 --save-every 0 --heads 8 --D 5 --resume"  # Figure 4
 for layers in 2 3; do python train.py $flags --layers $layers --out "$out/adamw/fig4_L$layers"; done
+python train.py $flags --heads 1 --D 3 --clip 1 --decay 0.2 --out "$out/adamw/A_clip1"
 circuits "$out"/{main,larger}/*_s* "$out"/adamw/*_s?
 # other first weights, averages, decay and lengths
 sweep others --qk-std 0.02 --seed $(seq 0 8)
@@ -58,9 +59,11 @@ sweep conditional $both --steps 4000 --decay 0.3 --layers 2 3
 # how many layers (depth.md): long chains, with and without a mask, Figure 4
 sweep ahead --D 7 --steps 3000 --seed $(seq 0 4)
 sweep ahead --layers 3 4 --heads 4 --D 7 --steps 8000 --eval-every 200 --seed $(seq 0 4)
-long="--qk-std 0.1 --layers 3 --heads 8 --head-size 32 --D 5 --stop-below 0.002 --eval-every 100 --dtype bfloat16 --seed 1"
-python train.py $long --steps 12000 --resume --out "$out/ahead/long_L3_H8_s1"
-python train.py $long --steps 4000 --resume --init "$out/ahead/long_L3_H8_s1" --out "$out/ahead/long_L3_H8_s1_then"
+long="--qk-std 0.1 --layers 3 --heads 8 --D 5 --stop-below 0.002 --eval-every 100 --seed 1 --resume"
+python train.py $long --steps 10000 --out "$out/ahead/long_L3_H8_size16_s1"
+long="$long --head-size 32 --dtype bfloat16"
+python train.py $long --steps 12000 --out "$out/ahead/long_L3_H8_s1"
+python train.py $long --steps 4000 --init "$out/ahead/long_L3_H8_s1" --out "$out/ahead/long_L3_H8_s1_then"
 sweep ahead --layers 4 5 --heads 4 --D 8 --steps 8000 --eval-every 200 --seed $(seq 0 4)
 for shape in "2 --D 2" "3 --D 4" "2 --D 2 --no-causal" "3 --D 4 --no-causal"; do
   sweep mask --layers $shape --heads 2 4 --steps 6000 --eval-every 200 --seed $(seq 0 4)
@@ -75,7 +78,8 @@ sweep laptop --heads 8 --steps 3000 --layers 2 4 --targets last --seed 0 1
 # beyond the law, then heads against layers (depth.md)
 few="--head-size 32 --stop-below 0.002 --eval-every 100"
 places=extras.studies.places
-sweep addresses $few --heads 8 --layers 2 --N 2 --D 3 --steps 3000 --seed $(seq 11 15)
+sweep addresses $few --heads 8 --layers 2 --N 2 --D 3 --steps 3000 --seed $(seq 11 15) 21 22 23
+sweep addresses $few --heads 8 --layers 3 --N 2 --D 3 --steps 3000 --seed 21
 sweep addresses $few --heads 8 --layers 3 --N 2 --D 4 --steps 5000 --seed $(seq 11 15)
 sweep addresses $few --heads 8 --layers 2 --D 2 --steps 10000 --seed $(seq 11 15)
 sweep addresses $few --heads 8 --layers 2 --D 2 --no-mlp --steps 4000 --seed 11 12 13

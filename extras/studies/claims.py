@@ -175,7 +175,7 @@ def obeys(row, flags):
         return len(row["known"]) == len(allowed)
 
 
-@claim("depth, README 2", by="layers init")
+@claim("depth, README 2", by="steps init")
 def long_chains_obey(row, flags):
     """Four chains of five steps or more: models learn no more than the law allows:
     that know all that the law allows, and are asked for more"""
