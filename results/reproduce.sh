@@ -2,7 +2,6 @@
 # Trains the runs that stand on a page, a folder of them for each file of results/runs, finds circuits, and draws the figures of
 # the studies. The same command continues after a stop. Not here: the runs of curriculum.jsonl that start from others' weights
 # ("then" in their names; commit 4dff4b6, with their --init), repeats on another machine ("again"), and single further runs.
-#
 #   bash results/reproduce.sh out/again          # about 80 core-hours, days on a laptop
 #   bash results/reproduce.sh out/again --all    # transformer D and the literal settings too, days without a GPU
 # shellcheck disable=SC2086,SC2046  # flags are words
@@ -31,9 +30,7 @@ sweep rope $rope --steps 1600 --eval-every 20 --seed $(seq 0 15) --save-every 20
 sweep rope $rope --steps 3000
 sweep others $rope --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8 --seed $(seq 0 9)
 sweep rope_muon --positions rope --seed $(seq 0 9) $(seq 40 49) --save-every 25
-sweep tail --positions rope --decay 0.5 0.7 --seed 10 11 12
-sweep tail --positions rope --ema 0.95 0.99 --seed 10 11 12
-sweep tail --positions rope --clip 0 1 --seed 10 11 12
+for way in "--decay 0.5 0.7" "--ema 0.95 0.99" "--clip 0 1"; do sweep tail --positions rope $way --seed 10 11 12; done
 sweep tail --positions rope --steps 800 --seed 10 11 12 $(seq 40 49)
 circuits "$out"/rope/*_s* "$out"/rope_muon/*_s*
 # the main command at half the width, by weight decay
@@ -43,8 +40,7 @@ sweep cleaning $narrow --steps 1600 --weight-decay 0.13 --seed $(seq 3 9)
 sweep cleaning $narrow --steps 1600 --weight-decay 0.043 0.13 0.434 1.043 --seed 0 1 2 --optimizer adamw --positions rope
 # what must be asked for (curriculum.md): the last symbol alone, subsets, conditional retrieval
 last="--targets last --steps 8000 --stop-below 0 --eval-every 400 --positions appended rope"
-sweep others $adamw $last
-sweep others $adamw $last --layers 4 --heads 8
+for shape in "12 --heads 1" "4 --heads 8"; do sweep others $adamw $last --layers $shape; done
 subsets="$plain --layers 4 --heads 4 --width 64 --lr 4e-3 --steps 2400 --decay 0.3 --stop-below 0.1"
 sweep curriculum $subsets --targets all last 1 2 1,2 2,3 1,3 --seed 0 1 2 3
 sweep curriculum $subsets --targets all 1,3 --seed 4 5 6 7
