@@ -27,13 +27,14 @@ def readme():
 
 def paper():
     """The claims of the paper, and the numbers of single trainings in the table of verdicts."""
-    [D], [few] = committed("D"), committed("adamw/D_2048")
+    [D], [few], [A_clip1] = map(committed, ("D", "adamw/D_2048", "adamw/A_clip1"))
     tests = read_file(RESULTS / "figures/appendix_e.jsonl")
     plain = [committed(f"others/literal_{name}")[0] for name in ("D_s0", "no_aid_s1", "no_aid_s2")]
     late = [[*row["learned"].values()] for row in plain]
     lowest = [min(entry["val"] for entry in row["log"]) for row in plain]
     first = [f"{step:,.0f}" for step in sorted(claims.first_steps(D).values())]
     learned = [f"{step:.0f}" for step in D["learned"].values()]
+    at = [f"{step:,.0f}" for step in A_clip1["learned"].values()]
     heads = [claims.head_count(row) for row in counts.count(claims.holds_six_reads)]
     A, B, C, of_D = [claims.head_count(committed(name)[0]) for name in "ABCD"]
     led = [row["losses"]["x_2"] for row in committed("depth_width/L1_H16_N4_D2_led_s?")]
@@ -43,6 +44,7 @@ def paper():
         f"that of four to {span(led)}",
         f"have {span(heads, '{}')} of 12 heads: A {A}, B {B}, C {C}; D has {of_D} of 24",
         f"two learn all symbols after {late[1][-1]:,.0f} and {late[2][-1]:,.0f} steps",
+        f"learns them at steps {', '.join(at)}, and ends at {A_clip1['log'][-1]['val']:.3f}",
         f"as low as {lowest[1]:.3f} and {lowest[2]:.3f}",
         f"above 0.05 without {sum(loss > 0.05 for loss in later)} of {len(later)} later reads, and "
         f"without {sum(loss >= 0.17 for loss in later)} of them 0.17 or more",
