@@ -17,7 +17,7 @@ sweep larger --seed $(seq 10 19) $(seq 30 39)
 plain="--ema 0 --qk-std 0.02"; adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
 flags="$adamw --steps 10000 --stop-below 0 --eval-every 100 --save-every 0 --heads 8 --D 5 --resume"  # Figure 4
-for layers in 2 3; do python train.py $flags --layers $layers --out "$out/adamw/fig4_L$layers"; done
+for layers in 1 2 3; do python train.py $flags --layers $layers --out "$out/adamw/fig4_L$layers"; done
 python train.py $flags --heads 1 --D 3 --clip 1 --decay 0.2 --out "$out/adamw/A_clip1"
 circuits "$out"/{main,larger}/*_s* "$out"/adamw/*_s?
 # other first weights, averages, decay and lengths
