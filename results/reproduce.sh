@@ -75,7 +75,7 @@ sweep laptop --heads 8 --steps 3000 --layers 2 4 --targets last --seed 0 1
 few="--head-size 32 --stop-below 0.002 --eval-every 100"
 places=extras.studies.places
 sweep addresses $few --heads 8 --layers 2 --N 2 --D 3 --steps 3000 --seed $(seq 11 15) 21 22 23
-sweep addresses $few --heads 8 --layers 3 --N 2 --D 3 --steps 3000 --seed 21
+for shape in "3 --N 2 --D 3" "2 --D 2"; do sweep addresses $few --heads 8 --layers $shape --steps 3000 --seed 21; done
 sweep addresses $few --heads 8 --layers 3 --N 2 --D 4 --steps 5000 --seed $(seq 11 15)
 sweep addresses $few --heads 8 --layers 2 --D 2 --steps 10000 --seed $(seq 11 15)
 sweep addresses $few --heads 8 --layers 2 --D 2 --no-mlp --steps 4000 --seed 11 12 13
