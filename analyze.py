@@ -278,13 +278,17 @@ def write_boxes(axes, x, y, boxes):
         x += 2 * half
 
 
+def held_before(paths, task):
+    """{layer: {token: the k of the x_k that can have arrived there before it}} of their layers."""
+    arrived = itertools.pairwise(ablate.arrivals(paths, task))
+    return {layer: holds for (_, holds), (layer, _) in arrived}
+
+
 def draw_circuit(flags, report, matches):
     """Figure 5: the circuit, and what each read matches; the higher the worst loss without a path,
     the wider its arrow."""
     task, paths, looks = train.task_of(flags), ablate.paths_in(report), {}
-    # {layer: {token: what has arrived there before this layer}}
-    arrived = itertools.pairwise(ablate.arrivals(paths, task))
-    before = {layer: holds for (_, holds), (layer, _) in arrived}
+    before = held_before(paths, task)
     for path, row in paths.items():
         # gray: nothing new; red: a token other than q reads what is beyond its own symbol
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]

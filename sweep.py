@@ -94,8 +94,8 @@ def train_all(runs, pool):
 
 
 def row_of(run):
-    """The row of a finished run: its flags, the last row of its log, and the step at which
-    each symbol was learned."""
+    """The row of a finished run: its flags, the last row of its log, and the step at which each
+    symbol was learned."""
     flags, log = train.read_flags(run), train.read_log(run)
     learned = crossings(log, train.task_of(flags)).items()
     learned = {f"{name}_learned": step for name, step in learned}

@@ -50,8 +50,8 @@ def run_main(module, arguments):
 
 
 def follow(tokens, N, D):
-    """The right answers (N, D*K) to one sequence of tokens (T, K): follow each query through
-    the pairs by comparing symbols."""
+    """The right answers (N, D*K) to one sequence of tokens (T, K): follow each query through the
+    pairs by comparing symbols."""
     symbols = [tuple(token) for token in tokens.tolist()]
     pairs, current = symbols[:-N], symbols[-N:]
     follows = dict(zip(pairs[::2], pairs[1::2], strict=True))

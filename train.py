@@ -129,8 +129,8 @@ def schedule(step, flags):
 
 @torch.no_grad()
 def evaluate(model, task, split, n, device):
-    """{"val": the mean loss, "x_1": that of each target, ...} on n sequences, a multiple of
-    256, never trained on."""
+    """{"val": the mean loss, "x_1": that of each target, ...} on n sequences, a multiple of 256,
+    never trained on."""
     losses = []
     for number in range(n // 256):
         batch = task.draw(split, 256, number).to(device)
@@ -215,8 +215,8 @@ def made_by(device):
 
 
 def load(run, weights="model.pt"):
-    """(model, task, flags) of a run directory, ready to evaluate on the CPU in float32,
-    whatever it was trained in; `weights` may name a checkpoint, "ckpt/000080.pt"."""
+    """(model, task, flags) of a run directory, ready to evaluate on the CPU in float32, whatever
+    it was trained in; `weights` may name a checkpoint, "ckpt/000080.pt"."""
     flags = read_flags(run)
     model = build(argparse.Namespace(**vars(flags) | dict(dtype="float32")))
     model.load_state_dict(read_file(pathlib.Path(run, weights)))
@@ -235,8 +235,8 @@ def run_directory(text):
 
 
 def read_flags(run):
-    """The flags of a run, with MADE_BY; one that is newer than the run has its
-    default. FileExistsError if it has flags that do not exist now."""
+    """The flags of a run, with MADE_BY; one that is newer than the run has its default.
+    FileExistsError if it has flags that do not exist now."""
     run = pathlib.Path(run)
     config = read_file(run / "config.json")
     if unknown := config.keys() - DEFAULTS.keys() - {*MADE_BY}:
@@ -370,8 +370,8 @@ def parse_flags(words=None, folder="out"):
 
 
 def run_name(flags):
-    """L12_H1_D3_s0, with all other flags that differ from their defaults before the seed,
-    but for --save-every, which changes no result."""
+    """L12_H1_D3_s0, with all other flags that differ from their defaults before the seed, but
+    for --save-every, which changes no result."""
     name = f"L{flags.layers}_H{flags.heads}_D{flags.D}"
     for key, value in values_of(flags).items():
         if value != DEFAULTS[key] and key not in ("layers", "heads", "D", "seed", "save_every"):

@@ -210,7 +210,7 @@ def learns_the_last(row, flags):
 @claim("depth, README 3", by="head_dimension places")
 def two_heads_a_place(row, flags):
     """One layer solves x_1 (below 0.05), given an MLP, appended positions, two heads per place:
-    of the answer; with as many heads or more"""
+    places at which the answer may stand; with as many heads or more"""
     usual = flags.mlp and flags.positions == "appended"
     if usual and flags.layers == flags.D == 1 and flags.heads >= 2 * row["places"]:
         return row["solved"]

@@ -20,7 +20,6 @@ emergence.jsonl, drawn in emergence.png, has a row for each read that matches a 
     rises: when c |x|^2 first passes 1 nat; learned: when the symbol was that the read shows
 """
 
-import itertools
 from pathlib import Path
 
 import ablate
@@ -37,8 +36,7 @@ def measure(run, n=32):
     """({path: its row} of a run, {path: M})."""
     (model, task, _), paths = train.load(run), ablate.paths_in(ablate.read_report(run))
     rows, maps, roles = {}, {}, [*task.roles]
-    arrived = itertools.pairwise(ablate.arrivals(paths, task))
-    before = {layer: holds for (_, holds), (layer, _) in arrived}
+    before = analyze.held_before(paths, task)
     for path, (M, score, letters) in analyze.measure_matches(model, task, paths, n).items():
         all_c, holds = analyze.c_of(M), before[path.layer]
         u, v = divmod(all_c.abs().argmax().item(), len(roles))
