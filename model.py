@@ -14,6 +14,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
+# sharp attention has weights and gradients below 1e-38, with which a processor computes so slowly
+# that steps may take twice as long: they become 0
+torch.set_flush_denormal(True)
+
+
 class Layer(nn.Module):
     """Attention, then (unless mlp is off) an MLP of 4 times the width. Each reads the normalised
     residual stream and adds to it."""
