@@ -120,9 +120,21 @@ def update_table(table):
 
 
 def figure_4(rows):
-    """Final losses by number of layers. Left: the mean of all symbols in runs asked for all, with
-    the implicit curriculum (IC), and x_D in runs asked for it alone. Right: each symbol, with IC.
-    If flags other than D vary too, each choice of their values is a column."""
+    """Final losses by number of layers, for each optimizer. Left: the mean of all symbols in runs
+    asked for all, with the implicit curriculum (IC), and x_D in runs asked for it alone. Right:
+    each symbol, with IC. If flags other than D vary too, each choice of values is a column."""
+    optimizers = sorted({row["optimizer"] for row in rows}, reverse=True)  # Muon first
+    figure, grid = panels(2 * len(optimizers), 2, 6.5, 4, sharey=True)
+    for optimizer, *pair in zip(optimizers, grid[::2], grid[1::2], strict=True):
+        draw_losses(*pair, [row for row in rows if row["optimizer"] == optimizer])
+    figure.supxlabel("""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers
+if tokens are found by what they show, not by their places.
+The paper has Adam, batch 512, and 10000 steps.""")
+    return figure
+
+
+def draw_losses(left, right, rows):
+    """Draw the runs of one optimizer into two panels of Figure 4."""
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
     varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
     rows = sorted(rows, key=lambda row: [row[name] for name in varying])
@@ -141,12 +153,13 @@ def figure_4(rows):
         label = f"{label} (D={listed(runs, 'D')}, n={len(runs)})"
         axes.plot([*losses], means, ".-", color=color, label=label)
 
-    figure, (left, right) = panels(2, 2, 6.5, 4, sharey=True)
     for axes in left, right:
         axes.xaxis.update_units([column_of(row) for row in rows])  # the columns, in this order
     with_ic = [row for row in rows if row["targets"] == "all"]
-    draw(left, with_ic, "val", INK, "all symbols, with IC")
-    if without := [row for row in rows if row["targets"] == "last"]:
+    without = [row for row in rows if row["targets"] == "last"]
+    if with_ic:
+        draw(left, with_ic, "val", INK, "all symbols, with IC")
+    if without:
         draw(left, without, "val", RED, "the last, without IC")
     left.set_title("Asked for all symbols, or for the last alone")
     left.set_ylabel(f"final validation loss, {Task.loss_name}")
@@ -154,15 +167,13 @@ def figure_4(rows):
         label = f"{shown_name(f'x_{k}')}: {k.bit_length() + 1} layers by the law"
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
     right.set_title("Each symbol, with IC")
+    notes = f"""{", ".join(varying)}
+{listed(rows, "optimizer")}, {listed(rows, "dtype")}, batch {listed(rows, "batch")}, \
+{listed(rows, "steps")} steps, --stop-below {listed(rows, "stop_below")}"""
     for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
         axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"chance with {N} chains")
-        axes.set(xlabel=", ".join(varying), ylim=(-0.02, None))
+        axes.set(xlabel=notes, ylim=(-0.02, None))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.supxlabel(f"""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers
-if tokens are found by what they show, not by their places.
-Here (in the paper): {listed(rows, "optimizer")} (adam), batch {listed(rows, "batch")} (512),
-{listed(rows, "steps")} steps (10000), or until the loss is below {listed(rows, "stop_below")}.""")
-    return figure
 
 
 def listed(rows, name):

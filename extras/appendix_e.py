@@ -2,10 +2,12 @@
 machine instead of by eye.
 
     python -m extras.appendix_e results/A results/B    # a minute each; draws Figure 5
+    python -m extras.appendix_e results/A --others nothing
 
 Every head attends as it is told: tokens that read along a path to what they read, one-hot, and all
-others uniformly, to themselves, or to nothing. One-hot attention hands over where to look, so reads
-by which a head found the place can go: what is left need not answer in the tests of ablate.py.
+others uniformly, to themselves, or to nothing, which --others may restrict. The paper's maps are
+zero but for the positions that the author expects. One-hot attention hands over where to look, so
+reads by which a head found the place can go: what is left need not answer in ablate.py.
 """
 
 import itertools
@@ -38,18 +40,14 @@ class OneHotModel(PatchedModel):
         fixed = uniform / uniform.sum(-1, keepdim=True), torch.eye(task.T), 0 * uniform
         self.fixed = dict(zip(OTHERS, fixed, strict=True))  # (T, T) each
 
-    def pattern(self, head, paths, other):
-        """(B, T, T) of a head: one-hot along its paths, and elsewhere as `other` says."""
-        own = [path for path in paths if path[:2] == head]
-        edges = mark_edges(own, self.task, self.clean.places).float()
-        total = edges.sum(-1, keepdim=True)  # 1 where a token reads, unless chains share it
-        return torch.where(total > 0, edges / total.clamp(min=1), self.fixed[other])
-
     def loss(self, paths, others):
         """The mean loss, a number."""
         heads = {}
         for head, other in others.items():
-            pattern = self.pattern(head, paths, other)
+            own = [path for path in paths if path[:2] == head]
+            edges = mark_edges(own, self.task, self.clean.places).float()
+            total = edges.sum(-1, keepdim=True)  # 1 where a token reads, unless chains share it
+            pattern = torch.where(total > 0, edges / total.clamp(min=1), self.fixed[other])
             heads[head] = lambda _, values, pattern=pattern: pattern @ values
         return round(self.losses(heads).mean().item(), 5)
 
@@ -66,7 +64,7 @@ def possible_reads(hard):
     return {path: attention for attention, path in best.values() if attention >= ENOUGH}
 
 
-def simplest(hard, possible):
+def simplest(hard, possible, allowed_others=OTHERS):
     """The simplest mechanism that keeps the loss low (steps 3 and 4). Until nothing changes, it
 
     1. chooses for one head after another how the other tokens attend, by the loss
@@ -81,7 +79,8 @@ def simplest(hard, possible):
 
     def choose(paths, head):  # (loss, others)
         has_paths = any(path[:2] == head for path in paths)
-        ways = [others | {head: other} for other in (OTHERS if has_paths else OTHERS[:2])]
+        choice = allowed_others if has_paths else OTHERS[:2]
+        ways = [others | {head: other} for other in choice]
         losses = [hard.loss(paths, way) for way in ways]
         return min(losses), ways[losses.index(min(losses))]
 
@@ -97,7 +96,7 @@ def simplest(hard, possible):
 
 
 @torch.no_grad()
-def papers_test(model, task, count=256):
+def papers_test(model, task, allowed_others=OTHERS, count=256):
     """The row of a model. 32 sequences are searched; losses are those of `count` others, means over
     symbols unless said otherwise.
 
@@ -109,7 +108,7 @@ def papers_test(model, task, count=256):
     mean, resample: {symbol: loss} in the tests of ablate.py, where these paths are kept"""
     hard = OneHotModel(model, task, task.draw("search", 32))
     possible = possible_reads(hard)
-    paths, others = simplest(hard, possible)
+    paths, others = simplest(hard, possible, allowed_others)
     row = dict(possible=sorted(possible), paths=sorted(paths))
     row["others"] = {"L{}H{}".format(*head): other for head, other in others.items()}
 
@@ -121,7 +120,7 @@ def papers_test(model, task, count=256):
     row["holds"] = row["held"] < task.faithful_below
     row["removed"] = []
     for path in row["paths"]:
-        ways = [others | {path[:2]: other} for other in OTHERS]
+        ways = [others | {path[:2]: other} for other in allowed_others]
         row["removed"].append(min(fresh.loss(paths - {path}, way) for way in ways))
     return row | {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
 
@@ -183,19 +182,23 @@ attends to itself. Letters: what can have arrived at a token over these reads.""
 def main():
     p = command_line("python -m extras.appendix_e", __doc__)
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
+    text = "how tokens without a read may attend, in heads that have reads"
+    p.add_argument("--others", nargs="+", choices=OTHERS, default=OTHERS, help=text)
     p.add_argument("--out", type=pathlib.Path, default="out", help="the folder of the files")
     args = p.parse_args()
     file = args.out / "appendix_e.jsonl"
     rows = rows_by(file, "run")
+    suffix = f", others {' or '.join(args.others)}" if args.others != OTHERS else ""
+    drawn = []
     for run in args.run:
         model, task, flags = train.load(run)
         print(f"{run}: trained in {flags.dtype}, measured in float32", flush=True)
-        rows[run.name] = dict(run=run.name, **papers_test(model, task))
+        row = dict(run=run.name + suffix, **papers_test(model, task, args.others))
+        rows[row["run"]] = row
+        drawn += [(run, row)] * bool(row["paths"])
     train.write_file(file, [*rows.values()])
-    drawn = [run for run in args.run if rows[run.name]["paths"]]
     if drawn:
-        figure = figure_5(drawn, [rows[run.name] for run in drawn])
-        analyze.save_figure(figure, args.out / "figure5.png")
+        analyze.save_figure(figure_5(*zip(*drawn, strict=True)), args.out / "figure5.png")
     print(table(rows.values()))
 
 

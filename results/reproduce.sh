@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Trains the runs that stand on a page, a folder of them for each file of results/runs, finds circuits, and draws the figures of
-# the studies. The same command continues after a stop. Not here: the runs of curriculum.jsonl that start from others' weights
-# ("then" in their names; commit 4dff4b6, with their --init), repeats on another machine ("again"), and single further runs.
+# Trains the runs that stand on a page, a folder of them for each file of results/runs, and finds circuits. The same command continues
+# after a stop. Here all is float32, and many rows are bfloat16; some were evaluated or saved more often: their config says so. Not here:
+# the runs of curriculum.jsonl that start from others' weights ("then" in their names; commit 4dff4b6, with their --init), repeats on
+# another machine ("again"), and single further runs.
 #   bash results/reproduce.sh out/again          # about 80 core-hours, days on a laptop
 #   bash results/reproduce.sh out/again --all    # transformer D and the literal settings too, days without a GPU
 # shellcheck disable=SC2086,SC2046  # flags are words
@@ -9,17 +10,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?name a folder for the runs, say out/again}
 sweep() { python sweep.py --out "$out/$1" --qk-std 0.1 "${@:2}"; }  # GROUP FLAGS; of a flag given twice the last counts
-circuits() { for run in "$@"; do [ -e "$run/circuit.json" ] || { python ablate.py "$run"; python analyze.py "$run"; }; done; }
+circuits() { for run in "$@"; do [ -e "$run/attention_maps.png" ] || { python ablate.py "$run"; python analyze.py "$run"; }; done; }
 # the main command, and with larger first weights, as most runs here; the optimizer of A, B and C
-sweep main --qk-std 0.05 --seed 0 1 103 107 108 $(seq 110 119)
+sweep main --qk-std 0.05 --save-every 50 --seed 0 1 103 107 108 $(seq 110 119)
 sweep larger --seed $(seq 0 9) --save-every 10
-sweep larger --seed $(seq 10 19) $(seq 30 39)
+sweep larger --seed $(seq 10 19) $(seq 30 39) $(seq 100 109)
 plain="--ema 0 --qk-std 0.02"; adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
-flags="$adamw --steps 10000 --stop-below 0 --eval-every 100 --save-every 0 --heads 8 --D 5 --resume"  # Figure 4
-for layers in 1 2 3; do python train.py $flags --layers $layers --out "$out/adamw/fig4_L$layers"; done
-python train.py $flags --heads 1 --D 3 --clip 1 --decay 0.2 --out "$out/adamw/A_clip1"
-circuits "$out"/{main,larger}/*_s* "$out"/adamw/*_s?
+aids="$adamw --stop-below 0 --eval-every 100 --save-every 500 --clip 1 --resume"
+python train.py $aids --steps 10000 --decay 0.2 --seed 0 --out "$out/adamw/clip1_s0"
+for seed in 1 2; do python train.py $aids --steps 12000 --seed $seed --out "$out/adamw/clip1_s$seed"; done
+circuits "$out"/{main,larger,adamw}/*/
 # other first weights, averages, decay and lengths
 sweep others --qk-std 0.02 --seed $(seq 0 8)
 sweep others $plain --seed $(seq 0 10) --save-every 20
@@ -32,11 +33,11 @@ sweep others $rope --lr 2e-3 --clip 0.3 --steps 1400 --decay 0.8 --seed $(seq 0 
 sweep rope_muon --positions rope --seed $(seq 0 9) $(seq 40 49) --save-every 25
 for way in "--decay 0.5 0.7" "--ema 0.95 0.99" "--clip 0 1"; do sweep tail --positions rope $way --seed 10 11 12; done
 sweep tail --positions rope --steps 800 --seed 10 11 12 $(seq 40 49)
-circuits "$out"/rope/*_s* "$out"/rope_muon/*_s*
+circuits "$out"/{rope,rope_muon}/*/
 # the main command at half the width, by weight decay
 narrow="$plain --width 64 --lr 2e-3 --stop-below 0"
 sweep cleaning $narrow --steps 1600 --weight-decay 0.043 0.13 0.434 1.043 2.172 --seed 0 1 2
-sweep cleaning $narrow --steps 1600 --weight-decay 0.13 --seed $(seq 3 9)
+sweep cleaning $narrow --steps 1600 --weight-decay 0.13 --seed $(seq 3 9) --save-every 10
 sweep cleaning $narrow --steps 1600 --weight-decay 0.043 0.13 0.434 1.043 --seed 0 1 2 --optimizer adamw --positions rope
 # what must be asked for (curriculum.md): the last symbol alone, subsets, conditional retrieval
 last="--targets last --steps 8000 --stop-below 0 --eval-every 400 --positions appended rope"
@@ -64,8 +65,9 @@ sweep ahead --layers 4 5 --heads 4 --D 8 --steps 8000 --eval-every 200 --seed $(
 for shape in "2 --D 2" "3 --D 4" "2 --D 2 --no-causal" "3 --D 4 --no-causal"; do
   sweep mask --layers $shape --heads 2 4 --steps 6000 --eval-every 200 --seed $(seq 0 4)
 done
-circuits "$out"/ahead/*_s?
+circuits "$out"/{ahead,conditional}/*/
 sweep others $plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 1500 --layers 2 3 4 --seed 1
+sweep sweep $adamw --heads 8 --steps 10000 --D 5 --stop-below 0 --eval-every 100 --layers 1 2 3
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 --seed $(seq 0 4)
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 7 8 --seed 0 1
 sweep sweep --heads 8 --steps 2500 --targets last --layers 1 3 5 8 --seed 0 1 2
@@ -90,31 +92,35 @@ for shape in "1 2 1 3000 1 2 3 4 5 8 16" "1 4 1 4000 1 2 3 4 5 8 16" "1 8 1 4000
   read -r layers N D steps heads <<< "$shape"
   sweep depth_width $few --layers $layers --N $N --D $D --steps $steps --seed $(seq 1 5) --heads $heads
 done
-circuits "$out"/depth_width/L1_H{5,8,16}_D1_*_s1
+circuits "$out"/depth_width/L1_H{5,8,16}_D1_*_s1/ "$out"/addresses/*_s2?/
 # one layer with 9 to 23 places, from scratch, and led by the weights of the run with fewer places
+one="--qk-std 0.1 --layers 1 --head-size 32 --N 2 --D 1 --eval-every 100 --save-every 0 --resume"
 for heads in 8 16 32; do for seed in 1 2 3; do
-  before="$out/depth_width/scratch6_H${heads}_s$seed"
-  one="--qk-std 0.1 --layers 1 --heads $heads --head-size 32 --N 2 --D 1 --eval-every 100 --seed $seed --save-every 0 --resume"
-  for number in 6 8 12 20; do
-    python train.py $one --task $places:random$number --steps 10000 --out "$out/depth_width/scratch${number}_H${heads}_s$seed"
-    [ $number = 6 ] && continue
-    led="$out/depth_width/led${number}_H${heads}_s$seed"
-    python train.py $one --task $places:random$number --steps 5000 --out "$led" --init "$before"
-    before=$led
+  before=scratch9
+  for number in 9 11 15 23; do
+    flags="$one --heads $heads --seed $seed --task $places:random$((number - 3))"
+    of="H${heads}_s$seed"
+    python train.py $flags --steps 10000 --out "$out/depth_width/scratch${number}_$of"
+    [ $number = 9 ] && continue
+    python train.py $flags --steps 5000 --out "$out/depth_width/led${number}_$of" --init "$out/depth_width/${before}_$of"
+    before=led$number
   done
 done; done
+python sweep.py --out "$out/depth_width"
+# transformer D, with RoPE too, and the literal settings (paper.md)
+if [ "${2:-}" = --all ]; then
+  D="--layers 24 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --stop-below 0 --eval-every 40 --save-every 20"
+  literal="--stop-below 0 --decay 0 --beta2 0.999 --clip 0 --warmup 0"
+  sweep D $adamw $D --steps 6400
+  python train.py $adamw $D --steps 6400 --examples 2048 --save-every 0 --resume --out "$out/adamw/D_2048"
+  sweep rope $rope $D --steps 3000
+  sweep others $adamw $D --steps 6400 $literal
+  sweep others $adamw --steps 24000 --eval-every 100 $literal --seed 0 1 2
+  circuits "$out"/D/*_s0
+fi
 # rows of these runs; the figures of the studies and of related systems
 for group in main larger adamw others rope rope_muon tail cleaning curriculum conditional ahead mask laptop addresses; do
   python -m extras.studies.rows $group "$out/$group"/*/ --out "$out/runs"
 done
 python -m extras.studies.theory --figure "$out/figures/flow.png"
 for name in memories recall bigrams attention joint noise hops; do python -m extras.mechanisms $name --out "$out/mechanisms"; done
-[ "${2:-}" = --all ] || exit 0  # transformer D, with RoPE too, and the literal settings (paper.md)
-D="--layers 24 --head-size 16 --width 512 --no-mlp --D 4 --batch 256 --stop-below 0 --eval-every 40 --save-every 20"
-literal="--stop-below 0 --decay 0 --beta2 0.999 --clip 0 --warmup 0"
-sweep D $adamw $D --steps 6400
-python train.py $adamw $D --steps 6400 --examples 2048 --save-every 0 --resume --out "$out/adamw/D_2048"
-sweep rope $rope $D --steps 3000
-sweep others $adamw $D --steps 6400 $literal
-sweep others $adamw --steps 24000 --eval-every 100 $literal --seed 0 1 2
-circuits "$out"/D/*_s0

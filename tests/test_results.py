@@ -32,8 +32,8 @@ NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
     "results/circuits.md": "0.05 0.17 0.89 1 2 10 32 256",
     "results/curriculum.md": "",
     "results/depth.md": "8 9 12 16 30 32 0.05 2,500 3,000 4,000 5,000 6,000 8,000 10,000 10,700",
-    "results/paper.md": "16 0.01 0.7 0.75 3600 24,000 10,000 6,400 2,500 1,200 1e-3 0 0.02 0.05 0.1"
-    " 0.9 0.99 128 512 800 2,048 262,000",
+    "results/paper.md": "16 0.01 0.7 0.75 3600 24,000 10,000 8,000 6,400 2,500 1,200 1e-3 0 0.02"
+    " 0.05 0.1 0.05-0.1 0.031 0.045 0.9 0.99 2 100 128 512 800 2,048 262,000 262,144 1,048,576",
 }
 MARKDOWN = sorted({*HERE.glob("*.md"), *RESULTS.glob("*.md"), *HERE.glob("extras/*/*.md")})
 

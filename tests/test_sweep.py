@@ -122,17 +122,21 @@ def points(axes, color, marker):
 
 
 def test_figure_4_holds_every_run():
-    """In each series a dot per run at its own loss, and a line through the means of the columns."""
+    """For each optimizer, in each series a dot per run at its own loss, and a line through the
+    means of the columns."""
     rows = train.read_file(HERE / "results/sweep/results.jsonl")
-    left, right = sweep.figure_4([train.DEFAULTS | row for row in rows]).axes
-    series = [(left, "last", "val", sweep.RED), (left, "all", "val", sweep.INK)]
-    series += [(right, "all", f"x_{k}", sweep.symbol_color(k)) for k in range(1, 6)]
-    for axes, targets, name, color in series:
-        runs = [(row["layers"] - 1, row[name]) for row in rows if row["targets"] == targets]
-        assert points(axes, color, "o") == sorted(runs)
-        columns, losses = np.array(runs).T
-        means = [(x, losses[columns == x].mean()) for x in sorted({*columns})]
-        np.testing.assert_allclose(points(axes, color, "."), means)
+    panels = sweep.figure_4([train.DEFAULTS | row for row in rows]).axes
+    for optimizer, left, right in ("muon", *panels[:2]), ("adamw", *panels[2:]):
+        own = [row for row in rows if row["optimizer"] == optimizer]
+        columns = sorted({row["layers"] for row in own})
+        series = [(left, "last", "val", sweep.RED), (left, "all", "val", sweep.INK)]
+        series += [(right, "all", f"x_{k}", sweep.symbol_color(k)) for k in range(1, 6)]
+        for axes, targets, name, color in series:
+            runs = [row for row in own if row["targets"] == targets]
+            runs = [(columns.index(row["layers"]), row[name]) for row in runs]
+            assert points(axes, color, "o") == sorted(runs)
+            means = {x: np.mean([loss for each, loss in runs if each == x]) for x, _ in runs}
+            np.testing.assert_allclose(points(axes, color, "."), sorted(means.items()))
 
 
 def test_figure_4_has_a_column_for_each_point_of_a_grid():

@@ -9,9 +9,7 @@ function: its rows}, a row being {"function": its name, **arguments, "values": o
 text(rows) stands on the page, None prints nothing.
 """
 
-import importlib
 from collections import defaultdict
-from pathlib import Path
 
 from extras.studies import markdown
 from train import read_file
@@ -27,14 +25,6 @@ def read_results(path):
     for row in read_file(path, []):
         results[row["function"]].append(row)
     return results
-
-
-def table_of(name, function):
-    """The text of the committed results of a function, for the page."""
-    rows = read_results(Path("results/mechanisms", f"{name}.jsonl"))[function]
-    tasks = importlib.import_module(f"{__name__}.{name}").TASKS
-    [text] = [text for measured, _, _, text in tasks if measured.__name__ == function]
-    return text(rows)
 
 
 def seeds_table(rows, head, lines):

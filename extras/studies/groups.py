@@ -76,6 +76,24 @@ def longer():
     return markdown(["run", "heads x size", "steps", "precision", *names], *lines)
 
 
+def with_adamw():
+    """Return when models of the size of A to C learned the symbols with the paper's optimizer, how
+    low they came, and where they ended."""
+    lines = []
+    for pattern in "[ABC]", "adamw/s[01]", "adamw/clip1_s?", "others/literal_no_aid_s?":
+        for row in committed(pattern):
+            vals = {entry["step"]: entry["val"] for entry in row["log"]}
+            low = [step for step, val in vals.items() if val < 0.01]
+            learned = ["never" if s is None else f"{s:,.0f}" for s in row["learned"].values()]
+            lines.append([
+                name_of(row), row["clip"], row["decay"], row["dtype"], f"{max(vals):,}",
+                ", ".join(learned), span(low[:1] + low[-1:], "{:,}"),
+                f"{min(vals.values()):.3f}", f"{[*vals.values()][-1]:.3f}",
+            ])  # fmt: skip
+    aids, course = ("run", "clip", "decay"), ("x_1, x_2, x_3 at step", "below 0.01", "lowest")
+    return markdown([*aids, "precision", "steps", *course, "last"], *lines)
+
+
 def places():
     """Return how many measured runs of two steps and two chains know x_2, and what their finders
     pass on, by layers and by the places where a pair may stand."""

@@ -70,7 +70,8 @@ def emerge(run, n=32):
 def first_reads(rows):
     """[{read: row}, ...] for each run: of the reads of 1b, 2b, ..., those that match first."""
     found = {}
-    for row in sorted(rows, key=lambda row: row["rises"]):
+    matching = [row for row in rows if row["rises"] is not None]
+    for row in sorted(matching, key=lambda row: row["rises"]):
         found.setdefault(row["run"], {}).setdefault(row["read"], row)
     return [*found.values()]
 
