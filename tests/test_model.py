@@ -1,10 +1,12 @@
 """The weights of the transformer, optimizers, devices."""
 
 import math
+import subprocess
+import sys
 
 import train
 from model import Muon, make_optimizers
-from tests.common import TINY, random_model
+from tests.common import HERE, TINY, random_model
 
 import pytest
 import torch
@@ -67,6 +69,13 @@ def test_products_are_bfloat16_if_asked_but_attention_is_not():
         said.append(model(x, dict.fromkeys(model.heads, reads)))
     difference = (said[0] - said[1]).norm() / said[0].norm()
     assert 1e-4 < difference < 0.05
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(True), reason="this processor cannot")
+def test_the_smallest_numbers_are_zero():
+    """Those with which a processor computes slowly, on a tensor for which it takes all threads."""
+    code = "import torch, model; print((torch.full([10**7], 1e-30) * 1e-10).count_nonzero().item())"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=HERE) == b"0\n"
 
 
 def test_hook_points_are_what_is_read_and_written():
