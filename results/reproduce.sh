@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains the runs that stand on a page, a folder of them for each file of results/runs, and finds circuits. The same command continues
-# after a stop. Here all is float32, and many rows are bfloat16; some were evaluated or saved more often: their config says so. Not here:
-# the runs of curriculum.jsonl that start from others' weights ("then" in their names; commit 4dff4b6, with their --init), repeats on
-# another machine ("again"), and single further runs.
+# after a stop. Here all but two is float32, and many rows are bfloat16; some were evaluated or saved more often: their config says so. Not
+# here: the runs of curriculum.jsonl that start from others' weights ("then" in their names; commit 4dff4b6, with their --init), repeats on
+# another machine ("again"), runs led from fewer chains ("led" and "N" in their names), and single further runs.
 #   bash results/reproduce.sh out/again          # about 80 core-hours, days on a laptop
 #   bash results/reproduce.sh out/again --all    # transformer D and the literal settings too, days without a GPU
 # shellcheck disable=SC2086,SC2046  # flags are words
@@ -69,7 +69,8 @@ circuits "$out"/{ahead,conditional}/*/
 sweep others $plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 1500 --layers 2 3 4 --seed 1
 sweep sweep $adamw --heads 8 --steps 10000 --D 5 --stop-below 0 --eval-every 100 --layers 1 2 3
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 --seed $(seq 0 4)
-sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 7 8 --seed 0 1
+sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 7 8 --seed 0
+sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 --seed 1
 sweep sweep --heads 8 --steps 2500 --targets last --layers 1 3 5 8 --seed 0 1 2
 sweep laptop --heads 8 --steps 3000 --layers 1 2 3 4 --seed 0 1
 sweep laptop --heads 8 --steps 3000 --layers 2 4 --targets last --seed 0 1
