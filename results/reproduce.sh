@@ -17,6 +17,7 @@ sweep larger --seed $(seq 0 9) --save-every 10
 sweep larger --seed $(seq 10 19) $(seq 30 39) $(seq 100 109)
 plain="--ema 0 --qk-std 0.02"; adamw="$plain --optimizer adamw"
 sweep adamw $adamw --steps 3000 --seed 0 1 2 3 --save-every 20
+sweep adamw $adamw --steps 3000 --seed 1 2 --dtype bfloat16
 aids="$adamw --stop-below 0 --eval-every 100 --save-every 500 --clip 1 --resume"
 python train.py $aids --steps 10000 --decay 0.2 --seed 0 --out "$out/adamw/clip1_s0"
 for seed in 1 2; do python train.py $aids --steps 12000 --seed $seed --out "$out/adamw/clip1_s$seed"; done

@@ -80,7 +80,8 @@ def with_adamw():
     """Return when models of the size of A to C learned the symbols with the paper's optimizer, how
     low they came, and where they ended."""
     lines = []
-    for pattern in "[ABC]", "adamw/s[01]", "adamw/clip1_s?", "others/literal_no_aid_s?":
+    patterns = "[ABC]", "adamw/s[01]", "adamw/*float*", "adamw/clip1_s?", "others/literal_no_aid_s?"
+    for pattern in patterns:
         for row in committed(pattern):
             vals = {entry["step"]: entry["val"] for entry in row["log"]}
             low = [step for step, val in vals.items() if val < 0.01]
