@@ -68,7 +68,9 @@ for shape in "2 --D 2" "3 --D 4" "2 --D 2 --no-causal" "3 --D 4 --no-causal"; do
 done
 circuits "$out"/{ahead,conditional}/*/
 sweep others $plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 1500 --layers 2 3 4 --seed 1
-sweep sweep $adamw --heads 8 --steps 10000 --D 5 --stop-below 0 --eval-every 100 --layers 1 2 3
+figure4="$adamw --heads 8 --steps 10000 --stop-below 0 --eval-every 100"
+sweep sweep $figure4 --D 5 --layers 1 2 3
+sweep sweep $figure4 --targets last --layers 2
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 --seed $(seq 0 4)
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 7 8 --seed 0
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 --seed 1
