@@ -138,6 +138,11 @@ COLUMNS = {  # and what the paper says of A to D
 }
 
 
+def head_count(row):
+    """How many heads have paths."""
+    return len({(layer, head) for layer, head, *_ in row["paths"]})
+
+
 def later_losses(row):
     """The losses without each path above the first useful layer."""
     layers = [layer for layer, *_ in row["paths"]]
@@ -149,8 +154,7 @@ def table(rows):
     """Rows in the paper's words, a line each."""
     lines = [COLUMNS.values()]
     for row in rows:
-        paths = [Path(*path) for path in row["paths"]]
-        reads = f"{len(paths)} of {len(row['possible'])}", len({path[:2] for path in paths})
+        reads = f"{len(row['paths'])} of {len(row['possible'])}", head_count(row)
         held = f"{row['held']:.3f}" + ", not held" * (not row["holds"])
         losses = held, f"{row['first_uniform']:.3f}", span(later_losses(row), "{:.3f}")
         answers = ", ".join(f"{max(row[by].values()):.2f}" for by in BOTH)
@@ -170,8 +174,9 @@ def figure_5(runs, rows):
         names = [label.get_text() for label in axes.get_yticklabels()]
         names = [f"layer {int(name[6:]) + 1}" if "layer" in name else name for name in names]
         axes.set_yticks(axes.get_yticks(), names)
-        heads = len({path[:2] for path in paths})
-        axes.set_title(f"{run.name}: {heads} heads, loss {row['held']:.3f}", weight="bold")
+        axes.set_title(
+            f"{run.name}: {head_count(row)} heads, loss {row['held']:.3f}", weight="bold"
+        )
     figure.set_size_inches(6 * len(runs), 5.5)
     caption = """Numbers: the mean loss without the read. All other heads are uniform, or each token
 attends to itself. Letters: what can have arrived at a token over these reads."""
@@ -189,16 +194,16 @@ def main():
     file = args.out / "appendix_e.jsonl"
     rows = rows_by(file, "run")
     suffix = f", others {' or '.join(args.others)}" if args.others != OTHERS else ""
-    drawn = []
-    for run in args.run:
+    names = {run: run.name + suffix for run in args.run}
+    for run, name in names.items():
         model, task, flags = train.load(run)
         print(f"{run}: trained in {flags.dtype}, measured in float32", flush=True)
-        row = dict(run=run.name + suffix, **papers_test(model, task, args.others))
-        rows[row["run"]] = row
-        drawn += [(run, row)] * bool(row["paths"])
+        rows[name] = dict(run=name, **papers_test(model, task, args.others))
     train.write_file(file, [*rows.values()])
+    drawn = [run for run in names if rows[names[run]]["paths"]]
     if drawn:
-        analyze.save_figure(figure_5(*zip(*drawn, strict=True)), args.out / "figure5.png")
+        figure = figure_5(drawn, [rows[names[run]] for run in drawn])
+        analyze.save_figure(figure, args.out / "figure5.png")
     print(table(rows.values()))
 
 

@@ -10,7 +10,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?name a folder for the runs, say out/again}
 sweep() { python sweep.py --out "$out/$1" --qk-std 0.1 "${@:2}"; }  # GROUP FLAGS; of a flag given twice the last counts
-circuits() { for run in "$@"; do [ -e "$run/attention_maps.png" ] || { python ablate.py "$run"; python analyze.py "$run"; }; done; }
+circuits() {  # of the runs that have ended
+  for run in "$@"; do
+    [ ! -e "$run/model.pt" ] || [ -e "$run/attention_maps.png" ] || { python ablate.py "$run"; python analyze.py "$run"; }
+  done
+}
 # the main command, and with larger first weights, as most runs here; the optimizer of A, B and C
 sweep main --qk-std 0.05 --save-every 50 --seed 0 1 103 107 108 $(seq 110 119)
 sweep larger --seed $(seq 0 9) --save-every 10

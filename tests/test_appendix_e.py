@@ -88,16 +88,18 @@ def test_the_search_finds_the_smallest_of_all_mechanisms(ahead, direct, late):
     assert len(paths) == fewest and hard.loss(paths, others) == losses[frozenset(paths)] < 0.045
 
 
-def test_a_report_is_what_loops_find_and_can_be_printed():
+@pytest.mark.parametrize("allowed", [appendix_e.OTHERS, ("nothing",)])
+def test_a_report_is_what_loops_find_and_can_be_printed(allowed):
     model = Toy(1, 0, 0)
-    task, row = model.task, papers_test(model, model.task, count=8)
+    task, row = model.task, papers_test(model, model.task, allowed, count=8)
     batch, paths = task.draw("circuits", 8), [appendix_e.Path(*path) for path in row["paths"]]
     others = {(int(head[1]), int(head[3])): other for head, other in row["others"].items()}
+    assert {others[path[:2]] for path in paths} <= {*allowed}
     expected = [mean_loss(model, task, batch, paths, others)]
     expected.append(mean_loss(model, task, batch, paths[1:], others | {(0, 0): "uniform"}))
     for path in paths:
         left = [kept for kept in paths if kept != path]
-        ways = [others | {path[:2]: other} for other in appendix_e.OTHERS]
+        ways = [others | {path[:2]: other} for other in allowed]
         expected.append(min(mean_loss(model, task, batch, left, way) for way in ways))
     found = [row["held"], row["first_uniform"], *row["removed"]]
     assert found == pytest.approx(expected, abs=1e-5)

@@ -30,6 +30,7 @@ def paper():
     """The claims of the paper, and the numbers of single trainings in the table of verdicts."""
     [D], [few] = map(committed, ("D", "adamw/D_2048"))
     tests = read_file(RESULTS / "figures/appendix_e.jsonl")
+    tests = [row for row in tests if row["holds"] and ", others" not in row["run"]]
     plain = [committed(f"others/literal_{name}")[0] for name in ("D_s0", "no_aid_s1", "no_aid_s2")]
     late = [[*row["learned"].values()] for row in plain]
     first = [f"{step:,.0f}" for step in sorted(claims.first_steps(D).values())]
@@ -37,9 +38,8 @@ def paper():
     heads = [claims.head_count(row) for row in counts.count(claims.holds_six_reads)]
     A, B, C, of_D = [claims.head_count(committed(name)[0]) for name in "ABCD"]
     led = [row["losses"]["x_2"] for row in committed("depth_width/L1_H16_N4_D2_led_s?")]
-    tests = [row for row in tests if row["holds"] and ", others" not in row["run"]]
     later = [loss for row in tests for loss in appendix_e.later_losses(row)]
-    few_heads = [len({(*p[:2],) for p in row["paths"]}) < len(row["others"]) / 2 for row in tests]
+    few_heads = [appendix_e.head_count(row) < len(row["others"]) / 2 for row in tests]
     uniform = [0.05 <= row["first_uniform"] <= 0.1 for row in tests]
     [held] = [row["held"] for row in tests if row["run"] == "D"]
     literal = [entry["val"] for entry in plain[0]["log"]]

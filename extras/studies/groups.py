@@ -83,13 +83,13 @@ def with_adamw():
     patterns = "[ABC]", "adamw/s[01]", "adamw/*float*", "adamw/clip1_s?", "others/literal_no_aid_s?"
     for pattern in patterns:
         for row in committed(pattern):
-            vals = {entry["step"]: entry["val"] for entry in row["log"]}
-            low = [step for step, val in vals.items() if val < 0.01]
+            log, last = row["log"], row["log"][-1]
+            low = [entry["step"] for entry in log if entry["val"] < 0.01]
             learned = ["never" if s is None else f"{s:,.0f}" for s in row["learned"].values()]
             lines.append([
-                name_of(row), row["clip"], row["decay"], row["dtype"], f"{max(vals):,}",
+                name_of(row), row["clip"], row["decay"], row["dtype"], f"{last['step']:,}",
                 ", ".join(learned), span(low[:1] + low[-1:], "{:,}"),
-                f"{min(vals.values()):.3f}", f"{[*vals.values()][-1]:.3f}",
+                f"{min(entry['val'] for entry in log):.3f}", f"{last['val']:.3f}",
             ])  # fmt: skip
     aids, course = ("run", "clip", "decay"), ("x_1, x_2, x_3 at step", "below 0.01", "lowest")
     return markdown([*aids, "precision", "steps", *course, "last"], *lines)
