@@ -40,21 +40,23 @@ class Path(NamedTuple):
         return f"L{self.layer}H{self.head}: {self.reader} reads {self.read}"
 
 
+def places_of(token, task, places):
+    """Where this token of each chain stands, (B, N, 1), or T if that is beyond the end; of a star
+    (B, 1, N), those of all chains. places (B, N, roles) as in a Batch."""
+    role, _, after = token.rstrip("*").partition("+")
+    place = (places[:, :, [*task.roles].index(role), None] + int(after or 0)).clamp(max=task.T)
+    return place.mT if "*" in token else place
+
+
 def mark_edges(paths, task, places):
     """(B, T, T) True at [b, i, j] if in sequence b token i reads token j along one of these paths,
-    whatever their layer and head; places (B, N, roles) as in a Batch."""
-    # 1b+1 may lie beyond the end: all such tokens are number T here, which is cut off below
+    whatever their layer and head."""
     edges = torch.zeros(len(places), task.T + 1, task.T + 1, dtype=torch.bool)
     sequence = torch.arange(len(places))[:, None, None]
-
-    def places_of(token):  # (B, N, 1), one of each chain; of a star (B, 1, N), all of all chains
-        role, _, after = token.rstrip("*").partition("+")
-        place = (places[:, :, [*task.roles].index(role), None] + int(after or 0)).clamp(max=task.T)
-        return place.mT if "*" in token else place
-
     for path in paths:
-        edges[sequence, places_of(path.reader), places_of(path.read)] = True
-    return edges[:, :-1, :-1]
+        reader, read = (places_of(token, task, places) for token in path[2:])
+        edges[sequence, reader, read] = True
+    return edges[:, :-1, :-1]  # without T
 
 
 def mean_attention(pattern, path, task, places):

@@ -157,9 +157,7 @@ def scores_and_maps(model, task, paths, batch):
 
 
 # A head compares two copies of a symbol x if c |x|^2 is at least a third of its score, and at least
-# 1 nat, which multiplies the odds by e. The reads of the seven models of results/circuits.md have
-# either 0.46 to 2.3 of their score from symbols, or at most 0.20; those of the first five, on which
-# the rule was chosen, 0.68 to 1.4, or 0.08. Untrained weights have 0.1 nats
+# 1 nat, which multiplies the odds by e. What it was chosen on stands in results/circuits.md
 SHARE, LEAST = 1 / 3, 1.0
 
 
@@ -294,13 +292,11 @@ def draw_circuit(flags, report, matches):
         brought, has = before[path.layer][path.read.rstrip("*")], before[path.layer][path.reader]
         ahead = path.reader in task.roles and max(brought, default=0) > task.roles[path.reader]
         color = GRAY if brought <= has else RED if ahead and path.reader != "q" else INK
-        boxes = [("?", "white")]
-        if path in matches:
-            boxes = []
-            for k, c in matches[path][-1].items():
-                name, sign = task.labels[k][0], "=" if c > 0 else "\N{NOT EQUAL TO}"
-                boxes.append((f"{name}{sign}{name}", symbol_color(k)))
-            boxes = boxes or [("place", "white")]
+        boxes, matched = [], matches[path][-1] if path in matches else {}
+        for k, c in matched.items():
+            name, sign = task.labels[k][0], "=" if c > 0 else "\N{NOT EQUAL TO}"
+            boxes.append((f"{name}{sign}{name}", symbol_color(k)))
+        boxes = boxes or [("place" if path in matches else "?", "white")]
         looks[path] = boxes, color, 1 + 2 * min(1, max(row["without"].values()))
     figure = Figure(layout="constrained")
     draw_diagram(figure.subplots(), flags, looks)

@@ -5,8 +5,8 @@ symbols are random vectors, new in every sequence.
 """
 
 import argparse
-import importlib
 import os
+import pkgutil
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -143,12 +143,10 @@ def make_task(name, *values):
     extras.lookup:Lookup the class Lookup of extras/lookup.py. ValueError if there is none."""
     if name == "chain":
         return Task(*values)
-    module, _, class_name = name.partition(":")
     try:
-        task_class = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a name like ./own.py
+        task = pkgutil.resolve_name(name)(*values)
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: it is no class
         raise ValueError(f"--task {name}: {error}") from None
-    task = task_class(*values)
 
     # does it do what Task and Batch say?
     if not (task.targets and "q" in task.roles):
@@ -161,8 +159,7 @@ def make_task(name, *values):
         ("losses", losses, (*queries, len(task.targets)), torch.float32),
     ):
         if (tensor.shape, tensor.dtype) != (shape, dtype) or not tensor.isfinite().all():
-            found = f"{tuple(tensor.shape)}, {tensor.dtype}, or not finite"
-            raise ValueError(f"--task {name}: {what} are {found}; they must be {shape}, {dtype}")
+            raise ValueError(f"--task {name}: {what} must be finite, {dtype}, and {shape}")
     if not 0 <= batch.places.min() <= batch.places.max() < task.T:
         raise ValueError(f"--task {name}: places must be among 0 to {task.T - 1}")
     return task
@@ -192,20 +189,19 @@ def progress(what, items):
 
 
 def describe(task, batch):
-    """The first sequence of a batch as text: its tokens, their roles, the targets of each query."""
+    """Print the first sequence of a batch: its tokens, their roles, the targets of each query."""
     names = [task.labels[symbol] for symbol in batch.symbols[0].tolist()]
     place_of = dict(zip(task.roles, batch.places[0].T.tolist(), strict=True))
-    lines = ["roles     the tokens, in order"]
+    print("roles     the tokens that have a role, in order")
     for roles in task.chain_slots:
         slots = sorted(zip(*(place_of[role] for role in roles), strict=True))
         shown = [" ".join(names[place] for place in slot) for slot in slots]
-        lines.append(f"{' '.join(roles):8s}  {'  '.join(shown)}")
-    lines += ["", "What the model must predict at each query:"]
+        print(f"{' '.join(roles):8s}  {'  '.join(shown)}")
+    print("\nWhat the model must predict at each query:")
     role_of = {k: role for role, k in task.roles.items()}  # one that shows x_k
     for n, query in enumerate(place_of["q"]):
         answer = [names[place_of[role_of[k]][n]] for k in task.targets]
-        lines.append(f"  {names[query]}: {' '.join(answer)}")
-    return "\n".join(lines)
+        print(f"  {names[query]}: {' '.join(answer)}")
 
 
 def main():
@@ -218,7 +214,7 @@ def main():
         task = make_task(flags.task, flags.N, flags.D)
     except ValueError as error:
         p.error(error)
-    print(describe(task, task.draw("training", 1)))
+    describe(task, task.draw("training", 1))
 
 
 if __name__ == "__main__":

@@ -170,9 +170,8 @@ def make_optimizers(model, kind, lr, beta2, weight_decay):
     inside = {"muon": inside, "adamw": []}[kind]
     matrices = [p for p in model.parameters() if p.ndim > 1 and p not in {*inside}]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [dict(params=matrices, weight_decay=weight_decay)]
-    groups.append(dict(params=vectors, weight_decay=0.0))
-    adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)
+    groups = [dict(params=matrices), dict(params=vectors, weight_decay=0.0)]
+    adamw = torch.optim.AdamW(groups, lr, (0.9, beta2), weight_decay=weight_decay, fused=True)
     return [adamw, Muon(inside, lr, weight_decay, model.dtype)] if inside else [adamw]
 
 

@@ -106,10 +106,15 @@ def row_of(run):
 def update_table(table):
     """Write the rows of all ended runs in the folder of a table into it; return its rows, with
     those of runs that are gone."""
-    rows = {row["run"]: row for row in train.read_file(table, [])}
+
+    def key(row):  # a name leaves out the defaults, which may have changed since
+        return row["run"], *map((train.DEFAULTS | row).get, train.DEFAULTS)
+
+    rows = {key(row): row for row in train.read_file(table, [])}
     for file in sorted(table.parent.glob("*/model.pt")):
         try:
-            rows[file.parent.name] = row_of(file.parent)
+            row = row_of(file.parent)
+            rows[key(row)] = row
         except (OSError, ValueError, LookupError) as error:  # a file is missing, damaged, empty
             print(f"no new row of {file.parent.name}, which cannot be read: {error!r}")
     train.write_file(table, [*rows.values()])
@@ -194,10 +199,12 @@ def main():
     # [flag, value, ...] for each, since those of train.py take several here: ours, and the others
     groups = [[]]  # the first: words before any flag, mostly none
     for word in sys.argv[1:]:
-        if word.startswith(("--", "-h")):
-            groups.append([])
-        groups[-1].append(word)
-    own = [group for group in groups if not group or group[0].partition("=")[0] in OWN]
+        name, *value = word.split("=", 1)
+        if name.startswith(("--", "-h")):
+            groups.append([name, *value])
+        else:
+            groups[-1].append(word)
+    own = [group for group in groups if not group or group[0] in OWN]
     args = p.parse_args([*itertools.chain(*own)])
     flags = {group[0]: group[1:] for group in groups if group not in own}
     folder = args.out.absolute()
@@ -210,6 +217,7 @@ def main():
             from distributed import Client
 
             pool = Client(args.scheduler, timeout=15).get_executor()
+        folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         p.error(error)
 
@@ -221,7 +229,6 @@ def main():
     if ended:
         commits = sorted({str(train.read_flags(out).git) for out in ended})
         print(f"the others are by the code of {', '.join(commits)}", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         with pool:
             failed = train_all(missing, pool)

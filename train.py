@@ -38,11 +38,11 @@ def run_once(flags):
     torch.manual_seed(flags.seed)
     model = build(flags).to(flags.device)
     if flags.init and not (run / "state.pt").exists():
-        weights = read_file(pathlib.Path(flags.init, "model.pt"))
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError:  # its message has many lines
-            raise OSError(f"--init {flags.init} is a model of another shape") from None
+        before, _, _ = load(flags.init)
+        shapes = [(*m.heads, *(w.shape for w in m.parameters())) for m in (before, model)]
+        if shapes[0] != shapes[1]:
+            raise OSError(f"--init {flags.init} is a model of another shape")
+        model.load_state_dict(before.state_dict())
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(flags.ema)).eval()
     optimizers = make_optimizers(model, flags.optimizer, flags.lr, flags.beta2, flags.weight_decay)
     parts = model, averaged, *optimizers  # what state.pt keeps
@@ -301,7 +301,7 @@ def parser():
     add("--D", 3, "retrieval steps per chain")
     add("--K", 4, "numbers per symbol")
     add("--targets", "all", "the x_k to predict: all, last (no implicit curriculum) or 1,3")
-    add("--examples", 2**18, "size of the training set")
+    add("--examples", 2**18, "size of the training set, in whole batches")
 
     # the model (Section 8.1)
     add("--positions", "appended", "appended to the tokens, or rope", choices=["appended", "rope"])
@@ -346,10 +346,7 @@ def parse_flags(words=None, folder="out"):
     p = parser()
     p.add_argument("--device", default=DEVICES[0], choices=DEVICES, help="what computes")
     p.add_argument("--resume", action="store_true", help="continue from state.pt, if it exists")
-    p.add_argument(
-        "--out", type=pathlib.Path, default=argparse.SUPPRESS,
-        help="run directory (default: named by the flags, out/L12_H1_D3_s0 or the like)",
-    )  # fmt: skip
+    p.add_argument("--out", type=pathlib.Path, help="run directory, else one named by the flags")
     flags = p.parse_args(words)
     for name, value in values_of(flags).items():
         lowest, highest = int(name in POSITIVE), HIGHEST.get(name, 2**63 - 1)
@@ -365,7 +362,7 @@ def parse_flags(words=None, folder="out"):
     # one name for the same targets
     names = {(flags.D,): "last", (*range(1, flags.D + 1),): "all"}
     flags.targets = names.get((*task.targets,), ",".join(map(str, task.targets)))
-    vars(flags).setdefault("out", pathlib.Path(folder, run_name(flags)))
+    flags.out = flags.out or pathlib.Path(folder, run_name(flags))
     return flags
 
 

@@ -174,9 +174,8 @@ def figure_5(runs, rows):
         names = [label.get_text() for label in axes.get_yticklabels()]
         names = [f"layer {int(name[6:]) + 1}" if "layer" in name else name for name in names]
         axes.set_yticks(axes.get_yticks(), names)
-        axes.set_title(
-            f"{run.name}: {head_count(row)} heads, loss {row['held']:.3f}", weight="bold"
-        )
+        title = f"{run.name}: {head_count(row)} heads, loss {row['held']:.3f}"
+        axes.set_title(title, weight="bold")
     figure.set_size_inches(6 * len(runs), 5.5)
     caption = """Numbers: the mean loss without the read. All other heads are uniform, or each token
 attends to itself. Letters: what can have arrived at a token over these reads."""
@@ -191,9 +190,11 @@ def main():
     p.add_argument("--others", nargs="+", choices=OTHERS, default=OTHERS, help=text)
     p.add_argument("--out", type=pathlib.Path, default="out", help="the folder of the files")
     args = p.parse_args()
+    if len({run.name for run in args.run}) < len(args.run):
+        p.error("two runs have the same name")
     file = args.out / "appendix_e.jsonl"
     rows = rows_by(file, "run")
-    suffix = f", others {' or '.join(args.others)}" if args.others != OTHERS else ""
+    suffix = f", others {' or '.join(args.others)}" if {*args.others} != {*OTHERS} else ""
     names = {run: run.name + suffix for run in args.run}
     for run, name in names.items():
         model, task, flags = train.load(run)

@@ -29,8 +29,7 @@ def draw_frames(flags, log, emergence, count=50):
             x, y = step, task.learned_below
         text = f"{analyze.shown_name(name)} "
         below.text(x, y, text, size=14, color=color, ha="right", va="top")
-    below.set(xlabel="training step", xlim=(0, steps[-1]), ylim=0)
-    below.set_ylabel(task.loss_name)
+    below.set(xlabel="training step", ylabel=task.loss_name, xlim=(0, steps[-1]), ylim=0)
     now = below.axvline(0, color=analyze.INK)
     caption = f"""{analyze.LETTERS}
 Not all of them have arrived at this step. Numbers: mean attention (n = {n})."""

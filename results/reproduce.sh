@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the runs that stand on a page, a folder of them for each file of results/runs, and finds circuits. The same command continues
-# after a stop. Here all but two is float32, and many rows are bfloat16; some were evaluated or saved more often: their config says so. Not
+# after a stop. Here all but four is float32, and many rows are bfloat16; some were evaluated or saved more often: their config says so. Not
 # here: the runs of curriculum.jsonl that start from others' weights ("then" in their names; commit 4dff4b6, with their --init), repeats on
 # another machine ("again"), runs led from fewer chains ("led" and "N" in their names), and single further runs.
 #   bash results/reproduce.sh out/again          # about 80 core-hours, days on a laptop
@@ -12,7 +12,7 @@ out=${1:?name a folder for the runs, say out/again}
 sweep() { python sweep.py --out "$out/$1" --qk-std 0.1 "${@:2}"; }  # GROUP FLAGS; of a flag given twice the last counts
 circuits() {  # of the runs that have ended
   for run in "$@"; do
-    [ ! -e "$run/model.pt" ] || [ -e "$run/attention_maps.png" ] || { python ablate.py "$run"; python analyze.py "$run"; }
+    [ ! -e "$run/model.pt" ] || [ -e "$run/analyzed" ] || { python ablate.py "$run"; python analyze.py "$run"; touch "$run/analyzed"; }
   done
 }
 # the main command, and with larger first weights, as most runs here; the optimizer of A, B and C

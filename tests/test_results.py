@@ -92,7 +92,7 @@ def test_the_readme_shows_what_the_commands_and_examples_print(monkeypatch, caps
     for end in range(2, len(log) + 1):
         train.print_row(flags, task, log[end - 2 : end])
     ablate.print_report(ablate.read_report(run))
-    print(describe(Task(), Task().draw("training", 1)))
+    describe(Task(), Task().draw("training", 1))
     monkeypatch.chdir(HERE)
     with torch.enable_grad():  # the examples turn it off
         exec("\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)), {})

@@ -13,7 +13,7 @@ import pathlib
 
 import analyze
 import train
-from ablate import PatchedModel, paths_in, read_report, record_reads
+from ablate import PatchedModel, paths_in, places_of, read_report, record_reads
 from data import command_line, progress
 
 import torch
@@ -62,15 +62,7 @@ def measure(run, file, batch, paths):
 
 def path_rows(task, report, places, ends):
     """Return a dict for each path: its place in a diagram with these ends of paths as columns, its
-    tokens in each sequence and chain, what is lost without it."""
-
-    def tokens_of(end):  # of each sequence and chain
-        role, _, after = end.rstrip("*").partition("+")
-        place = places[:, :, [*task.roles].index(role)] + int(after or 0)  # (B, N)
-        if end.endswith("*"):
-            return [[row] * task.N for row in place.tolist()]
-        return [[[token] * (token < task.T) for token in row] for row in place.tolist()]
-
+    pairs of tokens in each sequence and chain, what is lost without it."""
     rows = []
     for path, measured in paths_in(report).items():
         title, cost = str(path), measured["cost"]
@@ -78,7 +70,10 @@ def path_rows(task, report, places, ends):
         text = f"Without {title} the trained model's loss on {most} rises by {cost[most]:.2f}."
         row = dict(title=title, text=text, layer=path.layer, head=path.head, cost=cost[most])
         row.update(x0=ends.index(path.read.rstrip("*")), x1=ends.index(path.reader))
-        rows.append(dict(row, readers=tokens_of(path.reader), read=tokens_of(path.read)))
+        tokens = torch.broadcast_tensors(*(places_of(end, task, places) for end in path[2:]))
+        pairs = torch.stack(tokens, -1).tolist()  # [sequence][chain] is [[reader, read], ...]
+        there = [[[p for p in chain if max(p) < task.T] for chain in each] for each in pairs]
+        rows.append(dict(row, pairs=there))
     return rows
 
 
@@ -90,11 +85,9 @@ def data_of(run):
     batch = task.draw("validation", SEQUENCES)
     measured = [measure(run, file, batch, paths) for file in progress("weights", files)]
 
-    # of each token its chain and the number of its role, -1 for none
-    chains, roles = torch.full((2, *batch.symbols.shape), -1)
-    sequence = torch.arange(SEQUENCES)[:, None, None]
-    chains[sequence, batch.places] = torch.arange(flags.N)[:, None]
-    roles[sequence, batch.places] = torch.arange(len(task.roles))
+    # of each token its chain, and the number of its role in it
+    order = batch.places.flatten(1).argsort(1)  # every token has one of the N * roles places
+    chains, roles = order // len(task.roles), order % len(task.roles)
 
     # the columns of the diagram: role and letter
     columns, ends = [], analyze.columns_of(task, paths)
@@ -121,6 +114,8 @@ def main():
     p.add_argument("run", type=train.run_directory, nargs="+", help="run directories of train.py")
     p.add_argument("--out", type=pathlib.Path, default="out/explorer.html", help="the page")
     args = p.parse_args()
+    if args.out.is_dir():
+        p.error(f"--out {args.out} is a folder: name a file")
     for run in args.run:
         if (task := train.read_flags(run).task) != "chain":
             p.error(f"{run} has --task {task}, and the page shows chains alone")

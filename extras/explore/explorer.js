@@ -16,33 +16,31 @@ const marked = (yes) => (yes ? "chosen" : "");
 
 const tokens = () => run.tokens[at.sequence];
 const chainOf = (token) => run.chains[at.sequence][token];
-const chain = () => Math.max(0, chainOf(at.token));
+const chain = () => chainOf(at.token);
 const label = (symbol) => run.labels[symbol] ?? "none";
 const nameOf = (token) => label(tokens()[token]);
-const roleOf = (token) => run.names[run.roles[at.sequence][token]] ?? "–";
-const query = () => run.chains[at.sequence].indexOf(chain(), tokens().length - run.N);
-const targets = () => run.targets[at.sequence][query() - (tokens().length - run.N)];
+const roleOf = (token) => run.names[run.roles[at.sequence][token]];
+const query = () => run.chains[at.sequence].slice(-run.N).indexOf(chain()); // from 0
+const queryName = () => label(tokens().at(query() - run.N));
+const targets = () => run.targets[at.sequence][query()];
 const pathsOf = (layer, head) => run.paths.filter((p) => p.layer === layer && p.head === head);
 
 // a row for each attending token, in percent
 const attention = (layer, head) =>
   run.attention[at.checkpoint][at.sequence][layer * run.heads + head];
 
-// [[reading token, token that is read], ...] of a path, in one chain
-const pairsOf = (path, chain) => path.readers[at.sequence][chain].flatMap((reader) =>
-  path.read[at.sequence][chain].map((read) => [reader, read]));
-const pairsOfHead = (layer, head) => pathsOf(layer, head).flatMap((path) =>
-  path.readers[at.sequence].flatMap((_, chain) => pairsOf(path, chain)));
+// [[reading token, token that is read], ...], in all chains
+const pairsOfHead = (layer, head) =>
+  pathsOf(layer, head).flatMap((path) => path.pairs[at.sequence].flat());
 
-// [[symbol, error], ...] of the full model (0) or the circuit alone (1), without a path or none
-const answers = (kind, path) => run.answers[at.checkpoint][path === null ? 0 : path + 1][kind][
-  at.sequence][query() - (tokens().length - run.N)];
+// [[symbol, error], ...] of the full model (0) or the circuit alone (1), without a path, or -1
+const answers = (kind, path) => run.answers[at.checkpoint][path + 1][kind][at.sequence][query()];
 
 // remove a path, or put it back
 function togglePath(number) {
-  const { layer, head, readers } = run.paths[number];
-  const token = readers[at.sequence][chain()][0] ?? at.token;
-  Object.assign(at, { layer, head, token, path: at.path === number ? null : number });
+  const { layer, head, pairs } = run.paths[number];
+  const token = pairs[at.sequence][chain()][0]?.[0] ?? at.token;
+  Object.assign(at, { layer, head, token, path: at.path === number ? -1 : number });
 }
 
 // ---- the views
@@ -75,14 +73,14 @@ function drawStrip() {
 }
 
 function drawAnswers() {
-  const removed = at.path === null ? null : run.paths[at.path];
+  const removed = run.paths[at.path];
   const row = (name, kind, path) => h`<tr><th>${name}${answers(kind, path).map(
     ([symbol, error], k) => h`<td class="${symbol === targets()[k] ? "right" : "wrong"}"><b>${
     label(symbol)}</b> <small>${error.toFixed(2)}</small>`)}`;
   const kinds = ["full model", ...(run.paths.length ? ["circuit alone"] : [])];
-  const rows = kinds.map((name, kind) => row(name, kind, null) +
+  const rows = kinds.map((name, kind) => row(name, kind, -1) +
     (removed ? row(`${name} without ${removed.title}`, kind, at.path) : ""));
-  put("answers", `Query ${nameOf(query())}: the model should answer ${
+  put("answers", `Query ${queryName()}: the model should answer ${
     targets().map(label).join(" ")}`,
     `The nearest symbol of the sequence (or none), and the squared error. What is removed, and all
     outside of the circuit alone, is set to its mean over other sequences.`,
@@ -104,7 +102,7 @@ function drawCircuit() {
     h`data-path="${number}" class="${marked(at.path === number)}"`;
   run.paths.forEach((path, number) => {
     const pattern = attention(path.layer, path.head), level = levels.indexOf(path.layer);
-    const share = pairsOf(path, chain()).reduce((sum, [reader, read]) =>
+    const share = path.pairs[at.sequence][chain()].reduce((sum, [reader, read]) =>
       sum + pattern[reader][read] / 100, 0);
     const same = run.paths.slice(0, number).filter((other) =>
       other.layer === path.layer && other.x1 === path.x1);
@@ -121,7 +119,7 @@ function drawCircuit() {
     markerHeight="9" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 8 4 0 8z"/></marker>`;
   const list = run.paths.map((path, number) =>
     h`<button ${attributes(number)}>${path.title}</button>`);
-  put("circuit", `The circuit, and its attention in the chain of ${nameOf(query())}`,
+  put("circuit", `The circuit, and its attention in the chain of ${queryName()}`,
     `Arrows point from what is read to the token that reads it. Click a path to remove it, and
     again to put it back.`,
     h`<div class="wide"><svg width="${width}" height="${bottom + 38}">${tip}${columns}${names}${
@@ -161,7 +159,7 @@ function draw() {
 }
 function begin(number) {
   run = RUNS[number];
-  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, path: null,
+  at = { run: number, sequence: 0, checkpoint: run.steps.length - 1, path: -1,
     layer: 0, head: 0, token: run.tokens[0].length - run.N };
 
   // the path to the query that the full model needs most

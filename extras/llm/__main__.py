@@ -118,7 +118,8 @@ async def benchmark(args):
                 file.flush()
 
     with open(path, "a", encoding="utf-8") as file:
-        for finished in progress("question", [*asyncio.as_completed(map(finish, left))]):
+        tasks = map(asyncio.create_task, map(finish, left))  # they start in this order
+        for finished in progress("question", [*asyncio.as_completed(tasks)]):
             await finished
     print(path, json.dumps(settings))
     for (formulation, D), count in count_outcomes(path)[1].items():
@@ -167,7 +168,7 @@ def draw_figure2(paths):
     models = [item for path in paths for item in accuracies(path).items()]
     width = 0.8 / len(models)  # they stand side by side
     for i, (model, points) in enumerate(models):
-        label = f"{model} (n = {max(n for _, n in points.values())})"
+        label = f"{model} (n = {max((n for _, n in points.values()), default=0)})"
         by_D = {D: points[name, D] for name, D in points if D}
         by_name = {NAMES.index(name): points[name, D] for name, D in points if D in (None, 5)}
         for panel, chosen, line in (left, by_D, "-"), (right, by_name, ""):

@@ -1,17 +1,12 @@
 """Related systems from the slides on mechanisms in transformers (Alberto Bietti), one file each.
 
-    python -m extras.mechanisms recall                             # into out/mechanisms
-    python -m extras.mechanisms recall --out results/mechanisms    # draw the committed rows again
-
 A system is a module with TASKS, [(function, number of seeds, [arguments], text), ...], and with
 draw(results), a figure. function(seed, **arguments) is called for every seed. results: {name of the
 function: its rows}, a row being {"function": its name, **arguments, "values": one for each seed};
 text(rows) stands on the page, None prints nothing.
 """
 
-from collections import defaultdict
-
-from extras.studies import markdown
+from extras.studies import grouped, markdown
 from train import read_file
 
 
@@ -21,10 +16,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "black")  # safe for colou
 
 def read_results(path):
     """{name of the function: its rows} of a file; nothing if it does not exist."""
-    results = defaultdict(list)
-    for row in read_file(path, []):
-        results[row["function"]].append(row)
-    return results
+    return {name: rows for (name,), rows in grouped(read_file(path, []), "function").items()}
 
 
 def seeds_table(rows, head, lines):

@@ -1,11 +1,15 @@
-"""Measure one of the related systems, write its rows, print its tables and save its figure."""
+"""Measure a related system from the slides on mechanisms in transformers (Alberto Bietti), write
+its rows, print its tables and save its figure.
+
+    python -m extras.mechanisms recall                             # into out/mechanisms
+    python -m extras.mechanisms recall --out results/mechanisms    # draw the committed rows again
+"""
 
 import importlib
 from pathlib import Path
 
 from analyze import save_figure
 from data import command_line
-from extras import mechanisms
 from extras.mechanisms import NAMES, read_results
 from train import read_file, write_file
 
@@ -24,7 +28,7 @@ def measure(tasks, path):
 
 
 def main():
-    p = command_line("python -m extras.mechanisms", mechanisms.__doc__.partition("\n\nA system")[0])
+    p = command_line("python -m extras.mechanisms", __doc__)
     p.add_argument("name", choices=NAMES, help="the system")
     p.add_argument("--out", type=Path, default="out/mechanisms", help="folder; its rows stay")
     args = p.parse_args()

@@ -43,7 +43,6 @@ def measure_attention(seed, triggers, steps, T=64):
 
 
 def table(rows):
-    """The attention of each layer to its targets."""
     lines = []
     for i, target in enumerate(TARGETS):
         means = zip(*(layers[i][:2] for _, layers in rows[0]["values"]), strict=True)

@@ -175,7 +175,6 @@ def take_steps(seed, bigrams, d, B, T=32, chunk=128):
 
 
 def step_table(rows):
-    """The mean recall of each memory after the three steps."""
     lines = []
     for row in sorted(rows, key=lambda row: (row["bigrams"], row["d"], row["B"])):
         means = torch.tensor(row["values"]).mean(0)
@@ -259,7 +258,6 @@ def train_layers(seed, layers, triggers, steps, d=64, T=64, B=64):
 
 
 def layer_table(rows):
-    """The accuracies after the last step."""
     lines = []
     for row in rows:
         cells = (spread(values, "{:.3f}") for values in zip(*row["values"], strict=True))

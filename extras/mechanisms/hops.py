@@ -7,7 +7,6 @@ k after the last.
 
 import itertools
 import math
-from operator import itemgetter
 
 from analyze import panels
 from extras.mechanisms import descend, pivot
@@ -104,13 +103,10 @@ def steps_text(runs):
 
 
 def table(rows):
-    """The steps to SOLVED at k hops in each regime."""
-    return pivot(rows, dict(N="numbers N", k="hops k"), itemgetter("regime"), steps_text)
+    return pivot(rows, dict(N="numbers N", k="hops k"), lambda row: row["regime"], steps_text)
 
 
 def depth_table(rows):
-    """The steps to SOLVED with each number of layers."""
-
     def layers_of(row):
         return f"{row['layers']} layer{'s'[: row['layers'] - 1]}"
 

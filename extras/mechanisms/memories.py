@@ -63,7 +63,6 @@ def parameters_of(row):
 
 
 def table(rows):
-    """The mean capacity of each memory at each of its widths."""
     head = "memory", "width d", "facts N", "N / parameters", "N ln N / parameters"
     lines = []
     for row in rows:

@@ -133,8 +133,6 @@ def samples_online(seed, layer, N, rate):
 
 
 def sample_table(rows):
-    """The mean number of steps for each size of the vocabulary, each layer and its rate."""
-
     def layer_of(row):
         return f"{row['layer']}, rate {'N' if row['rate'] > 1 else 1}"
 

@@ -41,7 +41,9 @@ def markdown(head, *lines):
 
 
 def spread(values, form="{:.0f}"):
-    """Return "437 (359-674)": the median and the range; of two values both."""
+    """Return "437 (359-674)": the median and the range; of two values both, nothing of none."""
+    if not values:
+        return ""
     low, median, high = map(form.format, (min(values), statistics.median(values), max(values)))
     if len(values) == 2:
         return f"{low} and {high}"

@@ -70,7 +70,7 @@ def emerge(run, n=32):
 def first_reads(rows):
     """[{read: row}, ...] for each run: of the reads of 1b, 2b, ..., those that match first."""
     found = {}
-    matching = [row for row in rows if row["rises"] is not None]
+    matching = [row for row in rows if None not in (row["rises"], row["learned"])]
     for row in sorted(matching, key=lambda row: row["rises"]):
         found.setdefault(row["run"], {}).setdefault(row["read"], row)
     return [*found.values()]
@@ -97,7 +97,8 @@ def emergence_table(rows):
         runs = [reads for reads in first_reads(rows) if read in reads]
         rises, learned = ([reads[read][key] for reads in runs] for key in ("rises", "learned"))
         leads = [after - step for step, after in zip(rises, learned, strict=True)]
-        earlier = [reads[read]["rises"] < reads[before]["learned"] for reads in runs if before]
+        both = [reads for reads in runs if before in reads]
+        earlier = [reads[read]["rises"] < reads[before]["learned"] for reads in both]
         cells = [f"{read}, which shows {name}", len(runs), *map(spread, (rises, learned, leads))]
         lines.append([*cells, share(earlier) if before else ""])
         before = read
@@ -142,7 +143,7 @@ def draw_emergence(rows):
         for row in (reads[read] for reads in runs if read in reads):
             axes.plot(row["steps"], [max(c, 1e-3) for c in row["c"]], color=color, lw=1)
             axes.plot(row["learned"], 0.012, "^", color=color, alpha=0.6)
-    axes.set(yscale="log", xlim=(0, 1000), ylim=(0.01, 20), xlabel="training step", ylabel="c")
+    axes.set(yscale="log", xlim=(0, None), ylim=(0.01, 20), xlabel="training step", ylabel="c")
     figure.legend(loc="outside right upper", frameon=False)
     caption = f"A line is a run (n = {len(runs)}). Triangles: the symbol is learned."
     figure.supxlabel(caption, x=0.01, ha="left", size=9, color="dimgray")
@@ -155,6 +156,10 @@ def main():
     p.add_argument("--emergence", action="store_true", help="over the checkpoints, instead")
     p.add_argument("--out", type=Path, default="out", help="the folder of the files")
     args = p.parse_args()
+    if len({run.name for run in args.run}) < len(args.run):
+        p.error("two runs have the same name")
+    if args.emergence and (bare := [run for run in args.run if not analyze.checkpoints_of(run)]):
+        p.error(f"{bare[0]} has no checkpoints: train with --save-every")
     name = "emergence" if args.emergence else "matches"
     file, names = args.out / f"{name}.jsonl", {run.name for run in args.run}
     rows = [row for row in train.read_file(file, []) if row["run"] not in names]

@@ -19,7 +19,6 @@ import train
 from ablate import read_report
 from data import command_line
 from extras.studies import RESULTS, rows_by
-from train import DEFAULTS
 
 
 SOLVED = 0.05  # the loss of x_k below which it is solved, and the rise that an ablation must cause
@@ -49,7 +48,7 @@ def load(sources):
     """Return a row for each run of these run directories, files of rows, and tables of sweep.py,
     whose rows have no log and no report, with
 
-    folder, group: the run directory, None for a row of a file; the name above the run's
+    group: the name above the run's
     flags, task: those of the run, each also by its name, but task is their data.Task
     losses, learned: {symbol: its last loss}, {symbol: the step at which it was learned, or None}
     known, solved: the symbols that it knows at its end; whether the last is solved then
@@ -60,20 +59,20 @@ def load(sources):
     found = []
     for source in map(Path, sources):
         if source.suffix != ".jsonl":
-            rows, folder, group = [row_of(source)], source, source.absolute().parent.name
+            rows, group = [row_of(source)], source.absolute().parent.name
         else:
-            rows, folder = train.read_file(source), None
+            rows = train.read_file(source)
             group = source.stem if source.stem != "results" else source.parent.name
         for row in rows:
             if "config" not in row:  # of a table
                 row |= dict(name=row["run"], config=row.copy(), log=[])
-            found.append(completed(row | dict(folder=folder, group=group)))
+            found.append(completed(row | dict(group=group)))
     return found
 
 
 def completed(row):
     """Return a row with all that load adds to it."""
-    flags = Namespace(**DEFAULTS | row["config"], out=row["folder"] or Path(row["name"]))
+    flags = Namespace(**train.DEFAULTS | row["config"])
     task, last = train.task_of(flags), (row["log"] or [row["config"]])[-1]
     row = vars(flags) | dict(report={}, emergence={}) | row | dict(flags=flags, task=task)
     row["dtype"] = row["config"].get("dtype", "unknown")  # of the oldest rows it was not kept
@@ -86,7 +85,7 @@ def completed(row):
     row["circuit"] = bool(row["report"].get("validated"))
     row["verdict"] = row["report"].get("verdict", "not searched")
     values = train.values_of(flags) | dict(task=flags.task.rpartition(":")[2])
-    changed = [name for name in values if values[name] != DEFAULTS[name] and name not in SAME]
+    changed = [name for name in values if values[name] != train.DEFAULTS[name] and name not in SAME]
     row["settings"] = tuple(f"{name}={values[name]}" for name in changed)
     distractors = re.search(r"places:random(\d+)", flags.task)
     row["places"] = 2 * flags.N + int(distractors[1]) - 1 if distractors else flags.N
@@ -144,9 +143,10 @@ def main():
     args = p.parse_args()
     file = args.out / f"{args.group}.jsonl"
     rows = rows_by(file, "name")
-    for run, row in zip(args.run, map(row_of, args.run), strict=True):
+    for run in args.run:
+        row = row_of(run)
         taken = rows.get(row["name"], row)
-        if len({completed(each | dict(folder=None))["settings"] for each in (taken, row)}) > 1:
+        if len({train.run_name(completed(each)["flags"]) for each in (taken, row)}) > 1:
             row["name"] = run.name
         rows[row["name"]] = row
     names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
