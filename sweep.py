@@ -125,13 +125,16 @@ def update_table(table):
 
 
 def figure_4(rows):
-    """Final losses by number of layers, for each optimizer. Left: the mean of all symbols in runs
-    asked for all, with the implicit curriculum (IC), and x_D in runs asked for it alone. Right:
-    each symbol, with IC. If flags other than D vary too, each choice of values is a column."""
-    optimizers = sorted({row["optimizer"] for row in rows}, reverse=True)  # Muon first
-    figure, grid = panels(2 * len(optimizers), 2, 6.5, 4, sharey=True)
-    for optimizer, *pair in zip(optimizers, grid[::2], grid[1::2], strict=True):
-        draw_losses(*pair, [row for row in rows if row["optimizer"] == optimizer])
+    """Final losses by number of layers, for each optimizer and batch. Left: the mean of all symbols
+    in runs asked for all, with the implicit curriculum (IC), and x_D in runs asked for it alone.
+    Right: each symbol, with IC. If other flags than D vary too, each choice of values is a
+    column."""
+    groups = {}  # Muon first
+    for row in sorted(rows, key=lambda row: (row["optimizer"] != "muon", row["batch"])):
+        groups.setdefault((row["optimizer"], row["batch"]), []).append(row)
+    figure, grid = panels(2 * len(groups), 2, 6.5, 4, sharey=True)
+    for group, left, right in zip(groups.values(), grid[::2], grid[1::2], strict=True):
+        draw_losses(left, right, group)
     figure.supxlabel("""Dots are runs, lines means. The law: $x_k$ takes floor(log2 k) + 2 layers
 if tokens are found by what they show, not by their places.
 The paper has Adam, batch 512, and 10000 steps.""")
@@ -139,7 +142,7 @@ The paper has Adam, batch 512, and 10000 steps.""")
 
 
 def draw_losses(left, right, rows):
-    """Draw the runs of one optimizer into two panels of Figure 4."""
+    """Draw the runs of one optimizer and batch into two panels of Figure 4."""
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
     varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
     rows = sorted(rows, key=lambda row: [row[name] for name in varying])

@@ -176,6 +176,7 @@ class Stages(unittest.TestCase):
             (train, "--targets 4", "among 1 to 3"),
             (train, "--task nowhere:Task", "nowhere"),
             (train, f"--init {self.trained}", "another shape"),
+            (train, f"{LEARNS} --heads 2 --init {self.trained}", "another shape"),
             (train, "--lay 3", "unrecognized"),
             (train, "--stop-below 2", "below chance"),
             (train, f"{LEARNS} --out {self.trained}", "add --resume"),

@@ -54,10 +54,12 @@ def test_a_row_says_what_the_run_directory_says(tmp_path):
     assert rows.name_of(row) == "mine/s7" and row["known"] == ["x_1", "x_2"] and row["solved"]
     assert row["learned"] == dict(x_1=150, x_2=250) and row["losses"] == dict(x_1=0, x_2=0)
 
-    wide = "--D 2 --seed 7 --width 64"
-    run = write_run(tmp_path / train.run_name(train.parse_flags(wide.split())), wide, **FALLING)
-    assert "3 runs" in output_of(rows, "mine", run, "--out", tmp_path / "rows")
-    assert "3 runs" in output_of(rows, "mine", run, "--out", tmp_path / "rows")
+    for count, more in (3, "--width 64"), (4, "--dtype bfloat16"):
+        words = f"--D 2 --seed 7 {more}"
+        name = train.run_name(train.parse_flags(words.split()))
+        run = write_run(tmp_path / name, words, **FALLING)
+        for _ in range(2):
+            assert f"{count} runs" in output_of(rows, "mine", run, "--out", tmp_path / "rows")
 
     assert rows.rounded([0.123456789, 3, "1.23456789"]) == [0.12346, 3, "1.23456789"]
 

@@ -96,6 +96,8 @@ def test_the_table_keeps_what_is_gone_and_adds_what_can_be_read(tmp_path):
     shutil.copy(committed, table)
     runs = [a_finished_run(tmp_path, f"--layers {layers}") for layers in range(1, 5)]
     lookup = a_finished_run(tmp_path, "--task extras.lookup:Lookup")
+    # of the name that a row with other flags has
+    renamed = a_finished_run(tmp_path, "--layers 5").rename(tmp_path / "L4_H8_D5_steps2500_s0")
     (runs[1] / "log.jsonl").write_text("")
     (runs[2] / "config.json").write_text("{}}")
     train.write_file(runs[3] / "config.json", dict(rotary="qk"))  # of another train.py
@@ -103,8 +105,9 @@ def test_the_table_keeps_what_is_gone_and_adds_what_can_be_read(tmp_path):
     for run in runs[1:]:
         assert f"no new row of {run.name}, which cannot be read: " in out
     rows = train.read_file(table)
-    assert rows[:-2] == train.read_file(committed)
-    assert [row["run"] for row in rows[-2:]] == sorted([runs[0].name, lookup.name])
+    assert rows[:-3] == train.read_file(committed)
+    added = [row["run"] for row in rows[-3:]]
+    assert added == sorted([runs[0].name, lookup.name, renamed.name])
     [row] = (row for row in rows if row["run"] == runs[0].name)
     assert row["ended"] == 300 and row["val"] == 0.25 and row["lr"] == 1e-3
     assert row["x_1_learned"] == pytest.approx(800 / 3)  # N=2: two thirds of 1/2 is 1/3
@@ -122,8 +125,8 @@ def points(axes, color, marker):
 
 
 def test_figure_4_holds_every_run():
-    """For each optimizer, in each series a dot per run at its own loss, and a line through the
-    means of the columns."""
+    """For each optimizer and batch, in each series a dot per run at its own loss, and a line
+    through the means of the columns."""
     rows = train.read_file(HERE / "results/sweep/results.jsonl")
     panels = sweep.figure_4([train.DEFAULTS | row for row in rows]).axes
     for optimizer, left, right in ("muon", *panels[:2]), ("adamw", *panels[2:]):
