@@ -75,6 +75,10 @@ sweep others $plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps
 figure4="$adamw --heads 8 --steps 10000 --stop-below 0 --eval-every 100"
 sweep sweep $figure4 --D 5 --layers 1 2 3
 sweep sweep $figure4 --targets last --layers 2
+batch512="$figure4 --batch 512 --examples 1048576"
+sweep sweep $batch512 --D 5 --layers 2
+sweep sweep $batch512 --D 5 --layers 3 --steps 7000
+sweep sweep $batch512 --targets last --layers 3 --steps 4500
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 --seed $(seq 0 4)
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 7 8 --seed 0
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 --seed 1

@@ -129,14 +129,15 @@ def test_figure_4_holds_every_run():
     through the means of the columns."""
     rows = train.read_file(HERE / "results/sweep/results.jsonl")
     panels = sweep.figure_4([train.DEFAULTS | row for row in rows]).axes
-    for optimizer, left, right in ("muon", *panels[:2]), ("adamw", *panels[2:]):
-        own = [row for row in rows if row["optimizer"] == optimizer]
-        columns = sorted({row["layers"] for row in own})
+    groups = (128, "muon"), (128, "adamw"), (512, "adamw")
+    for (batch, optimizer), left, right in zip(groups, panels[::2], panels[1::2], strict=True):
+        own = [row for row in rows if (row["batch"], row["optimizer"]) == (batch, optimizer)]
+        columns = sorted({(row["layers"], row["steps"]) for row in own})
         series = [(left, "last", "val", sweep.RED), (left, "all", "val", sweep.INK)]
         series += [(right, "all", f"x_{k}", sweep.symbol_color(k)) for k in range(1, 6)]
         for axes, targets, name, color in series:
             runs = [row for row in own if row["targets"] == targets]
-            runs = [(columns.index(row["layers"]), row[name]) for row in runs]
+            runs = [(columns.index((row["layers"], row["steps"])), row[name]) for row in runs]
             assert points(axes, color, "o") == sorted(runs)
             means = {x: np.mean([loss for each, loss in runs if each == x]) for x, _ in runs}
             np.testing.assert_allclose(points(axes, color, "."), sorted(means.items()))

@@ -65,15 +65,18 @@ def layers():
 
 
 def longer():
-    """Return the last losses of three layers that were trained for 10,000 steps or more."""
+    """Return the last losses of two and three layers that were trained for longer, or in larger
+    batches."""
     lines = []
-    for row in committed("ahead/long_*"):
+    for row in committed("ahead/long_*") + committed("adamw/batch512_*"):
         begun = f", begun from {row['init'].rpartition('/')[2]}" if row["init"] else ""
-        shape = f"{row['heads']} x {row['head_dimension']}", f"{row['steps']:,}{begun}"
+        shape = f"{row['layers']} x {row['heads']} x {row['head_dimension']}"
         losses = [f"{loss:.3f}" for loss in row["losses"].values()]
-        lines.append([row["name"], *shape, row["dtype"], *losses])
+        settings = shape, f"{row['steps']:,}{begun}", row["batch"], row["optimizer"], row["dtype"]
+        lines.append([row["name"], *settings, *losses])
     names = [f"x_{k}" for k in range(1, 6)]
-    return markdown(["run", "heads x size", "steps", "precision", *names], *lines)
+    settings = "layers x heads x size", "steps", "batch", "optimizer", "precision"
+    return markdown(["run", *settings, *names], *lines)
 
 
 def with_adamw():
