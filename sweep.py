@@ -176,7 +176,7 @@ def draw_losses(left, right, rows):
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
     right.set_title("Each symbol, with IC")
     notes = f"""{", ".join(varying)}
-{listed(rows, "optimizer")}, {listed(rows, "dtype")}, batch {listed(rows, "batch")}, \
+{listed(rows, "optimizer")}, {listed(rows, "dtype")}, batch {listed(rows, "batch")}
 {listed(rows, "steps")} steps, --stop-below {listed(rows, "stop_below")}"""
     for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
         axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"chance with {N} chains")
