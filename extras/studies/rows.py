@@ -146,7 +146,8 @@ def main():
     for run in args.run:
         row = row_of(run)
         taken = rows.get(row["name"], row)
-        if len({train.run_name(completed(each)["flags"]) for each in (taken, row)}) > 1:
+        flags = [Namespace(**train.DEFAULTS | each["config"]) for each in (taken, row)]
+        if train.run_name(flags[0]) != train.run_name(flags[1]):
             row["name"] = run.name
         rows[row["name"]] = row
     names = sorted(rows, key=lambda name: (len(name), name))  # s10 after s9
