@@ -64,7 +64,8 @@ def draw_curves(flags, rows):
     end = min(steps[-1], 1.5 * max(step or steps[-1] for step in learned.values()))
     right.set(xlabel="training step", ylabel="validation loss of each", xlim=(0, end), ylim=0)
     figure.legend(loc="outside right center")
-    caption = f"""Training: mean since the last row. Validation: averaged weights, 1024 sequences.
+    caption = f"""Training: mean since the last row. Validation: \
+{"averaged weights, " * bool(flags.ema)}1024 sequences.
 Dots: the loss passes {task.learned_below:.3g}, and the target counts as learned."""
     add_title(figure, flags, "how it learned", caption)
     return figure

@@ -15,7 +15,8 @@ import pathlib
 
 import analyze
 import train
-from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, symbol_means
+from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, paths_in
+from ablate import read_report, symbol_means
 from data import command_line
 from extras.studies import markdown, rows_by, span
 
@@ -199,7 +200,12 @@ def main():
     for run, name in names.items():
         model, task, flags = train.load(run)
         print(f"{run}: trained in {flags.dtype}, measured in float32", flush=True)
+        paths = paths_in(read_report(run))
+        if lacking := [str(path) for path in paths if not {*path[2:]} <= task.roles.keys()]:
+            print("not searched, but in its circuit:", ", ".join(lacking))
         rows[name] = dict(run=name, **papers_test(model, task, args.others))
+        if not rows[name]["possible"]:
+            p.error(f"{run}: no head attends from one role to another, above {ENOUGH}")
     train.write_file(file, [*rows.values()])
     drawn = [run for run in names if rows[names[run]]["paths"]]
     if drawn:

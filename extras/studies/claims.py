@@ -307,8 +307,8 @@ def not_learned_after_a_gap(row, flags):
 @claim("7.2")
 def last_alone_stays_high(row, flags):
     """Asked for the last symbol alone, the final loss is above 0.7, as in the paper:
-    of four chains, from fresh weights"""
-    if (flags.task, flags.targets, flags.N, flags.init) == ("chain", "last", 4, "") and flags.D > 1:
+    of four chains, from fresh weights, with the law's layers for it"""
+    if flags.targets == "last" and flags.N == 4 and after_a_gap(row, flags):
         return row["losses"][f"x_{flags.D}"] > 0.7
 
 
@@ -344,12 +344,24 @@ def z_is_last(row, flags):
 # ---- paper.md alone
 
 
-@claim("5")
-def one_layer_lacks_x_2(row, flags):
-    """One layer does not learn x_2:
-    that know x_1"""
+def lacks_x_2(row, flags):
+    """Return whether one layer that knows x_1 does not know x_2."""
     if flags.task == "chain" and flags.layers == 1 and flags.D >= 2 and knows(row, 1):
         return not knows(row, 2)
+
+
+@claim("5")
+def one_layer_lacks_x_2_of_four_chains(row, flags):
+    """Of four chains, as in the paper, one layer does not learn x_2:
+    that know x_1"""
+    return lacks_x_2(row, flags) if flags.N == 4 else None
+
+
+@claim("5")
+def one_layer_lacks_x_2_of_fewer(row, flags):
+    """Of two or three chains, one layer does not learn x_2:
+    that know x_1"""
+    return lacks_x_2(row, flags) if flags.N < 4 else None
 
 
 @claim("5")
@@ -465,24 +477,29 @@ def one_induction_head(row, flags):
 
 
 def first_steps(row):
-    """Return {head: the step at which the mean attention of its first path passes one half}.
+    """Return {head: the step at which the mean attention of its first path passes one half}, in the
+    order of these steps, and the heads that first read 1a for 1b and 1b for q: the induction head.
     Without a circuit, all measured paths count."""
-    steps, first = analyze.emergence_steps(row["emergence"]), {}
-    for path in paths_in(row["report"]) or steps:
-        if steps.get(path) is not None:
-            first[path[:2]] = min(steps[path], first.get(path[:2], math.inf))
-    return first
+    steps, first, induction = analyze.emergence_steps(row["emergence"]), {}, {}
+    emerged = [path for path in paths_in(row["report"]) or steps if steps.get(path) is not None]
+    for path in sorted(emerged, key=steps.get):
+        first.setdefault(path[:2], steps[path])
+        induction.setdefault(path[2:], path[:2])
+    return first, {induction.get(("1b", "1a")), induction.get(("q", "1b"))}
 
 
 def new_heads(row):
-    """Return how many heads emerge before x_2, x_3, ... are learned and after the symbol before."""
-    first, between = first_steps(row).values(), itertools.pairwise(row["learned"].values())
-    return [sum(a < step <= b for step in first) for a, b in between]
+    """Return how many heads beside the induction head emerge before x_2, x_3, ... are learned and
+    after the symbol before."""
+    first, induction = first_steps(row)
+    steps = [step for head, step in first.items() if head not in induction]
+    between = itertools.pairwise(row["learned"].values())
+    return [sum(a < step <= b for step in steps) for a, b in between]
 
 
 @claim("9.2 iii")
 def one_new_head(row, flags):
-    """Each later symbol brings one new head:
+    """Each later symbol brings one new head, beside the induction head:
     with the emergence of their paths"""
     if flags.task == "chain" and row["emergence"]:
         return {*new_heads(row)} == {1}

@@ -1,5 +1,7 @@
 """Tables of groups of runs, which stand on the pages beside the claims."""
 
+import itertools
+
 from extras.studies import grouped, markdown, share, span, spread
 from extras.studies.claims import heads_of, holds_six_reads, passes_on, swaps
 from extras.studies.rows import all_runs, committed, knows, name_of, same_run
@@ -80,18 +82,20 @@ def longer():
 
 
 def with_adamw():
-    """Return when models of the size of A to C learned the symbols with the paper's optimizer, how
-    low they came, and where they ended."""
+    """Return when models of the size of A to C learned the symbols with the paper's optimizer, from
+    when on and how often evaluations are below 0.01, how low they came, and where they ended."""
     lines = []
     patterns = "[ABC]", "adamw/s[01]", "adamw/*float*", "adamw/clip1_s?", "others/literal_no_aid_s?"
     for pattern in patterns:
         for row in committed(pattern):
             log, last = row["log"], row["log"][-1]
-            low = [entry["step"] for entry in log if entry["val"] < 0.01]
+            since = [*itertools.dropwhile(lambda entry: entry["val"] >= 0.01, log)]
+            low = share(entry["val"] < 0.01 for entry in since)
+            below = f"{low} from {since[0]['step']:,} on" if since else ""
             learned = ["never" if s is None else f"{s:,.0f}" for s in row["learned"].values()]
             lines.append([
                 name_of(row), row["clip"], row["decay"], row["dtype"], f"{last['step']:,}",
-                ", ".join(learned), span(low[:1] + low[-1:], "{:,}"),
+                ", ".join(learned), below,
                 f"{min(entry['val'] for entry in log):.3f}", f"{last['val']:.3f}",
             ])  # fmt: skip
     aids, course = ("run", "clip", "decay"), ("x_1, x_2, x_3 at step", "below 0.01", "lowest")
