@@ -13,10 +13,10 @@ reads by which a head found the place can go: what is left need not answer in ab
 import itertools
 import pathlib
 
+import ablate
 import analyze
 import train
-from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, paths_in
-from ablate import read_report, symbol_means
+from ablate import BOTH, PatchedModel, Path, attention_by_chain, mark_edges, symbol_means
 from data import command_line
 from extras.studies import markdown, rows_by, span
 
@@ -200,7 +200,7 @@ def main():
     for run, name in names.items():
         model, task, flags = train.load(run)
         print(f"{run}: trained in {flags.dtype}, measured in float32", flush=True)
-        paths = paths_in(read_report(run))
+        paths = ablate.paths_in(ablate.read_report(run))
         if lacking := [str(path) for path in paths if not {*path[2:]} <= task.roles.keys()]:
             print("not searched, but in its circuit:", ", ".join(lacking))
         rows[name] = dict(run=name, **papers_test(model, task, args.others))

@@ -7,7 +7,7 @@ import train
 from data import Task
 from extras import appendix_e
 from extras.appendix_e import OneHotModel, papers_test, possible_reads, simplest
-from tests.common import TINY, output_of
+from tests.common import TINY, assert_refused, output_of
 
 import pytest
 import torch
@@ -128,7 +128,13 @@ def sums_up(x, heads=None):
     return (heads or {}).get((0, 0), torch.matmul)(pattern, values)[:, 8:]
 
 
-sums_up.heads = [(0, 0)]
+def looks_nowhere(x, heads=None):
+    """A model of one head that reads all tokens alike."""
+    pattern = torch.full((len(x), 12, 12), 1 / 12)
+    return (heads or {}).get((0, 0), torch.matmul)(pattern, x)[:, 8:]
+
+
+sums_up.heads = looks_nowhere.heads = [(0, 0)]
 
 
 def test_the_command_adds_rows_to_a_file(tmp_path, monkeypatch):
@@ -147,3 +153,5 @@ def test_the_command_adds_rows_to_a_file(tmp_path, monkeypatch):
     one, two = train.read_file(out / "appendix_e.jsonl")
     assert one["holds"] and not two["holds"] and two["held"] > 0.5
     assert (out / "figure5.png").exists()
+    monkeypatch.setattr(train, "load", lambda run: (looks_nowhere, task, train.read_flags(run)))
+    assert_refused(appendix_e, tmp_path / "one", "--out", out, says="no head attends from one role")

@@ -50,9 +50,9 @@ def paper():
         f"{share(row['holds'] for row in tests)} hold on fresh sequences",
         f"Of A to D {share(loss >= 0.17 for loss in later)} later reads cost 0.17 or more",
         f"with the first useful layer uniform {share(uniform)} have 0.05-0.1",
-        f"Ours ends at {D['log'][-1]['confirmed']:.4f}, and at {tests[3]['held']:.3f} by the paper's "
-        f"test. Without aids, in bfloat16, it falls to {min(literal):.3f}, and ends at "
-        f"{literal[-1]:.2f}",
+        f"Ours ends at {D['log'][-1]['confirmed']:.4f}, and at {tests[3]['held']:.3f} by the "
+        "paper's test. Without aids, in bfloat16, it falls to "
+        f"{min(literal):.3f}, and ends at {literal[-1]:.2f}",
         f"Ours knows it at step {learned[0]}, or {late[0][0]:.0f} without these aids",
         f"A's size takes {late[1][0]:,.0f} and {late[2][0]:,.0f} steps",
         f"x_1 never falls below {min(entry['x_1'] for entry in few['log']):.2f}",
