@@ -397,7 +397,7 @@ def the_papers_optimizer_is_solved(row, flags):
 
 @claim("README 5, 8.2")
 def rope_is_solved(row, flags):
-    """With RoPE and A's other flags, in 1,600 or 3,000 steps, runs end solved:
+    """With RoPE and A's other flags, in 1,600 or 3,000 steps of bfloat16, runs end solved:
     that were to stop below 0.01"""
     shape = flags.layers, flags.D, flags.optimizer, flags.positions, flags.targets, flags.lr
     return ends_solved(row) if shape == (12, 3, "adamw", "rope", "all", 0.001) else None
