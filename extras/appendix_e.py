@@ -130,7 +130,7 @@ def papers_test(model, task, allowed_others=OTHERS, count=256):
 
 COLUMNS = {  # and what the paper says of A to D
     "run": "the paper's A to D",
-    "reads that are left": "",
+    "reads left, of possible ones": "",
     "heads along paths": "4; D 5",
     "loss with all ablations together": "below 0.05",
     "first useful layer uniform too": "0.05-0.1",
@@ -179,7 +179,7 @@ def figure_5(runs, rows):
         axes.set_title(title, weight="bold")
     figure.set_size_inches(6 * len(runs), 5.5)
     caption = """Numbers: the mean loss without the read. All other heads are uniform, or each token
-attends to itself. Letters: what can have arrived at a token over these reads."""
+attends to itself. Letters: what can have arrived at a token. Layers count from 1."""
     figure.supxlabel(caption, x=0.01, ha="left", color="dimgray")
     return figure
 

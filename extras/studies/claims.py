@@ -229,7 +229,7 @@ def a_layer_less_fails(row, flags):
 
 @claim("depth, README 3", by="places")
 def moves_the_answer(row, flags):
-    """In one layer without distractors, place-finders' output in another sequence moves the answer:
+    """Without distractors, swapping what place-finding heads write moves the answer of one layer:
     as exactly as its own (within 0.05); runs that solve x_1 and have address heads, as measured"""
     if flags.task == "chain":
         return is_moved(row, flags)
@@ -389,7 +389,7 @@ def the_main_command_is_solved(row, flags):
 
 @claim("README 5, 8.2")
 def the_papers_optimizer_is_solved(row, flags):
-    """With A's flags, runs end solved whenever they were tried:
+    """Seeds that were tried with A's flags end solved in every training:
     on other machines and sequences, in two precisions; seed 3 was stopped by hand, at chance"""
     shape = flags.layers, flags.D, flags.optimizer, flags.positions, flags.steps
     return ends_solved(row) if shape == (12, 3, "adamw", "appended", 3000) else None

@@ -69,7 +69,7 @@ def numbers_of(claim):
 def table(page):
     """Return a row per claim of a page."""
     lines = [[c.text, which(c), *numbers_of(c), fails(c)] for c in on_page(page)]
-    return markdown(["claim", "runs", "agree", "of", "where it fails"], *lines)
+    return markdown(["claim", "runs", "agree", "of", "where it fails, how often"], *lines)
 
 
 def sections():
