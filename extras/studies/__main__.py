@@ -33,7 +33,8 @@ def paper():
     tests = [row for row in tests if ", others" not in row["run"]]  # A to D are the first
     plain = [committed(f"others/literal_{name}")[0] for name in ("D_s0", "no_aid_s1", "no_aid_s2")]
     late = [[*row["learned"].values()] for row in plain]
-    first = [f"{step:,.0f}" for step in claims.first_steps(D)[0].values()]
+    first, _ = claims.first_steps(D)
+    first = [f"L{layer}H{head} at {step:,.0f}" for (layer, head), step in first.items()]
     learned = [f"{step:.0f}" for step in D["learned"].values()]
     ours = [claims.head_count(committed(name)[0]) for name in "ABCD"]
     theirs = [appendix_e.head_count(row) for row in tests]
@@ -56,7 +57,7 @@ def paper():
         f"Ours knows it at step {learned[0]}, or {late[0][0]:.0f} without these aids",
         f"A's size takes {late[1][0]:,.0f} and {late[2][0]:,.0f} steps",
         f"x_1 never falls below {min(entry['x_1'] for entry in few['log']):.2f}",
-        f"heads of D pass a mean attention of one half at steps {', '.join(first)}",
+        f"heads of D pass a mean attention of one half, {', '.join(first)}",
         f"x_1 to x_4 are learned at {', '.join(learned)}",
     ]
 
