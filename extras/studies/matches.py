@@ -160,6 +160,8 @@ def main():
         p.error("two runs have the same name")
     if args.emergence and (bare := [run for run in args.run if not analyze.checkpoints_of(run)]):
         p.error(f"{bare[0]} has no checkpoints: train with --save-every")
+    if bare := [run for run in args.run if not ablate.paths_in(ablate.read_report(run))]:
+        p.error(f"{bare[0]} has no circuit: python ablate.py finds it")
     name = "emergence" if args.emergence else "matches"
     file, names = args.out / f"{name}.jsonl", {run.name for run in args.run}
     rows = [row for row in train.read_file(file, []) if row["run"] not in names]
