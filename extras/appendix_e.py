@@ -65,25 +65,28 @@ def possible_reads(hard):
     return {path: attention for attention, path in best.values() if attention >= ENOUGH}
 
 
+def ways(paths, others, head, allowed_others):
+    """`others` with each choice for this head; one without paths is uniform or the identity, as in
+    the paper."""
+    has_paths = any(path[:2] == head for path in paths)
+    return [others | {head: other} for other in (allowed_others if has_paths else OTHERS[:2])]
+
+
 def simplest(hard, possible, allowed_others=OTHERS):
     """The simplest mechanism that keeps the loss low (steps 3 and 4). Until nothing changes, it
 
     1. chooses for one head after another how the other tokens attend, by the loss
     2. drops one path after another, from the highest layer down and that with the least attention
        first, with that choice made anew for its head, if the loss stays below the one allowed, or
-       does not rise
-
-    A head without paths is uniform or the identity, as in the paper."""
+       does not rise"""
     allowed, paths, before = MARGIN * hard.task.faithful_below, {*possible}, None
     others = dict.fromkeys(hard.model.heads, "uniform") | {p[:2]: "nothing" for p in paths}
     loss = hard.loss(paths, others)
 
     def choose(paths, head):  # (loss, others)
-        has_paths = any(path[:2] == head for path in paths)
-        choice = allowed_others if has_paths else OTHERS[:2]
-        ways = [others | {head: other} for other in choice]
-        losses = [hard.loss(paths, way) for way in ways]
-        return min(losses), ways[losses.index(min(losses))]
+        changed = ways(paths, others, head, allowed_others)
+        losses = [hard.loss(paths, way) for way in changed]
+        return min(losses), changed[losses.index(min(losses))]
 
     while (paths, others) != before:
         before = paths, others
@@ -121,8 +124,9 @@ def papers_test(model, task, allowed_others=OTHERS, count=256):
     row["holds"] = row["held"] < task.faithful_below
     row["removed"] = []
     for path in row["paths"]:
-        ways = [others | {path[:2]: other} for other in allowed_others]
-        row["removed"].append(min(fresh.loss(paths - {path}, way) for way in ways))
+        left = paths - {path}
+        changed = ways(left, others, path[:2], allowed_others)
+        row["removed"].append(min(fresh.loss(left, way) for way in changed))
     return row | {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
 
 
