@@ -78,7 +78,7 @@ def test_how_many_heads_come_with_each_symbol():
         mean = [float(step >= emerged) for step in steps]
         paths.append(dict(layer=0, head=head, reader=reader, read=read, mean=mean))
     emergence = dict(steps=steps, paths=paths)
-    row = dict(report={}, emergence=emergence, learned=dict(x_1=140, x_2=260, x_3=400))
+    row = dict(report=emergence, emergence=emergence, learned=dict(x_1=140, x_2=260, x_3=400))
     assert claims.new_heads(row) == [1, 1]  # at 250, and at 350
 
 

@@ -45,7 +45,7 @@ def paper():
     return [
         counts.sections(),
         groups.with_adamw(),
-        f"of four it then has {span(led)}",
+        f"of four it then lowers x_2 to {span(led)}",
         "By the paper's test {}, {} and {} of twelve heads, and {} of D's 24".format(*theirs),
         "by ours {}, {}, {} and {}".format(*ours),
         f"{share(row['holds'] for row in tests)} hold on fresh sequences",
@@ -57,7 +57,7 @@ def paper():
         f"Ours knows it at step {learned[0]}, or {late[0][0]:.0f} without these aids",
         f"A's size takes {late[1][0]:,.0f} and {late[2][0]:,.0f} steps",
         f"x_1 never falls below {min(entry['x_1'] for entry in few['log']):.2f}",
-        f"heads of D pass a mean attention of one half, {', '.join(first)}",
+        f"its heads pass a mean attention of one half, {', '.join(first)}",
         f"x_1 to x_4 are learned at {', '.join(learned)}",
     ]
 

@@ -478,10 +478,9 @@ def one_induction_head(row, flags):
 
 def first_steps(row):
     """Return {head: the step at which the mean attention of its first path passes one half}, in the
-    order of these steps, and the heads that first read 1a for 1b and 1b for q: the induction head.
-    Without a circuit, all measured paths count."""
+    order of these steps, and the heads that first read 1a for 1b and 1b for q: the induction head."""
     steps, first, induction = analyze.emergence_steps(row["emergence"]), {}, {}
-    emerged = [path for path in paths_in(row["report"]) or steps if steps.get(path) is not None]
+    emerged = [path for path in paths_in(row["report"]) if steps.get(path) is not None]
     for path in sorted(emerged, key=steps.get):
         first.setdefault(path[:2], steps[path])
         induction.setdefault(path[2:], path[:2])
@@ -500,6 +499,6 @@ def new_heads(row):
 @claim("9.2 iii")
 def one_new_head(row, flags):
     """Each later symbol brings one new head, beside the induction head:
-    with the emergence of their paths"""
-    if flags.task == "chain" and row["emergence"]:
+    with a circuit and the emergence of its paths"""
+    if flags.task == "chain" and row["emergence"] and paths_in(row["report"]):
         return {*new_heads(row)} == {1}
