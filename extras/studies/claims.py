@@ -478,7 +478,7 @@ def one_induction_head(row, flags):
 
 def first_steps(row):
     """Return {head: the step at which the mean attention of its first path passes one half}, in the
-    order of these steps, and the heads that first read 1a for 1b and 1b for q: the induction head."""
+    order of these steps, and the induction head: the heads that first read 1a for 1b, 1b for q."""
     steps, first, induction = analyze.emergence_steps(row["emergence"]), {}, {}
     emerged = [path for path in paths_in(row["report"]) if steps.get(path) is not None]
     for path in sorted(emerged, key=steps.get):
