@@ -28,7 +28,7 @@ NO_RESULT = (  # code, links, x_1, 1b, sections, laws
     r"|floor\(log2 k\) \+ 2|log3\([^)]*\)+|O\(\d\^\(L-1\)\)|\| [\d.]+( i+v?)? \|"
 )
 NUMBERS = {  # that stand on a page by hand: settings, and what the paper says
-    "README.md": "2 3 2025 0.01 0.75 3.1 5 7 8 600 2,500 128 512",
+    "README.md": "2 3 2025 0.01 0.75 3.1 5 7 8 600 2,500 7,000 128 512",
     "results/circuits.md": "0.05 0.17 0.89 1 2 10 32 256",
     "results/curriculum.md": "",
     "results/depth.md": "8 9 12 16 30 32 0.05 2,500 3,000 4,000 5,000 6,000 8,000 10,000"
