@@ -25,6 +25,7 @@ sweep adamw $adamw --steps 3000 --seed 1 2 --dtype bfloat16
 aids="$adamw --stop-below 0 --eval-every 100 --save-every 500 --clip 1 --resume"
 python train.py $aids --steps 10000 --decay 0.2 --seed 0 --out "$out/adamw/clip1_s0"
 for seed in 1 2; do python train.py $aids --steps 12000 --seed $seed --out "$out/adamw/clip1_s$seed"; done
+python train.py $aids --steps 24000 --seed 0 --out "$out/adamw/clip1_24000_s0"
 circuits "$out"/{main,larger,adamw}/*/
 # other first weights, averages, decay and lengths
 sweep others --qk-std 0.02 --seed $(seq 0 8)
@@ -130,6 +131,7 @@ if [ "${2:-}" = --all ]; then
   sweep rope $rope $D --steps 3000
   sweep others $adamw $D --steps 6400 $literal
   sweep others $adamw --steps 24000 --eval-every 100 $literal --seed 0 1 2
+  python train.py $adamw $literal --steps 9000 --eval-every 100 --save-every 0 --seed 1 --resume --out "$out/others/literal_no_aid_float32_s1"
   circuits "$out"/D/*_s0
 fi
 # rows of these runs; the figures of the studies and of related systems

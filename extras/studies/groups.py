@@ -85,7 +85,7 @@ def with_adamw():
     """Return when models of the size of A to C learned the symbols with the paper's optimizer, from
     when on and how often evaluations are below 0.01, how low they came, and where they ended."""
     lines = []
-    patterns = "[ABC]", "adamw/s[01]", "adamw/*float*", "adamw/clip1_s?", "others/literal_no_aid_s?"
+    patterns = "[ABC]", "adamw/s[01]", "adamw/*float*", "adamw/clip1_*", "others/literal_no_aid_*"
     for pattern in patterns:
         for row in committed(pattern):
             log, last = row["log"], row["log"][-1]
