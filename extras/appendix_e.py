@@ -65,11 +65,13 @@ def possible_reads(hard):
     return {path: attention for attention, path in best.values() if attention >= ENOUGH}
 
 
-def ways(paths, others, head, allowed_others):
-    """`others` with each choice for this head; one without paths is uniform or the identity, as in
-    the paper."""
+def choose(hard, paths, others, head, allowed_others):
+    """(loss, others) with the best choice for this head; one without paths is uniform or the
+    identity, as in the paper."""
     has_paths = any(path[:2] == head for path in paths)
-    return [others | {head: other} for other in (allowed_others if has_paths else OTHERS[:2])]
+    ways = [others | {head: other} for other in (allowed_others if has_paths else OTHERS[:2])]
+    losses = [hard.loss(paths, way) for way in ways]
+    return min(losses), ways[losses.index(min(losses))]
 
 
 def simplest(hard, possible, allowed_others=OTHERS):
@@ -83,19 +85,15 @@ def simplest(hard, possible, allowed_others=OTHERS):
     others = dict.fromkeys(hard.model.heads, "uniform") | {p[:2]: "nothing" for p in paths}
     loss = hard.loss(paths, others)
 
-    def choose(paths, head):  # (loss, others)
-        changed = ways(paths, others, head, allowed_others)
-        losses = [hard.loss(paths, way) for way in changed]
-        return min(losses), changed[losses.index(min(losses))]
-
     while (paths, others) != before:
         before = paths, others
         for head in others:
-            loss, others = choose(paths, head)
+            loss, others = choose(hard, paths, others, head, allowed_others)
         for path in sorted(paths, key=lambda p: (-p.layer, -p.head, possible[p])):
-            lower, changed = choose(paths - {path}, path[:2])
+            left = paths - {path}
+            lower, changed = choose(hard, left, others, path[:2], allowed_others)
             if lower < allowed or lower <= loss:
-                loss, paths, others = lower, paths - {path}, changed
+                loss, paths, others = lower, left, changed
     return paths, others
 
 
@@ -124,9 +122,8 @@ def papers_test(model, task, allowed_others=OTHERS, count=256):
     row["holds"] = row["held"] < task.faithful_below
     row["removed"] = []
     for path in row["paths"]:
-        left = paths - {path}
-        changed = ways(left, others, path[:2], allowed_others)
-        row["removed"].append(min(fresh.loss(left, way) for way in changed))
+        loss, _ = choose(fresh, paths - {path}, others, path[:2], allowed_others)
+        row["removed"].append(loss)
     return row | {by: symbol_means(fresh.keep_only(paths, by), task) for by in BOTH}
 
 
@@ -210,7 +207,7 @@ def main():
         rows[name] = dict(run=name, **papers_test(model, task, args.others))
         if not rows[name]["possible"]:
             p.error(f"{run}: no head attends from one role to another, above {ENOUGH}")
-    train.write_file(file, [*rows.values()])
+        train.write_file(file, [*rows.values()])
     drawn = [run for run in names if rows[names[run]]["paths"]]
     if drawn:
         figure = figure_5(drawn, [rows[names[run]] for run in drawn])
