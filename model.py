@@ -114,8 +114,6 @@ class Transformer(nn.Module):
         mlp=True, causal=True, positions=None, qk_std=0.02, dtype="float32",
     ):  # fmt: skip
         super().__init__()
-        if head_size < 1:
-            raise ValueError("--heads is more than --width has numbers: choose --head-size")
         self.N, self.dtype = N, getattr(torch, dtype)
         self.heads = [(layer, head) for layer in range(layers) for head in range(heads)]
         angles = rotary_angles(T, inputs) if positions == "appended" else torch.zeros(T, 0)

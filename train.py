@@ -163,7 +163,9 @@ def task_of(flags):
 
 
 def build(flags):
-    """The untrained transformer of these flags, on the CPU."""
+    """The untrained transformer of these flags, on the CPU. ValueError if they do not fit."""
+    if flags.width % flags.heads and not flags.head_size:
+        raise ValueError("--heads does not divide --width: choose --head-size")
     task, head_size = task_of(flags), flags.head_size or flags.width // flags.heads
     return Transformer(
         task.T, task.N, task.inputs, task.outputs,

@@ -61,6 +61,7 @@ def test_another_run_of_the_same_name_is_refused(tmp_path, whole):
 def test_a_mistake_is_said_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_refused(sweep, "--heads", 1, 0, says="from 1 to")
+    assert_refused(sweep, "--heads", 4, 3, says="does not divide --width")
     assert_refused(sweep, "--out", "nowhere", says="nowhere")
     assert not [*tmp_path.iterdir()]
 

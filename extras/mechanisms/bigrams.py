@@ -266,7 +266,7 @@ def layer_table(rows):
 
 
 SIZES = [(128, 2048), (256, 2048), (512, 2048), (256, 8192), (256, 32768)]  # d, sequences a step
-SLOW = dict(steps=400, lr=0.01, every=2)  # so that their order can be seen
+SLOW = dict(steps=400, lr=0.01, every=1)  # so that their order can be seen
 ORDER = [dict(triggers=triggers, **SLOW) for triggers in ("random", "fixed")]
 STEPS = [dict(bigrams=name, d=d, B=B) for name in ("uniform", "Shakespeare") for d, B in SIZES]
 LAYERS = [dict(layers=n, triggers=t, steps=300) for t in ("fixed", "random") for n in (1, 2)]

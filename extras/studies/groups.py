@@ -17,7 +17,7 @@ READS = [  # of which kinds, which token, what it reads, what it gains; the firs
     ("q reads 3b", "query", "3b", "D"),
 ]
 WANTED = dict(task="chain", targets="all", causal=True, init="", N=4, width=128)
-FEWEST = 3  # a group of fewer runs stands in no table
+FEWEST = 3  # a group of fewer runs stands in no table, unless it is in Figure 4
 ENOUGH = 30  # of fewer queries nothing is said
 
 
@@ -55,15 +55,17 @@ def layers():
     rows, lines = [row for row in all_runs() if row["D"] >= 5], []
     rows = [row for row in rows if WANTED.items() <= vars(row["flags"]).items()]
     rows = {same_run(row): row for row in rows}.values()  # repeats elsewhere are no further runs
-    groups = grouped(rows, "D", "layers", "heads", "steps")
-    for (D, layers, heads, steps), group in sorted(groups.items()):
+    groups = grouped(rows, "D", "optimizer", "batch", "layers", "heads", "steps")
+    for (D, optimizer, batch, layers, heads, steps), group in sorted(groups.items()):
         cells = []
         for k in range(1, D + 1):
             known = sum(knows(row, k) for row in group)
             cells.append(f"**{known}**" if causal_depth(k) == layers else f"{known}")
-        if len(group) >= FEWEST:
-            lines.append([D, f"{layers} x {heads}", f"{steps:,}", len(group), ", ".join(cells)])
-    return markdown(["D", "layers x heads", "steps", "runs", "know x_1, x_2, ..."], *lines)
+        if len(group) >= FEWEST or group[0]["group"] == "sweep":
+            shape = f"{layers} x {heads}", f"{steps:,}", len(group)
+            lines.append([D, optimizer, batch, *shape, ", ".join(cells)])
+    head = "D", "optimizer", "batch", "layers x heads", "steps", "runs", "know x_1, x_2, ..."
+    return markdown(head, *lines)
 
 
 def longer():
