@@ -169,15 +169,15 @@ def draw_losses(left, right, rows):
         draw(left, with_ic, "val", INK, "all symbols, with IC")
     if without:
         draw(left, without, "val", RED, "the last, without IC")
-    left.set_title("Asked for all symbols, or for the last alone")
+    settings = f"{listed(rows, 'optimizer')}, batch {listed(rows, 'batch')}"
+    left.set_title(f"{settings}: asked for all symbols, or for the last alone", loc="left")
     left.set_ylabel(f"final validation loss, {Task.loss_name}")
     for k in range(1, 1 + max([row["D"] for row in with_ic], default=0)):
         label = f"{shown_name(f'x_{k}')}: {k.bit_length() + 1} layers by the law"
         draw(right, [row for row in with_ic if row["D"] >= k], f"x_{k}", symbol_color(k), label)
-    right.set_title("Each symbol, with IC")
+    right.set_title(f"{settings}: each symbol, with IC", loc="left")
     notes = f"""{", ".join(varying)}
-{listed(rows, "optimizer")}, {listed(rows, "dtype")}, batch {listed(rows, "batch")}
-{listed(rows, "steps")} steps, --stop-below {listed(rows, "stop_below")}"""
+{listed(rows, "dtype")}, {listed(rows, "steps")} steps, --stop-below {listed(rows, "stop_below")}"""
     for axes, N in itertools.product((left, right), sorted({row["N"] for row in rows})):
         axes.axhline(Task(N).chance, color=GRAY, ls=":", label=f"chance with {N} chains")
         axes.set(xlabel=notes, ylim=(-0.02, None))

@@ -72,7 +72,7 @@ def longer():
     """Return the last losses of two and three layers that were trained for longer, or in larger
     batches."""
     lines = []
-    for row in committed("ahead/long_*") + committed("adamw/batch512_*"):
+    for row in committed("ahead/long_*") + committed("adamw/batch*"):
         begun = f", begun from {row['init'].rpartition('/')[2]}" if row["init"] else ""
         shape = f"{row['layers']} x {row['heads']} x {row['head_dimension']}"
         losses = [f"{loss:.3f}" for loss in row["losses"].values()]
