@@ -74,12 +74,13 @@ done
 circuits "$out"/{ahead,conditional}/*/
 sweep others $plain --heads 8 --D 5 --lr 2e-3 --decay 0.3 --stop-below 0 --steps 1500 --layers 2 3 4 --seed 1
 figure4="$adamw --heads 8 --steps 10000 --stop-below 0 --eval-every 100"
-sweep sweep $figure4 --D 5 --layers 1 2 3
-sweep sweep $figure4 --targets last --layers 2
+sweep sweep $figure4 --D 5 --layers 1 2 3 4 5 6
+sweep sweep $figure4 --targets last --layers 2 4 8
 batch512="$figure4 --batch 512 --examples 1048576"
 sweep sweep $batch512 --D 5 --layers 2
 sweep sweep $batch512 --D 5 --layers 3 4 --steps 7000
 sweep sweep $batch512 --targets last --layers 3 --steps 4500
+for L in 4 5 6; do [ -e "$out/adamw/batch128_L$L" ] || cp -r "$out"/sweep/L${L}_H8_D5_optimizeradamw_* "$out/adamw/batch128_L$L"; done
 for L in 2 3 4; do [ -e "$out/adamw/batch512_L$L" ] || cp -r "$out"/sweep/L${L}_H8_D5_*batch512* "$out/adamw/batch512_L$L"; done
 python train.py $batch512 --D 5 --layers 3 --steps 700 --decay 0 --examples 262144 --resume --out "$out/adamw/batch512_fewer_examples"
 sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 --seed $(seq 0 4)
