@@ -144,7 +144,8 @@ The paper has Adam, batch 512, and 10000 steps.""")
 def draw_losses(left, right, rows):
     """Draw the runs of one optimizer and batch into two panels of Figure 4."""
     varying = [name for name in train.DEFAULTS if len({row[name] for row in rows}) > 1]
-    varying = [name for name in varying if name not in ("seed", "targets", "D")] or ["layers"]
+    within = "seed", "targets", "D", "save_every"  # these may differ within a column
+    varying = [name for name in varying if name not in within] or ["layers"]
     rows = sorted(rows, key=lambda row: [row[name] for name in varying])
 
     def column_of(row):

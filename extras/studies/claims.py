@@ -277,8 +277,8 @@ def passes_on(swap, task):
 
 @claim("depth, README 2", by="layers D")
 def passes_on_a_place(row, flags):
-    """Models that beat the law, where measured, pass on where a pair stands:
-    that know x_D and were measured"""
+    """Models that know x_D beyond the law, where measured, pass on where a pair stands:
+    whose finders were swapped"""
     found = swaps().get(name_of(row))
     if found is not None and 1 < flags.layers < causal_depth(flags.D) and knows(row, flags.D):
         return "a place" in [passes_on(swap, row["task"]) for swap in found.values()]
@@ -389,7 +389,7 @@ def the_main_command_is_solved(row, flags):
 
 @claim("README 5, 8.2")
 def the_papers_optimizer_is_solved(row, flags):
-    """Seeds that were tried with A's flags end solved in every training:
+    """Seeds 0 to 2 end solved in every training with A's flags:
     on other machines and sequences, in two precisions; seed 3 was stopped by hand, at chance"""
     shape = flags.layers, flags.D, flags.optimizer, flags.positions, flags.steps
     return ends_solved(row) if shape == (12, 3, "adamw", "appended", 3000) else None
