@@ -206,10 +206,10 @@ def columns_of(task, paths):
     return [token for token in ablate.tokens_of(task) if token in used]
 
 
-def draw_diagram(axes, flags, looks):
+def draw_diagram(axes, flags, looks, first=0):
     """Draw the tokens of a chain across and the layers that have paths upward, letters for what can
     have arrived at a token by then, and arrows from what is read to its reader;
-    looks: {path: ([(text, color of its box), ...], color, width)}."""
+    looks: {path: ([(text, color of its box), ...], color, width)}; first: the number of layer 0."""
     task, paths = train.task_of(flags), sorted(looks)
     apart = max(1, 0.2 * len({*task.roles.values()}))  # room for all letters at each token
     x_of = {token: apart * i for i, token in enumerate(columns_of(task, paths))}
@@ -234,7 +234,7 @@ def draw_diagram(axes, flags, looks):
         y_of[layer], below[layer] = y_of[lower] + 1 + 0.35 * lanes, lower
         style = "-" if layer == lower + 1 else ":"
         axes.vlines(x_of.values(), y_of[lower], y_of[layer], FAINT, style, lw=1, zorder=0)
-        ticks[y_of[layer]] = f"layer {layer}"
+        ticks[y_of[layer]] = f"layer {first + layer}"
         if style == ":":
             ticks[(y_of[lower] + y_of[layer]) / 2] = "\N{VERTICAL ELLIPSIS}"
     top = max(ticks)

@@ -145,11 +145,12 @@ def make_task(name, *values):
         return Task(*values)
     try:
         task = pkgutil.resolve_name(name)(*values)
+        asks = task.targets and "q" in task.roles
     except (ImportError, AttributeError, TypeError) as error:  # TypeError: it is no class
         raise ValueError(f"--task {name}: {error}") from None
 
     # does it do what Task and Batch say?
-    if not (task.targets and "q" in task.roles):
+    if not asks:
         raise ValueError(f"--task {name}: it needs targets, and the role q")
     batch, queries = task.draw("validation", 64), (64, task.N)
     losses = task.losses(torch.zeros(*queries, task.outputs), batch)

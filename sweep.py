@@ -212,8 +212,8 @@ def main():
     args = p.parse_args([*itertools.chain(*own)])
     flags = {group[0]: group[1:] for group in groups if group not in own}
     folder = args.out.absolute()
-    if not (flags or folder.exists()):
-        p.error(f"there is no {folder}: which flags of train.py shall vary?")
+    if not (flags or [*folder.glob("*/model.pt"), *folder.glob("results.jsonl")]):
+        p.error(f"there are no runs in {folder}: which flags of train.py shall vary?")
     try:
         runs = grid(flags, folder) if flags else {}
         pool = ThreadPoolExecutor(args.workers)  # each thread waits for one process

@@ -233,7 +233,7 @@ def run_directory(text):
         raise argparse.ArgumentTypeError(f"{text} is no run directory: {error}") from None
     if not (run / "model.pt").exists():
         raise argparse.ArgumentTypeError(f"{run} has no model.pt: finish it with --resume")
-    return run
+    return run if run.name else run.resolve()  # rows and figures have its name
 
 
 def read_flags(run):
@@ -358,7 +358,7 @@ def parse_flags(words=None, folder="out"):
         task, _ = task_of(flags), build(flags)
     except ValueError as error:  # of the task, or the shape
         p.error(error)
-    if flags.stop_below >= task.chance:
+    if flags.stop_below and flags.stop_below >= task.chance:
         p.error(f"--stop-below must be below chance, {task.chance:.3g}")
 
     # one name for the same targets

@@ -83,7 +83,6 @@ def simplest(hard, possible, allowed_others=OTHERS):
        does not rise"""
     allowed, paths, before = MARGIN * hard.task.faithful_below, {*possible}, None
     others = dict.fromkeys(hard.model.heads, "uniform") | {p[:2]: "nothing" for p in paths}
-    loss = hard.loss(paths, others)
 
     while (paths, others) != before:
         before = paths, others
@@ -172,11 +171,8 @@ def figure_5(runs, rows):
         looks, paths = {}, [Path(*path) for path in row["paths"]]
         for path, loss in zip(paths, row["removed"], strict=True):
             looks[path] = [(f"{loss:.2f}", "white")], analyze.INK, 3
-        analyze.draw_diagram(axes, train.read_flags(run), looks)
-        names = [label.get_text() for label in axes.get_yticklabels()]
-        names = [f"layer {int(name[6:]) + 1}" if "layer" in name else name for name in names]
-        axes.set_yticks(axes.get_yticks(), names)
-        title = f"{run.name}: {head_count(row)} heads, loss {row['held']:.3f}"
+        analyze.draw_diagram(axes, train.read_flags(run), looks, first=1)
+        title = f"{row['run']}: {head_count(row)} heads, loss {row['held']:.3f}"
         axes.set_title(title, weight="bold")
     figure.set_size_inches(6 * len(runs), 5.5)
     caption = """Numbers: the mean loss without the read. All other heads are uniform, or each token

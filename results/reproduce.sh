@@ -77,15 +77,13 @@ figure4="$adamw --heads 8 --steps 10000 --stop-below 0 --eval-every 100"
 sweep sweep $figure4 --D 5 --layers 1 2 3 4 5 6
 sweep sweep $figure4 --targets last --layers 2 4 8
 batch512="$figure4 --batch 512 --examples 1048576"
-sweep sweep $batch512 --D 5 --layers 2
+sweep sweep $batch512 --D 5 --layers 1 2
 sweep sweep $batch512 --D 5 --layers 3 4 --steps 7000
 sweep sweep $batch512 --targets last --layers 3 --steps 4500
 for L in 4 5 6; do [ -e "$out/adamw/batch128_L$L" ] || cp -r "$out"/sweep/L${L}_H8_D5_optimizeradamw_* "$out/adamw/batch128_L$L"; done
-for L in 2 3 4; do [ -e "$out/adamw/batch512_L$L" ] || cp -r "$out"/sweep/L${L}_H8_D5_*batch512* "$out/adamw/batch512_L$L"; done
+for L in 1 2 3 4; do [ -e "$out/adamw/batch512_L$L" ] || cp -r "$out"/sweep/L${L}_H8_D5_*batch512* "$out/adamw/batch512_L$L"; done
 python train.py $batch512 --D 5 --layers 3 --steps 700 --decay 0 --examples 262144 --resume --out "$out/adamw/batch512_fewer_examples"
-sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 --seed $(seq 0 4)
-sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 7 8 --seed 0
-sweep sweep --heads 8 --steps 2500 --D 5 --layers 5 6 --seed 1
+sweep sweep --heads 8 --steps 2500 --D 5 --layers 1 2 3 4 5 6 7 8 --seed $(seq 0 4)
 sweep sweep --heads 8 --steps 2500 --targets last --layers 1 3 5 8 --seed 0 1 2
 sweep laptop --heads 8 --steps 3000 --layers 1 2 3 4 --seed 0 1
 sweep laptop --heads 8 --steps 3000 --layers 2 4 --targets last --seed 0 1

@@ -63,6 +63,7 @@ def test_a_mistake_is_said_before_anything_is_trained(tmp_path, monkeypatch):
     assert_refused(sweep, "--heads", 1, 0, says="from 1 to")
     assert_refused(sweep, "--heads", 4, 3, says="does not divide --width")
     assert_refused(sweep, "--out", "nowhere", says="nowhere")
+    assert_refused(sweep, "--out", tmp_path, says="there are no runs")
     assert not [*tmp_path.iterdir()]
 
 
