@@ -394,7 +394,7 @@ def panels(count, columns, width, height, **more):
 def add_title(figure, flags, title, caption):
     """Name the run above a figure, by its directory, and write a caption below it."""
     style = dict(x=0.01, ha="left", parse_math=False)
-    figure.suptitle(f"{flags.out.resolve().name}: {title}", size=13, weight="bold", **style)
+    figure.suptitle(f"{flags.out.name}: {title}", size=13, weight="bold", **style)
     figure.supxlabel(caption, color="dimgray", size=8.5, **style)
 
 

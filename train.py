@@ -233,7 +233,8 @@ def run_directory(text):
         raise argparse.ArgumentTypeError(f"{text} is no run directory: {error}") from None
     if not (run / "model.pt").exists():
         raise argparse.ArgumentTypeError(f"{run} has no model.pt: finish it with --resume")
-    return run if run.name else run.resolve()  # rows and figures have its name
+    real = run.resolve()  # of . and .. it has the name, which rows and figures bear
+    return run if run.name == real.name else real
 
 
 def read_flags(run):

@@ -19,6 +19,7 @@ def test_a_run_that_is_there_is_not_touched_and_says_so(tmp_path, whole):
     other = *TINY, "--seed", 5, "--lr", 0.5, "--out", run, "--resume"
     assert_refused(train, *other, says="has another lr, seed")
     assert train.read_flags(run).lr == 1e-3 and outcome_of(run) == outcome_of(whole)
+    assert train.run_directory(run / "ckpt/..").name == run.name
     (run / "model.pt").unlink()
     train.write_file(run / "config.json", train.read_file(run / "config.json") | dict(threads=64))
     assert "with another threads than before" in output_of(train, *TINY, "--out", run, "--resume")

@@ -54,7 +54,7 @@ def layers():
     flow of information has just become deep enough."""
     rows, lines = [row for row in all_runs() if row["D"] >= 5], []
     rows = [row for row in rows if WANTED.items() <= vars(row["flags"]).items()]
-    rows = {same_run(row): row for row in rows}.values()  # repeats elsewhere are no further runs
+    rows = {same_run(row): row for row in rows}.values()  # no repeats; of Figure 4 its own runs
     groups = grouped(rows, "D", "optimizer", "batch", "layers", "heads", "steps")
     for (D, optimizer, batch, layers, heads, steps), group in sorted(groups.items()):
         cells = []
